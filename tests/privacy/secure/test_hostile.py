@@ -101,6 +101,28 @@ def test_shares_of_another_length_are_noticed_when_they_come(content: bytes) -> 
     assert error.value.dealers == ["c1", "c2"]
 
 
+@pytest.mark.parametrize("length", [0, 65, 67, 1_000_000])
+def test_the_server_takes_no_shares_of_another_length(length: int) -> None:
+    """Two that reveal a megabyte for each secret would have it work for minutes; of sealed ones no others hear."""
+    made = Round()
+    for name in NAMES:
+        made.server.add_keys(name, made.clients[name].keys())
+    shares = made.clients["c4"].shares(made.server.keys())
+    with pytest.raises(SecureSumError, match=f"A share of 'c4' should be 148 bytes, is {length}"):
+        made.server.add_shares("c4", {**shares, "c2": bytes(length)})
+    made.server.add_shares("c4", shares)
+    made = Round(lost=2).masked()
+    survivors = made.server.survivors()
+    for name in survivors:
+        found = made.clients[name].revealed(survivors)
+        for kind, whose in (("seeds", "c5"), ("keys", "c0")) if name == "c4" else ():
+            wrong = dataclasses.replace(found, **{kind: {**getattr(found, kind), whose: bytes(length)}})
+            with pytest.raises(SecureSumError, match=f"A share of 'c4' should be 66 bytes, is {length}"):
+                made.server.add_revealed(name, wrong)
+        made.server.add_revealed(name, found)
+    assert np.array_equal(made.server.total(), made.wanted)
+
+
 @pytest.mark.parametrize("place", ["sealing", "masking"])
 def test_a_key_that_nobody_can_agree_with_is_refused_before_others_get_it(place: str) -> None:
     server, keys = SecureServer("r", 2, 1, RING.dtype), SecureClient("a", "r", 2).keys()

@@ -10,6 +10,8 @@ from fedkeep.core.errors import ConfigError, SecureSumError
 
 NONCE = bytes(12)
 """Every key is for one message or mask alone, so the nonce is nothing that has to differ."""
+SEAL = 16
+"""Bytes that ``sealed`` adds to its content."""
 
 
 def new_key() -> Any:

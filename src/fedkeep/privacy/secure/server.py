@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
@@ -93,12 +93,13 @@ class SecureServer:
         return dict(sorted(self._keys.items()))
 
     def add_shares(self, client: str, shares: Mapping[str, bytes]) -> None:
-        """Take a client's sealed shares, step 2; SecureSumError: not one for each other client."""
+        """Take a client's sealed shares, step 2; SecureSumError: not one for each other client, or one is none."""
         self._expect("shares", client, client in self._keys and client not in self._boxes)
         if set(shares) != set(self._keys) - {client}:
             raise SecureSumError(
                 f"{client!r} must send a share for each other client; it sent {len(shares)}."
             )
+        _check_lengths(client, shares.values(), 2 * shamir.SHARE + crypto.SEAL)
         self._boxes[client] = dict(shares)
 
     def shares_for(self, client: str) -> dict[str, bytes]:
@@ -125,7 +126,7 @@ class SecureServer:
         return sorted(self._in)
 
     def add_revealed(self, client: str, shares: Revealed) -> None:
-        """Take a client's shares, step 4; SecureSumError: not one of each that was asked for."""
+        """Take a client's shares, step 4; SecureSumError: not one of each that was asked for, or one is none."""
         self._expect("revealed", client, client in self._in and client not in self._revealed)
         lost = set(self._boxes) - self._in
         if set(shares.seeds) != self._in or set(shares.keys) != lost:
@@ -133,6 +134,7 @@ class SecureServer:
                 f"{client!r} must reveal seeds of the {len(self._in)} in the sum and keys of the {len(lost)} others; "
                 f"it revealed {len(shares.seeds)} and {len(shares.keys)}."
             )
+        _check_lengths(client, (*shares.seeds.values(), *shares.keys.values()), shamir.SHARE)
         self._revealed[client] = shares
 
     def total(self) -> np.ndarray:
@@ -229,6 +231,12 @@ class SecureServer:
                 f"{step!r} of {client!r} came at the step {self._step!r}, a second time, or of somebody who takes no "
                 f"part. Each client sends each message once."
             )
+
+
+def _check_lengths(client: str, shares: Iterable[bytes], wanted: int) -> None:
+    """Raise SecureSumError at a share of another length; to join long ones could take hours."""
+    if wrong := [share for share in shares if len(share) != wanted]:
+        raise SecureSumError(f"A share of {client!r} should be {wanted} bytes, is {len(wrong[0])}.")
 
 
 def threshold_for(count: int, share: float) -> int:
