@@ -197,6 +197,19 @@ def test_a_number_out_of_range_leaves_neither_vector_nor_its_value(tmp_path: Pat
     alone.node.close()
 
 
+def test_shares_that_unmask_a_sum_leave_also_where_the_next_sum_is_refused(tmp_path: Path) -> None:
+    alone = Alone(tmp_path)
+    alone.masked(alone.boxes(alone.keys()))
+    few = dict(list(alone.keys(2, attempt=4).items())[:1])
+    name, given = alone.names[0], dict.fromkeys(alone.names, "")
+    asks = [Ask(step="revealed", sum=1, given=given), Ask(step="shares", sum=2, given=few)]
+    answers = alone.ask({name: asks}, 5)
+    assert type(answers.answers[0].fault) is UploadError
+    assert list(answers.made[name]) == ["revealed"]
+    assert len(answers.made[name]["revealed"]) == 3
+    alone.node.close()
+
+
 def test_secrets_are_the_owners_alone_and_go_with_the_state(tmp_path: Path) -> None:
     alone = Alone(tmp_path)
     boxes = alone.boxes(alone.keys())

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from fedkeep.engines import Sampler
 from fedkeep.privacy.secure import Keys, SecureClient, crypto, shamir
 from fedkeep.remote import Packet, secure_fleet
 from tests.remote.test_conformance import server_of
@@ -123,3 +125,29 @@ def test_who_deals_wrong_shares_is_left_out_unless_too_few_would_be_left(
     out = [text for text in told if "is left out: its shares are wrong" in text]
     assert f"do not give the secrets of {len(dealers)}, e.g. of {dealers[0]!r}: who dealt them" in again[0]
     assert (len(again), len(out)) == (1, 3 if len(dealers) == 1 else 0)
+
+
+def test_the_keys_of_who_is_not_in_the_next_cohort_are_not_taken(tmp_path: Path) -> None:
+    """With more keys than were to begin the others would refuse the next sum, and this one would stay masked."""
+    devices = devices_of("fedavg", tmp_path, nodes=len(DATA))
+    sampler = Sampler(np.arange(len(DATA)), 4, "independent", 3)
+    who = next(iter(set(sampler(0)) - set(sampler(1))))
+    serve = devices.nodes[who].serve
+
+    def pushing(packet: Packet) -> Packet:
+        answer = serve(packet)
+        for one in answer.header.get("answers", ()):
+            if one["status"] == "trained":
+                one.setdefault("made", {}).setdefault("keys", {"keys": _keys()})
+        return answer
+
+    devices.transport.join(f"node-{who}", pushing)
+    served(devices, tmp_path, cohort=4, rounds=2)
+    devices.close()
+    assert [text for text in events(tmp_path) if "joined" not in text and "has 1 clients" not in text] == [
+        f"The step 'keys' of client 'user-{who}': It is not in the cohort of round 1, and was asked for none."
+    ]
+
+
+def _keys() -> str:
+    return SecureClient("x", "r", 2).keys().to_bytes().hex()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,20 +118,18 @@ class Masking:
 
         return self._answer(one.order.client, self._step(one.order.client, ask, attempt, mask))
 
-    def made(self, one: ClientOrder, attempt: int) -> dict[Step, Mapping[str, str]]:
-        """Return what comes of an order's other steps.
+    def made(self, one: ClientOrder, attempt: int) -> Iterator[tuple[Step, Mapping[str, str]]]:
+        """Yield what comes of an order's other steps, one after the other: what a step gave counts if the next fails.
 
         Raises:
             SecureSumError, StoreError: as for ``masked``.
         """
         client, acts = one.order.client, {"shares": _shares, "revealed": _revealed}
-        return {
-            ask.step: self._keys(client, ask, attempt)
-            if ask.step == "keys"
-            else self._step(client, ask, attempt, acts[ask.step](ask)).made
-            for ask in one.asks
-            if ask.step != "masked"
-        }
+        for ask in one.asks:
+            if ask.step == "keys":
+                yield ask.step, self._keys(client, ask, attempt)
+            elif ask.step != "masked":
+                yield ask.step, self._step(client, ask, attempt, acts[ask.step](ask)).made
 
     def _keys(self, client: str, ask: Ask, attempt: int) -> Mapping[str, str]:
         sums = self._read(client)

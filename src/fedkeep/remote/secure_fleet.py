@@ -235,6 +235,8 @@ class SecureFleet(Fleet):
         out = self._left_out(one)
 
         def take(client: str, made: Mapping[str, str]) -> None:
+            if client not in one.cohort:  # with more keys than were to begin the others would refuse the sum
+                raise SecureSumError(f"It is not in the cohort of round {one.round}, and was asked for none.")
             if client not in out:
                 one.server.add_keys(client, Keys.from_bytes(bytes.fromhex(made["keys"])))
 

@@ -189,7 +189,8 @@ def _steps(
                 if masks:
                     answers[client] = masking.masked(one, work.attempt, answers[client])
                 else:
-                    made[client] |= masking.made(one, work.attempt)
+                    for step, values in masking.made(one, work.attempt):
+                        made[client][step] = values
             except (SecureSumError, StoreError) as error:
                 tell(str(error))
                 if isinstance(error, WrongShareError):
