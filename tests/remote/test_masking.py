@@ -142,6 +142,22 @@ def test_steps_out_of_turn_with_too_many_too_few_or_old_keys_are_refused(tmp_pat
     alone.node.close()
 
 
+@pytest.mark.parametrize("clients", ["abc", "3.0", "-3", "1", "", "9" * 30, "9" * 5000])
+def test_a_number_of_clients_that_is_none_is_refused_and_the_others_are_served(
+    clients: str, tmp_path: Path
+) -> None:
+    alone, told = Alone(tmp_path), list[str]()
+    alone.node.tell = told.append
+    first, second, _ = alone.names
+    asks = {first: {"clients": clients}, second: {"clients": "3"}}
+    made = alone.ask({n: [Ask(step="keys", sum=1, given=given)] for n, given in asks.items()}, 1).made
+    assert list(made) == [second]
+    assert told == [
+        f"A sum begins with at least 2 clients, fewer than 10^9; the server said {clients[:20]!r}."
+    ]
+    alone.node.close()
+
+
 def test_more_keys_than_were_to_begin_are_refused_also_where_the_threshold_is_high_enough(
     tmp_path: Path,
 ) -> None:

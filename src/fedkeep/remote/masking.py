@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from fedkeep.core.params import SERVER, Params
 from fedkeep.engines import Answer
 from fedkeep.methods.secure import SecureSums, Vectors
 from fedkeep.privacy.secure import Keys, SecureClient, threshold_for
+from fedkeep.privacy.secure.messages import LEAST
 from fedkeep.remote.device_folder import sum_of
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.wire import Ask, ClientOrder, Step
@@ -139,7 +141,7 @@ class Masking:
                 raise SecureSumError(
                     f"{client!r} was asked for keys of the sum {ask.sum}, and has begun a later one."
                 )
-            cohort = int(ask.given.get("clients", "0"))
+            cohort = _cohort(ask)
             threshold = threshold_for(cohort, self.rule.threshold)
             secrets = SecureClient(client, about(self.states.stem, ask.sum), threshold)
             found = _Sum(cohort, secrets, made={"keys": secrets.keys().to_bytes().hex()})
@@ -212,6 +214,16 @@ class Masking:
         except RunError as error:
             reason = getattr(error.__cause__, "strerror", None) or "the disk refused"
             raise StoreError(f"The secrets of client {client!r} cannot be written: {reason}.") from error
+
+
+def _cohort(ask: Ask) -> int:
+    """Return how many clients begin."""
+    told = ask.given.get("clients", "")
+    if not re.fullmatch("[0-9]{1,9}", told) or int(told) < LEAST:  # more have no room in the ring
+        raise SecureSumError(
+            f"A sum begins with at least {LEAST} clients, fewer than 10^9; the server said {told[:20]!r}."
+        )
+    return int(told)
 
 
 def _shares(ask: Ask) -> Callable[[_Sum, SecureClient], None]:
