@@ -129,3 +129,22 @@ def test_each_task_has_its_metric(write_run: Write) -> None:
     names = ("accuracy/topic", "accuracy/mood", "loss/topic")
     write_records(folder, "".join(line(1, "valid", m, 0.5) for m in names))
     assert main_metrics([read_run(folder)]) == ["accuracy/mood", "accuracy/topic"]
+
+
+def test_tasks_of_different_kinds_have_a_metric_each(write_run: Write) -> None:
+    folder = write_run(metric="auc")
+    names = (
+        "loss/likes",
+        "accuracy/likes",
+        "auc/likes",
+        "loss/genre",
+        "accuracy/genre",
+        "loss/age",
+        "mae/age",
+        "rmse/age",
+    )
+    write_records(folder, "".join(line(1, "valid", m, 0.5) for m in names))
+    run = read_run(folder)
+    assert main_metrics([run]) == ["auc/likes", "accuracy/genre", "rmse/age"]
+    run.info["metric"] = "rmse"  # where the first task is the regression
+    assert main_metrics([run]) == ["rmse/age", "auc/likes", "accuracy/genre"]

@@ -138,21 +138,21 @@ def _apart(alike: Sequence[RunFiles]) -> list[list[RunFiles]]:
 
 
 def main_metrics(runs: Sequence[RunFiles]) -> list[str]:
-    """Return the metric that the report is about, one for each task.
+    """Return the metric that the report is about, one for each task; those that run.json names come first.
 
-    The one that run.json names, else AUC, else accuracy, else another, else the loss, of those measured on valid or
-    test.
+    Of a task it is the one that run.json names, else AUC, else accuracy, else RMSE, else another, else the loss, of
+    those measured on valid or test.
     """
     found = sorted(
         {r.metric for run in runs for r in run.records if r.client is None and r.split in ("valid", "test")}
     )
     named = [m for run in runs if isinstance(m := run.info.get("metric"), str)]
-    others = [wording.base(m) for m in sorted(found, key=wording.lower_is_better)]
-    for wanted in (*named, "auc", "accuracy", *others):
-        own = [m for m in found if wording.base(m) == wording.base(wanted)]
-        if own:
-            return own
-    return ["accuracy"]
+    others = sorted(found, key=lambda m: (wording.lower_is_better(m), wording.base(m) == "loss"))
+    chosen: dict[str, str] = {}
+    for wanted in dict.fromkeys(map(wording.base, (*named, "auc", "accuracy", "rmse", *others))):
+        for metric in (m for m in found if wording.base(m) == wanted):
+            chosen.setdefault(metric.partition("/")[2], metric)
+    return list(chosen.values()) or ["accuracy"]
 
 
 def user_metric(runs: Sequence[RunFiles], metric: str) -> str:
