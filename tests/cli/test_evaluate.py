@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedkeep.core.records import read_records
+from fedkeep.experiments.run_directory import RunDirectory
 from tests.cli.conftest import Command
 
 
@@ -37,6 +38,32 @@ def test_every_user(fedkeep: Command, run_folder: Path) -> None:
     shown = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.startswith("user-")}
     assert shown.keys() == recorded.keys()
     assert {name: int(cells[1]) for name, cells in shown.items()} == {c: r.n for c, r in recorded.items()}
+
+
+def test_an_unfinished_run_is_said_to_be_one(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On standard error, by every command that takes numbers or models from it."""
+    commit = RunDirectory.commit
+
+    def stop(self: RunDirectory, round: int, *rest: Any, **more: Any) -> None:
+        if round == 4:
+            raise KeyboardInterrupt
+        commit(self, round, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "commit", stop)
+        settings = ["--set", "run.evaluate_shared=true", "--set", "run.evaluate_every=1"]
+        assert fedkeep("run", "toy.toml", "--out", "half", *settings).exit_code == 130
+    said = "half is not finished: it stands after round 3 of 4, so its numbers may still change.\n"
+    for command in (
+        "evaluate half", "export half --client user-1 --out models", "personalize half --client user-1",
+        "worth half --json", "attack half --attacks who --clients 4 --epsilons none --json",
+    ):  # fmt: skip
+        result = fedkeep(*command.split())
+        assert result.exit_code == 0, result.output
+        assert result.stderr == said
+        assert said not in result.stdout
+    assert fedkeep("run", "half", "--resume").exit_code == 0
+    assert fedkeep("evaluate", "half").stderr == ""
 
 
 def test_an_unknown_split(refused: Callable[..., str], run_folder: Path) -> None:

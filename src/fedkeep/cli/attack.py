@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.cli.output import note, say, show_table
+from fedkeep.cli.output import note, say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.attack import FUNCTIONS, TITLES, Asked
@@ -65,6 +65,8 @@ def attack(
     )  # fmt: skip
     folder = data_folder(data)
     run = None if found.folder is None else load_run(found.folder, data_folder=folder)
+    if found.folder is not None:
+        warn_of_unfinished([found.folder])
     result = measure(found.config, asked, run=run, folder=folder, say=note)
     findings = result.findings
     name = found.config.name or found.label

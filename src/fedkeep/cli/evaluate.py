@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.cli.output import metrics_table, show_table
+from fedkeep.cli.output import metrics_table, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data import SPLITS
@@ -29,6 +29,7 @@ def evaluate(
             f"--split wants one of {', '.join(SPLITS)}; got {split!r}.{did_you_mean(split, SPLITS)}"
         )
     loaded = load_run(run, data_folder=data_folder(data), device=device)
+    warn_of_unfinished([run])
     metrics = loaded.evaluate(split)
     metrics_table(f"{run}: after round {loaded.round}", {split: metrics})
     if per_client:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.cli.output import say
+from fedkeep.cli.output import say, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, RunArgument
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.build import data_folder
@@ -39,6 +39,7 @@ def export(
     if bool(client) == everyone:
         raise ConfigError("Say whose models: --client ID, which may be repeated, or --all.")
     loaded = load_run(run, data_folder=data_folder(data))
+    warn_of_unfinished([run])
     ids = export_models(loaded, out, client, adapt=adapt, onnx=onnx)
     say(
         f"{out}: {len(ids)} model{'s' if len(ids) > 1 else ''} of {loaded.method.name}, after round {loaded.round}."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeep.core.describe import visible
+from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.report.wording import metric_name, number
 
 WIDE = 160
@@ -38,6 +40,22 @@ def note(text: str) -> None:
 def complain(text: str) -> None:
     """Print an error on standard error, red where colours are shown."""
     console(stderr=True).print(Text(visible(text), style="bold red"), soft_wrap=True)
+
+
+def warn_of_unfinished(folders: Iterable[Path]) -> None:
+    """Say on standard error which of some runs are not finished, and where they stand.
+
+    Raises:
+        RunError: a folder holds no run, or it is damaged.
+    """
+    for folder in folders:
+        info = read_info(folder)
+        if info.get("status") != "finished":
+            text = (
+                f"{folder} is not finished: it stands after round {read_commit(folder, info).round} of "
+                f"{info.get('rounds')}, so its numbers may still change."
+            )
+            console(stderr=True).print(Text(visible(text), style="yellow"), soft_wrap=True)
 
 
 def show_table(

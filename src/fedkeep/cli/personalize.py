@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
-from fedkeep.cli.output import say, show_table
+from fedkeep.cli.output import say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import state_name, write_tensors
@@ -70,6 +70,7 @@ def personalize(
     if out is not None and not client:
         raise ConfigError("--out keeps the private values of users named by --client; name at least one.")
     loaded = load_run(run, data_folder=data_folder(data), device=device)
+    warn_of_unfinished([run])
     if everyone:
         _everyone(loaded, run, workers)
     elif client:

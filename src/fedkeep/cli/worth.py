@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.cli.output import say, show_table
+from fedkeep.cli.output import say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, MetricOption
 from fedkeep.experiments.build import data_folder
 from fedkeep.experiments.worth import worth_of
@@ -46,6 +46,7 @@ def worth(
     those of RUN... that are fedavg, local or fine_tuned.
     """
     found = worth_of(runs, against or (), metric, references=references, data_folder=data_folder(data))
+    warn_of_unfinished(dict.fromkeys([*runs, *(against or ())]))
     if as_json:
         typer.echo(
             json.dumps(finite([plain(c) for c in found]), ensure_ascii=False, indent=1, allow_nan=False)
