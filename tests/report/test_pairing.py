@@ -27,6 +27,9 @@ from fedkeep.report.pairing import (
     shared_side,
 )
 from fedkeep.report.runs import read_run
+from fedkeep.report.standings import compared, plain_rows
+from fedkeep.report.worth import compare, sentences
+from fedkeep.report.worth_blocks import fairness_table
 from tests.report.run_folders import write_examples, write_info
 
 CLIENT = np.array([2, 2, 5, 5, 5], np.int32)
@@ -285,3 +288,20 @@ def test_gains_of_rankings_are_in_hits_and_in_discounted_gain(folder: Callable[.
     assert found.differences.tolist() == [[0, 0, -1, 0, 0]]
     gains = {metric: gain.mean for metric, gain in pooled_gains(own, shared, None, found.client)}
     assert gains == pytest.approx({"hr10": -0.2, "ndcg10": -0.1})
+
+
+def test_what_is_compared_of_a_ranking_is_called_by_its_name(folder: Callable[..., Path]) -> None:
+    """Of 2 and 3 questions the shared part answers all, the other misses one: 100 and 2/3; the means are 5/6 and 1."""
+    columns = results({})
+    for model, ranks in (("own", [1, 3, 11, 1, 3]), ("shared", [3, 3, 1, 1, 3])):
+        columns[f"{model}/score"] = torch.tensor(ranks, dtype=torch.int32)
+        columns[f"{model}/loss"] = torch.ones(5, dtype=torch.float64)
+    own, shared = sides(folder("FURL-0", examples(tensors=columns, valid={})))
+    (found,) = compare(own, shared)
+    assert sentences(found)[0].startswith("Gain −16.7 points")
+    assert " in HR@10. At least" in sentences(found)[0]
+    (stand,) = compared([own, shared])
+    assert stand.name == "HR@10, mean over users"
+    assert [stand.value(s) for s in stand.standings] == ["83.3 %", "100.0 %"]
+    assert [row["metric"] for row in plain_rows(stand)] == ["hr10", "hr10"]
+    assert fairness_table([found]).rows[0][4:6] == ("100.0 %", "70.0 %")

@@ -18,7 +18,7 @@ from fedkeep.report.charts.gains import LOOKS
 from fedkeep.report.charts.ranks import Rank, ranks_chart
 from fedkeep.report.pairing import MUST_BEAT, Side
 from fedkeep.report.tables import Table, mean_std
-from fedkeep.report.worth import NO_SUBJECT, Comparison, compare, comparisons, unit_of, write_gain
+from fedkeep.report.worth import NO_SUBJECT, Comparison, compare, comparisons, counted, unit_of, write_gain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Compared:
 
     Attributes:
         task: the task's name; None where the data have one.
-        metric: ``accuracy``, ``loss``, or one of ``CLASS_METRICS``, over all examples.
+        metric: ``accuracy``, of a ranking ``hr10``, ``loss``, or one of ``CLASS_METRICS``, over all examples.
         unit: what differences are counted in, see ``Comparison``.
         labels: the methods' names.
         standings: where each stands.
@@ -109,7 +109,7 @@ def compared(sides: Sequence[Side], metric: str | None = None) -> Iterator[Compa
         by = metric or ("loss" if kind == "regression" else "accuracy")
         models = [pairing.pair(side, sides[0], task, by) for side in sides]
         yield Compared(
-            task=task, metric=by, unit=unit_of(by, kind), labels=tuple(side.label for side in sides),
+            task=task, metric=counted(by, kind), unit=unit_of(by, kind), labels=tuple(side.label for side in sides),
             standings=tuple(standings(models)), users=len(models[0].clients), seeds=models[0].seeds,
         )  # fmt: skip
 

@@ -27,7 +27,8 @@ class Comparison:
     Attributes:
         ours, theirs: names for people.
         task: the task's name; None where the data have one.
-        metric: ``accuracy``, ``loss``, or one of ``CLASS_METRICS``: no user is told apart by these.
+        metric: ``accuracy``, of a ranking ``hr10``, ``loss``, or one of ``CLASS_METRICS``: no user is told apart by
+            these.
         unit: what a gain is counted in: ``points``, ``nats`` or ``in squared error``.
         found: what it was worth.
         pooled: gains in numbers that pool all clients' examples, by metric.
@@ -86,6 +87,11 @@ def unit_of(metric: str, kind: str) -> str:
     return "points" if metric != "loss" else "in squared error" if kind == "regression" else "nats"
 
 
+def counted(metric: str, kind: str) -> str:
+    """Return the name of what is compared by a metric of ``pairing.pair``, for a task of this kind."""
+    return "hr10" if (metric, kind) == ("accuracy", "ranking") else metric
+
+
 def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Comparison]:
     """Yield the comparison of each task.
 
@@ -104,7 +110,7 @@ def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Com
         paired = pairing.pair(ours, theirs, task, by)
         unit = unit_of(by, kind)
         yield Comparison(
-            ours=ours.label, theirs=theirs.label, task=task, metric=by, unit=unit, found=worth(paired),
+            ours=ours.label, theirs=theirs.label, task=task, metric=counted(by, kind), unit=unit, found=worth(paired),
             reference=theirs.reference,
             **({} if by in CLASS_METRICS else _of_examples(ours, theirs, task, paired.client)),
         )  # fmt: skip
@@ -169,6 +175,8 @@ def sentences(c: Comparison) -> tuple[str, ...]:
     gain = c.interval(w.headline)
     if w.headline is None:
         gain = f"{c.write(float(w.gain.mean()))} {c.unit}, without an interval"
+    if c.metric == "hr10":
+        gain += f" in {wording.metric_name(c.metric)}"
     better, worse = (math.floor(100 * n / people) for n in (w.at_least_better, w.at_least_worse))
     untold = people - w.count("better") - w.count("worse")
     named = f"Named: {wording.count(w.count('better'), 'user')} better off, {w.count('worse')} worse off"

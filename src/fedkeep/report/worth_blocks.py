@@ -50,6 +50,8 @@ def table(found: Sequence[Comparison], title: str = "") -> Table:
         "Each user counts once. Intervals are 95 %. Users are named better or worse off by exact paired tests, so "
         "that of those named about 5 % at most are named wrongly."
     )
+    if any(c.metric == "hr10" for c in found):
+        note += " Of a ranking gains are in HR@10: the right item is among the first ten or not."
     return Table(columns, tuple(rows), title, note, left=3 if several else 2)
 
 
@@ -109,8 +111,8 @@ def fairness_table(found: Sequence[Comparison]) -> Table:
     """Return how unequal users are under either model."""
     rows = []
     for c in found:
-        f, name = c.found.fairness, "accuracy" if c.metric == "accuracy" else ""
-        sign = 1 if c.metric == "accuracy" else -1  # losses were turned round
+        f, name = c.found.fairness, "" if c.metric == "loss" else c.metric
+        sign = -1 if c.metric == "loss" else 1  # losses were turned round
         cells = [wording.number(v, name) for v in f.deviation] + [
             wording.number(sign * v, name) for v in f.lowest
         ]
