@@ -218,7 +218,14 @@ def test_shares_of_common_neighbours_by_hand() -> None:
         Numbers("a", {}, {}),
         neighbours={"common": {"man": found(10, 25, 80, 400), "good": found(5, 50, 70, 500)}},
     )
-    assert _shares(numbers, "server", "inner") == [(10, 0.75), (50, 0.75), (100, 0.75), (500, 0.9)]
+    assert _shares([numbers], "server", "inner") == [(10, 0.75), (50, 0.75), (100, 0.75), (500, 0.9)]
+    other = replace(numbers, neighbours={"common": {"man": found(0, 25, 0, 100)}})  # of another seed
+    assert _shares([numbers, other], "server", "inner") == [
+        (10, 0.375),
+        (50, 0.625),
+        (100, 0.375),
+        (500, 0.55),
+    ]
 
 
 def test_a_table_is_run_in_pieces(

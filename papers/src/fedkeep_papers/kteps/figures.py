@@ -106,30 +106,34 @@ def figure5(request: Request) -> Path:
     def words() -> str:
         text = ""
         for label, own in settings.items():
-            for numbers in list(book.numbers(own).values())[:1]:
+            for seed, numbers in list(book.numbers(own).items())[:1]:
                 found = numbers.neighbours
                 rows = tuple(
                     (word, place, ", ".join(near["cosine"]))
                     for word, places in found["nearest"].items()
                     for place, near in places.items()
                 )
-                title = f"Nearest words by cosine, {label}, client {found['client']} ({found['own_words']:,} own words)"
+                whose = f"client {found['client']} ({found['own_words']:,} own words), seed {seed}"
+                title = f"Nearest words by cosine, {label}, {whose}"
                 text += "\n" + to_markdown(
                     Table(("word", "embedding", "nearest"), rows, title, left=3), level=2
                 )
         return text
 
     def draw(folder: Path) -> list[Path]:
-        found = {label: n for label, own in settings.items() for n in list(book.numbers(own).values())[:1]}
+        found = {
+            label: [n for n in book.numbers(own).values() if n.neighbours["common"]]
+            for label, own in settings.items()
+        }
         panels = [
             (
                 "k nearest words",
                 f"common to client and {place}",
                 {
-                    f"{label}, by {by}": _shares(numbers, place, how)
+                    f"{label}, by {by}": _shares(runs, place, how)
                     for how, by in (("cosine", "cosine"), ("inner", "inner product"))
-                    for label, numbers in found.items()
-                    if numbers.neighbours["common"]
+                    for label, runs in found.items()
+                    if runs
                 },
             )
             for place in ("server", "aggregate")
@@ -138,6 +142,8 @@ def figure5(request: Request) -> Path:
             return []
         folder.mkdir(parents=True, exist_ok=True)
         title = "Means over the words " + ", ".join(WORDS)
+        if any(len(runs) > 1 for runs in found.values()):
+            title += ", and over seeds"
         return [plots.panels_of_curves(panels, folder / "figure5.png", title=title, logarithmic=True)]
 
     return book.make(
@@ -153,10 +159,14 @@ def figure5(request: Request) -> Path:
     )
 
 
-def _shares(numbers: Numbers, place: str, how: str) -> list[tuple[float, float]]:
-    """Return (k, share of the k nearest that are common), the mean over the words that the client has."""
-    words = numbers.neighbours["common"].values()
-    return [(k, float(np.mean([found[place][how][str(k)] / k for found in words]))) for k in KS]
+def _shares(runs: Sequence[Numbers], place: str, how: str) -> list[tuple[float, float]]:
+    """Return (k, share of the k nearest that are common), the mean over runs of that over the client's words."""
+
+    def share(numbers: Numbers, k: int) -> float:
+        words = numbers.neighbours["common"].values()
+        return float(np.mean([found[place][how][str(k)] / k for found in words]))
+
+    return [(k, float(np.mean([share(numbers, k) for numbers in runs]))) for k in KS]
 
 
 def _common(word: str, place: str, k: int) -> Value:

@@ -166,7 +166,7 @@ first of every client's {MAJORITY} majority classes. On their devices all client
 "Several kinds": clients 0, 3, … have {ARCHITECTURES[0]} as local expert, 1, 4, … a {ARCHITECTURES[1]} of a
 thirteenth of its parameters, 2, 5, … a {ARCHITECTURES[2]} classifier on pixels. The global expert and the gates are
 {ARCHITECTURES[0]} everywhere. On its device a client trains by itself, so its accuracy is that where all clients have
-its kind, and is taken from there.
+its kind, and is taken from there. What the mixture adds to each client is drawn of the first seed alone.
 """
 
 
