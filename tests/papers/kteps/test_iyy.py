@@ -16,6 +16,7 @@ from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep.report.results import read_results
 from fedkeep_papers.kteps import book, published
+from tests.documents import ROOT
 from tests.papers.kteps.conftest import WORDS
 from tests.papers.kteps.runs import read_numbers, request
 from tests.tiny import Rounds, job, results
@@ -139,3 +140,15 @@ def test_table_1(reviews: Path, tmp_path: Path) -> None:
     words = found["IYY", "yelp-2013", "mean_words"]
     assert words.value == pytest.approx((411 + 5 * 6) / 6)  # before it is cut
     assert words.published == published.STATISTICS["IYY-yelp-2013"][2] == 199
+
+
+def test_pages_speak_of_iyy_where_they_have_rows_of_it(reviews: Path, tmp_path: Path) -> None:
+    made = book.Book(request(reviews, tmp_path), "kteps-figure4")
+    rows = [
+        book.Line(scene, "KTEPS", "accuracy_ag", {}, lambda _: 0.0) for scene in ("FDU", "IYY, no data here")
+    ]
+    assert "`tang`" not in made._what_was_run(rows[:1])
+    assert "speak of them. IYY is run where the folder `tang`" in made._what_was_run(rows)
+    for page in sorted((ROOT / "results").glob("kteps-*.md")):
+        text = page.read_text(encoding="utf-8")
+        assert ("`tang`" in text) == ("\n## IYY" in text), page.name

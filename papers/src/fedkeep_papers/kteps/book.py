@@ -143,7 +143,9 @@ class Line:
 
 OF_FDU = """
 **The data.** FDU-MTL is the paper's data set in the copy that is published, in which 559 test reviews stand word for
-word among the training reviews; they are kept. The paper does not speak of them. IYY is run where the folder `tang` of
+word among the training reviews; they are kept. The paper does not speak of them.
+""".strip()
+OF_IYY = """IYY is run where the folder `tang` of
 the data holds Tang's files; else its rows show the published numbers alone.
 """.strip()
 CAVEATS = """
@@ -342,7 +344,7 @@ class Book:
         faults = [
             f"- {name}: {f.result.fault}" for name, f in known.items() if f is not None and f.result.fault
         ]
-        preamble = f"{about.strip()}\n\n{self._what_was_run()}\n\n{note_on_stale(known)}\n{further}"
+        preamble = f"{about.strip()}\n\n{self._what_was_run(lines)}\n\n{note_on_stale(known)}\n{further}"
         if faults:
             preamble += "\n\nRuns that broke down:\n\n" + "\n".join(faults) + "\n"
         _, markdown = write_results(
@@ -350,14 +352,15 @@ class Book:
         )
         return markdown
 
-    def _what_was_run(self) -> str:
+    def _what_was_run(self, lines: Sequence[Line]) -> str:
         cut = {s.name: s.scales[self.scale] for s in self.scenes}
         said = "; ".join(
             f"{name}: {', '.join(f'`{key} = {value}`' for key, value in changes) or 'nothing is cut'}"
             for name, changes in cut.items()
         )
         changes = ", ".join(f"`{key} = {value}`" for key, value in self.request.changes.items())
-        data = f"{OF_FDU}\n\n" if self.fdu.name == SCENES[0].name else ""
+        of_iyy = f" {OF_IYY}" if any(line.scene.startswith(SCENES[1].name) for line in lines) else ""
+        data = f"{OF_FDU}{of_iyy}\n\n" if self.fdu.name == SCENES[0].name else ""
         return (
             f"{data}{CAVEATS}\n\nScale `{self.scale}` ({said}).{f' Changed: {changes}.' if changes else ''}"
         )
