@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedkeep.report.blocks import Text
+from fedkeep.report.blocks import Figure, Text
 from fedkeep.report.groups import scenes
-from fedkeep.report.measured import results
+from fedkeep.report.measured import results, users
 from fedkeep.report.runs import read_run
+from tests.report.run_folders import write_records
+from tests.report.test_runs import line
 
 Write = Callable[..., Path]
 DATA: dict[str, Any] = {
@@ -55,3 +57,19 @@ def test_a_run_across_machines_knows_its_encoding_alone(write_run: Write) -> Non
     assert warnings(write_run("a", data=DATA), remote[0]) == []
     (said,) = warnings(*remote)
     assert "differ in encoding." in said
+
+
+def test_users_of_several_tasks_are_shown_at_the_first_ones_round(write_run: Write) -> None:
+    """Their values are kept at its best round alone, the other tasks' results stand at a best round of their own."""
+    folder = write_run(metric="auc")
+    lines = [line(1, "valid", m, 0.5) for m in ("auc/likes", "accuracy/genre")]
+    lines += [line(1, "test", "accuracy/genre", 0.5, client="ann"), line(1, "test", "auc/likes", 0.5)]
+    write_records(folder, "".join(lines))
+    (scene,) = scenes([read_run(folder)])
+    (found,) = users(scene.groups, scene.metrics)
+    said = "Of several tasks this is at the round that is best on valid by the first one."
+    assert isinstance(found, Figure)
+    assert found.caption.endswith(said)
+    (alone,) = users(scene.groups, scene.metrics[1:])
+    assert isinstance(alone, Figure)
+    assert said not in alone.caption

@@ -186,7 +186,7 @@ def test_without_an_interval_nothing_is_told_apart() -> None:
     assert table(c).bold == {(1, 1)}
     why = "Not tested against the best, as some users have one test example, or all examples of a user differ alike: a."
     assert said(c) == f"Best: b, 100.0 % (accuracy, mean over users, topic). {why}"
-    assert table(c).note.endswith(why)
+    assert table(c).note.endswith(f"best on valid by the first one. {why}")
     assert [row["bold"] for row in plain_rows(c)] == ["", "yes"]
     assert [row["p_holm"] for row in plain_rows(c)] == [None, None]
     assert [row["gain_to_best"] for row in plain_rows(c)] == [-0.5, 0.0]

@@ -133,6 +133,10 @@ def test_every_table_tells_tasks_apart() -> None:
     for make in (table, fairness_table, pooled_table, examples_table, told_table):
         said = {row[1] for row in make(found).rows}
         assert said == {"the shared part alone, like", "the shared part alone, share"}, make.__name__
+    assert (
+        " Of several tasks this is at the round that is best on valid by the first one." in table(found).note
+    )
+    assert "several tasks" not in table([c]).note
 
 
 def test_plain_values_say_the_same() -> None:

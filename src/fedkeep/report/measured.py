@@ -268,6 +268,8 @@ def users(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = 
         caption = "Each user counts once, whatever the number of examples. The triangle marks the mean."
         if len(runs) > len(groups):
             caption += " A user's value is the mean over seeds."
+        if len(metrics) > 1:
+            caption += f" {wording.BY_FIRST_TASK}"
         data = [{"name": label, **asdict(summary)} for label, summary in summaries]
         yield Figure(title, tuple(spread_chart(title, strips, metric)), caption, table=table, data=data)
 

@@ -208,7 +208,8 @@ def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str]
     note = (
         "Bold: not distinguishable from the best at 5 %, by paired tests over users and seeds, with Holm's correction "
         "over all pairs of methods. "
-        f"Intervals are 95 %, for {whom}; {_counts(c.metric)}.{c.untested}"
+        f"Intervals are 95 %, for {whom}; {_counts(c.metric)}."
+        f"{f' {wording.BY_FIRST_TASK}' if c.task else ''}{c.untested}"
     )
     if len(c.seeds) > 1:
         note += f" ± is the sample standard deviation over {len(c.seeds)} seeds."

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 MISSING = "–"
+BY_FIRST_TASK = "Of several tasks this is at the round that is best on valid by the first one."
+"""What is kept by user or by example is of one round, whereas each task's results stand at a best round of its own."""
 _NAMES = {
     "accuracy": "Accuracy",
     "accuracy_ag": "Ag",

@@ -50,6 +50,8 @@ def table(found: Sequence[Comparison], title: str = "") -> Table:
         "Each user counts once. Intervals are 95 %. Users are named better or worse off by exact paired tests, so "
         "that of those named about 5 % at most are named wrongly."
     )
+    if any(c.task for c in found):
+        note += f" {wording.BY_FIRST_TASK}"
     if any(c.metric == "hr10" for c in found):
         note += " Of a ranking gains are in HR@10: the right item is among the first ten or not."
     return Table(columns, tuple(rows), title, note, left=3 if several else 2)
