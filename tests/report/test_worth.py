@@ -18,7 +18,14 @@ from fedkeep.experiments.worth import worth_of
 from fedkeep.metrics.worth import Interval, Paired, worth
 from fedkeep.report.page import write_report
 from fedkeep.report.worth import Comparison, limits, plain, sentences, tenths
-from fedkeep.report.worth_blocks import examples_table, fairness_table, pooled_table, table, told_table
+from fedkeep.report.worth_blocks import (
+    _figures,
+    examples_table,
+    fairness_table,
+    pooled_table,
+    table,
+    told_table,
+)
 from tests.report.run_folders import write_examples
 
 
@@ -137,6 +144,18 @@ def test_every_table_tells_tasks_apart() -> None:
         " Of several tasks this is at the round that is best on valid by the first one." in table(found).note
     )
     assert "several tasks" not in table([c]).note
+
+
+def test_axes_of_gains_have_their_own_tasks_unit() -> None:
+    """A regression's gains beside a class's were drawn in points."""
+    c = comparison([10] * 9 + [0], [0] * 9 + [10], trained=np.arange(10))
+    mixed = [replace(c, task="like"), replace(c, task="age", metric="loss", unit="in squared error")]
+    figures = list(_figures(mixed, "FURL"))
+    assert len(figures) == 2
+    for figure in figures:
+        first, second = (drawing.svg for drawing in figure.drawings)
+        assert "Gain (points)" in first
+        assert "Gain (in squared error)" in second
 
 
 def test_plain_values_say_the_same() -> None:

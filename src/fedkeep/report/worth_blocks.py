@@ -164,13 +164,12 @@ def blocks(groups: Sequence[Configuration]) -> Iterator[Block]:
 
 
 def _figures(found: Sequence[Comparison], title: str) -> Iterator[Block]:
-    unit = found[0].unit
     drawings, data = [], []
     for c in found:
         users = [_gainer(c, k) for k in range(len(c.found.clients))]
         name = f"Gain of each user against {c.against}"
         heading = f"against {c.against}"
-        drawings.append(gains_chart(name, heading, users, c.found.headline, c.write, f"Gain ({unit})"))
+        drawings.append(gains_chart(name, heading, users, c.found.headline, c.write, f"Gain ({c.unit})"))
         data.append(plain(c))
     caption = "Each mark is a user, its line the user's own 95 % interval over test examples, cut at the axes' ends."
     yield Figure(
@@ -184,7 +183,7 @@ def _figures(found: Sequence[Comparison], title: str) -> Iterator[Block]:
         columns = zip(*((float(i), g.mean, g.low, g.high) for i, g in known), strict=True)
         x, y, low, high = (tuple(column) for column in columns)
         axes = Axes(
-            "training examples of a user", f"Gain ({unit})", y_format=c.write, hover_x="training examples",
+            "training examples of a user", f"Gain ({c.unit})", y_format=c.write, hover_x="training examples",
             x_names=tuple(_range(g) for g in c.found.by_examples), marks=True, references=((0.0, ""),),
         )  # fmt: skip
         drawn = line_chart(
