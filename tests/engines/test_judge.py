@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import DataError, MethodError, NonFiniteError
+from fedkeep.core.run_files import read_info
 from fedkeep.engines import tasks_of, to_records
 from tests.tiny import Logits, Noisy, Slope, classes, pairs, parts, users
 
@@ -204,7 +206,7 @@ def test_a_model_of_the_wrong_shape_is_refused_not_broadcast() -> None:
         simulate(Column(), methods.fedavg(), data, rounds=0).evaluate()
 
 
-def test_several_tasks_have_metrics_of_their_own() -> None:
+def test_several_tasks_have_metrics_of_their_own(tmp_path: Path) -> None:
     class Two(nn.Module):
         per_example = ("user",)
 
@@ -233,7 +235,9 @@ def test_several_tasks_have_metrics_of_their_own() -> None:
             "stars": methods.terms.squared_error("stars", "stars"),
         }
     )
-    run = simulate(Two(), methods.furl("user", local=Phase(loss=loss, optimizer=sgd(0.0))), data, rounds=1)
+    method = methods.furl("user", local=Phase(loss=loss, optimizer=sgd(0.0)))
+    run = simulate(Two(), method, data, rounds=1, out=tmp_path / "run")
+    assert read_info(tmp_path / "run")["data"]["task"] == {"topic": "multiclass", "stars": "regression"}
     metrics = run.evaluate()
     assert metrics["accuracy/topic"] == pytest.approx(2 / 3)  # one of four has no label
     assert metrics["rmse/stars"] == pytest.approx(1.5)  # errors 0, −3, 0, 0

@@ -15,7 +15,7 @@ from fedkeep.core.ranking import discounted, hits
 from fedkeep.data.checks import TASKS
 from fedkeep.metrics import CLASS_METRICS, auc
 
-__all__ = ["MODELS", "Judgement", "Model", "Task", "tasks_in"]
+__all__ = ["MODELS", "Judgement", "Model", "Task", "kinds_of", "tasks_in"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ def tasks_in(meta: Mapping[str, Any]) -> list[Task]:
                 f"meta['tasks'][{name!r}] must name its column of labels as 'label'; got {task!r}."
             )
     return [Task(task["task"], task["label"], name) for name, task in several.items()]
+
+
+def kinds_of(tasks: Sequence[Task]) -> str | dict[str, str]:
+    """Return the kind of the only task, or of several by their names."""
+    return {task.name: task.kind for task in tasks if task.name is not None} or tasks[0].kind
 
 
 @dataclass(frozen=True)

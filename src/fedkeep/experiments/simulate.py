@@ -23,6 +23,7 @@ from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
+from fedkeep.engines.judgement import kinds_of
 from fedkeep.engines.moves import warn_of_the_model
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.round import Sampling
@@ -354,7 +355,7 @@ class Simulation:
             "environment": environment(self.device),
             "data": {
                 "name": meta.get("name", "data"),
-                "task": meta.get("task", "multiclass"),
+                "task": kinds_of(tasks_of(self.data)),
                 "clients": len(self.data),
                 "held_out": len(self.held_out),
                 "counts": {s: int(self.data.counts(s).sum()) for s in ("train", "valid", "test")},

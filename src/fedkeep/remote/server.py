@@ -33,7 +33,7 @@ from fedkeep.engines import (
 )
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.judgement import tasks_in
+from fedkeep.engines.judgement import kinds_of, tasks_in
 from fedkeep.engines.round import Sampling
 from fedkeep.experiments.budget import draw_anew, ledger_of, secret_seed
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, restored
@@ -374,7 +374,7 @@ class _Serving:
             "identity": self.identity, "split_table": self.method.split.table(self.net.module),
             "environment": environment(),
             "data": {
-                "name": meta.get("name", "data"), "task": meta.get("task", "multiclass"), "clients": len(self.roster),
+                "name": meta.get("name", "data"), "task": kinds_of(self.tasks), "clients": len(self.roster),
                 "held_out": 0, "counts": counts, "fingerprint": {"encoding": self.parts["encoding"]}, "source": None,
             },
             "engine": "remote", "engine_reason": "clients on other machines", "device": "cpu", "pooled": False,
