@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -145,8 +146,8 @@ OF_FDU = """
 **The data.** FDU-MTL is the paper's data set in the copy that is published, in which 559 test reviews stand word for
 word among the training reviews; they are kept. The paper does not speak of them.
 """.strip()
-OF_IYY = """IYY is run where the folder `tang` of
-the data holds Tang's files; else its rows show the published numbers alone.
+OF_IYY = """
+IYY is run where the folder `tang` of the data holds Tang's files; else its rows show the published numbers alone.
 """.strip()
 CAVEATS = """
 **The missing settings.** The word vectors are not GloVe 6B but skip-gram vectors of 137 million tokens. Lost in every
@@ -201,7 +202,9 @@ class Book:
         if entry.config not in builtin_names() or scene not in self.scenes:
             return {}
         options = sorted((changes or {}).items())
-        own = tuple((f"method.{key}", _toml(value)) for key, value in options) + self._tasks(scene, entry)
+        own = tuple((f"method.{key}", json.dumps(value)) for key, value in options) + self._tasks(
+            scene, entry
+        )
         shown = "".join(f"-{key}-{value}" for key, value in options)
         slug = entry.config.removeprefix("kteps/")
         return {
@@ -359,7 +362,11 @@ class Book:
             for name, changes in cut.items()
         )
         changes = ", ".join(f"`{key} = {value}`" for key, value in self.request.changes.items())
-        of_iyy = f" {OF_IYY}" if any(line.scene.startswith(SCENES[1].name) for line in lines) else ""
+        of_iyy = (
+            f" {OF_IYY}"
+            if any(line.scene.startswith(scene.name) for scene in SCENES[1:] for line in lines)
+            else ""
+        )
         data = f"{OF_FDU}{of_iyy}\n\n" if self.fdu.name == SCENES[0].name else ""
         return (
             f"{data}{CAVEATS}\n\nScale `{self.scale}` ({said}).{f' Changed: {changes}.' if changes else ''}"
@@ -377,16 +384,6 @@ def _changed(scene: Scene, changes: Mapping[str, str]) -> Scene:
         name: tuple(c for c in cuts if not c[0].startswith("data.")) for name, cuts in scene.scales.items()
     }
     return replace(scene, name=reader, scales=scales, changes=tuple(changes.items()))
-
-
-def _toml(value: Any) -> str:
-    return (
-        f'"{value}"'
-        if isinstance(value, str)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
 
 
 def global_accuracy(entry: Entry) -> Value:
