@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedkeep.experiments.reproductions import reproduce
-from fedkeep_papers.kteps import book
-from fedkeep_papers.kteps.cells import Task
+from fedkeep_papers.kteps import baselines, book
+from fedkeep_papers.kteps.cells import Numbers, Task
 from tests.papers.kteps.runs import request, rows
 
 
@@ -18,6 +18,7 @@ def test_readings_change_the_method_and_nothing_else(
     asked: list[Task] = []
     monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))
     monkeypatch.setattr(book, "builtin_names", lambda: ["kteps/fedavg", "kteps/fedfusion", "kteps/pfl-da"])
+    monkeypatch.setattr(baselines, "ALONE", ())
     reproduce("kteps-baselines", request(data, tmp_path))
     found = {task.cell.name: task.cell.resolved() for task in asked}
     usual = found["fdu-fedfusion-full-0"]
@@ -47,3 +48,30 @@ def test_readings_change_the_method_and_nothing_else(
     for way in ("as configured", "never set back", "never set back, conv"):
         assert lines[f"FedFusion, {way}", "accuracy_ag"].published == pytest.approx(0.838)
     assert len(lines) == 12
+
+
+def test_branches_of_table_8_predict_alone_on_the_same_models(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def done(tasks: list[Task], *_: object) -> None:
+        for task in tasks:
+            curves = {"0.01": {"own": {"a": [0.7, 0.9]}, "s": {"a": [0.6, 0.8]}, "p": {"a": [0.3, 0.5]}}}
+            task.slot.write(
+                Numbers(task.cell.name, {}, {}, test={"a": 0.9}, shared={"a": 0.8}, curves=curves)
+            )
+
+    monkeypatch.setattr(baselines, "READINGS", {})
+    asked: list[Task] = []
+    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: (asked.extend(tasks), done(tasks)))
+    reproduce("kteps-baselines", request(data, tmp_path))
+    about = "diversity-0.0-projections-False-transfer-0.01-full-0"
+    assert [t.cell.name for t in asked] == [f"fdu-kteps-architecture-{a}-{about}" for a in "BC"]
+    assert {t.cell.inferences for t in asked} == {("s", "p")}
+    usual = request(data, tmp_path / "b")
+    reproduce("kteps-table8", usual)  # its own cells, whose file is another
+    assert len({t.slot.file.name for t in asked}) == len(asked) == 2 + 12
+    found = rows(tmp_path, "kteps-baselines")
+    for architecture, known in (("B", 0.833), ("C", 0.814)):
+        for how, value in (("sp", 0.8), ("s", 0.7), ("p", 0.4)):
+            row = found[f"Table 8, {architecture}, λ2 = 0.01, {how}", "accuracy_ap"]
+            assert (row.value, row.published) == (pytest.approx(value), pytest.approx(known))

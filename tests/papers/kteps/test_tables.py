@@ -243,15 +243,15 @@ def test_a_table_is_run_in_pieces(
 
 
 @pytest.mark.parametrize(
-    ("table", "settings", "further", "row", "published"),
+    ("table", "settings", "row", "published"),
     [
-        ("kteps-table4", 9, 0, ("λ1 = 0.001, λ2 = 0", "accuracy_ap"), 0.858),
-        ("kteps-table7", 15, 0, ("components 3 to 150", "accuracy_ag"), 0.616),
-        ("kteps-table8", 12, 4, ("B, λ2 = 0.01", "accuracy_ap"), 0.833),
+        ("kteps-table4", 9, ("λ1 = 0.001, λ2 = 0", "accuracy_ap"), 0.858),
+        ("kteps-table7", 15, ("components 3 to 150", "accuracy_ag"), 0.616),
+        ("kteps-table8", 12, ("B, λ2 = 0.01", "accuracy_ap"), 0.833),
     ],
 )
 def test_the_cells_of_the_other_tables(
-    table: str, settings: int, further: int, row: tuple[str, str], published: float, data: Path, tmp_path: Path,
+    table: str, settings: int, row: tuple[str, str], published: float, data: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     asked: list[Task] = []
@@ -260,25 +260,10 @@ def test_the_cells_of_the_other_tables(
     assert len({task.slot.file for task in asked}) == settings
     assert len({json.dumps(task.cell.settings(), sort_keys=True) for task in asked}) == settings
     found = rows(tmp_path, table)
-    assert len(found) == 2 * settings + further
+    assert len(found) == 2 * settings
     assert found[row].published == published
     for task in asked:
         assert task.cell.resolved().seed == 0
-
-
-def test_two_cells_of_table_8_tell_what_each_branch_predicts_alone(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Task] = []
-    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_, **__: asked.extend(tasks))
-    reproduce("kteps-table8", request(data, tmp_path))
-    with_branches = {task.cell.name for task in asked if task.cell.inferences == ("s", "p")}
-    about = "diversity-0.0-projections-False-transfer-0.01-full-0"
-    assert with_branches == {f"fdu-kteps-architecture-{a}-{about}" for a in "BC"}
-    found = rows(tmp_path, "kteps-table8")
-    names = {f"{a}, λ2 = 0.01, {how} alone" for a in "BC" for how in "sp"}
-    assert names == {name for name, _ in found if name.endswith("alone")}
-    assert all(found[name, "accuracy_ap"].published is None for name in names)
 
 
 def test_a_scene_without_its_folder_shows_what_is_published_alone(

@@ -1,4 +1,4 @@
-"""PFL-DA and FedFusion, read in other ways: the paper names both, and does not say how it built them."""
+"""PFL-DA, FedFusion and Table 8, read in other ways: the paper does not say how it built them, and what predicts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fedkeep.experiments.reproductions import Request
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import FEDAVG, METHODS, RATIO, Book, Line, global_accuracy, personalized
 from fedkeep_papers.kteps.cells import Cell, Overrides
+from fedkeep_papers.kteps.tables import private_part
 
 USUAL = "as configured"
 
@@ -50,11 +51,18 @@ FedFusion as configured sets a client's extractor back to the received one in ev
 the last one for predictions. Never set back, it goes on from where it was, and a copy is uploaded: a private word
 embedding, of which the paper says that it overfits. Features are fused by a weight for each ("multi"), or by a linear
 layer ("conv").
+
+Table 8 predicts by the mean of both branches' logits (sp). Its columns B and C at λ2 = 0.01 stand here with the shared
+branch (s) and the private one (p) alone, too, on the same fine-tuned models. With λ2 = 0 nothing trains C's private
+branch but the client's own loss: alone, it is Indiv.
 """
+ALONE = (("B", 0.01), ("C", 0.01))
+"""Cells of Table 8, by what is private and λ2, whose branches predict alone, too."""
+BRANCHES = ("s", "p")
 
 
 def baselines(request: Request) -> Path:
-    """Train PFL-DA and FedFusion by each reading; Ag and Ap stand beside the published ones."""
+    """Train PFL-DA and FedFusion by each reading, and let the branches of Table 8 predict alone."""
     book = Book(request, "kteps-baselines")
     ap, ag = (of.get(book.fdu.name, {}) for of in (published.AP, published.AG))
     lines = []
@@ -64,7 +72,18 @@ def baselines(request: Request) -> Path:
             Line(book.fdu.name, name, "accuracy_ag", cells, global_accuracy(entry), ag.get(reading.method)),
             Line(book.fdu.name, name, "accuracy_ap", cells, personalized(entry), ap.get(reading.method)),
         ]
-    return book.make(lines, "KTEPS: how PFL-DA and FedFusion are read", ABOUT)
+    for architecture, two in ALONE:
+        cells = private_part(book, architecture, two, BRANCHES)
+        known = published.PRIVATE_PARTS.get((book.fdu.name, "ap"), {}).get((two, architecture))
+        ways = {"sp": "own"} | {how: how for how in BRANCHES}
+        lines += [
+            Line(
+                book.fdu.name, f"Table 8, {architecture}, λ2 = {two:g}, {how}", "accuracy_ap", cells,
+                personalized(METHODS["KTEPS"], predict=kept), known,
+            )
+            for how, kept in ways.items()
+        ]  # fmt: skip
+    return book.make(lines, "KTEPS: how PFL-DA, FedFusion and Table 8 are read", ABOUT)
 
 
 def _cells(book: Book, name: str, reading: Reading) -> Mapping[int, Cell]:

@@ -25,9 +25,6 @@ from fedkeep_papers.kteps.details import by_client, costs, fairness, of_repeats
 
 STARS = ("KTEPS", "KTEPS⋆", OWN_WORDS)
 AP_ROWS = (*published.AP_METHODS, OWN_WORDS)
-BRANCHES = ("s", "p")
-ALONE = (("B", 0.01), ("C", 0.01))
-"""Cells of Table 8, by what is private and λ2, whose branches predict alone, too."""
 
 
 def table2(request: Request) -> Path:
@@ -199,30 +196,28 @@ def table7(request: Request) -> Path:
     )
 
 
+def private_part(
+    book: Book, architecture: str, transfer: float, inferences: tuple[str, ...] = ()
+) -> dict[int, Cell]:
+    """Return the cells of KTEPS without projections and diversity, which has an ``architecture`` and a λ2."""
+    changes = {"architecture": architecture, "diversity": 0.0, "projections": False, "transfer": transfer}
+    return book.cells(book.fdu, "KTEPS", changes, inferences=inferences)
+
+
 def table8(request: Request) -> Path:
     """What is private, without projections and diversity."""
     book = Book(request, "kteps-table8")
     lines = []
     for architecture in published.ARCHITECTURES:
         for two in published.TRANSFERS:
-            changes = {"architecture": architecture, "diversity": 0.0, "projections": False, "transfer": two}
-            alone = BRANCHES if (architecture, two) in ALONE else ()
-            cells = book.cells(book.fdu, "KTEPS", changes, inferences=alone)
+            cells = private_part(book, architecture, two)
             label = f"{architecture}, λ2 = {two:g}"
             lines += _both(
                 book, book.fdu, label, cells, METHODS["KTEPS"], published.PRIVATE_PARTS, (two, architecture)
             )
-            lines += [
-                Line(
-                    book.fdu.name, f"{label}, {how} alone", "accuracy_ap", cells,
-                    personalized(METHODS["KTEPS"], predict=how),
-                )
-                for how in alone
-            ]  # fmt: skip
     return book.make(
         lines,
         "KTEPS, Table 8: what is private",
         "Private are the classifier (A), the encoder and the classifier (B), or the whole model (C), without "
-        "projections and diversity (λ1 = 0). The mean of both branches' logits predicts. Of two cells, the shared "
-        "branch (s) and the private one (p) alone do, too, on the same fine-tuned models.",
+        "projections and diversity (λ1 = 0).",
     )
