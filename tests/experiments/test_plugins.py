@@ -218,5 +218,5 @@ def test_every_entry_point_of_the_papers_leads_somewhere() -> None:
     named = [line.split(" = ")[0] for line in text.splitlines() if '= "fedkeep_papers.re' in line]
     offered = {**offered_readers(), **reproductions()}
     assert set(named) <= set(offered)
-    assert len(named) == 4 + 28
+    assert len(named) == 4 + 29
     assert {"furl/personalized-fl", "kteps/kteps-star"} <= set(builtin_names())

@@ -1,0 +1,74 @@
+"""The page of KTEPS says which readings have the paper's Ap of PFL-DA, FedFusion and Table 8, as they were measured."""
+
+from __future__ import annotations
+
+import json
+from statistics import mean
+from typing import Any
+
+from tests.test_measured import DOCS, ROOT, check, results, table
+
+PAGE = DOCS / "measured" / "kteps.md"
+TEXT = " ".join(PAGE.read_text(encoding="utf-8").split())
+
+
+def rows() -> dict[tuple[str, str], dict[str, Any]]:
+    return {(r["method"], r["metric"]): r for r in results("kteps-baselines")}
+
+
+def test_extractors_that_are_never_set_back() -> None:
+    ag, ap = (rows()["FedFusion, never set back", f"accuracy_{m}"] for m in ("ag", "ap"))
+    assert (
+        f"never set back its Ap is the paper's**: {100 * ap['value']:.1f} %, published {100 * ap['published']:.1f}."
+        in TEXT
+    )
+    assert abs(ap["value"] - ap["published"]) < 0.005
+    assert f"Ag is {100 * ag['value']:.1f} % then, published {100 * ag['published']:.1f}:" in TEXT
+    (file,) = (ROOT / "results/kteps").glob("fdu-fedfusion-never-set-back-full-0-*.json")
+    losses = json.loads(file.read_text())["loss"]
+    after = next(k for k, value in enumerate(losses, start=1) if value < 0.001)
+    assert f"the training loss is below 0.001 after {after} rounds" in TEXT
+    usual = rows()["FedFusion, as configured", "accuracy_ag"]
+    assert abs(usual["value"] - usual["published"]) < abs(ag["value"] - ag["published"])
+
+
+def test_branches_alone() -> None:
+    body = table(PAGE, lambda t: t[0][:2] == ["λ2 = 0.01", "both"])
+    assert [name for name, *_ in body] == ["column B", "column C"]
+    for name, *cells in body:
+        found = [rows()[f"Table 8, {name[-1]}, λ2 = 0.01, {how}", "accuracy_ap"] for how in ("sp", "s", "p")]
+        for cell, row in zip(cells, found, strict=False):
+            check(name, cell, [100 * row["value"]])
+        check(name, cells[3], [100 * found[0]["published"]])
+
+
+def test_the_private_branch_of_column_c_is_indiv() -> None:
+    (file,) = (ROOT / "results/kteps").glob("fdu-indiv-full-0-*.json")
+    indiv = 100 * mean(json.loads(file.read_text())["test"].values())
+    private = 100 * rows()["Table 8, C, λ2 = 0.01, p", "accuracy_ap"]["value"]
+    assert f"{private:.1f}" == f"{indiv:.1f}"
+    assert f"{private:.1f} % is what Indiv has with this seed" in TEXT
+    both = {(r["method"], r["metric"]): r for r in results("kteps-table3") if r["scene"] == "FDU"}
+    theirs = 100 * both["Indiv", "accuracy_ap"]["published"]
+    column = [
+        100 * r["published"] - theirs
+        for r in results("kteps-table8")
+        if r["method"].startswith("C,") and r["metric"] == "accuracy_ap"
+    ]
+    assert len(column) == 4
+    alone, together = (
+        [
+            100 * (row["value"] - row["published"])
+            for row in (rows()[f"Table 8, {a}, λ2 = 0.01, {how}", "accuracy_ap"] for a in "BC")
+        ]
+        for how in ("p", "sp")
+    )
+    assert {f"{gap:.1f}" for gap in alone} == {"1.0"}
+    assert f"and both together are {together[0]:.1f} and {together[1]:.1f} above it." in TEXT
+    assert f"Indiv is {indiv - theirs:.1f} above its own" in TEXT
+    assert f"whose column is {min(column):.1f} to {max(column):.1f} points above Indiv" in TEXT
+    own, row = both["Indiv", "accuracy_ap"], both["PFL-DA", "accuracy_ap"]
+    assert (
+        f"Indiv, which has {100 * own['value']:.1f} ± {100 * own['std']:.1f} % here, where the paper has "
+        f"{100 * row['published']:.1f} % for PFL-DA" in TEXT
+    )
