@@ -234,7 +234,7 @@ class SecureServer:
 
 
 def _check_lengths(client: str, shares: Iterable[bytes], wanted: int) -> None:
-    """Raise SecureSumError at a share of another length; to join long ones could take hours."""
+    """Raise SecureSumError at a share of another length; to join long ones takes long."""
     if wrong := [share for share in shares if len(share) != wanted]:
         raise SecureSumError(f"A share of {client!r} should be {wanted} bytes, is {len(wrong[0])}.")
 
