@@ -24,6 +24,8 @@ def test_extractors_that_are_never_set_back() -> None:
     )
     assert abs(ap["value"] - ap["published"]) < 0.005
     assert f"Ag is {100 * ag['value']:.1f} % then, published {100 * ag['published']:.1f}:" in TEXT
+    conv = [rows()["FedFusion, never set back, conv", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
+    assert f"Fused by a linear layer it has {100 * conv[0]:.1f} and {100 * conv[1]:.1f} %." in TEXT
     (file,) = (ROOT / "results/kteps").glob("fdu-fedfusion-never-set-back-full-0-*.json")
     losses = json.loads(file.read_text())["loss"]
     after = next(k for k, value in enumerate(losses, start=1) if value < 0.001)
