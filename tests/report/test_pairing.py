@@ -277,13 +277,18 @@ def test_a_smaller_error_is_a_gain_in_rmse(folder: Callable[..., Path]) -> None:
     assert (metric, gain.mean) == ("rmse", 1.0)
 
 
-def test_gains_of_rankings_are_in_hits_and_in_discounted_gain(folder: Callable[..., Path]) -> None:
-    """1 / log2(1 + rank): 1 of the first, ½ of the third, 0 of the eleventh."""
+def ranked(folder: Callable[..., Path]) -> tuple[Side, Side]:
+    """Return two sides of a ranking, of 2 and 3 questions."""
     columns = results({})
     for model, ranks in (("own", [1, 3, 11, 1, 3]), ("shared", [3, 3, 1, 1, 3])):
         columns[f"{model}/score"] = torch.tensor(ranks, dtype=torch.int32)
         columns[f"{model}/loss"] = torch.ones(5, dtype=torch.float64)
-    own, shared = sides(folder("FURL-0", examples(tensors=columns, valid={})))
+    return sides(folder("FURL-0", examples(tensors=columns, valid={})))
+
+
+def test_gains_of_rankings_are_in_hits_and_in_discounted_gain(folder: Callable[..., Path]) -> None:
+    """1 / log2(1 + rank): 1 of the first, ½ of the third, 0 of the eleventh."""
+    own, shared = ranked(folder)
     found = pair(own, shared, None, "accuracy")
     assert found.differences.tolist() == [[0, 0, -1, 0, 0]]
     gains = {metric: gain.mean for metric, gain in pooled_gains(own, shared, None, found.client)}
@@ -292,11 +297,7 @@ def test_gains_of_rankings_are_in_hits_and_in_discounted_gain(folder: Callable[.
 
 def test_what_is_compared_of_a_ranking_is_called_by_its_name(folder: Callable[..., Path]) -> None:
     """Of 2 and 3 questions the shared part answers all, the other misses one: 100 and 2/3; the means are 5/6 and 1."""
-    columns = results({})
-    for model, ranks in (("own", [1, 3, 11, 1, 3]), ("shared", [3, 3, 1, 1, 3])):
-        columns[f"{model}/score"] = torch.tensor(ranks, dtype=torch.int32)
-        columns[f"{model}/loss"] = torch.ones(5, dtype=torch.float64)
-    own, shared = sides(folder("FURL-0", examples(tensors=columns, valid={})))
+    own, shared = ranked(folder)
     (found,) = compare(own, shared)
     assert sentences(found)[0].startswith("Gain −16.7 points")
     assert " in HR@10. At least" in sentences(found)[0]
