@@ -34,8 +34,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 SOURCES := pyproject.toml papers/pyproject.toml $(wildcard setup.py) $(wildcard src/fedkeep/kernels/*.cpp src/fedkeep/kernels/*.h)
 
-# A process of the tests computes on one core each, so that workers don't get into each other's way.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# A process of the tests computes on one core each, so that workers don't get into each other's way. Python keeps what
+# it has compiled, even where the environment tells it not to: the tests start hundreds of processes.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .PHONY: help demo test check slow bench fuzz docs wheels format install clean
 

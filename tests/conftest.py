@@ -41,6 +41,27 @@ CONFORMANCE = {  # tests of the conformance table, and the engine that they try;
     "test_a_run_across_machines_equals_sequential_to_the_bit": "server and nodes",
 }
 
+# Rooms that put together what other tests try piece by piece: tracing them would double their time and tell nothing.
+UNTRACED = (
+    "benchmarks",
+    "cli/test_demo.py",
+    "cli/test_last_tracebacks.py",
+    "engines/tables/test_momentum.py",
+    "engines/test_buffers.py",
+    "engines/test_conformance.py",
+    "engines/test_opt_out.py",
+    "experiments/test_kill.py",
+    "fuzz",
+    "methods/test_added_parts.py",
+    "methods/test_every_method.py",
+    "methods/test_private.py",
+    "nn/test_higher.py",
+    "papers/test_results.py",
+    "remote/test_node_conformance.py",
+    "test_docs.py",
+    "test_house.py",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let whoever has a GPU run the tests on it: ``pytest --device cuda tests/engines``."""
@@ -54,6 +75,14 @@ def pytest_configure(config: pytest.Config) -> None:
         made.__defaults__ = (device, *made.__defaults__[1:])
         for function in (simulate, local_run):
             function.__kwdefaults__["device"] = device
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave ``UNTRACED`` out of the coverage that is measured; what is covered can only be more than is told."""
+    rooms = tuple(Path(__file__).parent / room for room in UNTRACED)
+    for item in items:
+        if any(item.path.is_relative_to(room) for room in rooms):
+            item.add_marker("no_cover")
 
 
 LEFT = pytest.StashKey[int]()
