@@ -108,7 +108,7 @@ kteps_vectors = Reproduction(
     changes=KTEPS,
 )
 kteps_baselines = Reproduction(
-    about="PFL-DA, FedFusion and Table 8, read in other ways than in KTEPS's tables",
+    about="PFL-DA, FedFusion, Tables 7 and 8, read in other ways than in KTEPS's tables",
     run=baselines.baselines,
     in_pieces=True,
     changes=KTEPS,

@@ -1,4 +1,4 @@
-"""PFL-DA and FedFusion read in other ways than in the tables."""
+"""PFL-DA, FedFusion, Tables 7 and 8 read in other ways than in the tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep_papers.kteps import baselines, book
-from fedkeep_papers.kteps.cells import Numbers, Task
+from fedkeep_papers.kteps.cells import Cell, Numbers, Task
 from tests.papers.kteps.runs import request, rows
 
 
@@ -21,11 +21,19 @@ def test_readings_change_the_method_and_nothing_else(
     monkeypatch.setattr(baselines, "ALONE", ())
     reproduce("kteps-baselines", request(data, tmp_path))
     found = {task.cell.name: task.cell.resolved() for task in asked}
+    projected = found.pop("fdu-table-7-3-to-150-3-a-round-full-0")
     usual = found["fdu-fedfusion-full-0"]
     steps = {name: usual.method.options[name] for name in ("epochs", "batch_size")}
+    star = Cell("", "kteps/kteps-star").resolved().method.options
+    assert projected.method.options == {**star, **steps, "start": 4, "end": 150}
+    assert projected.run.rounds == usual.run.rounds + 1
     methods = {
         "fdu-pfl-da-gated-full-0": ("pfl_da", {}),
         "fdu-pfl-da-gated-with-a-loss-of-its-own-full-0": ("pfl_da", {"general": 1.0}),
+        "fdu-fedfusion-conv-full-0": (
+            "fedfusion",
+            {"operator": "conv", "persistent_local": True, "reset_local": True},
+        ),
         "fdu-fedfusion-never-set-back-full-0": (
             "fedfusion",
             {"operator": "multi", "persistent_local": True, "reset_local": False},
@@ -45,9 +53,35 @@ def test_readings_change_the_method_and_nothing_else(
     lines = rows(tmp_path, "kteps-baselines")
     for way in ("as configured", "gated", "gated, with a loss of its own"):
         assert lines[f"PFL-DA, {way}", "accuracy_ap"].published == pytest.approx(0.821)
-    for way in ("as configured", "never set back", "never set back, conv"):
+    for way in ("as configured", "conv", "never set back", "never set back, conv"):
         assert lines[f"FedFusion, {way}", "accuracy_ag"].published == pytest.approx(0.838)
-    assert len(lines) == 12
+    for more in ("", ", 1 more"):
+        assert lines[f"Table 7, 3 to 150, 3 a round{more}", "accuracy_ag"].published == pytest.approx(0.616)
+    assert lines["Table 7, 3 to 150, 3 a round, 1 more", "accuracy_ap"].published == pytest.approx(0.65)
+    assert len(lines) == 17
+
+
+def test_ag_of_the_usual_rounds_and_of_one_more(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def done(tasks: list[Task], *_: object) -> None:
+        for task in tasks:
+            curve = [[k + 1, k / 100] for k in range(51)]
+            curves = {"0.01": {"own": {"a": [0.6, 0.8]}}}
+            task.slot.write(
+                Numbers(task.cell.name, {}, {}, shared={"a": 0.5}, shared_curve=curve, curves=curves)
+            )
+
+    name = "Table 7, 3 to 150, 3 a round"
+    monkeypatch.setattr(baselines, "READINGS", {name: baselines.READINGS[name]})
+    monkeypatch.setattr(baselines, "ALONE", ())
+    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: done(tasks))
+    reproduce("kteps-baselines", request(data, tmp_path))
+    found = rows(tmp_path, "kteps-baselines")
+    assert found[name, "accuracy_ag"].value == pytest.approx(0.49)  # after round 50
+    assert found[f"{name}, 1 more", "accuracy_ag"].value == pytest.approx(0.5)
+    assert found[f"{name}, 1 more", "accuracy_ap"].value == pytest.approx(0.7)
+    assert len(found) == 3
 
 
 def test_branches_of_table_8_predict_alone_on_the_same_models(
