@@ -99,7 +99,7 @@ def rates_from_glove() -> dict[tuple[Any, str], Any]:
         label = f"KTEPS, {GLOVE}"
         if row["metric"] == "accuracy_ap" and row["method"].startswith(label):
             what, _, ratio = row["method"].removeprefix(label).partition(", ratio ")
-            method, kind = ("the same", BY_ADAM) if what else ("KTEPS", GLOVE)
+            method, kind = ("the same", what.removeprefix(", ")) if what else ("KTEPS", GLOVE)
             found[kind, f"{method}, ratio {ratio or '0.01'}"] = row
     return found
 

@@ -50,22 +50,28 @@ def test_glove_is_asked_for_where_its_files_are(
     found = {task.cell.name: task for task in asked if "150" in task.cell.name}
     assert sorted(found) == [
         *(f"fdu-{m}-glove-150-numbers-full-0" for m in ("fedavg", "indiv", "kteps")),
+        "fdu-kteps-glove-150-numbers-tuned-by-adam-for-100-steps-full-0",
         "fdu-kteps-glove-150-numbers-tuned-by-adam-full-0",
         "fdu-kteps-star-glove-150-numbers-full-0",
     ]
-    usual, other = (
-        found[f"fdu-kteps-glove-150-numbers{n}-full-0"].cell.resolved() for n in ("", "-tuned-by-adam")
+    usual, other, briefly = (
+        found[f"fdu-kteps-glove-150-numbers{n}-full-0"].cell.resolved()
+        for n in ("", "-tuned-by-adam", "-tuned-by-adam-for-100-steps")
     )
     assert usual.personalization is not None
     assert other.personalization is not None
     assert usual.personalization.optimizer is None
     assert other.personalization.optimizer == "adam"
-    assert usual == other.model_copy(update={"personalization": usual.personalization})
+    assert briefly.personalization is not None
+    assert (briefly.personalization.optimizer, briefly.personalization.steps) == ("adam", 100)
+    assert briefly.personalization.every == 2
+    for tuned in (other, briefly):
+        assert usual == tuned.model_copy(update={"personalization": usual.personalization})
     star = found["fdu-kteps-star-glove-150-numbers-full-0"]
     assert set(star.source) == {"fdu_mtl.jsonl.gz", "glove_150d.npz"}
     assert star.cell.resolved().model.options["embedding_dim"] == 150
     lines = rows(tmp_path, "kteps-vectors")
-    for way in ("", ", tuned by Adam"):
+    for way in ("", ", tuned by Adam", ", tuned by Adam for 100 steps"):
         for ratio, published in (
             (", ratio 1", 0.790),
             (", ratio 0.1", 0.851),
