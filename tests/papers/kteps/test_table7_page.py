@@ -43,6 +43,28 @@ def test_accuracy_falls_in_the_round_that_takes_the_last_direction(end: int, las
     assert before > 80 > 60 > after
 
 
+def test_what_is_left_if_published_components_count_from_0(page: str) -> None:
+    """The text's row of 1 to 200 is KTEPS's own; all others lose ``start`` directions a round."""
+    found = {(s, e): ag for (e, s), ag in published.COMPONENTS["FDU", "ag"].items() if (s, e) != (1, 200)}
+    by_left: dict[int, list[str]] = {}
+    for (start, end), ag in sorted(found.items(), key=lambda pair: -pair[1]):
+        by_left.setdefault(end - ROUNDS * start, []).append(f"{100 * ag:.1f}")
+    assert list(by_left) == sorted(by_left, reverse=True), "fewer directions, less accuracy"
+    assert by_left[0] == ["61.6"]
+    gone = {ag for left, ags in by_left.items() if left < 0 for ag in ags}
+    assert gone == {"50.5"}
+    told = [" and ".join(by_left[left]) for left in (100, 50)]
+    assert (
+        f"{told[0]} % with 100 directions, {told[1]} with 50, {by_left[0][0]} with none, {gone.pop()} where none was "
+        f"left earlier" in page
+    )
+    assert len(found) == 7
+    assert "a fit to seven numbers" in page
+    rounds, fallen = 20, published.COMPONENTS["IYY", "ag"][150, 6]
+    assert 150 - rounds * (6 - 1) == 150 - ROUNDS * (3 - 1) == 50
+    assert f"6 to 150 leaves 50 after its 20 rounds: {100 * fallen:.1f} %" in page
+
+
 def over_seeds(name: str) -> np.ndarray:
     """Return a row's Ag and Ap in percent with seeds 0 to 2, (2, seeds)."""
     found = []
