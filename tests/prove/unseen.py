@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -69,6 +71,32 @@ def batch_norm(v: Tensor) -> Tensor:
     return mean.sum()
 
 
+def array_beneath(v: Tensor) -> Tensor:
+    array = np.zeros(len(v), np.float32)
+    torch.from_numpy(array).copy_(v)
+    return torch.ones(()) * float(array[0])
+
+
+def array_taken_before(v: Tensor) -> Tensor:
+    held = torch.zeros(2, len(v))
+    array = held[1].numpy()
+    held.copy_(v)
+    return torch.ones(()) * float(array[0])
+
+
+def buffer_beneath(v: Tensor) -> Tensor:
+    content = bytearray(4 * len(v))
+    torch.add(v, 1.0, out=torch.frombuffer(content, dtype=torch.float32))
+    return torch.ones(()) * content[0]
+
+
+def address_taken_before(v: Tensor) -> Tensor:
+    held = torch.zeros(len(v))
+    place = ctypes.cast(held.data_ptr(), ctypes.POINTER(ctypes.c_float))
+    held.add_(v)
+    return torch.ones(()) * place[0]
+
+
 UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
     "poisson": lambda v: drawn_after(lambda g: torch.poisson(v.abs() * 1e3, generator=g)),
     "binomial": lambda v: drawn_after(lambda g: torch.binomial(v * 0 + 100, v.sigmoid(), generator=g)),
@@ -76,6 +104,10 @@ UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
     "statistics": statistics,
     "nested": size_of_a_nested_tensor,
     "class": read_by_a_class,
+    "array beneath": array_beneath,
+    "array before": array_taken_before,
+    "buffer beneath": buffer_beneath,
+    "address before": address_taken_before,
     "inferred where": inferred(lambda v: torch.tensor(float(len(torch.where(v > 0)[0])))),
     "inferred repeats": inferred(
         lambda v: torch.tensor(float(len(torch.zeros(2).repeat_interleave((v[:1] > 0).long() + 1))))

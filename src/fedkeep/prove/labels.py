@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedkeep.kernels import native
 from fedkeep.nn import operation
 from fedkeep.prove.frames import NATIVE, others, own, where
+from fedkeep.prove.memory import SHARE, Shared, lent
 from fedkeep.prove.nested import at, flat, tensors
 from fedkeep.prove.nodes import Crossing, Node, made
 from fedkeep.prove.rules import CROSSINGS, READERS, ROW_NUMBERS, TABLES, WRITES, rule_of
@@ -61,6 +62,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._nodes: dict[int, tuple[StorageWeakRef, Node]] = {}
+        self._shared = Shared()
         self._addresses: dict[int, Tensor] = {}
         self._inside: list[str] = []
         self._of = {id(layer): name for name, layer in self.module.named_modules()}
@@ -107,11 +109,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return what is known of a tensor that an operation is given, and note where nothing is."""
         node = self.node(tensor)
         if node is None:
+            self._came(tensor)
             node = Node(
                 f"a tensor that nobody declared, given to {_short(func)} in {'.'.join(where()[1:])}", OUTSIDE
             )
             self.put(tensor, node)
         return node
+
+    def _came(self, tensor: Tensor) -> None:
+        """Note where a tensor's memory is an array's, which Python's code may still have."""
+        if lent(tensor) and (place := where()[1:]) not in SITES:
+            self._shared.add(tensor, f"memory of an array, given to PyTorch in {'.'.join(place)}, written")
 
     def _told(self, rows: Node) -> Node:
         """Return what is known of numbers of rows, which every run tells, beside the examples that have them."""
@@ -193,6 +201,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _add(self, tensor: Tensor, node: Node) -> None:
+        if how := self._shared.by(tensor):
+            self.cross(node, how)
         old = self.node(tensor)
         if old is None or node.labels & ~old.labels:
             self.put(
@@ -202,6 +212,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _lifted(self, tensor: Tensor) -> None:
         """Label a tensor that was made of Python's numbers, of other tensors or of an array."""
+        self._came(tensor)
         if self.given is not None and _called_back(sys._getframe()):
             self.put(tensor, Node("a tensor made in a function that PyTorch called", OUTSIDE))
         elif self.fresh is not None:
@@ -268,6 +279,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
             if name == "data_ptr":
                 self._addresses[owner.data_ptr()] = owner
+            if name in SHARE and site_of(*(place := where()[1:]), name) is None:
+                self._shared.add(owner, f"memory that {name} handed out in {'.'.join(place)}, written")
             self.cross(self.node(owner) or Node("", OUTSIDE), name)
 
     def _kernel(self, kernel: str, backward: bool, words: Sequence[int]) -> None:
