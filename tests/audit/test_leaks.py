@@ -87,6 +87,12 @@ def test_a_planted_leak_is_found(name: str) -> None:
     assert found(audit(model(), method, data, rounds=2), leaves, source, how)
 
 
+def test_another_clients_examples_are_no_declared_gradients() -> None:
+    report = audit(Own(), of_term(leaks.KeepsFirst()), DATA, rounds=1)
+    assert found(report, "upload/linear.weight", "training examples of another client (user-0)", "")
+    assert report.verdict("weight") == "unchanged"
+
+
 def test_what_is_not_a_leak_is_not_found() -> None:
     report = audit(Own(), furl(), DATA, rounds=2)
     assert report.ok

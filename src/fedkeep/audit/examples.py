@@ -48,6 +48,9 @@ def _training(audit: Looking, step: Step, rows: Rows, other: FederatedData) -> N
     rest = set(changed(*on_common_rows(step.have_still, again)))
     image = _images(audit, step, rows)
     for item in found:
+        if item.client not in ("", audit.client):
+            audit.note(item.label, f"{TRAINING} of another client ({audit.client})", "", of_client=False)
+            continue
         declared = ""
         if item.kind == "upload" and item.name in audit.buffers:
             declared = "the split federates this buffer"
