@@ -169,7 +169,7 @@ def test_an_example_in_an_upload_is_a_path_unless_it_is_declared() -> None:
     proof = prove(Own(), method, DATA)
     item = next(i for i in proof.items if i.leaves == "upload/linear.bias")
     assert item.verdict == "path named"
-    assert item.path[0] == "examples"
+    assert item.path[0] == "examples of user-0"
     assert proof.verdict("upload/linear.weight") == "declared"
     assert proof.verdict("loss") == "declared"
     allowed = prove(Own(), method, DATA, allow=("loss", "judged", "upload/linear.bias"))
@@ -260,6 +260,12 @@ def another_clients(f: Finish) -> Finished:
     return Finished(params={"linear.bias": moved})
 
 
+def keeps_for_another(f: Finish) -> Finished:
+    made = another_clients(f)
+    HELD[:] = [f.trained["user"].clone()]
+    return made
+
+
 HELD: list[Tensor] = []
 
 
@@ -276,6 +282,25 @@ def test_what_stays_in_memory_and_goes_to_another_client_is_found() -> None:
         prove(Own(), method.on_client(finish=another_clients), DATA).verdict("upload/linear.bias")
         == "unknown"
     )
+    HELD.clear()
+
+
+def test_examples_of_another_client_are_no_gradient_of_ones_own() -> None:
+    """A value that is computed once, for whoever comes first, stands in the next client's gradients."""
+    proof = prove(Own(), leaks.of_term(leaks.KeepsFirst()), DATA)
+    assert "upload/linear.weight depends on examples of user-0" in proof.claims[0].against
+    assert "loss depends on examples of user-0 and user-1" in proof.claims[0].against
+    item = next(i for i in proof.items if i.leaves == "upload/linear.weight")
+    assert (item.verdict, item.path[0]) == ("path named", "examples of user-0")
+
+
+@pytest.mark.parametrize("names", [("Bank of America", "America"), ("America", "Bank of America")])
+def test_a_client_whose_name_ends_another_ones_is_another_client(names: tuple[str, str]) -> None:
+    data = users(**dict.fromkeys(names, (4, 1, 1, 1)))
+    HELD.clear()
+    method = methods.furl("user", local=Phase(batch_size=4)).on_client(finish=keeps_for_another)
+    (reads, *_) = prove(Own(), method, data).claims
+    assert {f"upload/linear.bias depends on private user of {name}" for name in names} <= set(reads.against)
     HELD.clear()
 
 

@@ -28,17 +28,15 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep.kernels import native
-from fedkeep.nn import operation
 from fedkeep.prove.frames import NATIVE, others, own, where
 from fedkeep.prove.memory import SHARE, Shared, lent
 from fedkeep.prove.nested import at, flat, tensors
 from fedkeep.prove.nodes import Crossing, Node, made
-from fedkeep.prove.rules import CROSSINGS, READERS, ROW_NUMBERS, TABLES, WRITES, rule_of
+from fedkeep.prove.rules import CROSSINGS, READERS, ROW_NUMBERS, TABLES, WRITES, foreign, rule_of, short
 from fedkeep.prove.sites import DATA, SITES, site_of
 
 OUTSIDE = 1
 """The label of tensors that nobody declared."""
-OWN_NODES = (operation.Eager, operation.Transformed, operation.Gradient)
 MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
 WHOLE = torch._C.DispatchKey.CompositeImplicitAutograd
 """The key of operations that are made of others; by ``OpOverload.decompose`` some would be made of other ones."""
@@ -52,11 +50,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         names: of the labels, by their place.
+        owners: of labels that are a client's, its id.
         crossings: numbers that left for Python, the first of each site and label.
     """
 
     module: nn.Module
     names: list[str] = field(default_factory=lambda: ["a tensor that nobody declared"])
+    owners: dict[str, str] = field(default_factory=dict)
     crossings: dict[tuple[str, str, int], Crossing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,6 +82,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name not in self.names:
             self.names.append(name)
         return 1 << self.names.index(name)
+
+    def own(self, kind: str, owner: str) -> str:
+        """Return the label of what is a client's."""
+        label = f"{kind} of {owner}"
+        self.owners[label] = owner
+        return label
+
+    def bits(self, *kinds: str) -> int:
+        """Return the bits of all labels of some kinds, whosever they are."""
+        named = enumerate(self.names)
+        return sum(1 << k for k, n in named if n.removesuffix(f" of {self.owners.get(n)}") in kinds)
 
     def words(self, labels: int) -> list[str]:
         """Return the names of labels."""
@@ -111,7 +122,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if node is None:
             self._came(tensor)
             node = Node(
-                f"a tensor that nobody declared, given to {_short(func)} in {'.'.join(where()[1:])}", OUTSIDE
+                f"a tensor that nobody declared, given to {short(func)} in {'.'.join(where()[1:])}", OUTSIDE
             )
             self.put(tensor, node)
         return node
@@ -123,7 +134,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _told(self, rows: Node) -> Node:
         """Return what is known of numbers of rows, which every run tells, beside the examples that have them."""
-        return Node("the rows of a table", rows.labels & ~self.bit(DATA), (rows,))
+        return Node("the rows of a table", rows.labels & ~self.bits(DATA), (rows,))
 
     # --- operations
 
@@ -160,7 +171,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for t in tensors(given[ROW_NUMBERS[name]]):
                 before[id(t)] = self._told(before[id(t)])
         for tensor in inputs:
-            if isinstance(tensor.grad_fn, BackwardCFunction) and _foreign(tensor.grad_fn):
+            if isinstance(tensor.grad_fn, BackwardCFunction) and foreign(tensor.grad_fn):
                 self.cross(Node("", OUTSIDE), f"the backward pass of {type(tensor.grad_fn).__name__}")
         parents = () if rule.shapes else tuple(dict.fromkeys(before.values()))
         try:
@@ -170,7 +181,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
         if rule.unknown:
             self.cross(Node("", OUTSIDE), rule.unknown)
-        what = _short(func) + (f" in {self._inside[-1]}" if self._inside else "")
+        what = short(func) + (f" in {self._inside[-1]}" if self._inside else "")
         random = self.bit("chance") if torch.Tag.nondeterministic_seeded in func.tags else 0
         mask = (
             any(t.dtype in (torch.bool, torch.uint8) for t in tensors(given.get("indices")))
@@ -178,7 +189,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         if rule.tells or mask:
             self.cross(made("", parents, 0), name)
-        if name == "_pack_padded_sequence" and (labels := made("", parents, 0).labels) & ~self.bit(DATA):
+        if name == "_pack_padded_sequence" and (labels := made("", parents, 0).labels) & ~self.bits(DATA):
             self.cross(Node("", labels, parents), name)
         if name == "set_":
             return out
@@ -236,7 +247,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         site = site_of(module, name, what)
         if not node.labels:
             return
-        if site is not None and site.only and node.labels & ~sum(self.bit(label) for label in site.only):
+        if site is not None and site.only and node.labels & ~self.bits(*site.only):
             site = None
         if site is not None and (not site.told or (frame is not None and site.unless(frame))):
             return
@@ -248,7 +259,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note that a function reads numbers in C++; the lengths of examples are no values."""
         with torch._C.DisableTorchFunction():
             node = made("", self.parts(sizes), 0)
-        if name == "tensor_split" or node.labels & ~self.bit(DATA):
+        if name == "tensor_split" or node.labels & ~self.bits(DATA):
             self.cross(node, name)
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -374,14 +385,6 @@ class _Makers(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         finally:
             tracer.fresh, tracer.given = before
-
-
-def _short(func: Any) -> str:
-    return func if isinstance(func, str) else str(func._schema.name.partition("::")[2])
-
-
-def _foreign(node: Any) -> bool:
-    return not any(node._forward_cls is own for own in OWN_NODES)
 
 
 def _called_back(frame: FrameType | None) -> bool:

@@ -54,7 +54,7 @@ class Labelled(FederatedData):
         """Return the rows' columns."""
         batch = super().batch(rows)
         chosen = np.asarray(rows, np.int64)
-        labels = [DATA]
+        labels = [self.tracer.own(DATA, self.ids[c]) for c in np.unique(self.clients_of(chosen))]
         if OUT in self.columns and not np.asarray(self.columns[OUT])[chosen].all():
             labels.append(OPTED_OUT)
         assert self.bounds is not None
@@ -112,12 +112,13 @@ class Taken:
 class Channels:
     """The tap of gradients: what passes is named as the channel that it is, and is noted or replayed.
 
-    A federated gradient may depend on training examples, and on what the client itself keeps, which is what a split
-    declares. What else it depends on stays with it.
+    A federated gradient may depend on the client's own training examples (``examples``), and on what it keeps itself
+    (``own``), which is what a split declares. What else it depends on stays with it.
     """
 
     tracer: Tracer | None
     own: int = 0
+    examples: int = 0
     noted: list[Params] = field(default_factory=list)
     replay: Iterator[Params] | None = None
     phases: list[Phase] = field(default_factory=list)
@@ -146,7 +147,7 @@ class Channels:
         private = old.labels & self.own
         channel = tracer.bit(CLIP if clipped else GRADIENTS) if private else 0
         what = f"the {'clipped ' if clipped else ''}gradient of {name}"
-        tracer.put(made, Node(what, old.labels & ~self.own & ~tracer.bit(DATA) | channel, (old,)))
+        tracer.put(made, Node(what, old.labels & ~self.own & ~self.examples | channel, (old,)))
 
 
 @dataclass
@@ -168,14 +169,15 @@ class Traced:
             kept = {n: v[0].clone() for n, v in job.kept([each.client]).items()}
             for name, value in each.sent.items():
                 self.tracer.put(value, Node(f"received {name}", self.tracer.bit(RECEIVED)))
-            own = 0
+            own, who = 0, job.data.ids[each.client]
             for name, value in kept.items():
                 kind = "kept" if is_state(name) else "private"
-                label = f"{kind} {name.removeprefix('client/')} of {job.data.ids[each.client]}"
+                label = self.tracer.own(f"{kind} {name.removeprefix('client/')}", who)
                 self.tracer.begin(value, label)
                 own |= self.tracer.bit(label)
             taken = Taken(each, kept, round, progress)
-            tap = Channels(self.tracer, own=own, noted=taken.gradients)
+            examples = self.tracer.bit(self.tracer.own(DATA, who))
+            tap = Channels(self.tracer, own=own, examples=examples, noted=taken.gradients)
             result = trained(job, taken, tap)
             taken.fault = str(result.fault or "")
             taken.phases = [] if taken.fault else tap.phases
@@ -298,7 +300,7 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
             break
         before = now
     made.error = made.error or _untrained(made)
-    secret = ~sum(tracer.bit(label) for label in OPEN) & ~OUTSIDE
+    secret = ~tracer.bits(*OPEN) & ~OUTSIDE
     for prefix, values in (("", server.params), ("state/", server.state)):
         nodes = {f"server/{prefix}{n}": tracer.node(v) for n, v in values.items()}
         made.server |= {

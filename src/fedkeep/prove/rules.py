@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
+
+from fedkeep.nn import operation
 
 SHAPES = re.compile(
     r"(zeros|ones|empty|full|rand|randn|randint)_like(_|$)|new_(zeros|ones|empty|full|empty_strided)$"
@@ -58,6 +61,9 @@ CROSSINGS = {
     "start_new_thread", "start_joinable_thread", "fork", "fork_exec",
 }  # fmt: skip
 """Functions by which values leave tensors unseen, or something begins that is not seen."""
+
+OWN_NODES = (operation.Eager, operation.Transformed, operation.Gradient)
+"""Functions of fedkeep whose backward passes have a rule."""
 
 WRITES: dict[tuple[str, bool], tuple[str, ...]] = {
     ("recurrent", False): ("output", "pooled", "work"),
@@ -106,3 +112,13 @@ def rule_of(func: OpOverload) -> Rule:
         tells=numbers or name in TELL or (bool(tags & {*func.tags}) and name != "index"),
         unknown="" if known else f"the operation {schema.name} has no rule",
     )  # fmt: skip
+
+
+def foreign(node: Any) -> bool:
+    """Tell whether a gradient function runs a backward pass of other code's in Python."""
+    return not any(node._forward_cls is own for own in OWN_NODES)
+
+
+def short(func: OpOverload | str) -> str:
+    """Return what an operation or a kernel is called in a path."""
+    return func if isinstance(func, str) else str(func._schema.name.partition("::")[2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fedkeep.audit.findings import Allowed
@@ -32,7 +32,7 @@ class Judge:
     def __init__(self, made: Rounds, allowed: Allowed, falsified: Mapping[str, str]) -> None:
         self.made, self.allowed, self.falsified = made, allowed, falsified
         tracer = self.tracer = made.tracer
-        self.open = OUTSIDE | sum(tracer.bit(label) for label in OPEN)
+        self.open = OUTSIDE | tracer.bits(*OPEN)
         self.strict = OUTSIDE | tracer.bit(OPTED_OUT) | tracer.bit(HELD)
         self.buffers = {name for name, _ in made.job.net.module.named_buffers()}
         crossings = [*tracer.crossings.values()]
@@ -66,7 +66,7 @@ class Judge:
         for node, _ in seen:
             mask |= node.labels
         by = STATUS if label == "status" else self._declared(label)
-        if by and label != "status" and any(n.labels & ~self.open & ~self._own(t) for n, t in seen):
+        if by and label != "status" and any(self._beyond(n, t) & ~self._own(t) for n, t in seen):
             by = ""  # it is no leave to tell of opted-out examples, or of other clients
         if mask & OUTSIDE or self.reasons:
             if by and "/" in label and not (mask | self.loose) & self.strict:
@@ -85,9 +85,9 @@ class Judge:
                 what = "clip_over = 'halves' avoids it, allow = ['clip'] declares it"
                 return _undeclared(label, JOINT, what, by=words, falsifier=said)
             words.append(f"{JOINT} ({clip})")
-        beyond = next((n for n, _ in seen if n.labels & ~self.open), None)
-        examples = tracer.bit(DATA) if label.startswith(("upload/", "sent/")) else 0
-        raw = next((n for n, _ in seen if n.labels & examples), None)  # not by a gradient
+        beyond = next(((n, b) for n, t in seen if (b := self._beyond(n, t))), None)
+        examples = tracer.bits(DATA) if label.startswith(("upload/", "sent/")) else 0
+        raw = next(((n, b) for n, _ in seen if (b := n.labels & examples)), None)  # not by a gradient
         if beyond is None and raw is not None:
             by = by or (
                 SENDS
@@ -95,8 +95,8 @@ class Judge:
                 else BUFFER * (label.removeprefix("upload/") in self.buffers)
             )
         if (found := beyond or raw) is not None and not by:
-            which = found.labels & ~self.open or examples
-            return _undeclared(label, *found.path(_lowest(which)), label, by=words, falsifier=said)
+            node, which = found
+            return _undeclared(label, *node.path(_lowest(which)), label, by=words, falsifier=said)
         if beyond is None and said == CHANGES:
             return _undeclared(label, "it changes, with the channels replayed", by=words, falsifier=said)
         words += [by] * (found is not None)
@@ -105,15 +105,18 @@ class Judge:
 
     def claims(self) -> tuple[Claim, ...]:
         """Return what holds of the round as a whole."""
-        tracer, every = self.tracer, self._own(None)
+        tracer = self.tracer
         reads, opted = list(self.reasons), list(self.reasons)
         for taken in self.made.taken:
-            others = every & ~self._own(taken)
+            others = self._others(taken)
             for label, node in taken.nodes.items():
                 reads += [node.path(OUTSIDE)[0]] * bool(node.labels & OUTSIDE)
                 opted += [label] * bool(node.labels & tracer.bit(OPTED_OUT))
             masks = {**{n: node.labels for n, node in taken.nodes.items()}, **taken.after}
             reads += [f"{n} depends on {tracer.words(m & others)[0]}" for n, m in masks.items() if m & others]
+        for node in self.told["loss"]:
+            whose = {tracer.owners[n] for n in tracer.words(node.labels & tracer.bits(DATA))}
+            reads += [f"loss depends on examples of {' and '.join(sorted(whose))}"] * (len(whose) > 1)
         opted += ["loss"] * any(node.labels & tracer.bit(OPTED_OUT) for node in self.told["loss"])
         opted += [label for label, said in self.falsified.items() if said == OPT_OUT_CHANGES]
         keeps = [" → ".join(n.path(_lowest(n.labels & ~self.open))) for n in self.made.elsewhere]
@@ -128,12 +131,23 @@ class Judge:
     def _declared(self, label: str) -> str:
         return self.allowed.by(label, of_client=True, copied=False)
 
+    def _beyond(self, node: Node, taken: Taken | None) -> int:
+        """Return the labels that may not leave as such: of what must stay, and of other clients' examples."""
+        return node.labels & (~self.open | self._others(taken))
+
+    def _others(self, taken: Taken | None) -> int:
+        """Return the labels of what other clients keep and train on; None: of no client."""
+        return 0 if taken is None else self._labels(lambda owner: owner != self._who(taken))
+
     def _own(self, taken: Taken | None) -> int:
         """Return the labels of what a client keeps; None: of what any keeps."""
-        ids = self.made.job.data.ids
-        ends = tuple(f" of {i}" for i in (ids if taken is None else [ids[taken.work.client]]))
-        names = enumerate(self.tracer.names)
-        return sum(1 << k for k, n in names if n.startswith(("private ", "kept ")) and n.endswith(ends))
+        return self._labels(lambda owner: taken is None or owner == self._who(taken)) & ~self.open
+
+    def _who(self, taken: Taken) -> str:
+        return self.made.job.data.ids[taken.work.client]
+
+    def _labels(self, of: Callable[[str], bool]) -> int:
+        return sum(self.tracer.bit(label) for label, owner in self.tracer.owners.items() if of(owner))
 
 
 def worst(found: Sequence[Sequence[Item]]) -> tuple[Item, ...]:
