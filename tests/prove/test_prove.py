@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import checkpoint
 
 from fedkeep import Optimize, Phase, averaging, methods, sgd
 from fedkeep.audit.canaries import with_opt_out
 from fedkeep.cli.prove import content
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.engines.single import LanePass
@@ -349,3 +351,14 @@ def test_packed_sequences_are_unknown_with_a_way_out_that_is_proved() -> None:
     assert PACKED in packed.notes
     assert ours.verdict("upload/embedding.weight") == "declared"
     assert PACKED not in ours.notes
+
+
+class Saves(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return out
+
+
+def test_a_model_that_hooks_saved_tensors_is_told_what_to_do() -> None:
+    with pytest.raises(MethodError, match=r"does not follow hooks .* Prove the model without them"):
+        prove(Saves(), furl(), DATA)

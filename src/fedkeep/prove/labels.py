@@ -37,6 +37,10 @@ from fedkeep.prove.sites import DATA, SITES, site_of
 
 OUTSIDE = 1
 """The label of tensors that nobody declared."""
+HOOKS = (
+    "a proof does not follow hooks on saved tensors, which torch.utils.checkpoint sets, for instance. Prove the model "
+    "without them, as it computes the same"
+)
 MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
 WHOLE = torch._C.DispatchKey.CompositeImplicitAutograd
 """The key of operations that are made of others; by ``OpOverload.decompose`` some would be made of other ones."""
@@ -313,7 +317,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         self._held = ExitStack()
-        self._held.enter_context(torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors"))
+        self._held.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(HOOKS))
         self._held.enter_context(self._makers)
         for kind in SCRIPTS:
             called = vars(kind)["__call__"]
