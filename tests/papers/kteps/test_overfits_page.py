@@ -90,6 +90,7 @@ def test_repeats() -> None:
 
 
 GLOVE, BY_ADAM = "GloVe, 150 numbers", "tuned by Adam"
+BRIEFLY = f"{BY_ADAM} for 100 steps"
 
 
 def rates_from_glove() -> dict[tuple[Any, str], Any]:
@@ -113,12 +114,12 @@ def test_the_rate_of_fine_tuning() -> None:
     }
     rows |= rates_from_glove()
     body = table(PAGE, lambda t: t[0][1:] == ["ratio 1", "0.1", "0.01", "0.001"])
-    assert len(body) == 8
+    assert len(body) == 9
     values = {}
     for name, *shown in body:
         method, _, what = name.partition(", ")
         for ratio, text in zip(("1", "0.1", "0.01", "0.001"), shown, strict=True):
-            kind = what if what in (GLOVE, BY_ADAM) else 15 if what == "15 rounds" else 50
+            kind = what if what in (GLOVE, BY_ADAM, BRIEFLY) else 15 if what == "15 rounds" else 50
             row = rows[kind, f"{method}, ratio {ratio}"]
             value = 100 * row["published"] if what == "published" else percent(row)
             check(f"{name}, {ratio}", text, [value] if what == "published" else value)  # type: ignore[list-item]
@@ -132,6 +133,20 @@ def test_the_rate_of_fine_tuning() -> None:
     )
     assert abs(adam[3] - adam[2]) < 0.05
     assert 0.4 < (adam[2] - adam[0]) / 6.8 < 0.6  # half
+    briefly = [values[f"the same, {BRIEFLY}", ratio] for ratio in ("1", "0.1", "0.01")]
+    brief = cell("kteps-glove-150-numbers-tuned-by-adam-for-100-steps", 0)
+    full, usual = (
+        [100 * mean(at) for at in zip(*brief["curves"][ratio]["own"].values(), strict=True)]
+        for ratio in ("1.0", "0.01")
+    )
+    tenth = brief["steps"].index(20) + 1
+    first = mean(full[:tenth])
+    assert (
+        f"lose {briefly[2] - briefly[0]:.1f} points over 100 steps at the full rate and "
+        f"{mean(usual[:tenth]) - first:.1f} over the first 20, where they have {first:.1f} % and the paper's "
+        f"{values['KTEPS, published', '1']:.1f}. At a tenth they lose {briefly[2] - briefly[1]:.1f}." in TEXT
+    )
+    assert brief["loss"] == cell("kteps-glove-150-numbers", 0)["loss"]
     sgd, by_adam = (cell(f"kteps-glove-150-numbers{n}", 0) for n in ("", "-tuned-by-adam"))
     assert sgd["loss"] == by_adam["loss"]
     assert sgd["shared"] == by_adam["shared"]
