@@ -59,27 +59,31 @@ def test_where_most_opt_out() -> None:
 
 def test_where_two_clients_of_five_opt_out() -> None:
     ((head, *body),) = [t for t in tables(MIXTURE) if t[0][0] == "q = 0.5, %"]
-    run = [label for label, *_ in body]
-    assert run == [p for p in P if isinstance(row(p, "Mixture, q = 0.5")["value"], float)]
+    assert [label for label, *_ in body] == P
     for label, *cells in body:
         for column, cell in zip(head[1:], cells, strict=True):
             check(f"{column}, {label}", cell, percent(row(label, f"{column}, q = 0.5")))
     local, tuned, behind = (
-        [points(p, f"{one}, q = 0.5", f"{other}, q = 0.5") for p in run]
+        [points(p, f"{one}, q = 0.5", f"{other}, q = 0.5") for p in P]
         for one, other in (("Mixture", "Local"), ("Mixture", "Fine-tuned"), ("Fine-tuned", "Local"))
     )
     assert said(
-        r"of local training by (\S+) points at p = 0.2 and by (\S+) to (\S+) from p = 0.5 on\. "
-        r"It is (\S+) to (\S+) points ahead of fine-tuning, which is behind local training from p = 0.3 on\."
-    ) == [round(x, 1) for x in (local[0], min(local[3:]), max(local[3:]), min(tuned), max(tuned))]
-    assert [gap < 0 for gap in behind] == [False, *[True] * (len(run) - 1)]
+        r"of local training by (\S+) points at p = 0.2 and (\S+) at p = 0.7, and level with it above "
+        r"\((\S+), (\S+) and (\S+)\)\."
+    ) == [round(x, 1) for x in (local[0], *local[5:])]
+    assert said(r"It is (\S+) to (\S+) points ahead of fine-tuning up to p = 0.9 and (\S+) at p = 1\.") == [
+        round(x, 1) for x in (min(tuned[:-1]), max(tuned[:-1]), tuned[-1])
+    ]
+    assert "Fine-tuning is behind local training from p = 0.3 on." in PAGE
+    assert [gap < 0 for gap in behind] == [False, *[True] * 8]
     lost, of_tuned = (
-        [points(p, method, f"{method}, q = 0.5") for p in run] for method in ("Mixture", "Fine-tuned")
+        [points(p, method, f"{method}, q = 0.5") for p in P] for method in ("Mixture", "Fine-tuned")
     )
     assert said(
-        r"fine-tuning loses (\S+) to (\S+) points and the mixture (\S+) to (\S+), less at every p\."
-    ) == [round(x, 1) for x in (min(of_tuned), max(of_tuned), min(lost), max(lost))]
+        r"it loses (\S+) to (\S+) points\. The mixture loses (\S+) at p = 0.2 and less with every p, down to none at p = 0.9\."
+    ) == [round(x, 1) for x in (min(of_tuned), max(of_tuned), lost[0])]
     assert lost == sorted(lost, reverse=True)
+    assert lost[6] > 0 >= lost[7]
 
 
 def test_where_nobody_opts_out() -> None:
