@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,12 @@ from fedkeep.experiments.reproductions import reproduce
 from fedkeep_papers.kteps import baselines, book
 from fedkeep_papers.kteps.cells import Cell, Numbers, Task
 from tests.papers.kteps.runs import request, rows
+
+
+def finish(tasks: list[Task], **numbers: Any) -> None:
+    """Write what some cells are to have left."""
+    for task in tasks:
+        task.slot.write(Numbers(task.cell.name, {}, {}, **numbers))
 
 
 def test_readings_change_the_method_and_nothing_else(
@@ -64,18 +71,16 @@ def test_readings_change_the_method_and_nothing_else(
 def test_ag_of_the_usual_rounds_and_of_one_more(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def done(tasks: list[Task], *_: object) -> None:
-        for task in tasks:
-            curve = [[k + 1, k / 100] for k in range(51)]
-            curves = {"0.01": {"own": {"a": [0.6, 0.8]}}}
-            task.slot.write(
-                Numbers(task.cell.name, {}, {}, shared={"a": 0.5}, shared_curve=curve, curves=curves)
-            )
-
+    curve = [[k + 1, k / 100] for k in range(51)]
+    curves = {"0.01": {"own": {"a": [0.6, 0.8]}}}
     name = "Table 7, 3 to 150, 3 a round"
     monkeypatch.setattr(baselines, "READINGS", {name: baselines.READINGS[name]})
     monkeypatch.setattr(baselines, "ALONE", ())
-    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: done(tasks))
+    monkeypatch.setattr(
+        book,
+        "run_tasks",
+        lambda tasks, *_: finish(tasks, shared={"a": 0.5}, shared_curve=curve, curves=curves),
+    )
     reproduce("kteps-baselines", request(data, tmp_path))
     found = rows(tmp_path, "kteps-baselines")
     assert found[name, "accuracy_ag"].value == pytest.approx(0.49)  # after round 50
@@ -87,16 +92,11 @@ def test_ag_of_the_usual_rounds_and_of_one_more(
 def test_branches_of_table_8_predict_alone_on_the_same_models(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def done(tasks: list[Task], *_: object) -> None:
-        for task in tasks:
-            curves = {"0.01": {"own": {"a": [0.7, 0.9]}, "s": {"a": [0.6, 0.8]}, "p": {"a": [0.3, 0.5]}}}
-            task.slot.write(
-                Numbers(task.cell.name, {}, {}, test={"a": 0.9}, shared={"a": 0.8}, curves=curves)
-            )
-
+    curves = {"0.01": {"own": {"a": [0.7, 0.9]}, "s": {"a": [0.6, 0.8]}, "p": {"a": [0.3, 0.5]}}}
     monkeypatch.setattr(baselines, "READINGS", {})
     asked: list[Task] = []
-    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: (asked.extend(tasks), done(tasks)))
+    numbers = {"test": {"a": 0.9}, "shared": {"a": 0.8}, "curves": curves}
+    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: (asked.extend(tasks), finish(tasks, **numbers)))
     reproduce("kteps-baselines", request(data, tmp_path))
     about = "diversity-0.0-projections-False-transfer-0.01-full-0"
     assert [t.cell.name for t in asked] == [f"fdu-kteps-architecture-{a}-{about}" for a in "BC"]
