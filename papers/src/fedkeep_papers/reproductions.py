@@ -36,6 +36,7 @@ channel_adapters = Reproduction(
     about="channels of messages by time: private heads, vectors and adapters beside a pretrained transformer",
     run=adapters.channel_adapters,
     in_pieces=True,
+    changes=("run",),
 )
 kteps_table2 = Reproduction(
     about="KTEPS Table 2: Ag of ten methods on FDU-MTL (and IYY, where its files are)",

@@ -106,11 +106,12 @@ def encode(backbone: Backbone, texts: Sequence[str], layers: int, hidden: NDArra
     """Return what the frozen layers make of texts.
 
     Args:
-        backbone: the model.
+        backbone: the model, on the device that computes.
         texts: n of them.
         layers: how many last layers take ``hidden``.
         hidden: (n, TOKENS, W) zeros, in memory or on disk; filled here.
     """
+    device = next(backbone.bert.parameters()).device
     backbone.tokenizer.enable_truncation(TOKENS)
     backbone.tokenizer.no_padding()
     ids = [np.asarray(each.ids) for each in backbone.tokenizer.encode_batch(list(texts))]
@@ -119,25 +120,29 @@ def encode(backbone: Backbone, texts: Sequence[str], layers: int, hidden: NDArra
     order = np.argsort(length, kind="stable")
     for rows in np.array_split(order, max(1, len(order) // CHUNK)):
         longest = int(length[rows].max())
-        padded = torch.tensor(np.stack([np.pad(ids[row], (0, longest - length[row])) for row in rows]))
-        there = torch.arange(longest) < torch.from_numpy(length[rows])[:, None]
+        padded = torch.tensor(np.stack([np.pad(ids[row], (0, longest - length[row])) for row in rows])).to(
+            device
+        )
+        there = torch.arange(longest, device=device) < torch.from_numpy(length[rows]).to(device)[:, None]
         found = backbone.bert(input_ids=padded, attention_mask=there.long(), output_hidden_states=True)
         below = found.hidden_states[-1 - layers] * there[..., None]
-        hidden[rows, :longest] = below.numpy().astype(np.float16)
+        hidden[rows, :longest] = below.cpu().numpy().astype(np.float16)
         mean = (found.last_hidden_state * there[..., None]).sum(1) / there.sum(1, keepdim=True)
-        sentence[rows] = mean.numpy()
+        sentence[rows] = mean.cpu().numpy()
     return Encoded(hidden, length, sentence)
 
 
-def kept_encoding(folder: Path, texts: Sequence[str], layers: int) -> Encoded:
+def kept_encoding(folder: Path, texts: Sequence[str], layers: int, device: str = "cpu") -> Encoded:
     """Return what MiniLM makes of texts, computed once and kept; a crash on the way leaves no folder.
 
     Args:
         folder: of these texts and layers alone.
         texts, layers: as for ``encode``.
+        device: where MiniLM computes, e.g. ``cuda``; what it makes differs by rounding alone.
     """
     if not folder.exists():
         backbone = minilm()
+        backbone.bert.to(device)
         part = folder.with_name(folder.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)

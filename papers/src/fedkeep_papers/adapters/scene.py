@@ -61,7 +61,7 @@ def with_sentences(data: FederatedData, encoded: Encoded, tokens: bool) -> Feder
 
 
 def encoded_messages(
-    folder: Path, users: int | None, cache: Path, layers: int, tokens: bool
+    folder: Path, users: int | None, cache: Path, layers: int, tokens: bool, device: str = "cpu"
 ) -> FederatedData:
     """Return the messages with what MiniLM makes of them.
 
@@ -70,6 +70,7 @@ def encoded_messages(
         cache: the folder of what MiniLM makes of these messages, of this file of the package and these layers alone.
         layers: how many last layers an arm computes by itself.
         tokens: for an arm that does; else sentence vectors.
+        device: where MiniLM computes.
     """
     data, texts = by_time(folder, users)
-    return with_sentences(data, kept_encoding(cache, texts, layers), tokens)
+    return with_sentences(data, kept_encoding(cache, texts, layers, device), tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from fedkeep import simulate
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.files import sha256
-from fedkeep.experiments.environment import commit
+from fedkeep.experiments.environment import check_device, commit, environment
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.metrics.worth.intervals import users_like_these
@@ -26,7 +26,7 @@ from fedkeep_papers.adapters import backbone
 from fedkeep_papers.adapters.arms import ARMS, LAYERS, RECIPE, recipe
 from fedkeep_papers.adapters.scene import by_time, encoded_messages
 from fedkeep_papers.furl.own_counts import REVISION
-from fedkeep_papers.kit.cells import Finished, Slot, digest, note_on_stale, runs_of
+from fedkeep_papers.kit.cells import LATER, Finished, Slot, digest, note_on_stale, runs_of
 
 NAME, RESULTS = "channel-adapters", "adapters"
 USERS = {"quick": 40, "medium": 120, "full": None}
@@ -69,6 +69,7 @@ class Found:
         sent: numbers that a user sends a round.
         seconds: how long it took.
         commit: of the source that computed it.
+        gpu: which it was trained on; empty: none.
     """
 
     valid: float
@@ -78,6 +79,7 @@ class Found:
     sent: int
     seconds: float
     commit: str
+    gpu: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Cell:
     runs: Path
     results: Path
     source: tuple[tuple[str, str], ...]
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
@@ -125,11 +128,11 @@ class Cell:
 
     def messages(self, tokens: bool) -> FederatedData:
         """Return the messages with what MiniLM makes of them; ``tokens`` as for ``encoded_messages``."""
-        return encoded_messages(self.data, self.users, self.cache, LAYERS, tokens)
+        return encoded_messages(self.data, self.users, self.cache, LAYERS, tokens, self.device)
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Compute the cell, or go on with its run, and leave its file; see ``tasks.Task``."""
-        it, began = ARMS[self.arm], time.perf_counter()
+        it, began, gpu = ARMS[self.arm], time.perf_counter(), ""
         if self.arm == "counts":
             data, _ = by_time(self.data, self.users)
             found = {s: counted(data, s) for s in ("valid", "test")}
@@ -144,14 +147,15 @@ class Cell:
             folder = self.runs / self.slot.run
             run = simulate(
                 model, recipe(self.arm), data, epochs=RECIPE["epochs"], cohort=RECIPE["cohort"], seed=self.seed,
-                engine="sequential", evaluate_every=0, out=folder, resume=(folder / "run.json").exists(),
-                progress=progress,
+                engine="sequential", device=self.device, evaluate_every=0, out=folder,
+                resume=(folder / "run.json").exists(), progress=progress,
             )  # fmt: skip
+            gpu = environment(self.device).get("gpu", "")
             found = {s: run.judge(("own",), s)[0].per_client("own") for s in ("valid", "test")}
         valid, test = (pooled(found[s]) for s in ("valid", "test"))
         users = tuple(value for value, _ in found["test"].values())
         seconds = round(time.perf_counter() - began, 1)
-        self.slot.write(Found(valid, test, users, private, sent, seconds, commit() or ""))
+        self.slot.write(Found(valid, test, users, private, sent, seconds, commit() or "", gpu))
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,20 @@ def source_of(data: Path | None) -> tuple[tuple[str, str], ...]:
     return (*files, backbone.source())
 
 
+def device_of(request: Request) -> str:
+    """Return where to compute, by the setting ``run.device``; a cell of another device differs by rounding alone.
+
+    Raises:
+        ConfigError: another setting, or no device that torch can use.
+    """
+    others = [key for key in request.changes if key != "run.device"]
+    if others:
+        raise ConfigError(f"{NAME} lets run.device alone be changed, e.g. to cuda; got {others[0][:80]!r}.")
+    device = request.changes.get("run.device", "cpu").strip("'\"")
+    check_device(device)
+    return device
+
+
 def channel_adapters(request: Request) -> Path:
     """Compute what is not finished, and write the tables; it goes on where it stopped.
 
@@ -211,7 +229,8 @@ def channel_adapters(request: Request) -> Path:
 
     Raises:
         DataError: the folder of data is not named, or lacks a file; MiniLM's package is not installed.
-        ConfigError: ``request.only`` names a run that there is not.
+        ConfigError: ``request.only`` names a run that there is not, or a change is of another setting than
+            ``run.device``, or of none that torch can use.
     """
     cells = cells_of(request)
     request.check([cell.name for cell in cells])
@@ -228,12 +247,13 @@ def channel_adapters(request: Request) -> Path:
 
 def cells_of(request: Request) -> list[Cell]:
     """Return the cells of a request, those that need no training first."""
+    device = device_of(request)
     source, runs = source_of(request.data), runs_of(request.out)
     seeds = SEEDS[request.scale] if request.seeds is None else tuple(request.seeds)
     results = runs / "adapters-quick" if request.scale == "quick" else request.out / "adapters"
     data = (request.data or Path()) / "zulip_channels"
     return [
-        Cell(arm, seed, USERS[request.scale], data, runs / NAME, results, source)
+        Cell(arm, seed, USERS[request.scale], data, runs / NAME, results, source, device)
         for seed in seeds
         for arm in ARMS
         if arm != "counts" or seed == seeds[0]
@@ -275,8 +295,9 @@ def sizes(by_arm: Mapping[str, Mapping[int, Found]]) -> str:
         if found:
             one, times = next(iter(found.values())), [f.seconds for f in found.values()]
             minutes = f"{np.mean(times) / 60:.1f}"
-            lines.append((ARMS[arm].title, str(4 * one.private), str(4 * one.sent), minutes))
-    columns = ("arm", "private bytes a user", "bytes sent a round", "minutes a seed")
+            on = ", ".join(dict.fromkeys(f.gpu or "CPU" for f in found.values()))
+            lines.append((ARMS[arm].title, str(4 * one.private), str(4 * one.sent), minutes, on))
+    columns = ("arm", "private bytes a user", "bytes sent a round", "minutes a seed", "on")
     return to_markdown(Table(columns, tuple(lines), "What stays and what leaves"), level=2) if lines else ""
 
 
