@@ -41,7 +41,7 @@ class Setting:
 
     def contenders(self, of: Workload) -> list[str]:
         """Return the contenders of a workload, those that can't run included."""
-        names = ["plain", *[OURS + engine for engine in WANTED_ENGINES]]
+        names = ["plain", *[OURS + e for e in WANTED_ENGINES if self.device == "cpu" or e != "workers"]]
         if self.device == "cpu":
             names += ["plain_two_processes", *PACKAGES]
             names += ["plain_padded"] if of.name == "W1 ragged" else []

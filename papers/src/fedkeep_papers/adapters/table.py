@@ -296,9 +296,10 @@ def sizes(by_arm: Mapping[str, Mapping[int, Found]]) -> str:
             one, times = next(iter(found.values())), [f.seconds for f in found.values()]
             minutes = f"{np.mean(times) / 60:.1f}"
             on = ", ".join(dict.fromkeys(f.gpu or "CPU" for f in found.values()))
-            lines.append((ARMS[arm].title, str(4 * one.private), str(4 * one.sent), minutes, on))
-    columns = ("arm", "private bytes a user", "bytes sent a round", "minutes a seed", "on")
-    return to_markdown(Table(columns, tuple(lines), "What stays and what leaves"), level=2) if lines else ""
+            lines.append((ARMS[arm].title, on, str(4 * one.private), str(4 * one.sent), minutes))
+    columns = ("arm", "on", "private bytes a user", "bytes sent a round", "minutes a seed")
+    table = Table(columns, tuple(lines), "What stays and what leaves", left=2)
+    return to_markdown(table, level=2) if lines else ""
 
 
 def gains(by_arm: Mapping[str, Mapping[int, Found]]) -> str:
