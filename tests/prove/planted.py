@@ -262,6 +262,8 @@ CARRIERS: dict[str, Callable[[Tensor], Tensor]] = {
     "func.grad": lambda v: torch.func.grad(lambda x: (x**2).sum())(v.detach())[0],
     "einsum": lambda v: torch.einsum("i,i->", v, v),
     "sparse": lambda v: v.detach().to_sparse().to_dense().sum(),
+    "sparse values": lambda v: torch.sparse_coo_tensor(torch.arange(len(v))[None], v.detach(), (9,)).sum(),
+    "entries": lambda v: torch.tensor(float(len(v.detach().relu().to_sparse()._values()))),
     "bernoulli": lambda v: torch.bernoulli(v.detach().sigmoid()).sum(),
     "normal": lambda v: torch.normal(v.detach(), 1.0).sum(),
     "seed": seeded,

@@ -1,4 +1,4 @@
-"""510 leaks outside the channels, carriers × places: labels alone call none of them independent or declared."""
+"""522 leaks outside the channels, carriers × places: labels alone call none of them independent or declared."""
 
 from __future__ import annotations
 

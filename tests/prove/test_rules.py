@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.nn.utils import rnn
 
 from fedkeep import nn as layers
-from fedkeep.prove.labels import OUTSIDE, Tracer
-from fedkeep.prove.rules import WRITES
+from fedkeep.prove.labels import Tracer
+from fedkeep.prove.rules import OUTSIDE, WRITES
 
 A, B, C = (torch.linspace(0.1, k, 12).reshape(3, 4) for k in (1, 2, 3))
 Function = Callable[[Sequence[Tensor]], Sequence[Tensor]]

@@ -24,28 +24,37 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep.kernels import native
 from fedkeep.prove.frames import NATIVE, others, own, where
-from fedkeep.prove.memory import SHARE, Shared, lent
+from fedkeep.prove.makers import Makers, called_back
+from fedkeep.prove.memory import SHARE, Shared, held, lent
 from fedkeep.prove.nested import at, flat, tensors
 from fedkeep.prove.nodes import Crossing, Node, made
-from fedkeep.prove.rules import CROSSINGS, READERS, ROW_NUMBERS, TABLES, WRITES, foreign, rule_of, short
+from fedkeep.prove.rules import (
+    CROSSINGS,
+    OUTSIDE,
+    READERS,
+    ROW_NUMBERS,
+    SPARSE,
+    TABLES,
+    WRITES,
+    foreign,
+    rule_of,
+    short,
+)
 from fedkeep.prove.sites import DATA, SITES, site_of
 
-OUTSIDE = 1
-"""The label of tensors that nobody declared."""
 HOOKS = (
     "a proof does not follow hooks on saved tensors, which torch.utils.checkpoint sets, for instance. Prove the model "
     "without them, as it computes the same"
 )
-MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
 WHOLE = torch._C.DispatchKey.CompositeImplicitAutograd
 """The key of operations that are made of others; by ``OpOverload.decompose`` some would be made of other ones."""
 SCRIPTS = (torch.jit.ScriptFunction, torch._C.ScriptMethod)
-"""They read tensors unseen: within, neither Python nor ``_Makers`` is asked."""
+"""They read tensors unseen: within, neither Python nor ``Makers`` is asked."""
 
 
 @dataclass(eq=False)
@@ -72,7 +81,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._of = {id(layer): name for name, layer in self.module.named_modules()}
         self.fresh: Node | None = None
         self.given: tuple[Any, ...] | None = None
-        self._makers, self._again = _Makers(self), list[FrameType]()
+        self._makers, self._again = Makers(self), list[FrameType]()
 
     @property
     def storages(self) -> int:
@@ -103,15 +112,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [name for place, name in enumerate(self.names) if labels >> place & 1]
 
     def node(self, tensor: Tensor) -> Node | None:
-        """Return what is known of a tensor's storage; None: nothing."""
-        found = self._nodes.get(tensor.untyped_storage()._cdata)
-        return None if found is None else found[1]
+        """Return what is known of a tensor's storages; None: nothing of one of them."""
+        found = [self._nodes.get(part.untyped_storage()._cdata) for part in held(tensor)]
+        nodes = tuple(dict.fromkeys(each[1] for each in found if each is not None))
+        return None if None in found else nodes[0] if len(nodes) == 1 else made("sparse", nodes, 0)
 
     def put(self, tensor: Tensor, node: Node) -> None:
-        """Say what a tensor's storage holds."""
-        storage = tensor.untyped_storage()
-        # The weak reference keeps the storage's number from being given to another one.
-        self._nodes[storage._cdata] = StorageWeakRef(storage), node  # type: ignore[no-untyped-call]
+        """Say what a tensor's storages hold."""
+        for storage in (part.untyped_storage() for part in held(tensor)):
+            # The weak reference keeps the storage's number from being given to another one.
+            self._nodes[storage._cdata] = StorageWeakRef(storage), node  # type: ignore[no-untyped-call]
 
     def begin(self, tensor: Tensor, label: str) -> None:
         """Let a label begin at a tensor; an empty one is of what anybody may know."""
@@ -123,6 +133,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def known(self, tensor: Tensor, func: Any) -> Node:
         """Return what is known of a tensor that an operation is given, and note where nothing is."""
         node = self.node(tensor)
+        if node is None and tensor.layout is not torch.strided:
+            return made("sparse", tuple(self.known(part, func) for part in held(tensor)), 0)
         if node is None:
             self._came(tensor)
             node = Node(
@@ -191,7 +203,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             any(t.dtype in (torch.bool, torch.uint8) for t in tensors(given.get("indices")))
             and name == "index"
         )
-        if rule.tells or mask:
+        sparse = name not in SPARSE and any(t.layout is not torch.strided for t in tensors(out))
+        if rule.tells or mask or sparse:
             self.cross(made("", parents, 0), name)
         if name == "_pack_padded_sequence" and (labels := made("", parents, 0).labels) & ~self.bits(DATA):
             self.cross(Node("", labels, parents), name)
@@ -210,25 +223,24 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for argument in rule.written:
                 for tensor in tensors(at(given.get(argument), place, wide)):
                     self._add(tensor, node)
-            for tensor in tensors(at(out, place, wide)):
+            for tensor in (part for t in tensors(at(out, place, wide)) for part in held(t)):
                 if self.node(tensor) is None:
                     self.put(tensor, node)
         return out
 
-    def _add(self, tensor: Tensor, node: Node) -> None:
-        if how := self._shared.by(tensor):
-            self.cross(node, how)
-        old = self.node(tensor)
-        if old is None or node.labels & ~old.labels:
-            self.put(
-                tensor,
-                node if old is None or old in node.parents else made(node.what, (*node.parents, old), 0),
-            )
+    def _add(self, written: Tensor, node: Node) -> None:
+        for tensor in held(written):
+            if how := self._shared.by(tensor):
+                self.cross(node, how)
+            old = self.node(tensor)
+            if old is None or node.labels & ~old.labels:
+                new = old is None or old in node.parents
+                self.put(tensor, node if new else made(node.what, (*node.parents, old), 0))  # type: ignore[arg-type]
 
     def _lifted(self, tensor: Tensor) -> None:
         """Label a tensor that was made of Python's numbers, of other tensors or of an array."""
         self._came(tensor)
-        if self.given is not None and _called_back(sys._getframe()):
+        if self.given is not None and called_back(sys._getframe()):
             self.put(tensor, Node("a tensor made in a function that PyTorch called", OUTSIDE))
         elif self.fresh is not None:
             self.put(tensor, self.fresh)
@@ -271,7 +283,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = arg.__name__
             if name in CROSSINGS:
                 self._called(name, getattr(arg, "__self__", None))
-            elif name in READERS and self.given is not None and _called_back(frame):
+            elif name in READERS and self.given is not None and called_back(frame):
                 self.cross(Node("", OUTSIDE), f"{name} in a function that PyTorch called")
             elif (module := arg.__module__) is not None and module.partition(".")[0] not in NATIVE:
                 self.cross(Node("", OUTSIDE), f"native code of {module}")
@@ -350,51 +362,3 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave(self, layer: nn.Module, given: Any, out: Any) -> None:
         if self._inside:
             self._inside.pop()
-
-
-class _Makers(TorchFunctionMode):
-    """Sees what tensors are made of that come from Python, and where numbers leave them, whoever calls."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Say whether a new tensor holds constants, other tensors, or an array that nobody declared.
-
-        A crossing that Python called has been noted already (``Tracer._profile``): noted again, it is the same one.
-        """
-        tracer, given = self.tracer, (args, *(kwargs or {}).values())
-        before = tracer.fresh, tracer.given
-        tracer.fresh, tracer.given = None, given
-        name = getattr(func, "__name__", "")
-        if func in MAKERS and not isinstance(args[0] if args else None, Tensor):
-            place = where(skip=False)[1:]
-            hidden = place not in SITES and any(isinstance(v, np.ndarray | np.generic) for v in flat(given))
-            with torch._C.DisableTorchFunction():
-                parts = tracer.parts(given)
-            what = "tensor" if parts else "a constant"
-            what = f"an array that nobody declared, in {'.'.join(place)}" if hidden else what
-            tracer.fresh = made(what, parts, OUTSIDE if hidden else 0)
-        elif name in CROSSINGS and not own(sys._getframe(1)):
-            tracer._called(name, args[0] if args else None)
-        elif name in READERS:
-            sizes = (*args[1:2], *(kwargs or {}).values())
-            tracer._read(
-                name, [v for v in flat(sizes) if isinstance(v, Tensor) and not v.is_floating_point()]
-            )
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            tracer.fresh, tracer.given = before
-
-
-def _called_back(frame: FrameType | None) -> bool:
-    """Tell whether PyTorch has called other code from inside a function of its own, where ``_Makers`` sees nothing."""
-    while frame is not None and frame.f_code is not _Makers.__torch_function__.__code__:
-        if not f"{frame.f_globals.get('__name__')}.".startswith(("torch.", "contextlib.", "fedkeep.prove.")):
-            return True
-        frame = frame.f_back
-    return False

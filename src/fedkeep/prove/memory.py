@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -27,6 +28,17 @@ class Shared:
         """Return by what a tensor's memory is shared; empty: by nothing that was seen."""
         found = self._by.get(tensor.untyped_storage()._cdata)
         return "" if found is None else found[1]
+
+
+def held(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors that hold a sparse one's places and values; a tensor with a storage of its own is itself."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 def lent(tensor: Tensor) -> bool:

@@ -16,6 +16,8 @@ from torch._ops import OpOverload
 
 from fedkeep.nn import operation
 
+OUTSIDE = 1
+"""The label of tensors that nobody declared."""
 SHAPES = re.compile(
     r"(zeros|ones|empty|full|rand|randn|randint)_like(_|$)|new_(zeros|ones|empty|full|empty_strided)$"
 )
@@ -49,6 +51,11 @@ TELL = {
 }  # fmt: skip
 """Operations without a tag that tell of values: by the sizes of a nested tensor, or by how often they draw, which all
 that is drawn later depends on."""
+SPARSE = {
+    "_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "_sparse_compressed_tensor_unsafe",
+    "sparse_compressed_tensor", "detach", "alias", "t", "transpose", "clone",
+}  # fmt: skip
+"""Operations whose sparse results have as many entries as what they are given; of others the number tells of values."""
 
 TABLES = "fedkeep.engines.tables"
 ROW_NUMBERS = {"index_select": "index", "index_copy_": "index", "index_fill_": "index", "index": "indices"}

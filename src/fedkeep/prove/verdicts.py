@@ -8,9 +8,9 @@ from dataclasses import replace
 from fedkeep.audit.findings import Allowed
 from fedkeep.prove.falsifier import AGREES, CHANGES, OPT_OUT_CHANGES
 from fedkeep.prove.findings import VERDICTS, Claim, Item, Verdict
-from fedkeep.prove.labels import OUTSIDE
 from fedkeep.prove.nodes import Node
 from fedkeep.prove.rounds import CLIP, GRADIENTS, HELD, OPEN, OPTED_OUT, Rounds, Taken
+from fedkeep.prove.rules import OUTSIDE
 from fedkeep.prove.sites import DATA
 
 Seen = Sequence[tuple[Node, Taken | None]]
