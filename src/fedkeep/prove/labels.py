@@ -271,7 +271,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         text = f"{module}.{name}"
         self.crossings.setdefault((text, what, node.labels), Crossing(node, what, text, told))
 
-    def _read(self, name: str, sizes: Sequence[Tensor]) -> None:
+    def read(self, name: str, sizes: Sequence[Tensor]) -> None:
         """Note that a function reads numbers in C++; the lengths of examples are no values."""
         with torch._C.DisableTorchFunction():
             node = made("", self.parts(sizes), 0)
@@ -282,7 +282,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if event == "c_call" and not own(frame):
             name = arg.__name__
             if name in CROSSINGS:
-                self._called(name, getattr(arg, "__self__", None))
+                self.called(name, getattr(arg, "__self__", None))
             elif name in READERS and self.given is not None and called_back(frame):
                 self.cross(Node("", OUTSIDE), f"{name} in a function that PyTorch called")
             elif (module := arg.__module__) is not None and module.partition(".")[0] not in NATIVE:
@@ -297,7 +297,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._again.pop()
             self._makers.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def _called(self, name: str, owner: Any) -> None:
+    def called(self, name: str, owner: Any) -> None:
+        """Note that a function was called by which values leave tensors unseen."""
         if isinstance(owner, np.ndarray | np.generic):
             return
         with torch._C.DisableTorchFunction():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,20 +14,38 @@ from torch.overrides import TorchFunctionMode
 
 from fedkeep.prove.frames import own, where
 from fedkeep.prove.nested import flat
-from fedkeep.prove.nodes import made
+from fedkeep.prove.nodes import Node, made
 from fedkeep.prove.rules import CROSSINGS, OUTSIDE, READERS
 from fedkeep.prove.sites import SITES
 
-if TYPE_CHECKING:
-    from fedkeep.prove.labels import Tracer
-
 MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
+
+
+class Notes(Protocol):
+    """What ``Makers`` asks of the tracer.
+
+    Attributes:
+        fresh: what the tensor that is being made holds; None: nothing says.
+        given: what the function that runs was given; None: none runs.
+    """
+
+    fresh: Node | None
+    given: tuple[Any, ...] | None
+
+    def parts(self, values: Any) -> tuple[Node, ...]:
+        """Return what is known of tensors among values of Python."""
+
+    def called(self, name: str, owner: Any) -> None:
+        """Note that a function was called by which values leave tensors unseen."""
+
+    def read(self, name: str, sizes: Sequence[Tensor]) -> None:
+        """Note that a function reads numbers in C++."""
 
 
 class Makers(TorchFunctionMode):
     """Sees what tensors are made of that come from Python, and where numbers leave them, whoever calls."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Notes) -> None:
         super().__init__()
         self.tracer = tracer
 
@@ -51,12 +69,10 @@ class Makers(TorchFunctionMode):
             what = f"an array that nobody declared, in {'.'.join(place)}" if hidden else what
             tracer.fresh = made(what, parts, OUTSIDE if hidden else 0)
         elif name in CROSSINGS and not own(sys._getframe(1)):
-            tracer._called(name, args[0] if args else None)
+            tracer.called(name, args[0] if args else None)
         elif name in READERS:
             sizes = (*args[1:2], *(kwargs or {}).values())
-            tracer._read(
-                name, [v for v in flat(sizes) if isinstance(v, Tensor) and not v.is_floating_point()]
-            )
+            tracer.read(name, [v for v in flat(sizes) if isinstance(v, Tensor) and not v.is_floating_point()])
         try:
             return func(*args, **(kwargs or {}))
         finally:
