@@ -289,3 +289,56 @@ def test_a_model_of_which_nothing_is_trained() -> None:
         UserWarning, match="^No parameter of the model requires a gradient, so rounds train nothing"
     ):
         simulate(still, methods.fedavg(local=LOCAL), numbers(), rounds=1, cohort=4, progress=False)
+
+
+class Mixing(nn.Module):
+    """Mixes the inputs by a sparse matrix: an attribute, or made in ``forward`` of buffers."""
+
+    def __init__(self, attribute: bool) -> None:
+        super().__init__()
+        self.head, self.user = nn.Linear(2, 3), nn.Parameter(torch.zeros(3))
+        self.register_buffer("places", torch.tensor([[0, 1, 1], [0, 0, 1]]))
+        self.register_buffer("values", torch.tensor([1.0, 0.5, 2.0]), persistent=False)
+        self.mixer = self.made(torch.float64) if attribute else None
+
+    def made(self, dtype: torch.dtype) -> Tensor:
+        return torch.sparse_coo_tensor(self.places, self.values.to(dtype), (2, 2), check_invariants=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixer = self.made(x.dtype) if self.mixer is None else self.mixer
+        logits: Tensor = self.head(torch.sparse.mm(mixer, x.mT).mT) + self.user
+        return logits
+
+
+class Fixed(Mixing):
+    def __init__(self) -> None:
+        super().__init__(True)
+
+
+class Made(Mixing):
+    def __init__(self) -> None:
+        super().__init__(False)
+
+
+class Mixed(Mixing):
+    """The same, computed densely."""
+
+    def __init__(self) -> None:
+        super().__init__(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixer = torch.tensor([[1.0, 0.0], [0.5, 2.0]], dtype=x.dtype)
+        logits: Tensor = self.head(x @ mixer.mT) + self.user
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("kind", [Fixed, Made])
+def test_a_sparse_matrix_computes_as_a_dense_one_with_every_engine(kind: type[nn.Module]) -> None:
+    method = methods.furl("user", local=LOCAL)
+    agree(kind, method, numbers(), "sequential", "vectorised", "workers")
+    servers = []
+    for model in (kind, Mixed):
+        torch.manual_seed(0)
+        servers.append(simulate(model().double(), method, numbers(), rounds=2, progress=False).server)
+    torch.testing.assert_close(servers[0]["head.weight"], servers[1]["head.weight"], rtol=1e-9, atol=1e-10)

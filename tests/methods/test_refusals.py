@@ -64,6 +64,12 @@ def in_place() -> nn.Module:
     return model
 
 
+def sparse() -> nn.Module:
+    model = Logits()
+    model.register_buffer("matrix", torch.eye(2).to_sparse(), persistent=False)
+    return model
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("make", "wanted"),
@@ -72,6 +78,8 @@ def in_place() -> nn.Module:
          "model on a batch once, or give the layer its sizes.")),
         (lambda: Logits().to("meta"), ("'user' is on the device 'meta', which holds no values. Load the model's "
          "weights first, e.g. by to_empty(device='cpu') and load_state_dict.")),
+        (sparse, ("'matrix' is a sparse tensor (torch.sparse_coo), which is neither sent nor kept. Keep its places and "
+         "its values as buffers, and make it of them in forward, e.g. by torch.sparse_coo_tensor.")),
         (lambda: torch.jit.script(nn.Linear(2, 2)), ("The model is a script of torch.jit. Give the module that it was "
          "made from.")),
         (lambda: torch.compile(Logits()), ("The model is what torch.compile returns, which hides what columns its "

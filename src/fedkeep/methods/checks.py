@@ -54,6 +54,11 @@ def check_plain(model: nn.Module) -> None:
                     f"{who} is a {kind}, and its {full!r} has no shape before its first call. Call the model on a "
                     f"batch once, or give the layer its sizes."
                 )
+            if value is not None and value.layout is not torch.strided:
+                raise MethodError(
+                    f"{full!r} is a sparse tensor ({value.layout}), which is neither sent nor kept. Keep its places "
+                    f"and its values as buffers, and make it of them in forward, e.g. by torch.sparse_coo_tensor."
+                )
             if value is not None and value.is_meta:
                 raise MethodError(
                     f"{full!r} is on the device 'meta', which holds no values. Load the model's weights first, e.g. "

@@ -109,7 +109,7 @@ class Kept:
         for _, _, name, value in attributes(self.module.named_modules()):
             old = self.before.get(name)
             if isinstance(value, Tensor):
-                if is_batched(value) or (isinstance(old, Tensor) and torch.equal(old, value)):
+                if is_batched(value) or _same(old, value):
                     continue
             elif not isinstance(value, int | float | str) or value == old:
                 continue
@@ -118,6 +118,12 @@ class Kept:
     def _raise(self, name: str) -> NoReturn:
         reason = f"forward keeps {name!r} from one mini-batch to the next"
         raise MethodError(reason) from RuntimeError(reason)
+
+
+def _same(old: object, value: Tensor) -> bool:
+    """Tell whether an attribute holds what it held; torch compares no sparse tensors."""
+    comparable = isinstance(old, Tensor) and old.layout is value.layout is torch.strided
+    return old is value or (comparable and torch.equal(old, value))  # type: ignore[arg-type]
 
 
 def _is_several(value: object) -> bool:
