@@ -51,9 +51,10 @@ def warn_of_unfinished(folders: Iterable[Path]) -> None:
     for folder in folders:
         info = read_info(folder)
         if info.get("status") != "finished":
+            failed = f" It ended in an error: {info['error']}" if "error" in info else ""
             text = (
                 f"{folder} is not finished: it stands after round {read_commit(folder, info).round} of "
-                f"{info.get('rounds')}, so its numbers may still change."
+                f"{info.get('rounds')}, so its numbers may still change.{failed}"
             )
             console(stderr=True).print(Text(visible(text), style="yellow"), soft_wrap=True)
 

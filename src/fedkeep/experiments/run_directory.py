@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedkeep.core.describe import differences
-from fedkeep.core.errors import RunError
+from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.core.examples import Examples, read_examples
 from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_of_run
 from fedkeep.core.params import Params, check_finite
@@ -355,3 +355,18 @@ def new_run_id() -> str:
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(value))
     return plain
+
+
+@contextmanager
+def failure_noted(directory: RunDirectory | None) -> Iterator[None]:
+    """Say in ``run.json`` that the run goes on, and where it ends in an error, by which."""
+    info = {} if directory is None else directory.read_info()
+    if directory is not None and info.pop("error", None) is not None:
+        directory.write_info({**info, "status": "running"})
+    try:
+        yield
+    except FedkeepError as error:
+        if directory is not None:
+            with suppress(RunError):  # a full disk may be the error
+                directory.write_info({**directory.read_info(), "status": "failed", "error": str(error)})
+        raise

@@ -36,7 +36,7 @@ from fedkeep.experiments.failed_start import removed_if_it_fails
 from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.experiments.run_directory import RunDirectory, failure_noted
 from fedkeep.experiments.secure import check_cohorts
 from fedkeep.experiments.taking_part import count_rounds, take_part, who_trains
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
@@ -255,7 +255,8 @@ class Simulation:
                 draw_anew(self.sampler, drive.ledger, directory)
             self._decide(drive.device, directory, resume)
             settings = self.config or {"seed": self.seed, "rounds": self.rounds, "method": self.method.name}
-            with tracked(self.trackers, directory, history, self.name, settings) as drive.told:
+            told = tracked(self.trackers, directory, history, self.name, settings)
+            with failure_noted(directory), told as drive.told:
                 drive.go()
             name, reason = in_use(self.engine, self.reason)
             if directory is not None:

@@ -39,7 +39,7 @@ from fedkeep.experiments.budget import draw_anew, ledger_of, secret_seed
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, restored
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.identity import initial_hashes, model_identity
-from fedkeep.experiments.run_directory import RunDirectory, new_run_id, read_info
+from fedkeep.experiments.run_directory import RunDirectory, failure_noted, new_run_id, read_info
 from fedkeep.experiments.taking_part import count_rounds
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
 from fedkeep.methods import Method, newest
@@ -222,9 +222,8 @@ class _Serving:
         kept = Kept(self.out, keep_rounds, self.store.copy)
         self.fleet.committed = kept.keep
         drive, federation = self._drive(directory, progress), self.federation
-        with tracked(
-            self.trackers, directory, drive.history, federation.name, federation.config
-        ) as drive.told:
+        told = tracked(self.trackers, directory, drive.history, federation.name, federation.config)
+        with failure_noted(directory), told as drive.told:
             retries = Retries(pause)
             while drive.server.round < self.rounds:
                 try:

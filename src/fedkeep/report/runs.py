@@ -150,7 +150,8 @@ def read_run(folder: Path) -> RunFiles:
     notes = []
     if not finished:
         status = info.get("status") or "not known"
-        notes.append(f"This run is not finished (status: {status}); its numbers may still change.")
+        failed = f" It ended in an error: {info['error']}" if "error" in info else ""
+        notes.append(f"This run is not finished (status: {status}); its numbers may still change.{failed}")
     records: list[Record] = []
     for name, extent in (("records.jsonl", commit.records), ("timings.jsonl", commit.timings)):
         path = folder / name
