@@ -21,7 +21,8 @@ from fedkeep.data.preparation.features import FeatureCode
 from fedkeep.data.preparation.labels import LabelCode
 from fedkeep.data.preparation.numbers import PlainCode
 from fedkeep.data.preparation.texts import TextCode
-from fedkeep.data.readers.tables import Table, features_of, load_table, texts_of, users_of
+from fedkeep.data.readers.cells import Table, features_of, texts_of, users_of
+from fedkeep.data.readers.tables import load_table
 from fedkeep.engines import Task
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.judgement import tasks_in

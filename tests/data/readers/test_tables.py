@@ -15,7 +15,8 @@ import torch
 
 from fedkeep.core.errors import DataError
 from fedkeep.data import CharVocabulary, WordVocabulary, read_table
-from fedkeep.data.readers.tables import Table, raw_from, raw_table
+from fedkeep.data.readers.cells import Table
+from fedkeep.data.readers.tables import raw_from, raw_table
 from tests.data.readers.written import ROWS, WRITERS, read, refused
 
 

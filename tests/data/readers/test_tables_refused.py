@@ -96,7 +96,7 @@ def test_lines_are_those_of_the_file_when_cells_span_several(tmp_path: Path) -> 
             ROWS[0] | {"label": 0.5},
             (
                 "wanted a class in column 'label', an integer or a text of at most 200 characters; got 0.5. For numbers as labels say "
-                "task='regression'."
+                "task='regression'; where each is a class, task='multiclass' or label_names."
             ),
         ),
         (

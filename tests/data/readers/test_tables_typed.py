@@ -27,6 +27,13 @@ def test_empty_lines_before_the_header(tmp_path: Path, name: str) -> None:
     )
 
 
+def test_line_ends_of_old_macs(tmp_path: Path) -> None:
+    assert refused(tmp_path, b"user,text,label\ra,x,0\r", "t.csv") == (
+        f"{tmp_path / 't.csv'}, line 1: malformed (a carriage return without a line feed, outside quotes). Save the file "
+        f"with the line ends of Unix or Windows, and quote texts that hold others."
+    )
+
+
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl"])
 def test_a_mark_of_the_byte_order(tmp_path: Path, name: str) -> None:
     assert list(read(tmp_path, b"\xef\xbb\xbf" + WRITERS[name](ROWS), name).ids) == ["al", "bo"]
@@ -82,6 +89,35 @@ def test_the_label_is_no_feature(tmp_path: Path) -> None:
     rows = [{"user": "a", "f": 1, "label": 1}]
     assert refused(tmp_path, rows, features=["f", "label"]) == (
         "The features name the column of labels, 'label': a model would read its answer. Leave it out of features."
+    )
+
+
+@pytest.mark.parametrize("named", [{"label": "text"}, {"text": "label"}])
+def test_the_label_is_no_text(tmp_path: Path, named: dict[str, str]) -> None:
+    """The model was given its answer to read, and every test example was right."""
+    name = next(iter(named.values()))
+    assert refused(tmp_path, ROWS, **named) == (
+        f"The column of texts and that of labels are one, {name!r}: a model would read its answer. Name another as "
+        f"text or as label."
+    )
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_decimals_are_classes_in_every_format_where_that_is_said(tmp_path: Path, name: str) -> None:
+    """JSON lines and Parquet, whose cells are numbers, were refused with the advice to say what was said."""
+    rows = [{"user": "a", "text": "x", "label": label, "split": "train"} for label in (1.5, 0.5, 1.5)]
+    for said in ({"task": "multiclass"}, {"task": "binary"}, {"label_names": ["0.5", "1.5"]}):
+        data = read(tmp_path, rows, name, **said)
+        assert data.meta["label_names"] == ["0.5", "1.5"]
+        assert data.columns["label"].tolist() == [1, 0, 1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_no_number_is_no_class(tmp_path: Path, number: float) -> None:
+    rows = [{"user": "a", "text": "x", "label": label} for label in (0.5, number)]
+    assert refused(tmp_path, rows, task="multiclass") == (
+        f"{tmp_path / 't.jsonl'}, line 2: wanted a class in column 'label', an integer or a text of at most 200 "
+        f"characters; got {number}. For numbers as labels say task='regression'."
     )
 
 

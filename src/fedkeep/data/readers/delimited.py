@@ -34,9 +34,13 @@ def delimited(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, str]]
                     )
                 yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as error:
-        long = "field limit" in str(error)
-        way_out = "Save longer texts as .jsonl or .parquet" if long else "Check the quotes"
-        raise DataError(f"{path}, line {reader.line_num}: malformed ({error}). {way_out}.") from error
+        why, way_out = str(error), "Check the quotes"
+        if "field limit" in why:
+            way_out = "Save longer texts as .jsonl or .parquet"
+        if "new-line character" in why:
+            why = "a carriage return without a line feed, outside quotes"
+            way_out = "Save the file with the line ends of Unix or Windows, and quote texts that hold others"
+        raise DataError(f"{path}, line {reader.line_num}: malformed ({why}). {way_out}.") from error
 
 
 def check_different(path: Path, names: Sequence[str]) -> None:

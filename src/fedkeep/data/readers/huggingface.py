@@ -7,8 +7,9 @@ from typing import Any
 
 from fedkeep.core.errors import DataError, first_line
 from fedkeep.data.preparation import Raw, encoded_alone
+from fedkeep.data.readers.cells import Table
 from fedkeep.data.readers.files import check_names
-from fedkeep.data.readers.tables import Table, columns_of, raw_from
+from fedkeep.data.readers.tables import columns_of, raw_from
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
 

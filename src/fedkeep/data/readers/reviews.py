@@ -8,8 +8,9 @@ from typing import Any
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.preparation import Raw, encoded_alone
+from fedkeep.data.readers.cells import ALIASES, Table, splits_of, texts_of, words_of
 from fedkeep.data.readers.files import sha256
-from fedkeep.data.readers.tables import ALIASES, FORMATS, Table, load_table, splits_of, texts_of, words_of
+from fedkeep.data.readers.tables import FORMATS, load_table
 from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 

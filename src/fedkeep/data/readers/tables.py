@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedkeep.core.errors import DataError, check_choice, did_you_mean, shown
-from fedkeep.data.ids import as_id
+from fedkeep.core.errors import DataError, check_choice
 from fedkeep.data.preparation import (
     About,
     Features,
@@ -25,23 +20,29 @@ from fedkeep.data.preparation import (
     encoded_alone,
 )
 from fedkeep.data.preparation.texts import USUAL
+from fedkeep.data.readers.cells import (
+    Table,
+    features_of,
+    single_of,
+    splits_of,
+    texts_of,
+    times_of,
+    truths_of,
+    users_of,
+    words_of,
+)
 from fedkeep.data.readers.delimited import check_different, delimited
 from fedkeep.data.readers.files import (
     DATES,
     NAMING,
-    advice,
     check_names,
     damaged_parquet,
     existing,
     json_lines,
     sha256,
 )
-from fedkeep.data.splits import SPLITS
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
-ALIASES = {name: name for name in SPLITS} | dict.fromkeys(("validation", "val", "dev", "eval"), "valid")
-LONGEST_LABEL = 200
-TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 TEXT = "text"
 """The column of texts, by default."""
 FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -110,30 +111,6 @@ read_table = encoded_alone(raw_table)
 """Read a table as :func:`raw_table` does, and encode it."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """Columns as lists, and how to name a row of theirs in an error."""
-
-    columns: Mapping[str, Sequence[Any]]
-    where: Callable[[int], str]
-
-    def numbers(self, name: str) -> NDArray[np.float64]:
-        """Return a column as numbers, or raise DataError at the first value that is none."""
-        values = []
-        for row, value in enumerate(self.columns[name]):
-            try:
-                if value is None or isinstance(value, bool):
-                    raise ValueError
-                if isinstance(value, str) and ("_" in value or not value.isascii()):
-                    raise ValueError  # Python takes 1_000 and digits of any script
-                values.append(float(value))
-            except (TypeError, ValueError, OverflowError):
-                raise DataError(
-                    f"{self.where(row)}: wanted a number in column {name!r}; got {shown(value)}.{advice(value)}"
-                ) from None
-        return np.asarray(values, dtype=np.float64)
-
-
 def columns_of(
     user: str, label: str, text: str | None, features: Sequence[str] | None, **others: str | None
 ) -> tuple[list[str], list[str]]:
@@ -166,6 +143,11 @@ def raw_from(
     parts = splits_of(table, split) if split in table.columns else None
     columns: dict[str, RawColumn] = {"label": _labels(table, label, task, label_names)}
     if features is None:
+        if label == (text or TEXT):
+            raise DataError(
+                f"The column of texts and that of labels are one, {label!r}: a model would read its answer. Name "
+                f"another as text or as label."
+            )
         columns["text"] = _texts(texts_of(table, text or TEXT), tokens, vocabulary, max_length)
     else:
         if not features:
@@ -180,10 +162,10 @@ def raw_from(
             raise DataError(f"Wanted text or features; got {', '.join(both)} and {features=}. Leave one out.")
         columns["x"] = Features(names=tuple(features), values=features_of(table, features))
     if time in table.columns:
-        columns["time"] = Times(values=_times(table, time))
+        columns["time"] = Times(values=times_of(table, time))
     return Raw(
         client=users_of(table, user), split=parts, columns=columns, meta=meta, where=table.where,
-        opted_in=_truths(table, opted_in) if opted_in in table.columns else None,
+        opted_in=truths_of(table, opted_in) if opted_in in table.columns else None,
         about=About(task=task) if task == "regression" else About(),
     )  # fmt: skip
 
@@ -254,107 +236,12 @@ def _read_parquet(
     return Table(columns, lambda row: f"{path}, row {row}")
 
 
-def users_of(table: Table, name: str) -> list[str]:
-    """Return a column as client ids, or raise DataError at the first value that is none."""
-    users = table.columns[name]
-    known: dict[Any, str] = {}
-    for row, user in enumerate(users):
-        # a float or a truth value would be found as the integer that it equals
-        if type(user) not in (str, int) or user not in known:
-            known[user] = as_id(user, f"{table.where(row)}: column {name!r}: ")
-    return [known[user] for user in users]
-
-
-def features_of(table: Table, names: Sequence[str]) -> NDArray[np.float64]:
-    """Return numeric columns side by side, (rows, names); float32 holds all of them, if not to the last digit.
-
-    Raises:
-        DataError: a value is no number, NaN, infinite, or too large for float32.
-    """
-    x = np.stack([table.numbers(name) for name in names], axis=1)
-    _single(table, x, list(names))
-    return x
-
-
-def texts_of(table: Table, name: str) -> list[str]:
-    """Return a column as texts, or raise DataError at the first value that is none."""
-    for row, text in enumerate(table.columns[name]):
-        if not isinstance(text, str):
-            raise DataError(f"{table.where(row)}: wanted text in column {name!r}; got {shown(text)}.")
-    return list(table.columns[name])
-
-
-def _times(table: Table, name: str) -> NDArray[np.float64] | NDArray[np.int64]:
-    """Return a column as int64 where all of it are whole numbers below 2^63, which float64 would round, else float64.
-
-    Raises:
-        DataError: a value is no number, NaN or infinite.
-    """
-    found = table.numbers(name)
-    _finite(table, found[:, None], [name])
-    exact = [value for value in table.columns[name] if not isinstance(value, float | np.floating)]
-    try:
-        # int() refuses a text such as "1.5" or "1e9", and cuts a Decimal
-        whole = [int(value) for value in exact if isinstance(value, str) or value == int(value)]
-    except ValueError:
-        return found
-    small = len(whole) == len(found) and all(-(1 << 63) <= value < 1 << 63 for value in whole)
-    return np.asarray(whole, dtype=np.int64) if small else found
-
-
-def _truths(table: Table, name: str) -> NDArray[np.bool_]:
-    """Return a column as truth values, or raise DataError at the first value that is none."""
-    found = np.zeros(len(table.columns[name]), bool)
-    for row, value in enumerate(table.columns[name]):
-        word = str(value).lower()
-        if word not in TRUTHS:
-            raise DataError(
-                f"{table.where(row)}: wanted true or false in column {name!r}; got {shown(value)}."
-            )
-        found[row] = TRUTHS[word]
-    return found
-
-
-def splits_of(table: Table, name: str) -> list[str]:
-    """Return a column as "train", "valid" and "test", or raise DataError at the first value that is none of them."""
-    parts = []
-    for row, part in enumerate(table.columns[name]):
-        if not isinstance(part, str) or part not in ALIASES:
-            raise DataError(
-                f"{table.where(row)}: wanted the split 'train', 'valid' or 'test'; got {shown(part)}."
-                f"{did_you_mean(part[:20], ALIASES) if isinstance(part, str) else ''}"
-            )
-        parts.append(ALIASES[part])
-    return parts
-
-
 def _labels(table: Table, name: str, task: str | None, label_names: Sequence[str] | None) -> RawColumn:
     if task == "regression":
-        return Plain(values=_single(table, table.numbers(name)[:, None], [name])[:, 0])
+        return Plain(values=single_of(table, table.numbers(name)[:, None], [name])[:, 0])
     names = None if label_names is None else tuple(map(str, label_names))
-    return Labels(values=words_of(table, name), names=names, task=task)
-
-
-def words_of(table: Table, name: str) -> list[str]:
-    """Return a column as labels of classes, or raise DataError at the first value that is none."""
-    return [_word(table, row, name, value) for row, value in enumerate(table.columns[name])]
-
-
-def _word(table: Table, row: int, name: str, value: Any) -> str:
-    """Return a label as text: a whole number without a point."""
-    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    try:
-        word = str(int(value)) if whole else value
-    except ValueError:  # Python writes out no integer of more than 4,300 digits
-        word = ""
-    # half of a pair of surrogates, as JSON may hold, could not be written into a report
-    halves = isinstance(word, str) and any("\ud800" <= character <= "\udfff" for character in word)
-    if not isinstance(word, str) or not 0 < len(word) <= LONGEST_LABEL or halves:
-        raise DataError(
-            f"{table.where(row)}: wanted a class in column {name!r}, an integer or a text of at most {LONGEST_LABEL} "
-            f"characters; got {shown(value)}. For numbers as labels say task='regression'."
-        )
-    return word
+    words = words_of(table, name, decimals=task is not None or names is not None)
+    return Labels(values=words, names=names, task=task)
 
 
 def _texts(
@@ -371,26 +258,3 @@ def _texts(
     check_choice("Wanted tokens", tokens, ("char", "word"), DataError)
     size = USUAL[tokens] if vocabulary is None else vocabulary
     return Texts(values=texts, tokens=tokens, size=size, max_length=max_length)
-
-
-def _single(table: Table, values: NDArray[np.float64], names: list[str]) -> NDArray[np.float32]:
-    """Return numbers as float32, or raise DataError at the first that is none or too large for it."""
-    _finite(table, values, names)
-    with np.errstate(over="ignore"):
-        single = values.astype(np.float32)
-    for row, column in np.argwhere(np.isinf(single))[:1].tolist():
-        raise DataError(
-            f"{table.where(row)}: column {names[column]!r} holds {values[row, column]:g}, too large for float32. Drop "
-            f"such rows, or scale the column down."
-        )
-    return single
-
-
-def _finite(table: Table, values: NDArray[Any], names: list[str]) -> None:
-    wrong = np.argwhere(~np.isfinite(values))
-    if len(wrong):
-        row, column = wrong[0]
-        raise DataError(
-            f"{table.where(int(row))}: column {names[column]!r} holds {values[row, column]}. Drop such rows or fill in "
-            f"a number."
-        )
