@@ -272,10 +272,12 @@ def test_trials_that_diverge_count_and_are_never_chosen(
     assert furl.values["method.optimizer.learning_rate"] == max(rate for rate in rates if rate <= 0.1)
     assert (fedavg.number, fedavg.diverged, fedavg.values) == (None, 8, {})
     assert {t["diverged"] for t in fedavg.trials} == {"The loss of user-1 became NaN."}
-    assert (
-        "| fedavg | none finished | – | – | 8: 0 finished, 0 ended early, 8 diverged |"
-        in sweeps.write(made, found).read_text()
-    )
+    text = sweeps.write(made, found).read_text()
+    assert "| fedavg | none finished | – | – | 8: 0 finished, 0 ended early, 8 diverged |" in text
+    why = "No trial of fedavg came to its end; the last that diverged: The loss of user-1 became NaN."
+    assert sweeps.table(made, found).note.endswith(f" {why}")
+    assert why in text
+    assert "No trial of furl" not in text
     assert {p.name for p in (tmp_path / "s").glob("*.toml")} == {"best-furl.toml"}
 
 

@@ -127,8 +127,17 @@ def table(sweep: Sweep, found: Sequence[Result]) -> Table:
         f"is the best of many, so it flatters. Test values were read once, at the end, of the chosen settings alone. ± "
         f"is the deviation over seeds."
     )
+    note = " ".join([note, *filter(None, map(_unfinished, found))])
     columns = ("method", "chosen", f"valid {metric}", f"test {metric}", "trials", "rounds", "time")
     return Table(columns, tuple(rows), note=note, left=2)
+
+
+def _unfinished(r: Result) -> str:
+    """Say why no trial of a method came to its end; empty where one did, or none diverged."""
+    why = [one["diverged"] for one in r.trials if one["diverged"]]
+    if r.number is not None or not why:
+        return ""
+    return f"No trial of {r.method} came to its end; the last that diverged: {why[-1]}"
 
 
 def _short(value: Any) -> str:
