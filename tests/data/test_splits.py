@@ -119,8 +119,8 @@ def test_what_splitting_refuses() -> None:
     with pytest.raises(DataError) as error:
         data.split_per_user(order="chronological")
     assert str(error.value) == (
-        "A chronological split needs a column 'time' with a number per example; the data have ['row']. Add it, or use "
-        "order='random'."
+        "A chronological split needs a column 'time' with a number per example, and there is none. Name it so, in a table by "
+        "time = 'COLUMN', or use order='random'."
     )
     with pytest.raises(DataError) as error:
         data.split_per_user(order="randon")

@@ -61,8 +61,8 @@ def order_within(
     time = columns.get("time")
     if time is None or isinstance(time, Ragged) or time.ndim != 1:
         raise DataError(
-            f"A chronological split needs a column 'time' with a number per example; the data have {sorted(columns)}. "
-            f"Add it, or use order='random'."
+            "A chronological split needs a column 'time' with a number per example, and there is none. Name it so, in "
+            "a table by time = 'COLUMN', or use order='random'."
         )
     return np.lexsort((time, client))
 

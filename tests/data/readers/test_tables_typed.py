@@ -121,6 +121,22 @@ def test_what_is_no_number_is_no_class(tmp_path: Path, number: float) -> None:
     )
 
 
+@pytest.mark.parametrize("task", ["ranking", "tokens", "regresion"])
+def test_a_task_that_no_table_has(tmp_path: Path, task: str) -> None:
+    """Classes were judged as a ranking, by whether the right one is among the first ten: of ten or fewer it always is."""
+    near = " Did you mean 'regression'?" if task == "regresion" else ""
+    assert refused(tmp_path, ROWS, task=task) == (
+        f"Wanted the task 'multiclass', 'binary' or 'regression'; got {task!r}.{near}"
+    )
+
+
+@pytest.mark.parametrize("length", [0, -3])
+def test_a_text_keeps_at_least_one_symbol(tmp_path: Path, length: int) -> None:
+    assert refused(tmp_path, ROWS, max_length=length) == (
+        f"max_length is how many characters or words of a text to keep, at least 1; got {length}."
+    )
+
+
 def test_a_name_twice_in_a_line_of_json(tmp_path: Path) -> None:
     """The last value was taken, without a word."""
     line = '{"user": "a", "text": "x", "label": 0, "label": 1}\n'

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import DataError, check_choice
+from fedkeep.data.columns import check_max_length
 from fedkeep.data.preparation import (
     About,
     Features,
@@ -43,6 +44,7 @@ from fedkeep.data.readers.files import (
 )
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
+TASKS = ("multiclass", "binary", "regression")
 TEXT = "text"
 """The column of texts, by default."""
 FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -138,6 +140,8 @@ def raw_from(
     meta: dict[str, Any],
 ) -> Raw:
     """Return a table's columns; the arguments are those of :func:`raw_table`."""
+    if task is not None:
+        check_choice("Wanted the task", task, TASKS, DataError)
     names = {"split": split, "time": time, "opted_in": opted_in}
     split, time, opted_in = (usual if name is None else name for usual, name in names.items())
     parts = splits_of(table, split) if split in table.columns else None
@@ -247,6 +251,7 @@ def _labels(table: Table, name: str, task: str | None, label_names: Sequence[str
 def _texts(
     texts: list[str], tokens: str, vocabulary: CharVocabulary | WordVocabulary | int | None, max_length: int
 ) -> Texts:
+    check_max_length(max_length)
     if isinstance(vocabulary, CharVocabulary | WordVocabulary):
         return Texts(
             values=texts,
