@@ -25,7 +25,9 @@ def test_extractors_that_are_never_set_back() -> None:
     assert abs(ap["value"] - ap["published"]) < 0.005
     assert f"Ag is {100 * ag['value']:.1f} % then, published {100 * ag['published']:.1f}:" in TEXT
     conv = [rows()["FedFusion, never set back, conv", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
-    assert f"Fused by a linear layer it has {100 * conv[0]:.1f} and {100 * conv[1]:.1f} %." in TEXT
+    assert f"Fused by a linear layer it has {100 * conv[0]:.1f} and {100 * conv[1]:.1f} %;" in TEXT
+    back = [rows()["FedFusion, conv", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
+    assert f"set back and fused so {100 * back[0]:.1f} and {100 * back[1]:.1f}." in TEXT
     (file,) = (ROOT / "results/kteps").glob("fdu-fedfusion-never-set-back-full-0-*.json")
     losses = json.loads(file.read_text())["loss"]
     after = next(k for k, value in enumerate(losses, start=1) if value < 0.001)
@@ -74,3 +76,22 @@ def test_the_private_branch_of_column_c_is_indiv() -> None:
         f"Indiv, which has {100 * own['value']:.1f} ± {100 * own['std']:.1f} % here, where the paper has "
         f"{100 * row['published']:.1f} % for PFL-DA" in TEXT
     )
+
+
+def test_components_counted_from_0_fall_one_round_after_the_last_direction_went() -> None:
+    name = "Table 7, 3 to 150, 3 a round"
+    before, after, ap = (
+        rows()[name + more, f"accuracy_{m}"]
+        for more, m in (("", "ag"), (", 1 more", "ag"), (", 1 more", "ap"))
+    )
+    assert (
+        f"Ag is {100 * before['value']:.1f} % after 50 rounds and {100 * after['value']:.1f} % after the 51st"
+        in TEXT
+    )
+    assert f"an Ap of {100 * ap['value']:.1f} % then, the paper's {100 * ap['published']:.1f}." in TEXT
+    assert f"The paper's Ag, {100 * before['published']:.1f} %, lies between ours" in TEXT
+    assert after["value"] < before["published"] < before["value"]
+    assert 150 - 50 * 3 == 0
+    (file,) = (ROOT / "results/kteps").glob("fdu-table-7-3-to-150-3-a-round-full-0-*.json")
+    curve = dict(map(tuple, json.loads(file.read_text())["shared_curve"]))
+    assert min(curve[round] for round in range(30, 51)) > 0.8
