@@ -12,7 +12,8 @@ from torch import Tensor
 from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.cli.output import warn_of_unfinished
 from fedkeep.core.errors import NonFiniteError
-from fedkeep.core.run_files import read_info
+from fedkeep.core.run_files import Commit, read_info
+from fedkeep.experiments.run_length import of_length
 from tests.tiny import Logits, classes, same_bits
 
 
@@ -55,3 +56,30 @@ def test_a_run_that_ended_in_an_error_says_so_until_it_goes_on(
     assert info["status"] == "finished"
     assert "error" not in info
     assert same_bits(again.server, whole.server)
+
+
+def test_an_error_that_is_none_of_fedkeeps_is_kept_with_its_kind(tmp_path: Path) -> None:
+    folder, method, broken = tmp_path / "run", methods.fedavg(), [True]
+
+    class Breaking(Logits):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and broken[0] and (folder / "commit.json").exists():
+                raise KeyError("user")
+            return super().forward(x)
+
+    options: dict[str, Any] = {"rounds": 3, "cohort": 1, "engine": "sequential", "out": folder}
+    with pytest.raises(KeyError):
+        simulate(Breaking(), method, classes(), **options)
+    info = read_info(folder)
+    assert (info["status"], info["error"]) == ("failed", "KeyError: 'user'")
+    broken[0] = False
+    simulate(Breaking(), method, classes(), **options, resume=True)
+    assert read_info(folder)["status"] == "finished"
+    assert "error" not in read_info(folder)
+
+
+def test_a_run_of_another_length_begins_without_the_error_of_the_one_before() -> None:
+    identity = {"rounds": 3, "evaluate_every": 1}
+    info = {"identity": identity, "rounds": 3, "status": "failed", "error": "The disk is full."}
+    now = of_length(Path("run"), info, identity | {"rounds": 5}, {}, Commit(run="a", round=2))
+    assert now == {"identity": identity | {"rounds": 5}, "rounds": 5, "status": "running"}

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from fedkeep.core.errors import RunError
+from fedkeep.core.files import write_of_run
 from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.core.sealed import sealed_bytes
 from fedkeep.engines import Sampler
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.privacy.ledger import FILE, Ledger
@@ -107,6 +109,14 @@ def test_rounds_that_are_run_again_have_other_cohorts_and_are_charged_again(more
     assert drawn == [cohort for cohort in wanted if cohort]
     charged = [0, 1, 2, 3, *range(TO, ROUNDS + more)]
     assert Ledger.read(run / FILE, read_info(run)["run"]).rounds == charged
+
+
+def test_a_round_that_is_taken_back_takes_its_error_along(place: Path) -> None:
+    info = {**read_info(place / "run"), "status": "failed", "error": "The disk is full."}
+    write_of_run(place / "run" / "run.json", sealed_bytes(info))
+    roll_back(place / "run", TO)
+    assert read_info(place / "run")["status"] == "running"
+    assert "error" not in read_info(place / "run")
 
 
 @pytest.mark.parametrize("privacy", [None, replace(ASKED, noise_seed=5)])

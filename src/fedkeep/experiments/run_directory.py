@@ -365,8 +365,10 @@ def failure_noted(directory: RunDirectory | None) -> Iterator[None]:
         directory.write_info({**info, "status": "running"})
     try:
         yield
-    except FedkeepError as error:
+    except Exception as error:
         if directory is not None:
+            kind = "" if isinstance(error, FedkeepError) else f"{type(error).__name__}: "
             with suppress(RunError):  # a full disk may be the error
-                directory.write_info({**directory.read_info(), "status": "failed", "error": str(error)})
+                about = {"status": "failed", "error": f"{kind}{error}"}
+                directory.write_info({**directory.read_info(), **about})
         raise

@@ -51,7 +51,8 @@ def of_length(
             f"{' and '.join(places)} follows the run's length, so its rounds so far would have been others. Only a "
             f"constant schedule can be continued; name another folder."
         )
-    kept = {key: value for key, value in info.items() if key != "analyses"}  # they were of another round
+    old = ("analyses", "error")  # of a run that ended elsewhere
+    kept = {key: value for key, value in info.items() if key not in old}
     now = {"identity": {**info["identity"], "rounds": rounds}, "rounds": rounds, "status": "running"}
     return {**kept, **length, **now}
 

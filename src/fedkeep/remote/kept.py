@@ -83,6 +83,7 @@ def roll_back(folder: Path, round: int) -> None:
     directory = RunDirectory(folder, info)  # locked
     try:
         info["status"] = "running"
+        info.pop("error", None)  # of a round that is taken back
         commit = read_commit(place, info)
         if "ledger" in commit.extra:  # what was released up to now stays charged
             Ledger.read(folder / FILE, str(info["run"]), read_commit(folder, info).extra.get("ledger"))
