@@ -6,6 +6,7 @@ from typing import Any
 
 from fedkeep.report import facts
 from fedkeep.report.groups import configurations, main_metrics, scenes, user_metric
+from fedkeep.report.measured import runs_table
 from fedkeep.report.runs import RunFiles, read_run
 from tests.report.run_folders import add_records, write_records
 from tests.report.test_runs import line
@@ -122,6 +123,17 @@ def test_the_metric_is_the_one_named_else_auc(write_run: Write) -> None:
     assert main_metrics([run]) == ["accuracy"]
     assert user_metric([run], "auc") == "auc"
     assert user_metric([run], "rmse") == "accuracy"
+
+
+def test_a_run_that_measured_nothing_is_about_the_metric_that_it_names(write_run: Write) -> None:
+    folder = write_run(status="failed", error="It broke down.")
+    for name in ("records.jsonl", "timings.jsonl", "commit.json"):
+        (folder / name).unlink()
+    run = read_run(folder)
+    assert main_metrics([run]) == ["accuracy"]
+    run.info["metric"] = "rmse"
+    assert main_metrics([run]) == ["rmse"]
+    assert [(row[2], row[-1]) for row in runs_table(scenes([run])).rows] == [("RMSE", "failed")]
 
 
 def test_each_task_has_its_metric(write_run: Write) -> None:

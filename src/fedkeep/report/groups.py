@@ -141,7 +141,7 @@ def main_metrics(runs: Sequence[RunFiles]) -> list[str]:
     """Return the metric that the report is about, one for each task; those that run.json names come first.
 
     Of a task it is the one that run.json names, else AUC, else accuracy, else RMSE, else another, else the loss, of
-    those measured on valid or test.
+    those measured on valid or test. Where nothing was measured it is the one that run.json names, else accuracy.
     """
     found = sorted(
         {r.metric for run in runs for r in run.records if r.client is None and r.split in ("valid", "test")}
@@ -152,7 +152,7 @@ def main_metrics(runs: Sequence[RunFiles]) -> list[str]:
     for wanted in dict.fromkeys(map(wording.base, (*named, "auc", "accuracy", "rmse", *others))):
         for metric in (m for m in found if wording.base(m) == wanted):
             chosen.setdefault(metric.partition("/")[2], metric)
-    return list(chosen.values()) or ["accuracy"]
+    return list(chosen.values()) or [*named, "accuracy"][:1]
 
 
 def user_metric(runs: Sequence[RunFiles], metric: str) -> str:

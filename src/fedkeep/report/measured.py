@@ -117,7 +117,7 @@ def runs_table(scenes: Sequence[Scene]) -> Table:
                     wording.plain(round(best.epoch, 2)) if best else wording.MISSING,
                     wording.plain(round(max((r.epoch for r in run.records), default=0.0), 2)),
                     f"{run.rounds:,}",
-                    "finished" if run.finished else "not finished",
+                    run.status,
                 )
             )
     columns = ("run", "seed", "metric", "on test", "best valid at epoch", "epochs", "rounds", "status")

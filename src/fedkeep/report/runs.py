@@ -14,7 +14,7 @@ from fedkeep.core.run_files import Commit, numerics_of, read_commit, read_info
 from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.report.wording import lower_is_better
 
-FINISHED = "finished"
+FINISHED, FAILED = "finished", "failed"
 TYPES = (
     dict.fromkeys(("environment", "data", "config", "identity", "initial"), (dict, "an object"))
     | {"analyses": (list, "a list")}
@@ -44,6 +44,12 @@ class RunFiles:
     finished: bool
     notes: tuple[str, ...]
     examples: Examples | None = None
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``failed`` or ``not finished``."""
+        failed = self.info.get("status") == FAILED
+        return FINISHED if self.finished else FAILED if failed else "not finished"
 
     @property
     def name(self) -> str:
