@@ -49,6 +49,14 @@ def test_readings_change_the_method_and_nothing_else(
             "fedfusion",
             {"operator": "conv", "persistent_local": True, "reset_local": False},
         ),
+        "fdu-fedfusion-single-full-0": (
+            "fedfusion",
+            {"operator": "single", "persistent_local": True, "reset_local": True},
+        ),
+        "fdu-fedfusion-never-set-back-single-full-0": (
+            "fedfusion",
+            {"operator": "single", "persistent_local": True, "reset_local": False},
+        ),
     }
     assert found.keys() == {*methods, "fdu-fedfusion-full-0", "fdu-pfl-da-full-0"}
     for name, (kind, options) in methods.items():
@@ -60,12 +68,17 @@ def test_readings_change_the_method_and_nothing_else(
     lines = rows(tmp_path, "kteps-baselines")
     for way in ("as configured", "gated", "gated, with a loss of its own"):
         assert lines[f"PFL-DA, {way}", "accuracy_ap"].published == pytest.approx(0.821)
-    for way in ("as configured", "conv", "never set back", "never set back, conv"):
+    for way in (
+        "as configured",
+        "conv",
+        "single",
+        *(f"never set back{how}" for how in ("", ", conv", ", single")),
+    ):
         assert lines[f"FedFusion, {way}", "accuracy_ag"].published == pytest.approx(0.838)
     for more in ("", ", 1 more"):
         assert lines[f"Table 7, 3 to 150, 3 a round{more}", "accuracy_ag"].published == pytest.approx(0.616)
     assert lines["Table 7, 3 to 150, 3 a round, 1 more", "accuracy_ap"].published == pytest.approx(0.65)
-    assert len(lines) == 17
+    assert len(lines) == 21
 
 
 def test_ag_of_the_usual_rounds_and_of_one_more(
@@ -109,3 +122,25 @@ def test_branches_of_table_8_predict_alone_on_the_same_models(
         for how, value in (("sp", 0.8), ("s", 0.7), ("p", 0.4)):
             row = found[f"Table 8, {architecture}, λ2 = 0.01, {how}", "accuracy_ap"]
             assert (row.value, row.published) == (pytest.approx(value), pytest.approx(known))
+
+
+def test_a_table_names_the_cells_that_were_trained_on_a_gpu(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: r for name, r in baselines.READINGS.items() if name.startswith("FedFusion, ")}
+    monkeypatch.setattr(baselines, "READINGS", few)
+    monkeypatch.setattr(baselines, "ALONE", ())
+
+    def train(tasks: list[Task], *_: object) -> None:
+        curves = {"0.01": {"own": {"a": [0.6, 0.8]}}}
+        for task in tasks:
+            gpu = {"gpu": "a GPU"} if "single" in task.name else {}
+            finish([task], shared={"a": 0.5}, curves=curves, environment={"cores": 2, **gpu})
+
+    monkeypatch.setattr(book, "run_tasks", train)
+    text = reproduce("kteps-baselines", request(data, tmp_path)).read_text(encoding="utf-8")
+    (said,) = [line for line in text.splitlines() if "GPU" in line]
+    assert said == (
+        "**On a GPU.** Trained on one a GPU fdu-fedfusion-single-full-0, "
+        "fdu-fedfusion-never-set-back-single-full-0. All others were trained on CPUs."
+    )

@@ -42,15 +42,17 @@ class Reading:
 
 GATED: Overrides = (("method.kind", '"pfl_da"'),)
 KEPT: Overrides = (("method.reset_local", "false"),)
-CONV = ("method.operator", '"conv"')
+CONV, SINGLE = (("method.operator", f'"{operator}"') for operator in ("conv", "single"))
 READINGS: Mapping[str, Reading] = {
     f"PFL-DA, {USUAL}": Reading("PFL-DA"),
     "PFL-DA, gated": Reading("PFL-DA", FEDAVG, GATED),
     "PFL-DA, gated, with a loss of its own": Reading("PFL-DA", FEDAVG, (*GATED, ("method.general", "1.0"))),
     f"FedFusion, {USUAL}": Reading("FedFusion"),
     "FedFusion, conv": Reading("FedFusion", "kteps/fedfusion", (CONV,)),
+    "FedFusion, single": Reading("FedFusion", "kteps/fedfusion", (SINGLE,)),
     "FedFusion, never set back": Reading("FedFusion", "kteps/fedfusion", KEPT),
     "FedFusion, never set back, conv": Reading("FedFusion", "kteps/fedfusion", (*KEPT, CONV)),
+    "FedFusion, never set back, single": Reading("FedFusion", "kteps/fedfusion", (*KEPT, SINGLE)),
     "Table 7, 3 to 150, 3 a round": Reading(
         "KTEPS⋆", "kteps/kteps-star", (("method.start", "4"), ("method.end", "150")), (150, 3), more=1
     ),
@@ -62,8 +64,8 @@ model, and the loss is the mixture's, or the mixture's and the general model's o
 
 FedFusion as configured sets a client's extractor back to the received one in every round, as Yao et al. do, and keeps
 the last one for predictions. Never set back, it goes on from where it was, and a copy is uploaded: a private word
-embedding, of which the paper says that it overfits. Features are fused by a weight for each ("multi"), or by a linear
-layer ("conv").
+embedding, of which the paper says that it overfits. Features are fused by a weight for each ("multi"), by one weight
+for all ("single"), or by a linear layer ("conv").
 
 Table 7's d_s is the first component that is kept, so that d_s − 1 of them go in every round. Counted from 0, as code
 counts, d_s of them go. Of 3 to 150 none is left then after 50 rounds. That row has one round more.

@@ -20,7 +20,7 @@ from fedkeep.metrics import ag, ap
 from fedkeep.report.results import over_seeds, write_results
 from fedkeep_papers.kit.cells import note_on_stale, runs_of
 from fedkeep_papers.kteps import published
-from fedkeep_papers.kteps.cells import Cell, Numbers, Overrides, Task, missing
+from fedkeep_papers.kteps.cells import Cell, Numbers, Overrides, Task, missing, note_on_gpus
 
 RATIO = 0.01
 """Of the learning rate in personalisation: the column of Table 5 that equals Table 3."""
@@ -347,7 +347,8 @@ class Book:
         faults = [
             f"- {name}: {f.result.fault}" for name, f in known.items() if f is not None and f.result.fault
         ]
-        preamble = f"{about.strip()}\n\n{self._what_was_run(lines)}\n\n{note_on_stale(known)}\n{further}"
+        notes = "\n\n".join(note for note in (note_on_stale(known), note_on_gpus(known)) if note)
+        preamble = f"{about.strip()}\n\n{self._what_was_run(lines)}\n\n{notes}\n{further}"
         if faults:
             preamble += "\n\nRuns that broke down:\n\n" + "\n".join(faults) + "\n"
         _, markdown = write_results(

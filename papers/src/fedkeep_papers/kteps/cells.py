@@ -22,7 +22,7 @@ from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.personalization import Protocol, personalization_curve
 from fedkeep.experiments.run import Run
 from fedkeep.methods.base import Predict
-from fedkeep_papers.kit.cells import LATER, Slot, digest, settings_of
+from fedkeep_papers.kit.cells import LATER, Finished, Slot, digest, settings_of
 from fedkeep_papers.kteps.neighbours import word_neighbours
 from fedkeep_papers.kteps.repeats import by_repeats
 
@@ -197,6 +197,14 @@ class Task:
 def missing(tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks whose numbers are not there yet, each once."""
     return list({task.name: task for task in tasks if task.slot.read() is None}.values())
+
+
+def note_on_gpus(known: Mapping[str, Finished[Numbers] | None]) -> str:
+    """Return Markdown about the cells, by name, that were trained on a GPU; empty: none."""
+    gpus = {name: f.result.environment.get("gpu") for name, f in known.items() if f is not None}
+    on = {gpu: [name for name, its in gpus.items() if its == gpu] for gpu in gpus.values() if gpu}
+    told = "; ".join(f"on one {gpu} {', '.join(names)}" for gpu, names in on.items())
+    return f"**On a GPU.** Trained {told}. All others were trained on CPUs." if told else ""
 
 
 def _for_one_core(config: Config) -> Config:
