@@ -104,6 +104,33 @@ def test_compression_costs_next_to_nothing_over_three_seeds(page: str) -> None:
     assert f"In the paper it loses {lost[0]} and {lost[1]}." in page
 
 
+def test_what_compression_costs_on_the_way(page: str) -> None:
+    """KTEPS overfits, KTEPS⋆ does less: the gap of the middle rounds is gone at the end."""
+
+    def runs(name: str, seeds: range) -> tuple[np.ndarray, list[float]]:
+        """Return Ag in percent over rounds 21 to 30 and over the last ten, (2, seeds), and the last training losses."""
+        cells = []
+        for seed in seeds:
+            (file,) = (DOCS.parent / "results" / "kteps").glob(f"fdu-{name}-full-{seed}-*.json")
+            cells.append(json.loads(file.read_text(encoding="utf-8")))
+        curves = [dict(map(tuple, cell["shared_curve"])) for cell in cells]
+        spans = [[100 * mean(c[r] for r in range(a, a + 10)) for c in curves] for a in (21, 41)]
+        return np.array(spans), [cell["loss"][-1] for cell in cells]
+
+    (whole, fit), (star, loose) = (runs(name, range(3)) for name in ("kteps", "kteps-star"))
+    lost = spread(whole - star, 2)
+    assert f"{lost[0]} points behind KTEPS's over rounds 21 to 30, and {lost[1]} over the last ten" in page
+    for what, its in (("KTEPS", whole), ("KTEPS⋆", star)):
+        first, last = its.mean(1)
+        assert f"{what} goes from {first:.1f} to {last:.1f}" in page
+    told = [f"{min(losses):.2f} to {max(losses):.2f}" for losses in (loose, fit)]
+    assert f"ends at {told[0]}, KTEPS's at {told[1]}" in page
+    (by_three, _), (usual, _) = runs("table-7-3-to-150-3-a-round", range(1)), runs("kteps", range(1))
+    assert f"as counted from 0, it is {(usual - by_three)[0, 0]:.1f} points over rounds 21 to 30" in page
+    share = (whole - star)[0].mean() / float(behind("KTEPS⋆", "KTEPS")[0])
+    assert 0.35 < share < 0.45, "two fifths of the published gap"
+
+
 def test_fedprox_is_fedavg(page: str) -> None:
     prox, plain = over_seeds("fedprox"), over_seeds("fedavg")
     told, apart, lost = spread(prox, 1), spread(prox - plain, 2), behind("FedProx", "FedAvg")
