@@ -109,7 +109,7 @@ kteps_vectors = Reproduction(
     changes=KTEPS,
 )
 kteps_baselines = Reproduction(
-    about="PFL-DA, FedFusion, Tables 7 and 8, read in other ways than in KTEPS's tables",
+    about="PFL-DA, FedFusion, FedProx, Tables 7 and 8, read in other ways than in KTEPS's tables",
     run=baselines.baselines,
     in_pieces=True,
     changes=KTEPS,

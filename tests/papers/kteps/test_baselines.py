@@ -1,4 +1,4 @@
-"""PFL-DA, FedFusion, Tables 7 and 8 read in other ways than in the tables."""
+"""PFL-DA, FedFusion, FedProx, Tables 7 and 8 read in other ways than in the tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def test_readings_change_the_method_and_nothing_else(
 ) -> None:
     asked: list[Task] = []
     monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))
-    monkeypatch.setattr(book, "builtin_names", lambda: ["kteps/fedavg", "kteps/fedfusion", "kteps/pfl-da"])
+    monkeypatch.setattr(
+        book, "builtin_names", lambda: ["kteps/fedavg", "kteps/fedfusion", "kteps/fedprox", "kteps/pfl-da"]
+    )
     monkeypatch.setattr(baselines, "ALONE", ())
     reproduce("kteps-baselines", request(data, tmp_path))
     found = {task.cell.name: task.cell.resolved() for task in asked}
@@ -37,6 +39,7 @@ def test_readings_change_the_method_and_nothing_else(
     methods = {
         "fdu-pfl-da-gated-full-0": ("pfl_da", {}),
         "fdu-pfl-da-gated-with-a-loss-of-its-own-full-0": ("pfl_da", {"general": 1.0}),
+        "fdu-fedprox-mu-0.1-full-0": ("fedprox", {"mu": 0.1}),
         "fdu-fedfusion-conv-full-0": (
             "fedfusion",
             {"operator": "conv", "persistent_local": True, "reset_local": True},
@@ -75,10 +78,11 @@ def test_readings_change_the_method_and_nothing_else(
         *(f"never set back{how}" for how in ("", ", conv", ", single")),
     ):
         assert lines[f"FedFusion, {way}", "accuracy_ag"].published == pytest.approx(0.838)
+    assert lines["FedProx, mu 0.1", "accuracy_ag"].published == pytest.approx(0.846)
     for more in ("", ", 1 more"):
         assert lines[f"Table 7, 3 to 150, 3 a round{more}", "accuracy_ag"].published == pytest.approx(0.616)
     assert lines["Table 7, 3 to 150, 3 a round, 1 more", "accuracy_ap"].published == pytest.approx(0.65)
-    assert len(lines) == 21
+    assert len(lines) == 23
 
 
 def test_ag_of_the_usual_rounds_and_of_one_more(

@@ -53,6 +53,24 @@ def test_the_rule_helps_kteps_alone() -> None:
     assert f"It is {float(ahead[1].split()[0]):.1f} points of Ap ahead of FedAvg by the same rule" in page
 
 
+def test_what_trains_in_one_place_overfits() -> None:
+    def after(name: str, round: int) -> list[float]:
+        return [100 * dict(map(tuple, cell(name, s)["test_curve"]))[round] for s in SEEDS]
+
+    rows = {r["method"]: r for r in results("kteps-table2") if r["metric"] == "accuracy_ag"}
+    theirs = {name: 100 * rows[name]["published"] for name in ("ASP-MTL", "FS")}
+    asp, best, end = after("asp-mtl", 50), after("asp-mtl", 10), after("fs", 50)
+    assert f"has Ag {over(asp, 1)} %, {theirs['ASP-MTL'] - mean(asp):.1f} points below" in TEXT
+    assert f"it has {over(best, 1)} % after 20 epochs, and the paper {theirs['ASP-MTL']:.1f}." in TEXT
+    early = mean(after("fs", 3))
+    assert (
+        f"has {early:.1f} % after six epochs and {mean(end):.1f} after all, where the paper has {theirs['FS']:.1f}"
+        in TEXT
+    )
+    for name in ("asp-mtl", "fs"):
+        assert {cell(name, s)["settings"]["config"]["method"]["epochs"] for s in SEEDS} == {2}, "of a round"
+
+
 def test_repeats() -> None:
     known, ruled = [cell("asp-mtl", s) for s in (1, 2)], [cell(RULED, s) for s in SEEDS]
     counts = known[0]["repeats"]
