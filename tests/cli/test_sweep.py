@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fedkeep.core.errors import NonFiniteError
 from fedkeep.experiments.sweeps import trials
 from tests.cli.conftest import Command
 
@@ -55,6 +56,20 @@ def test_the_best_configuration_gives_the_run_that_was_chosen(fedkeep: Command) 
     other = fedkeep(*words, "--seeds", 2)
     assert other.exit_code == 2
     assert "sweeps/toy holds another sweep" in other.stderr
+
+
+def test_a_sweep_that_chooses_nothing_says_so_and_does_not_end_well(
+    fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise NonFiniteError("The loss of user-1 became NaN.")
+
+    monkeypatch.setattr(trials, "run_config", breaks)
+    result = fedkeep("sweep", "toy.toml", "--range", RATE, "--trials", 2, *SMALL)
+    assert result.exit_code == 1, result.output
+    assert result.stderr.splitlines()[-1] == "Nothing is chosen for furl: no trial came to its end."
+    assert result.stdout.splitlines()[-1] == "Results: sweeps/toy/results.md"
+    assert not list(Path("sweeps/toy").glob("*.toml"))
 
 
 def test_it_is_stopped_and_goes_on(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:

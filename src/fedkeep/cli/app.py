@@ -1,7 +1,7 @@
 """The application: its commands, and what becomes of errors.
 
-Exit codes: 0 done · 1 ``check`` found a violation, ``audit`` a leak, ``prove`` no proof, ``doctor`` a fault · 2 wrong
-use, settings, data or run folder · 130 Ctrl-C.
+Exit codes: 0 done · 1 ``check`` found a violation, ``audit`` a leak, ``prove`` no proof, ``doctor`` a fault, ``sweep``
+no finished trial of a method · 2 wrong use, settings, data or run folder · 130 Ctrl-C.
 """
 
 from __future__ import annotations

@@ -103,6 +103,9 @@ def sweep(
         if r.number is not None:
             say(f"Best of {r.method}: {made.out / sweeps.best_name(r.method)}")
     say(f"Results: {path}")
+    if none := [r.method for r in results if r.number is None]:
+        complain(f"Nothing is chosen for {', '.join(none)}: no trial came to its end.")
+        raise typer.Exit(1)
 
 
 def _names(text: str) -> list[str]:
