@@ -115,7 +115,12 @@ def test_what_clients_adapt_afterwards_is_their_own_model(folder: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("info", "why"), [({}, "was never evaluated"), ({"roster": {}}, "ran across machines")]
+    ("info", "why"),
+    [
+        ({}, "was never evaluated"),
+        ({"error": "The loss became NaN."}, r"ended in an error: The loss became NaN\.$"),
+        ({"roster": {}}, "ran across machines"),
+    ],
 )
 def test_runs_without_examples_are_named(folder: Callable[..., Path], info: dict[str, Any], why: str) -> None:
     (group,) = groups(folder("FURL-0", None, **info))

@@ -136,11 +136,12 @@ def kept(run: RunFiles) -> Examples:
         ConfigError: there are none.
     """
     if run.examples is None:
-        why = (
-            "It ran across machines, whose devices tell the server sums alone; fedkeep report shows these."
-            if "roster" in run.info
-            else "It was never evaluated, or has no finished round; run it with evaluate_every above 0."
-        )
+        if "roster" in run.info:
+            why = "It ran across machines, whose devices tell the server sums alone; fedkeep report shows these."
+        elif "error" in run.info:
+            why = f"It ended in an error: {run.info['error']}"
+        else:
+            why = "It was never evaluated, or has no finished round; run it with evaluate_every above 0."
         raise ConfigError(
             f"{run.folder} keeps no results of single test examples, so it can't be compared with another. {why}"
         )
