@@ -124,12 +124,26 @@ def test_the_image_takes_the_torch_that_fedkeep_wants_and_files_that_are_there()
             assert all((ROOT / source).exists() for source in shlex.split(text)[:-1])
 
 
-def test_the_unit_starts_a_command_that_there_is_and_does_not_repeat_wrong_use():
+def test_the_unit_starts_a_command_that_there_is_and_tries_again_when_the_link_is_not_there_yet():
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(DEPLOY / "fedkeep-node.service", encoding="utf-8")
     service = unit["Service"]
     assert service["ExecStart"].split()[1:3] == ["device", "run"]
-    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
+    assert service["Restart"] == "on-failure"
+    assert "RestartPreventExitStatus" not in service  # 2 is also the code of a node that finds no link
     assert service["StateDirectoryMode"] == "0700"
     assert unit["Install"]["WantedBy"] == "multi-user.target"
+
+
+def test_the_comments_say_where_a_node_may_write():
+    """A node's states lie beside its configuration by the page's example, where nothing may be written here."""
+    unit = (DEPLOY / "fedkeep-node.service").read_text(encoding="utf-8")
+    assert "StateDirectory=fedkeep\n" in unit
+    assert "ProtectSystem=strict\n" in unit
+    assert 'folder = "/var/lib/fedkeep/states"' in unit
+    comment = (DEPLOY / "compose.yaml").read_text(encoding="utf-8").partition("\nx-fedkeep")[0]
+    assert 'folder = "/data/states"' in comment
+    assert 'out="/data/runs/NAME"' in comment
+    for name in ("server-app", *NODES):
+        assert f"{name.removesuffix('-app')}:/data" in SERVICES[name]["volumes"]
