@@ -72,7 +72,7 @@ def check_signed(bundle: bytes, trusted: Iterable[Path]) -> dict[str, bytes]:
         RunError: none of the public keys that are trusted has signed them, or it is no bundle.
         ConfigError: one of the keys is none.
     """
-    keys = [_public_key(path) for path in trusted]
+    keys = [public_key(path) for path in trusted]
     try:
         files, signature = _files(bundle), _signature(bundle)
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, NotImplementedError, OSError) as error:
@@ -129,7 +129,12 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def _public_key(path: Path) -> Ed25519PublicKey:
+def public_key(path: Path) -> Ed25519PublicKey:
+    """Return a key whose signatures are trusted.
+
+    Raises:
+        ConfigError: there is none, or it is no public key that signs projects.
+    """
     try:
         key = load_ssh_public_key(path.read_bytes())
     except OSError as error:

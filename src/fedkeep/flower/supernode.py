@@ -33,6 +33,7 @@ from fedkeep.flower import guard
 from fedkeep.flower.keys import check_certificate
 from fedkeep.flower.nodes import NODE_CONFIG
 from fedkeep.flower.processes import check_port, check_reachable, program
+from fedkeep.flower.signed import public_key
 
 AHEAD, BEHIND = 5.0, 305.0  # seconds that Flower 1.41 lets a node's clock differ
 
@@ -94,8 +95,7 @@ class SuperNode:
         check_certificate(self._beside(self.link.certificate))
         _check_key(self._beside(self.link.key))
         for path in self.link.trusted:
-            if not self._beside(path).is_file():
-                raise ConfigError(f"link.trusted: there is no key {self._beside(path)}.")
+            _check_trusted(self._beside(path))
         check_port(self.link.port, "this node", f"Name another in {self.config.name}: port = ... in [link].")
         check_reachable(self.link.address)
         self._check_link()
@@ -168,3 +168,10 @@ def _check_key(path: Path) -> None:
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"link.key: {path} is no key on a NIST curve. Make one with fedkeep flower keys.")
+
+
+def _check_trusted(path: Path) -> None:
+    try:
+        public_key(path)
+    except ConfigError as error:
+        raise ConfigError(f"link.trusted: {error}") from error
