@@ -14,6 +14,7 @@ from fedkeep import simulate
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import from_line, to_line
 from fedkeep.core.run_files import read_info
+from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.kept import Kept, kept_rounds, roll_back
 from fedkeep.remote.memory import Died
 from fedkeep.remote.roster import Roster
@@ -93,6 +94,25 @@ def test_a_tracker_is_told_every_record_of_a_server_that_was_killed_once(tmp_pat
     devices.close()
     assert own.ends_seen == ["failed", "finished"]
     assert sorted(map(to_line, own.records)) == sorted(map(to_line, lines(tmp_path / "run")))
+
+
+def test_a_link_that_fails_after_the_last_round_is_noted_and_the_run_ends_when_it_is_served_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RunError("The link has answered nothing but faults.")
+
+    devices = Devices(CASE, tmp_path, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Fleet, "settle", fails)
+        with pytest.raises(RunError):
+            served(devices, tmp_path)
+    info = read_info(tmp_path / "run")
+    assert (info["status"], info["error"]) == ("failed", "The link has answered nothing but faults.")
+    served(devices, tmp_path)
+    devices.close()
+    info = read_info(tmp_path / "run")
+    assert (info["status"], "error" in info) == ("finished", False)
 
 
 def test_a_finished_run_that_is_served_again_changes_nothing(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ class _Serving:
                     wait = retries.after(error, drive.server.round)
                     self.events.note("round", f"{error} It is tried again in {wait:g} s.")
                     self._pass(wait)
-        self.fleet.settle(orders_of(self.method, drive.server, map(str, self.roster.ids)))
+            self.fleet.settle(orders_of(self.method, drive.server, map(str, self.roster.ids)))
         if drive.server.round == self.rounds:
             directory.write_info({**directory.read_info(), "status": "finished"})
         return drive.history
