@@ -12,7 +12,7 @@ def rated(clients: list[str], items: list[int], times: list[int]) -> FederatedDa
     return FederatedData.from_columns(
         client=clients,
         columns={"item": np.array(items), "label": np.ones(len(items), np.float32), "time": np.array(times)},
-        meta={"items": 12, "task": "regression"},
+        meta={"items": 20, "task": "regression"},
     )
 
 
@@ -21,15 +21,15 @@ BO = (["bo"] * 2, [1, 2], [2, 1])
 
 
 def test_the_last_rating_is_tested_and_the_one_before_validates() -> None:
-    data = leave_one_out(rated(*(a + b for a, b in zip(ANNA, BO, strict=True))), against=5, seed=3)
+    data = leave_one_out(rated(*(a + b for a, b in zip(ANNA, BO, strict=True))), against=11, seed=3)
     item, label = np.asarray(data.columns["item"]), np.asarray(data.columns["label"])
     right = {
         split: [int(item[r, label[r]]) for r in data.split_rows(split)]
         for split in ("train", "valid", "test")
     }
     assert right == {"train": [3, 9, 0, 2, 1], "valid": [4], "test": [7]}
-    assert (data.meta["task"], data.meta["classes"], data.meta["items"]) == ("ranking", 6, 12)
-    assert item.shape == (7, 6)
+    assert (data.meta["task"], data.meta["classes"], data.meta["items"]) == ("ranking", 12, 20)
+    assert item.shape == (7, 12)
     trained = {"anna": {3, 9, 0}, "bo": {1, 2}}  # a training example knows of no others
     for row in range(7):
         others, who = np.delete(item[row], label[row]), data.ids[int(data.clients_of([row])[0])]
@@ -37,7 +37,7 @@ def test_the_last_rating_is_tested_and_the_one_before_validates() -> None:
         assert not set(others.tolist()) & own
     for split in ("valid", "test"):
         (row,) = data.split_rows(split)
-        assert len(set(item[row].tolist())) == 6  # no item twice
+        assert len(set(item[row].tolist())) == 12  # no item twice
 
 
 def test_what_is_left_out_is_drawn_against_training_as_often_as_any_other_item() -> None:
@@ -54,7 +54,7 @@ def test_what_is_left_out_is_drawn_against_training_as_often_as_any_other_item()
         },
         meta={"items": items, "task": "regression"},
     )
-    data = leave_one_out(ratings, against=9)
+    data = leave_one_out(ratings, against=10)
     item, label = np.asarray(data.columns["item"]), np.asarray(data.columns["label"])
     held = other = 0
     for client in range(users):
@@ -63,16 +63,16 @@ def test_what_is_left_out_is_drawn_against_training_as_often_as_any_other_item()
         wrong = np.concatenate([np.delete(row, place) for row, place in zip(train, shown, strict=True)])
         held += int((wrong == right).sum())
         other += len(wrong)
-    # 72 draws a user from 22 items without a training rating
-    assert other == users * 72
-    assert held / users == pytest.approx(72 / 22, rel=0.05)
+    # 80 draws a user from 22 items without a training rating
+    assert other == users * 80
+    assert held / users == pytest.approx(80 / 22, rel=0.05)
     assert not set(item[list(data.split_rows("test"))].ravel()) - set(range(items))
 
 
 def test_the_questions_are_part_of_what_the_data_are() -> None:
     ratings = rated(*ANNA)
-    made = {seed: leave_one_out(ratings, 5, seed).meta["source"] for seed in (0, 0, 1)}
-    assert made[0] == leave_one_out(ratings, 5).meta["source"]
+    made = {seed: leave_one_out(ratings, 10, seed).meta["source"] for seed in (0, 0, 1)}
+    assert made[0] == leave_one_out(ratings, 10).meta["source"]
     assert made[0].keys() == {"questions"}
     assert made[0] != made[1]
 
@@ -102,31 +102,38 @@ def test_a_users_questions_take_no_list_of_all_items(monkeypatch: pytest.MonkeyP
 
 def test_places_are_random_and_draws_are_a_users_own() -> None:
     many = (["anna"] * 3 + ["bo"] * 3) * 1, [0, 1, 2, 3, 4, 5], [1, 2, 3, 1, 2, 3]
-    both = leave_one_out(rated(*many), against=4)
-    alone = leave_one_out(rated(*(column[3:] for column in many)), against=4)
+    both = leave_one_out(rated(*many), against=10)
+    alone = leave_one_out(rated(*(column[3:] for column in many)), against=10)
     for name in ("item", "label"):
         assert np.array_equal(np.asarray(both.columns[name])[3:], np.asarray(alone.columns[name]))
-    labels = leave_one_out(rated(["anna"] * 6 + ["bo"] * 6, [*range(6)] * 2, [*range(6)] * 2), against=4)
+    labels = leave_one_out(rated(["anna"] * 6 + ["bo"] * 6, [*range(6)] * 2, [*range(6)] * 2), against=10)
     assert len(set(np.asarray(labels.columns["label"]).tolist())) > 2
-    other = leave_one_out(rated(*many), against=4, seed=1)
+    other = leave_one_out(rated(*many), against=10, seed=1)
     assert not np.array_equal(np.asarray(both.columns["item"]), np.asarray(other.columns["item"]))
 
 
 def test_refusals() -> None:
     with pytest.raises(
-        DataError, match="Client 'anna' left 7 of 12 items, too few to draw 8. Lower against."
+        DataError, match="Client 'anna' left 15 of 20 items, too few to draw 16. Lower against."
     ):
-        leave_one_out(rated(*ANNA), against=8)
+        leave_one_out(rated(*ANNA), against=16)
     bare = FederatedData.from_columns(["a"], {"label": np.zeros(1, np.float32)})
     with pytest.raises(DataError, match=r"^A ranking wants .* the columns \['item', 'time'\] are missing"):
         leave_one_out(bare)
     ratings = rated(*ANNA)
     unknown = FederatedData(ratings.columns, ratings.offsets, ratings.ids, ratings.bounds, {})
-    with pytest.raises(DataError, match=r"meta\['items'\] is None, against 5\.$"):
-        leave_one_out(unknown, against=5)
-    for item in (-1, 12):
-        with pytest.raises(DataError, match=r"^Wanted items from 0 to 11; got "):
-            leave_one_out(rated(["anna"] * 2, [3, item], [1, 2]), against=5)
+    with pytest.raises(DataError, match=r"meta\['items'\] is None\.$"):
+        leave_one_out(unknown)
+    for item in (-1, 20):
+        with pytest.raises(DataError, match=r"^Wanted items from 0 to 19; got "):
+            leave_one_out(rated(["anna"] * 2, [3, item], [1, 2]), against=10)
+    for against in (-1, 9):
+        with pytest.raises(DataError) as error:
+            leave_one_out(ratings, against)
+        assert str(error.value) == (
+            "A ranking is judged by whether the right item is among the first 10, which says nothing among so few. "
+            f"against must be at least 10; got {against}."
+        )
 
 
 def test_what_was_opted_out_stays_so() -> None:
@@ -134,7 +141,7 @@ def test_what_was_opted_out_stays_so() -> None:
     inside = np.array([True, False, True, True, False, True, False])
     columns = {**ratings.columns, "opted_in": inside}
     data = leave_one_out(
-        FederatedData(columns, ratings.offsets, ratings.ids, ratings.bounds, ratings.meta), 5
+        FederatedData(columns, ratings.offsets, ratings.ids, ratings.bounds, ratings.meta), 10
     )
     item, label = np.asarray(data.columns["item"]), np.asarray(data.columns["label"])
     out = np.flatnonzero(~np.asarray(data.columns["opted_in"]))

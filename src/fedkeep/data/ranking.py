@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.ranking import TOP
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.federated import FederatedData
 
@@ -30,7 +31,8 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
 
     Args:
         data: ratings, with columns ``item`` (int) and ``time``, and ``meta["items"]``.
-        against: items drawn against each; without repetition for validation and test, with it for training.
+        against: items drawn against each, at least 10, as the first ten of any fewer hold the right one; without
+            repetition for validation and test, with it for training.
         seed: of the draws, which depend on a user's id and not on other users.
 
     Returns:
@@ -38,13 +40,19 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
         opted out stays so. ``meta["source"]`` has the sha256 of the questions too.
 
     Raises:
-        DataError: a column or the number of items is missing, an item is out of its range, or a user left too few.
+        DataError: a column or the number of items is missing, an item is out of its range, ``against`` is below 10, or
+            a user left too few.
     """
     missing = [name for name in ("item", "time") if name not in data.columns]
-    if missing or "items" not in data.meta or against < 1:
+    if missing or "items" not in data.meta:
         raise DataError(
-            f"A ranking wants columns 'item' and 'time', meta['items'], the number of items, and against ≥ 1; the "
-            f"columns {missing} are missing, meta['items'] is {data.meta.get('items')}, against {against}."
+            f"A ranking wants columns 'item' and 'time', and meta['items'], the number of items; the columns {missing} "
+            f"are missing, meta['items'] is {data.meta.get('items')}."
+        )
+    if against < TOP:
+        raise DataError(
+            f"A ranking is judged by whether the right item is among the first {TOP}, which says nothing among so few. "
+            f"against must be at least {TOP}; got {against}."
         )
     items = int(data.meta["items"])
     item, time = np.asarray(data.columns["item"]), np.asarray(data.columns["time"])

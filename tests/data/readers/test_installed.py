@@ -66,7 +66,7 @@ def test_movielens_in_a_folder_of_packages(tmp_path: Path) -> None:
     assert (list(data.ids), data.meta["item_ids"]) == (["3", "10"], [2, 4, 8])
     assert np.asarray(data.columns["label"]).tolist() == [5.0, 3.0, 4.0] * 2
     with pytest.raises(DataError, match="left 0 of 3 items"):
-        movielens_100k_ranking(tmp_path, against=1)
+        movielens_100k_ranking(tmp_path)
     package(tmp_path, "recbole/dataset_example/ml-100k/ml-100k.inter", RATINGS)
     with pytest.raises(
         DataError, match="ml-100k.inter holds no rating, only a line of names. Fetch it again."
@@ -199,12 +199,12 @@ def test_insteval_is_read_from_rs_data_base(tmp_path: Path) -> None:
 
 
 def test_configurations_name_them(tmp_path: Path) -> None:
-    ratings = [(1, item) for item in range(1, 6)] + [(2, item) for item in range(6, 9)]
+    ratings = [(item // 6, item) for item in range(24)]
     rows = "".join(f"{user}\t{item}\t3\t{item}\n" for user, item in ratings)
     package(tmp_path, "recbole/dataset_example/ml-100k/ml-100k.inter", RATINGS + rows)
-    table = {"reader": "movielens_100k_ranking", "folder": str(tmp_path), "against": 2}
+    table = {"reader": "movielens_100k_ranking", "folder": str(tmp_path), "against": 12}
     data = build_data(config(data=table))
-    assert (len(data), data.meta["task"], data.counts("test").tolist()) == (2, "ranking", [1, 1])
+    assert (len(data), data.meta["task"], data.counts("test").tolist()) == (4, "ranking", [1] * 4)
     assert {"movielens_100k", "insteval", "shakespeare"} <= READERS.keys()
 
 
