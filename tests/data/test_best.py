@@ -1,8 +1,16 @@
 from __future__ import annotations
 
-import numpy as np
+import json
+from pathlib import Path
 
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+import fedkeep
+from fedkeep.data import user_bias_regression
 from fedkeep.data.best import best_possible
+from fedkeep.report.page import write_report
 
 
 def test_best_possible_by_hand() -> None:
@@ -23,3 +31,21 @@ def test_best_possible_by_hand() -> None:
 def test_one_class_alone_has_no_best_auc() -> None:
     columns = {"label": np.array([1, 1]), "_best": np.array([0.5, 0.75])}
     assert best_possible(columns, np.arange(2), "binary") == {"best": None, "best_global": None}
+
+
+class Guess(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze(1)
+
+
+def test_the_best_regression_is_told_in_the_metric_beside_which_it_stands(tmp_path: Path) -> None:
+    data = user_bias_regression(users=4, noise=0.5, dtype="float32")
+    local = fedkeep.Phase(loss=fedkeep.methods.terms.squared_error())
+    fedkeep.simulate(Guess(4, 1), fedkeep.methods.fedavg(local=local), data, rounds=1, out=tmp_path / "run")
+    page = write_report([tmp_path / "run"], tmp_path / "page")
+    (found,) = json.loads(page.with_suffix(".json").read_text())["summary"]
+    x, y = (np.asarray(data.columns[name])[data.split_rows("test")] for name in ("x", "label"))
+    bias = np.asarray(data.meta["traits"]["bias"])[data.clients_of(data.split_rows("test"))]
+    error = y - x @ np.asarray(data.meta["weight"]) - bias
+    assert found["metric"] == "rmse"
+    assert found["best_possible"] == pytest.approx(np.sqrt((error**2).mean()), rel=1e-5)

@@ -181,7 +181,7 @@ def user_bias_regression(
 ) -> FederatedData:
     """Generate y = ⟨w, x⟩ + bᵤ + noise: the smallest task that a private part solves and a shared one cannot.
 
-    ``meta["best"]`` is the mean squared error of the true w and b on the drawn test examples;
+    ``meta["best"]`` is the RMSE of the true w and b on the drawn test examples;
     ``meta["weight"]`` and ``meta["traits"]["bias"]`` (one value a user, in order) hold them.
     """
     _check_size(users * examples * features)
