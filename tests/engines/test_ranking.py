@@ -10,6 +10,7 @@ import torch
 
 import fedkeep
 from fedkeep import Phase, sgd
+from fedkeep.core.errors import MethodError
 from fedkeep.data import FederatedData
 from fedkeep.data.ranking import leave_one_out
 from fedkeep.experiments.counting import counted
@@ -66,6 +67,19 @@ def test_a_run_says_what_numpy_finds(engine: str) -> None:
     assert found["ndcg10"] == pytest.approx(gain)
     assert found["loss"] == pytest.approx(loss.mean())
     assert 0 < found["hr10"] < 1
+
+
+@pytest.mark.parametrize("candidates", [10, 11])
+def test_candidates_that_all_stand_among_the_first_ten_are_refused(candidates: int) -> None:
+    rng = np.random.default_rng(0)
+    columns = {"item": rng.integers(ITEMS, size=(12, candidates)), "label": rng.integers(10, size=12)}
+    meta = {"task": "ranking", "classes": candidates}
+    films = FederatedData.from_columns([0, 1] * 6, columns, ["train"] * 8 + ["valid", "test"] * 2, meta)
+    if candidates == 11:
+        assert "hr10" in {r.metric for r in trained(FURL, films).history}
+        return
+    with pytest.raises(MethodError, match=r"of more than 10 candidates.*gave \(\d, 10\)"):
+        trained(FURL, films)
 
 
 def test_tallies_and_examples_say_the_same() -> None:

@@ -20,7 +20,7 @@ from fedkeep.engines.judgement import Judgement, Model, Task, tasks_in
 from fedkeep.engines.tally import Judged, Leaves, Tallies, tallied
 from fedkeep.engines.window import Way, windows
 from fedkeep.methods import Sent
-from fedkeep.methods.labels import check_regression, check_tokens, label_of, output_of
+from fedkeep.methods.labels import check_candidates, check_regression, check_tokens, label_of, output_of
 
 Columns = tuple[np.ndarray, ...]
 """A piece of a ``Judgement``: client, loss, score, label, row (or place in a window), predicted class."""
@@ -154,6 +154,7 @@ def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, places: n
     else:
         loss = nn.functional.cross_entropy(out, label, reduction="none")
         if task.kind == "ranking":
+            check_candidates(out)
             ranks = ranks_of(out.cpu().numpy(), label.cpu().numpy())
             score = torch.from_numpy(ranks).double()
         elif task.kind == "binary":

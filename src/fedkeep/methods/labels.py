@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.params import Batch
+from fedkeep.core.ranking import TOP
 
 OTHERS = "For numbers, or labels of tokens, take a method that knows no classes, e.g. fedper or ditto."
 
@@ -64,6 +65,16 @@ def check_classes(output: Tensor) -> None:
             f"Classes want logits of shape (B, classes), (B, 2) for a binary task; the model gave "
             f"{tuple(output.shape)}. Let its last layer have one output for each class; numbers as labels want the "
             f"loss squared_error."
+        )
+
+
+def check_candidates(output: Tensor) -> None:
+    """Raise MethodError unless the model gave scores of so many candidates that the right one may be missed."""
+    if output.dim() != 2 or output.shape[1] <= TOP:
+        raise MethodError(
+            f"A ranking wants scores of shape (B, candidates), of more than {TOP} candidates: it is judged by whether "
+            f"the right one is among the first {TOP}. The model gave {tuple(output.shape)}. Of fewer candidates, each "
+            f"is a class: say meta['task'] = 'multiclass'."
         )
 
 
