@@ -49,3 +49,13 @@ def test_the_best_regression_is_told_in_the_metric_beside_which_it_stands(tmp_pa
     error = y - x @ np.asarray(data.meta["weight"]) - bias
     assert found["metric"] == "rmse"
     assert found["best_possible"] == pytest.approx(np.sqrt((error**2).mean()), rel=1e-5)
+
+
+def test_the_best_is_that_of_the_users_who_are_judged(tmp_path: Path) -> None:
+    data = user_bias_regression(users=8, noise=0.5, dtype="float32")
+    method = fedkeep.methods.fedavg(local=fedkeep.Phase(loss=fedkeep.methods.terms.squared_error()))
+    run = fedkeep.simulate(
+        Guess(4, 1), method, data, rounds=1, hold_out=0.5, evaluate_every=0, out=tmp_path / "run"
+    )
+    told = json.loads((tmp_path / "run" / "run.json").read_text())["best"]
+    assert told == data.select([data.index(c) for c in run.clients]).meta["best"] != data.meta["best"]

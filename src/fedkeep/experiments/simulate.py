@@ -19,6 +19,7 @@ from fedkeep.core.errors import ConfigError, RunError, check_whole
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
+from fedkeep.data.best import best_possible
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
 from fedkeep.engines.base import declared
@@ -340,7 +341,10 @@ class Simulation:
         meta = self.data.meta
         federated = self.method.split.halves(self.module).federated(self.initial)
         size = sum(v.numel() * v.element_size() for v in federated.values())
-        pooled = self.identity["pooled"]
+        pooled, best = self.identity["pooled"], self.data.meta
+        if "_best" in self.data.columns:
+            judged = self.data.split_rows("test", self.clients)
+            best = {**best_possible(self.data.columns, judged, tasks_of(self.data)[0].kind)}
         name, reason = in_use(self.engine, self.reason)
         return {
             "name": self.name,
@@ -378,7 +382,7 @@ class Simulation:
             "metric": HEADLINE[tasks_of(self.data)[0].kind],
             "bytes_down": None if pooled else size,
             "bytes_up": None if pooled else size,
-            "best": meta.get("best"),
-            "best_global": meta.get("best_global"),
+            "best": best.get("best"),
+            "best_global": best.get("best_global"),
             "partition_counts": partition_counts(self.data),
         }
