@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,6 +170,11 @@ def test_chances_are_written_with_two_digits() -> None:
         "1.00",
         "–",
     ]
+
+
+def test_the_best_of_rankings_is_told_by_the_metrics_own_name() -> None:
+    c = replace(made([8] * 12, [8] * 12), metric="hr10")
+    assert said(c).startswith("Best: a, 80.0 % (HR@10, mean over users).")
 
 
 def test_one_method_is_no_comparison() -> None:

@@ -143,7 +143,7 @@ def said(c: Compared) -> str:
     close = [n for n, s in zip(c.labels, c.standings, strict=True) if s.close and not s.is_best]
     apart = sum(s.told_apart for s in c.standings)
     whom = "users like these" if c.users >= FEW else "these users"
-    words = f"Best: {c.labels[c.best]}, {c.value(best)} ({c.name[:1].lower()}{c.name[1:]})."
+    words = f"Best: {c.labels[c.best]}, {c.value(best)} ({wording.inline(c.name)})."
     if close:
         words += f" Not distinguishable from it: {', '.join(close)}."
     if apart:

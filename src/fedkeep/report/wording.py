@@ -73,7 +73,11 @@ def metric_name(metric: str) -> str:
 
 def metric_inline(metric: str) -> str:
     """Return a metric's name inside a sentence: ``accuracy``, ``AUC``."""
-    name = metric_name(metric)
+    return inline(metric_name(metric))
+
+
+def inline(name: str) -> str:
+    """Return a name inside a sentence: ``Squared error`` -> ``squared error``; ``HR@10`` stays."""
     return name if name[:2].isupper() else name[:1].lower() + name[1:]
 
 
