@@ -35,6 +35,9 @@ def test_spread_and_difference() -> None:
     assert wording.difference(-0.0517, "accuracy") == "−5.2 points"
     assert wording.difference(0.0372, "accuracy", 2) == "+3.72 points"
     assert wording.difference(-0.0001, "accuracy") == "0.0 points"
+    halves = (0.2125, math.nextafter(0.2125, 0), math.nextafter(0.2125, 1), 0.7 - 0.4875)
+    assert {wording.difference(half, "accuracy") for half in halves} == {"+21.2 points"}
+    assert {wording.number(half, "accuracy") for half in halves} == {"21.2 %"}
     assert wording.difference(0.5, "loss") == "+0.5"
     assert wording.difference(None) == "–"
 

@@ -86,7 +86,7 @@ def number(value: float | None, metric: str = "", digits: int = 1) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     if is_fraction(metric):
-        return _sign(f"{100 * value:.{digits}f} %")
+        return _sign(f"{_percent(value):.{digits}f} %")
     if base(metric) in _NO_PERCENT:
         return _sign(f"{value:.2f}")
     return plain(value)
@@ -119,7 +119,7 @@ def spread(mean: float | None, std: float | None, metric: str = "", digits: int 
     if text == MISSING or std is None or not math.isfinite(std):
         return text
     if is_fraction(metric):
-        return f"{text.removesuffix(' %')} ± {100 * std:.{digits}f} %"
+        return f"{text.removesuffix(' %')} ± {_percent(std):.{digits}f} %"
     return f"{text} ± {number(std, metric)}"
 
 
@@ -128,7 +128,7 @@ def difference(value: float | None, metric: str = "", digits: int = 1) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     if is_fraction(metric):
-        text = f"{100 * value:+.{digits}f}"
+        text = f"{_percent(value):+.{digits}f}"
         return _sign((text if float(text) else text[1:]) + " points")
     return _sign(("+" if value > 0 else "") + plain(value))
 
@@ -174,6 +174,11 @@ def count(value: float, noun: str) -> str:
 def printable(text: Any) -> str:
     """Return a value as one line of text; what doesn't print (line ends, terminal codes) is spelled out."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def _percent(value: float) -> float:
+    """Return a fraction in percent without its last digits: they hang on the order of a sum, and would round a half."""
+    return round(100 * value, 9)
 
 
 def _sign(text: str) -> str:
