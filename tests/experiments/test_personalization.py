@@ -22,6 +22,7 @@ from fedkeep.engines.batches import batches
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.personalization import Protocol, personalization_curve, slower, tuning_phases
 from fedkeep.methods.base import forward
+from fedkeep.models import MatrixFactorization
 from tests.experiments.configs import config
 from tests.tiny import Logits, Scalar, bits, classes, pairs
 
@@ -247,6 +248,13 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         personalization_curve(simulate(Scalar(), squared, numbers, rounds=0))
     assert str(error.value) == "The personalisation curve measures accuracy; this task is a regression."
+    rng = np.random.default_rng(0)
+    columns = {"item": rng.integers(20, size=(6, 11)), "label": np.zeros(6, np.int64)}
+    films = FederatedData.from_columns(
+        [0] * 6, columns, ["train"] * 4 + ["valid", "test"], {"task": "ranking"}
+    )
+    with pytest.raises(ConfigError, match="measures accuracy; this task is a ranking"):
+        personalization_curve(simulate(MatrixFactorization(20, 2), methods.furl("user"), films, rounds=0))
 
 
 def test_fine_tuning_that_breaks_down_is_named() -> None:

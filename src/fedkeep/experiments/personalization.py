@@ -121,7 +121,7 @@ def personalization_curve(
         progress: as for ``simulate``.
 
     Raises:
-        ConfigError: no client has labelled examples to test on, or the task is regression.
+        ConfigError: no client has labelled examples to test on, or the task has no classes.
         NonFiniteError: fine-tuning broke down to NaN; names the client.
     """
     check_task(run.data)
@@ -154,8 +154,9 @@ def personalization_curve(
 
 def check_task(data: FederatedData) -> None:
     """Raise ConfigError unless the data's task has an accuracy."""
-    if tasks_of(data)[0].kind == "regression":
-        raise ConfigError("The personalisation curve measures accuracy; this task is a regression.")
+    task = tasks_of(data)[0]
+    if not task.has_classes:
+        raise ConfigError(f"The personalisation curve measures accuracy; this task is a {task.kind}.")
 
 
 def add_curve(run: Run, protocol: Protocol, progress: bool | None = None) -> None:
