@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedkeep import Method, Phase, Split, WeightedMean, averaging, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, SecureSumError
+from fedkeep.data import FederatedData
 from fedkeep.methods import Global, SecureMean, SecureSums, securely
 from fedkeep.methods.secure import Vectors
 from fedkeep.privacy import Chain, GaussianNoise, QuantileClip, TopK
@@ -72,6 +74,33 @@ def test_which_rows_a_client_holds_leaves_no_trace_but_in_the_sum() -> None:
     assert [each.size for each in seen] == [2 + 4 + 1] * 2
     lengths = {len(each.vector(upload([0.1, 0.2], 1, 0.5))) for each in seen}
     assert lengths == {7}
+
+
+class Words(nn.Module):
+    lookup: ClassVar = {"table.weight": "word"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.user = nn.Embedding(300, 2), nn.Parameter(torch.zeros(2))
+
+    def forward(self, word: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.table(word) + self.user
+        return found
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_traffic_is_that_of_masked_vectors(bits: Literal[32, 64]) -> None:
+    """Masked: 600 numbers of the table and the weight; sent: the whole table of float32. Else rows, and their numbers."""
+    data = FederatedData.from_columns(
+        np.repeat([0, 1], 4), {"word": np.array([0, 1, 2, 3] * 2), "label": np.arange(8) % 2}, ["train", "train", "valid", "test"] * 2
+    )  # fmt: skip
+    plain = methods.furl("user", server=UNIFORM).on_client(tables="local")
+    found = []
+    for method in (plain, securely(plain, SecureSums(clip=1.0, bits=bits))):
+        history = simulate(Words(), method, data, rounds=1, cohort=2).history
+        found.append({r.metric: (r.value, r.n) for r in history if r.split == "traffic"})
+    assert found[0] == {"upload_bytes": (2 * (2 * 4 + 8), 2), "download_bytes": (2 * 2 * 4, 2)}
+    assert found[1] == {"upload_bytes": (601 * bits // 8, 2), "download_bytes": (600 * 4, 2)}
 
 
 def test_fewer_than_the_threshold_are_no_sum() -> None:

@@ -283,8 +283,9 @@ def take(
         received.reports = Chain.total(received.reports, reports)
     received.weights[answer.client] = upload.weight
     received.losses[answer.client] = answer.loss
-    received.upload_bytes.append(answer.upload.nbytes)
-    received.download_bytes.append(upload.cut_bytes(order.sent.flat))
+    up, down = method.server.reduce.traffic(answer.upload, order.sent.flat, start)
+    received.upload_bytes.append(up)
+    received.download_bytes.append(down)
     return upload
 
 

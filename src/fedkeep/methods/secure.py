@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedkeep.core.errors import MethodError, SecureSumError, UploadError
-from fedkeep.core.params import SERVER, Params, under
+from fedkeep.core.params import SERVER, Params, nbytes, under
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_positive
@@ -81,6 +81,11 @@ class SecureMean(Reduction):
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> Masked:
         """Return the empty sum."""
         return Masked(self.sums, start, cohort, str(server.round))
+
+    def traffic(self, upload: Upload, sent: Params, start: Params) -> tuple[int, int]:
+        """Return the bytes of a masked vector and of all that is sent, tables whole in both; keys are not counted."""
+        numbers = sum(start[name].numel() for name in floating(start)) + 1
+        return numbers * self.sums.bits // 8, nbytes(sent)
 
 
 class Vectors:

@@ -118,6 +118,16 @@ class Reduction:
         """
         raise TypeError(f"{type(self).__name__} is no reduction: it lacks begin.")
 
+    def traffic(self, upload: Upload, sent: Params, start: Params) -> tuple[int, int]:
+        """Return the bytes that leave a client and that reach it.
+
+        Args:
+            upload: what it makes, encoded.
+            sent: what it is sent, tables whole.
+            start: as for ``begin``.
+        """
+        return upload.nbytes, upload.cut_bytes(sent)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedMean(Reduction):
