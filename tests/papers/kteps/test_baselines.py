@@ -36,31 +36,16 @@ def test_readings_change_the_method_and_nothing_else(
     star = Cell("", "kteps/kteps-star").resolved().method.options
     assert projected.method.options == {**star, **steps, "start": 4, "end": 150}
     assert projected.run.rounds == usual.run.rounds + 1
-    methods = {
+    methods: dict[str, tuple[str, dict[str, Any]]] = {
         "fdu-pfl-da-gated-full-0": ("pfl_da", {}),
         "fdu-pfl-da-gated-with-a-loss-of-its-own-full-0": ("pfl_da", {"general": 1.0}),
         "fdu-fedprox-mu-0.1-full-0": ("fedprox", {"mu": 0.1}),
-        "fdu-fedfusion-conv-full-0": (
-            "fedfusion",
-            {"operator": "conv", "persistent_local": True, "reset_local": True},
-        ),
-        "fdu-fedfusion-never-set-back-full-0": (
-            "fedfusion",
-            {"operator": "multi", "persistent_local": True, "reset_local": False},
-        ),
-        "fdu-fedfusion-never-set-back-conv-full-0": (
-            "fedfusion",
-            {"operator": "conv", "persistent_local": True, "reset_local": False},
-        ),
-        "fdu-fedfusion-single-full-0": (
-            "fedfusion",
-            {"operator": "single", "persistent_local": True, "reset_local": True},
-        ),
-        "fdu-fedfusion-never-set-back-single-full-0": (
-            "fedfusion",
-            {"operator": "single", "persistent_local": True, "reset_local": False},
-        ),
     }
+    fusions = {"conv": ("conv", True), "single": ("single", True), "never-set-back": ("multi", False)}
+    fusions |= {f"never-set-back-{operator}": (operator, False) for operator in ("conv", "single")}
+    for way, (operator, reset) in fusions.items():
+        options = {"operator": operator, "persistent_local": True, "reset_local": reset}
+        methods[f"fdu-fedfusion-{way}-full-0"] = ("fedfusion", options)
     assert found.keys() == {*methods, "fdu-fedfusion-full-0", "fdu-pfl-da-full-0"}
     for name, (kind, options) in methods.items():
         method = found[name].method
