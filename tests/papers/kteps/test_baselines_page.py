@@ -95,3 +95,19 @@ def test_components_counted_from_0_fall_one_round_after_the_last_direction_went(
     (file,) = (ROOT / "results/kteps").glob("fdu-table-7-3-to-150-3-a-round-full-0-*.json")
     curve = dict(map(tuple, json.loads(file.read_text())["shared_curve"]))
     assert min(curve[round] for round in range(30, 51)) > 0.8
+
+
+def percent_of(method: str) -> tuple[float, float]:
+    """Return Ag and Ap in percent."""
+    ag, ap = (100 * rows()[method, f"accuracy_{m}"]["value"] for m in ("ag", "ap"))
+    return ag, ap
+
+
+def test_a_gated_mixture_leaves_its_general_model_at_chance() -> None:
+    gated, own = percent_of("PFL-DA, gated"), percent_of("PFL-DA, gated, with a loss of its own")
+    assert (
+        f"PFL-DA has Ag {gated[0]:.1f} and Ap {gated[1]:.1f} % (seed 0): the general model falls to chance"
+        in TEXT
+    )
+    assert abs(gated[0] - 50) < 1
+    assert f"With a loss of its own beside the mixture's it has {own[0]:.1f} and {own[1]:.1f} %." in TEXT
