@@ -28,6 +28,8 @@ def test_extractors_that_are_never_set_back() -> None:
     assert f"Fused by a linear layer it has {100 * conv[0]:.1f} and {100 * conv[1]:.1f} %;" in TEXT
     back = [rows()["FedFusion, conv", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
     assert f"set back and fused so {100 * back[0]:.1f} and {100 * back[1]:.1f}." in TEXT
+    one = [rows()["FedFusion, single", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
+    assert f"fused by one weight for all features, {100 * one[0]:.1f} and {100 * one[1]:.1f}." in TEXT
     (file,) = (ROOT / "results/kteps").glob("fdu-fedfusion-never-set-back-full-0-*.json")
     losses = json.loads(file.read_text())["loss"]
     after = next(k for k, value in enumerate(losses, start=1) if value < 0.001)
@@ -111,3 +113,17 @@ def test_a_gated_mixture_leaves_its_general_model_at_chance() -> None:
     )
     assert abs(gated[0] - 50) < 1
     assert f"With a loss of its own beside the mixture's it has {own[0]:.1f} and {own[1]:.1f} %." in TEXT
+
+
+def test_fedprox_that_is_held_nearer() -> None:
+    ag, ap = percent_of("FedProx, mu 0.1")
+    (file,) = (ROOT / "results/kteps").glob("fdu-fedavg-full-0-*.json")
+    plain = json.loads(file.read_text())
+    usual = mean(plain["shared"].values()), mean(map(mean, plain["curves"]["0.01"]["own"].values()))
+    apart = [f"{100 * theirs - own:.1f}" for own, theirs in zip((ag, ap), usual, strict=True)]
+    assert (
+        f"With μ = 0.1 in place of 0.01 it has {ag:.1f} and {ap:.1f} %, {apart[0]} and {apart[1]} points below FedAvg's "
+        f"with the same seed (0)." in TEXT
+    )
+    row = rows()["FedProx, mu 0.1", "accuracy_ag"]
+    assert row["value"] < row["published"] < usual[0], "the paper's lies between the two"
