@@ -341,10 +341,12 @@ class Simulation:
         meta = self.data.meta
         federated = self.method.split.halves(self.module).federated(self.initial)
         size = sum(v.numel() * v.element_size() for v in federated.values())
-        pooled, best = self.identity["pooled"], self.data.meta
-        if "_best" in self.data.columns:
+        pooled, best = self.identity["pooled"], dict(meta)
+        if (
+            "_best" in self.data.columns
+        ):  # then of those who are judged, which meta's is not if some are held out
             judged = self.data.split_rows("test", self.clients)
-            best = {**best_possible(self.data.columns, judged, tasks_of(self.data)[0].kind)}
+            best |= best_possible(self.data.columns, judged, tasks_of(self.data)[0].kind)
         name, reason = in_use(self.engine, self.reason)
         return {
             "name": self.name,
