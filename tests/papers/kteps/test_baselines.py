@@ -36,6 +36,9 @@ def test_readings_change_the_method_and_nothing_else(
     star = Cell("", "kteps/kteps-star").resolved().method.options
     assert projected.method.options == {**star, **steps, "start": 4, "end": 150}
     assert projected.run.rounds == usual.run.rounds + 1
+    uncentred = found.pop("fdu-kteps-star-uncentred-full-0")
+    assert uncentred.method.options == {**star, **steps, "center": False}
+    assert uncentred.run.rounds == usual.run.rounds
     methods: dict[str, tuple[str, dict[str, Any]]] = {
         "fdu-pfl-da-gated-full-0": ("pfl_da", {}),
         "fdu-pfl-da-gated-with-a-loss-of-its-own-full-0": ("pfl_da", {"general": 1.0}),
@@ -46,6 +49,11 @@ def test_readings_change_the_method_and_nothing_else(
     for way, (operator, reset) in fusions.items():
         options = {"operator": operator, "persistent_local": True, "reset_local": reset}
         methods[f"fdu-fedfusion-{way}-full-0"] = ("fedfusion", options)
+    both = {"operator": "multi", "persistent_local": True, "reset_local": False}
+    methods["fdu-fedfusion-both-trained-full-0"] = (
+        "fedfusion",
+        {**both, "train_received": True, "gamma": 0.5},
+    )
     assert found.keys() == {*methods, "fdu-fedfusion-full-0", "fdu-pfl-da-full-0"}
     for name, (kind, options) in methods.items():
         method = found[name].method
@@ -61,13 +69,15 @@ def test_readings_change_the_method_and_nothing_else(
         "conv",
         "single",
         *(f"never set back{how}" for how in ("", ", conv", ", single")),
+        "both trained",
     ):
         assert lines[f"FedFusion, {way}", "accuracy_ag"].published == pytest.approx(0.838)
     assert lines["FedProx, mu 0.1", "accuracy_ag"].published == pytest.approx(0.846)
     for more in ("", ", 1 more"):
         assert lines[f"Table 7, 3 to 150, 3 a round{more}", "accuracy_ag"].published == pytest.approx(0.616)
     assert lines["Table 7, 3 to 150, 3 a round, 1 more", "accuracy_ap"].published == pytest.approx(0.65)
-    assert len(lines) == 23
+    assert lines["KTEPS⋆, uncentred", "accuracy_ag"].published == pytest.approx(0.829)
+    assert len(lines) == 27
 
 
 def test_ag_of_the_usual_rounds_and_of_one_more(

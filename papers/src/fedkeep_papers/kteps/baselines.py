@@ -42,6 +42,7 @@ class Reading:
 
 GATED: Overrides = (("method.kind", '"pfl_da"'),)
 KEPT: Overrides = (("method.reset_local", "false"),)
+BOTH: Overrides = (*KEPT, ("method.train_received", "true"), ("method.gamma", "0.5"))
 CONV, SINGLE = (("method.operator", f'"{operator}"') for operator in ("conv", "single"))
 READINGS: Mapping[str, Reading] = {
     f"PFL-DA, {USUAL}": Reading("PFL-DA"),
@@ -53,10 +54,12 @@ READINGS: Mapping[str, Reading] = {
     "FedFusion, never set back": Reading("FedFusion", "kteps/fedfusion", KEPT),
     "FedFusion, never set back, conv": Reading("FedFusion", "kteps/fedfusion", (*KEPT, CONV)),
     "FedFusion, never set back, single": Reading("FedFusion", "kteps/fedfusion", (*KEPT, SINGLE)),
+    "FedFusion, both trained": Reading("FedFusion", "kteps/fedfusion", BOTH),
     "FedProx, mu 0.1": Reading("FedProx", "kteps/fedprox", (("method.mu", "0.1"),)),
     "Table 7, 3 to 150, 3 a round": Reading(
         "KTEPS⋆", "kteps/kteps-star", (("method.start", "4"), ("method.end", "150")), (150, 3), more=1
     ),
+    "KTEPS⋆, uncentred": Reading("KTEPS⋆", "kteps/kteps-star", (("method.center", "false"),)),
 }
 ABOUT = """
 PFL-DA as configured is two whole branches, each with a loss of its own, which predict by the mean of their logits
@@ -66,12 +69,16 @@ model, and the loss is the mixture's, or the mixture's and the general model's o
 FedFusion as configured sets a client's extractor back to the received one in every round, as Yao et al. do, and keeps
 the last one for predictions. Never set back, it goes on from where it was, and a copy is uploaded: a private word
 embedding, of which the paper says that it overfits. Features are fused by a weight for each ("multi"), by one weight
-for all ("single"), or by a linear layer ("conv").
+for all ("single"), or by a linear layer ("conv"). Both trained, the private extractor is never set back and never
+leaves; the received one is trained beside it and uploaded, and a feature's weight starts at a half.
 
 FedProx as configured has μ = 0.01, one of the four values of its own paper, which KTEPS's does not repeat.
 
 Table 7's d_s is the first component that is kept, so that d_s − 1 of them go in every round. Counted from 0, as code
 counts, d_s of them go. Of 3 to 150 none is left then after 50 rounds. That row has one round more.
+
+KTEPS⋆'s components are those of the words' covariance, so that their mean is no direction of its own. Uncentred they
+are those of the table itself, whose first is near the mean.
 
 Table 8 predicts by the mean of both branches' logits (sp). Its columns B and C at λ2 = 0.01 stand here with the shared
 branch (s) and the private one (p) alone, too, on the same fine-tuned models. With λ2 = 0 nothing trains C's private
@@ -119,7 +126,7 @@ def _cells(book: Book, name: str, reading: Reading) -> Mapping[int, Cell]:
     """Return a reading's cells, by seed."""
     if not reading.config:
         return book.cells(book.fdu, reading.method)
-    slug = name.replace(",", "").replace(" ", "-").lower()
+    slug = name.replace(",", "").replace("⋆", "-star").replace(" ", "-").lower()
     found = {}
     for seed in book.seeds:
         overrides = book.overrides(book.fdu, reading.config, reading.overrides, seed)
