@@ -165,6 +165,9 @@ MORE: dict[str, Case] = {
     "published copies": Case(
         Parts, methods.fedfusion("conv", persistent_local=True, local=Phase(batch_size=3, optimizer=SLOW))
     ),
+    "a received and a private extractor": Case(
+        Parts, methods.fedfusion(persistent_local=True, train_received=True, gamma=0.3, local=Phase(batch_size=3))
+    ),
     "a cohort of one": Case(Logits, methods.furl("user", local=Phase(batch_size=4)), DATA, {"cohort": 1}),
 }  # fmt: skip
 CASES = {name: Case(model, method) for name, (model, method) in ROWS.items()} | MORE

@@ -146,6 +146,19 @@ def test_persistent_tables_are_uploaded_by_local_rows() -> None:
         assert run.net.module.lookup[n] == "text"  # type: ignore[index]
 
 
+def test_both_extractors_rows_are_trained_as_whole_tables_are() -> None:
+    method = methods.fedfusion(persistent_local=True, train_received=True, gamma=0.3, local=LOCAL)
+    rows, whole = (
+        simulate(Words().double(), m, TEXTS, rounds=3, cohort=3, seed=3)
+        for m in (method, method.on_client(tables="whole"))
+    )
+    close(rows.server, whole.server, atol=1e-14)
+    for user in TEXTS.ids:
+        close(rows.parameters(user), whole.parameters(user), atol=1e-14)
+    sent = [[r.value for r in run.history if r.metric == "upload_bytes"] for run in (rows, whole)]
+    assert all(few < many for few, many in zip(*sent, strict=True))
+
+
 def test_a_table_that_starts_as_received_is_kept_with_the_received_rows() -> None:
     """Words that only others train are, in the copy that a client keeps, as it received them in its last round."""
     method = methods.fedfusion(persistent_local=True, reset_local=True, local=LOCAL)
