@@ -149,7 +149,7 @@ def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
     images = tmp_path / "images"
     write_cifar(images / "cifar100", classes=100, train=500, test=200)
     rows = rows_of(reproduce("moe-figure2", request(images, tmp_path / "results")))
-    assert len(rows) == 2 * 2 * 4  # protocols × fractions × ways
+    assert len(rows) == 2 * 2 * 5  # protocols × fractions × ways
     known = {(r["scene"], r["method"]): r["published"] for r in rows if r["published"] is not None}
     assert len(known) == 4  # every client in each round, the paper's protocol
     assert all("fraction of clients 1" in scene and "paper" in scene for scene, _ in known)
@@ -171,7 +171,7 @@ def test_figure_2_of_the_official_test_images_alone(tmp_path: Path, monkeypatch:
     np.savez(images / "cifar100_test.npz", images=pixels, fine_label=labels, fine_names=names)
     path = reproduce("moe-figure2", request(images.parent, tmp_path / "results"))
     rows = rows_of(path)
-    assert len(rows) == 2 * 2 * 4
+    assert len(rows) == 2 * 2 * 5
     assert all(row["value"] is not None for row in rows)
     text = " ".join(path.read_text(encoding="utf-8").split())
     assert "Of CIFAR-100 the official test images alone are at hand" in text

@@ -133,9 +133,10 @@ def figure2(request: Request) -> Path:
     published = {
         name: list(zip(FIGURE2_P, values, strict=True)) for name, values in FIGURE2.items()
     }  # fmt: skip
-    own = sheet(request, scenes, [Way(v, f) for f in federations for v in PAPER])
+    variants = (*PAPER, AUTHORS)
+    own = sheet(request, scenes, [Way(v, f) for f in federations for v in variants])
     parts: list[Part] = [
-        (f"fraction of clients {f.fraction:g}", scenes, [Way(v, f) for v in PAPER]) for f in federations
+        (f"fraction of clients {f.fraction:g}", scenes, [Way(v, f) for v in variants]) for f in federations
     ]
     extra = (
         "The published numbers are a plot in the authors' repository, read by eye to about a point, not certain to be "
