@@ -162,6 +162,36 @@ cli.flwr_serverapp = serve
     assert len(heard) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a new parent for a process whose own is gone")
+def test_a_server_app_that_waits_for_a_lock_ends_soon_after_its_link() -> None:
+    """Flower's main thread waits so while others hold its lock, and try to reach the link that is gone."""
+    code = """
+import os, sys, threading
+import flwr.superlink.cli as cli
+from fedkeep.flower import guard
+
+def serve():
+    lock = threading.Lock()
+    lock.acquire()
+    print(os.getpid(), flush=True)
+    lock.acquire(timeout=120)
+
+cli.flwr_serverapp, guard.LAST = serve, 0.5
+sys.argv = ["guard", "--at-link"]
+guard.main()
+"""
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+    with subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        app = Path("/proc", parent.stdout.readline().strip())
+        assert app.exists()
+        parent.kill()
+    end = time.monotonic() + 20
+    while app.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not app.exists()
+
+
 def test_no_token_goes_to_a_link_of_another_authority(tmp_path: Path) -> None:
     for name in ("ours", "others"):
         make_keys(tmp_path / name, hosts=[], nodes=[])

@@ -41,6 +41,19 @@ def test_a_node_that_waits_to_be_started_again_is_not_started_once_its_parent_is
     assert starts.read_text() == "x"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_node_goes_on_where_the_disk_of_its_log_is_full(tmp_path: Path) -> None:
+    """What nobody takes from a pipe stops who writes into it, for good, at 64 KiB or less."""
+    code = f"print('x' * 500_000, flush=True); open({str(tmp_path / 'went on')!r}, 'w')"
+    with open("/dev/full", "w") as full:
+        watched = [sys.executable, watch.__file__, sys.executable, "-c", code]
+        done = subprocess.run(
+            watched, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (tmp_path / "went on").exists()
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
 def test_what_it_watches_ends_when_it_is_killed() -> None:
     """An orphan would hold the node's key and port, and go on answering."""

@@ -14,6 +14,7 @@ of ours it stands in for ``flwr-serverapp`` likewise, for the signs of life alon
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import importlib
 import os
@@ -21,6 +22,7 @@ import shlex
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +33,8 @@ COMMAND, SERVER = "flwr-clientapp", "flwr-serverapp"
 AT_LINK = "--at-link"
 EVERY = 10.0
 """Seconds between two signs of life: Flower's node or link waits 30 for the first, and 60 for each further one."""
+LAST = 10.0
+"""Seconds that a server app has left when the process that has started it is gone, as the link has ended."""
 BEAT, TOKEN = "/v1/runtime/send-task-heartbeat", "flwr-task-token"
 PROTOBUF = "application/protobuf"
 _signed: dict[str, Any] = {}
@@ -68,11 +72,36 @@ def main() -> None:
     """Do what the command does that the first argument names; a device serves a message by the installed ClientApp."""
     command = sys.argv.pop(1)
     if command == AT_LINK:
+        _end_with_parent(os.getppid())
         _serve_at_link(_keep_alive(sys.argv[1:]))
     elif command == COMMAND:
         _serve(_keep_alive(sys.argv[1:]))
     else:
         sys.exit(f"This device runs fedkeep's ClientApp alone; {command} was not started.")
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process some seconds after its parent: what finished rounds left is durable, as after a kill.
+
+    Flower asks its main thread to end, which may wait for a lock that its other threads hold while they call a link
+    that is gone: for minutes, or until there is one again.
+    """
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        time.sleep(LAST)
+        _end("The link has ended, and so does this process.")
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _end(why: str) -> NoReturn:
+    """End this process, whatever it is at: nothing that it does is of use, or harms what is durable."""
+    with contextlib.suppress(OSError):  # a log on a disk that is full
+        sys.stderr.write(f"{why}\n")
+        sys.stderr.flush()
+    os._exit(1)
 
 
 def _serve_at_link(begun: threading.Event) -> None:
@@ -121,9 +150,7 @@ def _keep_alive(words: Sequence[str]) -> threading.Event:
 
     def tell() -> None:
         if not wanted(given.runtime_api_address, given.token, trusted) and not answered.is_set():
-            sys.stderr.write("Nobody waits for this process any more: it ends.\n")
-            sys.stderr.flush()
-            os._exit(1)  # whatever it is at: nothing that it does is of use, or harms what is durable
+            _end("Nobody waits for this process any more: it ends.")
 
     def go_on() -> None:
         while not answered.wait(EVERY):

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import TextIO
 
 WRONG_USE = 2
 MOST = 50  # lines that are remembered
@@ -54,6 +55,17 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
 
 
+def tell(text: str, where: TextIO | None = None) -> None:
+    """Write a text to standard output; a disk that is full, or a reader that is gone, costs the text alone.
+
+    A node whose words nobody takes would soon wait for ever to say the next ones.
+    """
+    where = where or sys.stdout
+    with contextlib.suppress(OSError):
+        where.write(text)
+        where.flush()
+
+
 def end_with(parent: int) -> None:
     """Have Linux end this process when its parent is gone, however that ended."""
     if LIBC is not None:
@@ -84,13 +96,12 @@ class Watch:
                 return 0
             left = began + PATIENCE - time.monotonic()
             if not joined and (NOT_NOW not in said or left < 0):
-                sys.stderr.write(f"Error: the node could not join: {reason(said)}.\n")
+                tell(f"Error: the node could not join: {reason(said)}.\n", sys.stderr)
                 return WRONG_USE
             why = (
                 f"The node ended: {reason(said)}" if joined else f"Not yet: {KEY}. Giving up in {left:.0f} s"
             )
-            sys.stdout.write(f"{why}. It is started again.\n")
-            sys.stdout.flush()
+            tell(f"{why}. It is started again.\n")
             if self.ended.wait(AGAIN):
                 return 0
 
@@ -112,8 +123,7 @@ class Watch:
 
     def _pass_on(self, process: subprocess.Popen[str], said: list[str]) -> None:
         for line in process.stdout or ():
-            sys.stdout.write(line)
-            sys.stdout.flush()
+            tell(line)
             joined = any(JOINED in one for one in said)
             if joined and any(
                 words in line for words in GIVES_UP
