@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedkeep import FederatedData, Method, Phase, methods
 from fedkeep.core.errors import ConfigError, MethodError, RoundError, RunError
@@ -51,13 +52,21 @@ def where_it_is_small(before: Kept, after: Kept, share: float) -> Kept:
 class Run:
     """A federation of four clients on two nodes, with a method."""
 
-    def __init__(self, folder: Path, method: Method, data: FederatedData = DATA) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        method: Method,
+        data: FederatedData = DATA,
+        *,
+        model: type[Logits] = Logits,
+        nodes: int = 2,
+    ) -> None:
         def experiment(text: str, encoding: Any) -> Any:
             torch.manual_seed(0)
-            return Logits(), method
+            return model(), method
 
         self.folder = folder
-        self.devices = Devices("", folder, data=data, experiment=experiment)
+        self.devices = Devices("", folder, nodes, data=data, experiment=experiment)
         self.told: list[str] = []
         for node in self.devices.nodes:
             node.tell = self.told.append
@@ -163,6 +172,38 @@ def test_a_function_that_fails_at_one_client_takes_no_other_out(
     took_part = {r.round: r.n for r in records if r.metric == "upload_bytes"}
     assert took_part[3] == 3, "the other client of its node, too"
     assert "Anna" not in run.all_that_the_server_wrote()
+
+
+class Picky(Logits):
+    """Fails at one example."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_meta and bool((x[..., 0] == ODD).any()):
+            raise ValueError(SECRET)
+        return super().forward(x)
+
+
+ODD = 99.0
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_model_that_fails_where_one_client_is_judged_takes_no_other_out(
+    split: str, nodes: int, tmp_path: Path
+) -> None:
+    data = classes(counts=(5, 9, 3, 7), kind="f4")
+    x: Any = data.columns["x"]
+    x[data.rows(0, split)[0], 0] = ODD
+    run = Run(tmp_path, methods.furl("user", local=LOCAL), data, model=Picky, nodes=nodes)
+    records = run.serve()
+    assert {r.n for r in records if r.round == 3 and r.metric == "upload_bytes"} == {3}
+    judged = {r.n for r in records if r.client is None and r.split == "test" and r.metric == "accuracy"}
+    assert judged == {9}
+    assert run.events("refused", "lost")[-1] == (
+        "Client 'user-0' was not judged: Client 'user-0': its device failed with MethodError. Its own log says more."
+    )
+    assert "Anna" not in run.all_that_the_server_wrote()
+    assert {line.partition(":")[0] for line in run.told} == {"Client 'user-0'"}
 
 
 def test_the_owner_is_told_whose_function_failed_and_where(tmp_path: Path) -> None:

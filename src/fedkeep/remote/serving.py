@@ -91,7 +91,7 @@ def serve(
 
     Raises:
         UploadError: what was sent does not fit the model; nothing was done.
-        FedkeepError: a model failed on its data; likewise.
+        FedkeepError: a model failed on the data of all clients that are judged; likewise.
     """
     for sent in {id(one.order.sent): one.order.sent for one in work.orders if one.begins}.values():
         _check_sent(received, sent)
@@ -116,8 +116,9 @@ def serve(
             answers[client] = Answer(client=client, fault=LostError(str(error)))
         except Exception as error:  # noqa: BLE001 - a function of the method; the others are served
             answers[client] = _failed(client, error, tell)
-    judged = _judged(begun.values(), LocalDevice(job, engine, leaves=work.leaves))
-    training = [one for one in begun.values() if one.train]
+    judged, failed = _judged(list(begun.values()), LocalDevice(job, engine, leaves=work.leaves), tell)
+    answers |= failed
+    training = [one for one in begun.values() if one.train and one.order.client not in failed]
     if masking is not None:
         training = _without_answered(training, masking, work.attempt, answers, tell)
     for answer, kept in _trained(training, job, engine, work.round, tell):
@@ -257,7 +258,33 @@ def _failed(client: str, error: Exception, tell: Tell) -> Answer:
     return Answer(client=client, fault=FailedError(said))
 
 
-def _judged(orders: Iterable[ClientOrder], device: LocalDevice) -> tuple[tuple[Partition, Judged], ...]:
+Results = tuple[tuple[Partition, Judged], ...]
+
+
+def _judged(
+    orders: Sequence[ClientOrder], device: LocalDevice, tell: Tell
+) -> tuple[Results, dict[str, Answer]]:
+    """Return what comes of judging, and the answers of clients at whom it failed, so that the others come through.
+
+    Raises:
+        FedkeepError: it fails at all of them.
+    """
+    try:
+        return _judged_together(orders, device), {}
+    except Exception:
+        failed = dict[str, Answer]()
+        for one in orders:
+            try:
+                _judged_together([one], device)
+            except Exception as own:  # noqa: BLE001 - likewise
+                failed[one.order.client] = _failed(one.order.client, own, tell)
+        left = [one for one in orders if one.order.client not in failed]
+        if not left or not failed:
+            raise
+        return _judged_together(left, device), failed
+
+
+def _judged_together(orders: Iterable[ClientOrder], device: LocalDevice) -> Results:
     """Return what comes of judging; clients with the same partition and models are judged together."""
     together: dict[tuple[Partition, tuple[Model, ...]], list[Order]] = {}
     sent: dict[int, Sent] = {}
