@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from fedkeep import averaging
+from fedkeep.experiments.build import build_method
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep_papers.kteps import baselines, book
 from fedkeep_papers.kteps.cells import Cell, Numbers, Task
@@ -39,6 +41,8 @@ def test_readings_change_the_method_and_nothing_else(
     uncentred = found.pop("fdu-kteps-star-uncentred-full-0")
     assert uncentred.method.options == {**star, **steps, "center": False}
     assert uncentred.run.rounds == usual.run.rounds
+    whole = found.pop("fdu-fedfusion-gamma-averaged-whole-full-0")
+    assert build_method(whole.method) == build_method(usual.method).but(server=averaging())
     methods: dict[str, tuple[str, dict[str, Any]]] = {
         "fdu-pfl-da-gated-full-0": ("pfl_da", {}),
         "fdu-pfl-da-gated-with-a-loss-of-its-own-full-0": ("pfl_da", {"general": 1.0}),
@@ -70,6 +74,7 @@ def test_readings_change_the_method_and_nothing_else(
         "single",
         *(f"never set back{how}" for how in ("", ", conv", ", single")),
         "both trained",
+        "gamma averaged whole",
     ):
         assert lines[f"FedFusion, {way}", "accuracy_ag"].published == pytest.approx(0.838)
     assert lines["FedProx, mu 0.1", "accuracy_ag"].published == pytest.approx(0.846)
@@ -77,7 +82,7 @@ def test_readings_change_the_method_and_nothing_else(
         assert lines[f"Table 7, 3 to 150, 3 a round{more}", "accuracy_ag"].published == pytest.approx(0.616)
     assert lines["Table 7, 3 to 150, 3 a round, 1 more", "accuracy_ap"].published == pytest.approx(0.65)
     assert lines["KTEPS⋆, uncentred", "accuracy_ag"].published == pytest.approx(0.829)
-    assert len(lines) == 27
+    assert len(lines) == 29
 
 
 def test_ag_of_the_usual_rounds_and_of_one_more(

@@ -43,6 +43,7 @@ class Reading:
 GATED: Overrides = (("method.kind", '"pfl_da"'),)
 KEPT: Overrides = (("method.reset_local", "false"),)
 BOTH: Overrides = (*KEPT, ("method.train_received", "true"), ("method.gamma", "0.5"))
+WHOLE: Overrides = (("method.server_optimizer.learning_rate", "1.0"),)
 CONV, SINGLE = (("method.operator", f'"{operator}"') for operator in ("conv", "single"))
 READINGS: Mapping[str, Reading] = {
     f"PFL-DA, {USUAL}": Reading("PFL-DA"),
@@ -55,6 +56,7 @@ READINGS: Mapping[str, Reading] = {
     "FedFusion, never set back, conv": Reading("FedFusion", "kteps/fedfusion", (*KEPT, CONV)),
     "FedFusion, never set back, single": Reading("FedFusion", "kteps/fedfusion", (*KEPT, SINGLE)),
     "FedFusion, both trained": Reading("FedFusion", "kteps/fedfusion", BOTH),
+    "FedFusion, gamma averaged whole": Reading("FedFusion", "kteps/fedfusion", WHOLE),
     "FedProx, mu 0.1": Reading("FedProx", "kteps/fedprox", (("method.mu", "0.1"),)),
     "Table 7, 3 to 150, 3 a round": Reading(
         "KTEPS⋆", "kteps/kteps-star", (("method.start", "4"), ("method.end", "150")), (150, 3), more=1
@@ -70,7 +72,9 @@ FedFusion as configured sets a client's extractor back to the received one in ev
 the last one for predictions. Never set back, it goes on from where it was, and a copy is uploaded: a private word
 embedding, of which the paper says that it overfits. Features are fused by a weight for each ("multi"), by one weight
 for all ("single"), or by a linear layer ("conv"). Both trained, the private extractor is never set back and never
-leaves; the received one is trained beside it and uploaded, and a feature's weight starts at a half.
+leaves; the received one is trained beside it and uploaded, and a feature's weight starts at a half. As configured the
+server moves these weights by a tenth of the clients' mean change, as the published code does; averaged whole, they are
+means like all else.
 
 FedProx as configured has μ = 0.01, one of the four values of its own paper, which KTEPS's does not repeat.
 
