@@ -40,6 +40,32 @@ def test_the_last_rating_is_tested_and_the_one_before_validates() -> None:
         assert len(set(item[row].tolist())) == 12  # no item twice
 
 
+def test_nobody_trains_on_an_item_that_is_asked_though_it_was_rated_before() -> None:
+    """By time anna rated 3, 7, 5, 5, 4, 7, 4, 7: 7 is tested, 4 validates, and what she did with both before goes."""
+    items, times = [3, 7, 5, 5, 4, 7, 4, 7], list(range(8))
+    ratings = rated(
+        ["anna"] * 8 + ["bo"] * 3, [*items, 1, 1, 2], [*times, 0, 1, 2]
+    )  # of bo there are two items
+    inside = np.array([True, True, False, True, True, True, False, False, True, False, True])
+    columns = {**ratings.columns, "opted_in": inside}
+    data = leave_one_out(
+        FederatedData(columns, ratings.offsets, ratings.ids, ratings.bounds, ratings.meta), against=11
+    )
+    item, label, opted = (np.asarray(data.columns[name]) for name in ("item", "label", "opted_in"))
+    asked = {
+        (who, split): [(int(item[r, label[r]]), bool(opted[r])) for r in data.rows(who, split)]
+        for who in (0, 1)
+        for split in ("train", "valid", "test")
+    }
+    assert asked == {
+        (0, "train"): [(3, True), (5, False), (5, True)], (0, "valid"): [(4, False)], (0, "test"): [(7, False)],
+        (1, "train"): [(1, True), (1, False), (2, True)], (1, "valid"): [], (1, "test"): [],
+    }  # fmt: skip
+    for split in ("valid", "test"):
+        (row,) = data.rows(0, split)
+        assert not set(np.delete(item[row], label[row]).tolist()) & set(items)
+
+
 def test_what_is_left_out_is_drawn_against_training_as_often_as_any_other_item() -> None:
     """Else a user's own vector would learn which item was never a wrong answer, and that is the test's."""
     users, items = 400, 30

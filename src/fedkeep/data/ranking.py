@@ -18,7 +18,7 @@ from fedkeep.core.ranking import TOP
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.federated import FederatedData
 
-LEAST = 3  # ratings of a user whose last two are left out
+LEAST = 3  # items: of a user with fewer none is left out
 
 
 def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> FederatedData:
@@ -27,7 +27,11 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
 
     A user's last rating is the test example, the one before it the validation example; the others are for training
     (He et al., WWW 2017, §4.1, which has no validation example). Ratings at the same time go by the item's number.
-    A user with fewer than three ratings only trains. The right item stands at a random place.
+    A user with ratings of fewer than three items only trains. The right item stands at a random place.
+
+    Of an item that a user rated several times, what is left out is the last rating: the test item is that of the last
+    rating of all, the validation item that of the last rating of another item. Earlier ratings of these two are
+    dropped, so that no user trains on what is asked. Repeated ratings of other items stay, for training.
 
     Args:
         data: ratings, with columns ``item`` (int) and ``time``, and ``meta["items"]``.
@@ -64,9 +68,12 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
     parts: list[np.ndarray[Any, Any]] = []
     labels: list[np.ndarray[Any, Any]] = []
     split: list[str] = []
+    kept: list[np.ndarray[Any, Any]] = []
     for client, name in enumerate(data.ids):
-        own = item[order[starts[client] : starts[client + 1]]]
-        left = 2 if len(own) >= LEAST else 0
+        rows = order[starts[client] : starts[client + 1]]
+        left = 2 if len(np.unique(item[rows])) >= LEAST else 0
+        kept.append(_asked(item, rows) if left else rows)
+        own = item[kept[-1]]
         trained, every = np.unique(own[: len(own) - left]), np.unique(own)
         if items - len(every) < against:
             raise DataError(
@@ -87,14 +94,25 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
     columns = {"item": np.concatenate(parts), "label": np.concatenate(labels)}
     known = ("items", "item_ids")
     return FederatedData.from_columns(
-        client=[name for name, n in zip(data.ids, np.diff(starts), strict=True) for _ in range(n)],
+        client=[name for name, rows in zip(data.ids, kept, strict=True) for _ in rows],
         columns=columns
-        | {name: np.asarray(column)[order] for name, column in data.columns.items() if name == "opted_in"},
+        | {
+            name: np.asarray(column)[np.concatenate(kept)]
+            for name, column in data.columns.items()
+            if name == "opted_in"
+        },
         split=split,
         meta={name: data.meta[name] for name in known if name in data.meta}
         | {"name": f"{data.meta.get('name', 'data')}-ranking", "task": "ranking", "classes": against + 1}
         | {"source": {**data.meta.get("source", {}), "questions": _digest(columns)}},
     )
+
+
+def _asked(item: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a user's ratings in their order, those to validate and to test last, without others of these two items."""
+    own = item[rows]
+    valid = np.flatnonzero(own != own[-1])[-1]
+    return np.concatenate([rows[(own != own[-1]) & (own != own[valid])], rows[[valid, -1]]])
 
 
 def _others(
