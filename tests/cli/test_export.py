@@ -189,12 +189,12 @@ def test_texts_are_encoded_by_the_exported_vocabulary(trained: Callable[..., Run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [False, True])
-def test_onnx_gives_the_same_numbers(text: bool, trained: Callable[..., Run], fedkeep: Command) -> None:
+@pytest.mark.parametrize("kind", ["apfl", "ifca", "text"])
+def test_onnx_gives_the_same_numbers(kind: str, trained: Callable[..., Run], fedkeep: Command) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     Path("text.toml").write_text(TEXT, encoding="utf-8")
-    run = trained(config="text.toml") if text else trained("method={kind='apfl'}")
+    run = trained(config="text.toml") if kind == "text" else trained(f"method={{kind='{kind}'}}")
     name = str(run.data.ids[1])
     result = fedkeep("export", "r", "--client", name, "--onnx", "--out", "m")
     assert result.exit_code == 0, result.output

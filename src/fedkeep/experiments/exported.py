@@ -44,13 +44,17 @@ class PersonalModel(nn.Module):
     def __init__(self, module: nn.Module, method: Method, state: Params) -> None:
         super().__init__()
         self.module, self._net, self._predict, self._names = module, Net(module), method.predict, list(state)
-        # as buffers, whose names have no dot, they move with the module
+        # as buffers, whose names have no dot, they move with the module; a whole number, such as which model is the
+        # client's, is none, so that the exporter of ONNX knows it
         for place, value in enumerate(state.values()):
-            self.register_buffer(f"_state_{place}", value, persistent=False)
+            if value.ndim or value.is_floating_point():
+                self.register_buffer(f"_state_{place}", value, persistent=False)
+            else:
+                setattr(self, f"_state_{place}", value)
 
     def forward(self, **columns: Tensor) -> Any:
         """Return what the method predicts for examples."""
-        state = {name: self.get_buffer(f"_state_{place}") for place, name in enumerate(self._names)}
+        state = {name: getattr(self, f"_state_{place}") for place, name in enumerate(self._names)}
         return self._predict(self._net, {**tensors_of(self.module), **state}, columns)
 
 
