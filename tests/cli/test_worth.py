@@ -6,8 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedkeep.data import FederatedData
+from fedkeep.data.ranking import leave_one_out
 from tests.cli.conftest import Command
 
 SHARED = ["--set", "run.evaluate_shared=true"]
@@ -84,3 +87,32 @@ def test_counting_is_a_reference_that_reads_the_data(fedkeep: Command, runs: Non
     page = Path("r0/report.md").read_text(encoding="utf-8")
     assert "Toy against counting each user's labels | Gain " in page
     assert "beat counting each user's labels" in page or "beats counting each user's labels" in page
+
+
+RANKING = """
+data = { reader = "saved", folder = "questions" }
+model = { kind = "matrix_factorization" }
+method = { kind = "furl" }
+run = { rounds = 1, cohort = 4 }
+"""
+
+
+def test_counting_of_a_ranking_is_called_what_it_counts(
+    fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDKEEP_DATA", ".")
+    item = np.concatenate([np.random.default_rng(user).permutation(30)[:8] for user in range(12)])
+    columns = {"item": item, "label": np.ones(96, "f4"), "time": np.arange(96)}
+    ratings = FederatedData.from_columns(
+        np.repeat(np.arange(12), 8), columns, None, {"items": 30, "task": "regression"}
+    )
+    leave_one_out(ratings, against=15).save("questions")
+    Path("ranking.toml").write_text(RANKING, encoding="utf-8")
+    assert fedkeep("run", "ranking.toml", "--out", "q").exit_code == 0
+    result = fedkeep("worth", "q", "--references")
+    assert result.exit_code == 0, result.output
+    assert "furl against counting what all users took:" in result.stdout.splitlines()
+    assert fedkeep("report", "q").exit_code == 0
+    page = Path("q/report.md").read_text(encoding="utf-8")
+    assert "furl against counting what all users took | Gain " in page
+    assert "of a ranking what all users took most often; it learns nothing else." in page

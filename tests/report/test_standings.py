@@ -13,7 +13,7 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.metrics.worth import Interval, Paired
 from fedkeep.metrics.worth.best import Standing, standings
-from fedkeep.report.pairing import COUNTING
+from fedkeep.report.pairing import COUNTING, COUNTING_TAKEN
 from fedkeep.report.standings import (
     Compared,
     beating,
@@ -158,6 +158,8 @@ def test_without_an_interval_a_method_is_named_as_not_tested() -> None:
         "1 of 1 method does not beat counting each user's labels, which needs no federation."
     )
     assert line.endswith(" Not tested, as no interval is known: a 100.0 (–).")
+    (line,) = not_beating([replace(unknown, theirs=COUNTING_TAKEN)])
+    assert line.startswith("1 of 1 method does not beat counting what all users took, which trains nothing. ")
     assert gains_table([unknown]).rows == (("a", "100.0 (–)"),)
     assert plain_gains([unknown])[0]["gain"] == 1.0
 

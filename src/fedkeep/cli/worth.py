@@ -34,7 +34,9 @@ def worth(
     references: Annotated[
         bool,
         typer.Option(
-            "--references", help="Compare with each user's most frequent training label too; reads the data."
+            "--references",
+            help="Compare with each user's most frequent training label too, of a ranking with what all users took "
+            "most often; reads the data.",
         ),
     ] = False,
     data: DataOption = None,

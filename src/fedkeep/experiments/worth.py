@@ -11,7 +11,7 @@ from fedkeep.experiments.analyses import write_analyses
 from fedkeep.experiments.counting import counting_side
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report.groups import Configuration, configurations
-from fedkeep.report.pairing import COUNTING, own_side, reference_side
+from fedkeep.report.pairing import own_side, reference_side
 from fedkeep.report.runs import read_run
 from fedkeep.report.worth import Comparison, comparisons, limits, recognised, sentences, subjects, tenths
 
@@ -61,7 +61,7 @@ def worth_of(
             raise ConfigError([*faults, *not_made][0])
         if references:
             write_analyses(
-                group.runs[0].folder, {"counting": _form([c for c in more if c.theirs == COUNTING])}
+                group.runs[0].folder, {"counting": _form([c for c in more if c.reference == "counting"])}
             )
         found += more
     return found
@@ -70,7 +70,10 @@ def worth_of(
 def _form(found: Sequence[Comparison]) -> dict[str, Any]:
     """Return comparisons with counting as a table in the form that reports read."""
     rows = [[c.title, " ".join((*sentences(c), *tenths(c), *limits(c.found)))] for c in found]
-    note = "Counting predicts a user's most frequent training label, of a regression the mean; it learns nothing else."
+    note = (
+        "Counting predicts a user's most frequent training label, of a regression the mean, of a ranking what all "
+        "users took most often; it learns nothing else."
+    )
     return {
         "title": "Against counting",
         "note": note,

@@ -39,6 +39,8 @@ REFERENCES = {
 """Methods whose runs serve as references where none is named, and how they are called."""
 SHARED = "the shared part alone"
 COUNTING = "counting each user's labels"
+COUNTING_TAKEN = "counting what all users took"
+"""Counting of a ranking, where labels are places."""
 MUST_BEAT = ("counting", "local")
 """References that need no federation, as ``Side.reference`` names them."""
 

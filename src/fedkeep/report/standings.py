@@ -16,7 +16,7 @@ from fedkeep.report import pairing, wording
 from fedkeep.report.blocks import Figure
 from fedkeep.report.charts.gains import LOOKS
 from fedkeep.report.charts.ranks import Rank, ranks_chart
-from fedkeep.report.pairing import MUST_BEAT, Side
+from fedkeep.report.pairing import COUNTING_TAKEN, MUST_BEAT, Side
 from fedkeep.report.tables import Table, mean_std
 from fedkeep.report.worth import NO_SUBJECT, Comparison, compare, comparisons, counted, unit_of, write_gain
 
@@ -172,7 +172,8 @@ def not_beating(found: Sequence[Comparison]) -> Iterator[str]:
         if words:
             all_of = sum((c.theirs, c.task) == (theirs, task) for c in found)
             which = f"{len(own)} of {wording.count(all_of, 'method')} {'does' if len(own) == 1 else 'do'}"
-            yield f"{which} not beat {theirs}{where}, which needs no federation. {' '.join(words)}"
+            what = "trains nothing" if theirs == COUNTING_TAKEN else "needs no federation"
+            yield f"{which} not beat {theirs}{where}, which {what}. {' '.join(words)}"
 
 
 def beating(found: Sequence[Comparison]) -> str:
