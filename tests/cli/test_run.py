@@ -41,6 +41,25 @@ def test_prints_the_metrics_of_the_best_epoch_and_nothing_else(fedkeep: Command)
     assert result.stderr == ""  # no progress where there is no terminal
 
 
+def test_where_auc_is_not_defined_the_page_shows_accuracy(fedkeep: Command) -> None:
+    """Labels are of both classes in training alone; of the four on test two are predicted right."""
+    rows = [f"{user},{x},{int(x > 0)},train" for user in "ab" for x in (-2, -1, 1, 2)]
+    rows += [f"{user},{x},0,{split}" for user in "ab" for split in ("valid", "test") for x in (-9, 9)]
+    Path("one.csv").write_text("\n".join(["user,x,label,split", *rows]) + "\n")
+    Path("one.toml").write_text(
+        'data = { reader = "table", path = "one.csv", features = ["x"] }\nmodel = { kind = "linear" }\n'
+        "method = { kind = 'fedavg', optimizer = { learning_rate = 0.5 } }\nrun = { rounds = 8, cohort = 2 }\n"
+    )
+    result = fedkeep("run", "one.toml", "--data", ".", "--out", "r")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("one: epoch 8 of 8, the last; AUC is not defined on valid\n")
+    assert fedkeep("report", "r").exit_code == 0
+    page = Path("r/report.md").read_text(encoding="utf-8")
+    assert "| configuration | test accuracy | accuracy, mean over users | best valid AUC |" in page
+    assert "| fedavg | 50.0 % | 50.0 % | – |" in page
+    assert "| fedavg | 0 | accuracy | 50.0 % | – | 8 | 8 | finished |" in page
+
+
 def test_the_engine_is_told_and_workers_change_no_result(fedkeep: Command) -> None:
     for name, options in {
         "auto": [],

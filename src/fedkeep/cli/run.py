@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +94,8 @@ def show_result(run: Run, found: Found) -> None:
         f"Best possible {metric_inline(metric)} on test: {number(known, metric)}" if known is not None else ""
     )
     chosen = f"the best by {metric_inline(metric)} on valid" if best.valid else "the last; there is no valid"
+    if best.valid and math.isnan(best.valid.get(metric, math.nan)):
+        chosen = f"the last; {metric_inline(metric)} is not defined on valid"
     columns = {"valid": best.valid, "test": best.test} if best.valid else {"test": best.test}
     then = [r for r in run.history if r.split == SHARED and r.client is None and r.round == best.round]
     shared = {r.metric: r.value for r in then}

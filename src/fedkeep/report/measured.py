@@ -58,24 +58,30 @@ def results(scenes: Sequence[Scene]) -> Iterator[Block]:
 
 
 def results_table(groups: Sequence[Configuration], metric: str, title: str = "") -> Table:
-    """Return the test metric of each configuration beside the best possible one."""
+    """Return the test metric of each configuration beside the best possible one.
+
+    Where the metric is defined for none of them, as AUC with one class alone, it is ``user_metric`` on test.
+    """
     runs = [run for g in groups for run in g.runs]
+    shown = metric
+    if all(math.isnan(g.selected(metric, metric)[0]) for g in groups):
+        shown = user_metric(runs, metric)
     user_mean = wording.user_mean(user_metric(runs, metric))
     known = [
         any(not math.isnan(g.selected(user_mean, metric)[0]) for g in groups),
-        any(g.best is not None for g in groups),
+        shown == metric and any(g.best is not None for g in groups),
     ]
     rows = []
     for g in groups:
-        value, std = g.selected(metric, metric)
+        value, std = g.selected(shown, metric)
         valid = mean_std(r.value for r in g.best_valid(metric))
         gap = value - g.best if g.best is not None else None
-        cells = [g.label, wording.spread(value, std, metric)]
+        cells = [g.label, wording.spread(value, std, shown)]
         cells += [wording.spread(*g.selected(user_mean, metric), user_mean)] if known[0] else []
         cells += [wording.number(g.best, metric), wording.difference(gap, metric)] if known[1] else []
         rows.append((*cells, wording.spread(*valid, metric)))
     name = wording.metric_inline(metric)
-    columns = ["configuration", f"test {name}"]
+    columns = ["configuration", f"test {wording.metric_inline(shown)}"]
     columns += [wording.metric_inline(user_mean)] if known[0] else []
     columns += ["best possible", "distance to it"] if known[1] else []
     note = (
@@ -107,13 +113,16 @@ def runs_table(scenes: Sequence[Scene]) -> Table:
     rows = []
     for g, metric in ((g, scene.metrics[0]) for scene in scenes for g in scene.groups):
         for run in g.runs:
-            best, test = run.best_valid(metric), run.selected(metric, metric)
+            best, test, name = run.best_valid(metric), run.selected(metric, metric), metric
+            if test is None:
+                name = user_metric([run], metric)
+                test = run.selected(name, metric)
             rows.append(
                 (
                     g.label,
                     wording.MISSING if run.seed is None else str(run.seed),
-                    wording.metric_inline(metric),
-                    wording.number(test.value if test else None, metric),
+                    wording.metric_inline(name),
+                    wording.number(test.value if test else None, name),
                     wording.plain(round(best.epoch, 2)) if best else wording.MISSING,
                     wording.plain(round(max((r.epoch for r in run.records), default=0.0), 2)),
                     f"{run.rounds:,}",
