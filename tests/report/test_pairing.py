@@ -19,6 +19,7 @@ from fedkeep.report import pairing
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import (
     Side,
+    check_metric,
     client_aucs,
     own_side,
     pair,
@@ -178,6 +179,12 @@ def test_other_test_examples_are_refused(folder: Callable[..., Path], change: st
 def test_a_metric_without_a_value_for_an_example_is_refused(folder: Callable[..., Path]) -> None:
     ours, theirs = folder("FURL-0", examples("own")), folder("Local-0", examples("own"))
     assert refusal(ours, theirs, "auc").startswith("auc has no value for a single example")
+    with pytest.raises(ConfigError) as error:
+        check_metric("mae", "regression")
+    assert str(error.value) == (
+        "mae has no value for a single example, so clients can't be compared by it. Choose loss, the squared error; the "
+        "gain in RMSE stands in the report too."
+    )
     assert refusal(ours, theirs, "acuracy") == (
         "The metric must be 'accuracy', 'loss', 'balanced_accuracy' or 'macro_f1'; got 'acuracy'. Did you mean "
         "'accuracy'?"

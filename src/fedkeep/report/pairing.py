@@ -226,6 +226,11 @@ def check_metric(metric: str, kind: str) -> None:
         ConfigError: they can't.
     """
     if metric in POOLED:
+        if kind == "regression":
+            raise ConfigError(
+                f"{metric} has no value for a single example, so clients can't be compared by it. Choose loss, the "
+                f"squared error; the gain in RMSE stands in the report too."
+            )
         raise ConfigError(
             f"{metric} has no value for a single example, so clients can't be compared by it. Choose accuracy or loss; "
             f"gains in pooled accuracy, AUC and RMSE stand in the report too."
