@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock
 
 from fedkeep.core.errors import BusyError, ConfigError, MethodError
@@ -234,6 +235,10 @@ WRONG: dict[str, tuple[Callable[[Packet], Packet], str]] = {
         "no upload came",
     ),
     "an unknown kind": (lambda p: changed(p, kind="surprise"), "was refused: kind"),
+    "an upload of NaN": (
+        lambda p: Packet(p.header, {n: v * torch.nan if n.startswith("answer/") else v for n, v in p.tensors.items()}),
+        "holds a NaN or an infinity.",
+    ),
 }  # fmt: skip
 
 

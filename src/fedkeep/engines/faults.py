@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,10 @@ from fedkeep.core.errors import ConfigError, FailedError, LostError, NonFiniteEr
 
 Policy = Literal["stop", "skip"]
 Fault = NonFiniteError | UploadError | LostError
+
+
+def say_nothing(client: str, fault: Fault) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +26,7 @@ class Faults:
         lost: a client did not answer.
         minimum: clients that must have taken part for the round to count.
         heaviest: the largest weight of an upload, in examples: a client that claims more would outweigh all others.
+        tell: hears of every client whose upload is found to be faulty when it is looked at.
     """
 
     broken: Policy = "stop"
@@ -29,6 +34,7 @@ class Faults:
     lost: Policy = "skip"
     minimum: int = 1
     heaviest: float = 1e9
+    tell: Callable[[str, Fault], None] = say_nothing
 
     def __post_init__(self) -> None:
         for name in ("broken", "malformed", "lost"):

@@ -274,6 +274,8 @@ def take(
         upload, reports = decode(method, start, answer.upload, answer.client, links)
         faults.check_weight(upload.weight, answer.client)
     except (NonFiniteError, UploadError, LostError) as error:
+        if answer.fault is None:
+            faults.tell(answer.client, error)
         if faults.policy(error) == "stop":
             raise
         received.faults.append(error)

@@ -78,7 +78,7 @@ class Buffered:
                 arrived = True
                 age = server.round - one.version
                 answer = self._in_time(one.exchange.answer(client), age)
-                self.fleet.tell_fault(answer)
+                self.fleet.tell_fault(client, answer.fault)
                 upload = take(method, one.order, answer, declared, received, faults)
                 if upload is not None:
                     self.fleet.staged([client], one.exchange)

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError, LateError, LostError, MethodError, NonFiniteError
 from fedkeep.engines import Adaptation, Answer, Judged, Judgement, Model, Order, Tallies, Task
+from fedkeep.engines.faults import Fault
 from fedkeep.engines.tally import ROWS, tallied
 from fedkeep.remote.events import Events, Kind
 from fedkeep.remote.exchange import Exchange, Rules
@@ -85,7 +86,7 @@ class Fleet:
         self.staged([order.client for order in orders], exchange)
         for order in orders:
             answer = self.taken(exchange.answer(order.client))
-            self.tell_fault(answer)
+            self.tell_fault(order.client, answer.fault)
             yield answer
             del answer  # its upload is large
         exchange.finish()
@@ -199,12 +200,11 @@ class Fleet:
         begun = (client for client in exchange.heard if exchange.orders[client].begins)
         self._settled |= {client: exchange.orders[client].version for client in begun}
 
-    def tell_fault(self, answer: Answer) -> None:
+    def tell_fault(self, client: str, fault: Fault | None) -> None:
         """Note why a client sat out, if it did."""
-        fault = answer.fault
         if fault is not None:
             kinds: dict[type, Kind] = {LateError: "late", LostError: "lost", NonFiniteError: "broken"}
-            self.events.note(kinds.get(type(fault), "refused"), str(fault), client=answer.client)
+            self.events.note(kinds.get(type(fault), "refused"), str(fault), client=client)
 
     def _tell_unjudged(self, exchange: Exchange, clients: Sequence[str]) -> None:
         for client in clients:

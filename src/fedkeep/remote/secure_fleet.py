@@ -189,7 +189,7 @@ class SecureFleet(Fleet):
         told = set() if self._now is None else set(self._now.cohort)  # train has their answers
         for client in [client for client, order in exchange.orders.items() if not order.begins]:
             if client not in told:
-                self.tell_fault(exchange.answer(client))
+                self.tell_fault(client, exchange.answer(client).fault)
         self._take(exchange, "masked", self._blame)
         if self._next is not None:
             self._take_keys(self._next, exchange)
@@ -216,7 +216,7 @@ class SecureFleet(Fleet):
         exchange = self.exchange(_light(round, asks))
         exchange.finish()
         for client in asks:
-            self.tell_fault(exchange.answer(client))
+            self.tell_fault(client, exchange.answer(client).fault)
         return exchange
 
     def _ask_shares(self, one: _Sum | None, asks: dict[str, list[Ask]]) -> None:

@@ -336,7 +336,10 @@ class _Serving:
         federation, method = self.federation, summing(self.method, self.fleet)
         personal = bool(first_kept(method, self.net)) or method.predict is not method.predict_shared
         least = federation.policy.minimum
-        faults = Faults(broken=federation.on_nonfinite, malformed=federation.on_malformed, minimum=least)
+        faults = Faults(
+            broken=federation.on_nonfinite, malformed=federation.on_malformed, minimum=least,
+            tell=self.fleet.tell_fault,
+        )  # fmt: skip
         plan = Plan(
             name=federation.name, method=method, rounds=self.rounds, sampler=self.sampler, roster=self.roster.ids,
             judged=range(len(self.roster)), tasks=self.tasks, every=self.every, faults=faults,
