@@ -38,6 +38,24 @@ def test_extractors_that_are_never_set_back() -> None:
     assert abs(usual["value"] - usual["published"]) < abs(ag["value"] - ag["published"])
 
 
+def test_how_far_the_server_moves_gamma() -> None:
+    whole = [rows()["FedFusion, gamma averaged whole", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
+    usual = rows()["FedFusion, as configured", "accuracy_ag"]
+    last = []
+    for name in ("gamma-averaged-whole-", ""):
+        (file,) = (ROOT / "results/kteps").glob(f"fdu-fedfusion-{name}full-0-*.json")
+        last.append(json.loads(file.read_text())["loss"][-1])
+    assert (
+        f"FedFusion has Ag {100 * whole[0]:.1f} and Ap {100 * whole[1]:.1f} %: the training loss then ends at "
+        f"{last[0]:.2f}, by a tenth at {last[1]:.2f}." in TEXT
+    )
+    assert whole[0] < usual["published"] < usual["value"]
+    assert (
+        f"The paper's Ag of {100 * usual['published']:.1f} lies between {100 * whole[0]:.1f} and the "
+        f"{100 * usual['value']:.1f} of the same seed by a tenth." in TEXT
+    )
+
+
 def test_branches_alone() -> None:
     body = table(PAGE, lambda t: t[0][:2] == ["λ2 = 0.01", "both"])
     assert [name for name, *_ in body] == ["column B", "column C"]

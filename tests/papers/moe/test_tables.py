@@ -151,11 +151,12 @@ def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
     rows = rows_of(reproduce("moe-figure2", request(images, tmp_path / "results")))
     assert len(rows) == 2 * 2 * 5  # protocols × fractions × ways
     known = {(r["scene"], r["method"]): r["published"] for r in rows if r["published"] is not None}
-    assert len(known) == 4  # every client in each round, the paper's protocol
+    assert len(known) == 5  # every client in each round, the paper's protocol
     assert all("fraction of clients 1" in scene and "paper" in scene for scene, _ in known)
     place = FIGURE2_P.index(0.6)
     (mixture,) = [v for (scene, method), v in known.items() if method == "Mixture" and "p = 0.6" in scene]
-    assert mixture == FIGURE2["Mixture"][place] == 0.45
+    (of_logs,) = [v for (_, method), v in known.items() if "log-probabilities" in method]
+    assert mixture == of_logs == FIGURE2["Mixture"][place] == 0.45
     files = sorted(p.name for p in (tmp_path / "results" / "moe").glob("*.json"))
     assert [f for f in files if "f0.1" in f] == ["cifar100-n10-N6-p0.6-q0-s0-r1-e1-f0.1-a1x1x1.json"]
 
