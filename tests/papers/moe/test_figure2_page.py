@@ -53,6 +53,19 @@ def test_the_published_mixture_is_of_log_probabilities() -> None:
     check("clean", said(r"it is the same: (.*?) % by ours"), [100 * x for x in (ours, tuned, theirs)])
 
 
+def test_both_mixtures_on_the_scenes_of_table_2() -> None:
+    scenes, gaps = by_scene("moe-table2"), []
+    for p in ("p = 1", "p = 0.9", "p = 0.8"):
+        ours, theirs = (
+            scenes[f"CIFAR-10, 5 × 500, {p}, paper's protocol", name]["value"]
+            for name in ("Mixture", f"{BY_LOGS} (the authors' code)")
+        )
+        gaps.append(100 * (theirs - ours))
+    found = re.search(r"scenes theirs is (\S+) to (\S+) points ahead of ours", PAGE)
+    assert found is not None
+    check("Table 2", " ".join(found.groups()), [min(gaps), max(gaps)])
+
+
 def test_the_other_methods() -> None:
     others = [
         (p, m) for m in ("FedAvg", "Local", "Fine-tuned") for p in P if (p, m) != ("p = 1", "Fine-tuned")
