@@ -79,12 +79,17 @@ def test_damaged_examples_are_named(refused: Callable[..., str], runs: None) -> 
     )
 
 
-def test_counting_is_a_reference_that_reads_the_data(fedkeep: Command, runs: None) -> None:
-    result = fedkeep("worth", "r0", "--references")
+def against_counting(fedkeep: Command, folder: str) -> tuple[list[str], str]:
+    """Return what is said of a run beside counting, and its page."""
+    result = fedkeep("worth", folder, "--references")
     assert result.exit_code == 0, result.output
-    assert "Toy against counting each user's labels:" in result.stdout.splitlines()
-    assert fedkeep("report", "r0").exit_code == 0
-    page = Path("r0/report.md").read_text(encoding="utf-8")
+    assert fedkeep("report", folder).exit_code == 0
+    return result.stdout.splitlines(), Path(folder, "report.md").read_text(encoding="utf-8")
+
+
+def test_counting_is_a_reference_that_reads_the_data(fedkeep: Command, runs: None) -> None:
+    lines, page = against_counting(fedkeep, "r0")
+    assert "Toy against counting each user's labels:" in lines
     assert "Toy against counting each user's labels | Gain " in page
     assert "beat counting each user's labels" in page or "beats counting each user's labels" in page
 
@@ -109,10 +114,7 @@ def test_counting_of_a_ranking_is_called_what_it_counts(
     leave_one_out(ratings, against=15).save("questions")
     Path("ranking.toml").write_text(RANKING, encoding="utf-8")
     assert fedkeep("run", "ranking.toml", "--out", "q").exit_code == 0
-    result = fedkeep("worth", "q", "--references")
-    assert result.exit_code == 0, result.output
-    assert "furl against counting what all users took:" in result.stdout.splitlines()
-    assert fedkeep("report", "q").exit_code == 0
-    page = Path("q/report.md").read_text(encoding="utf-8")
+    lines, page = against_counting(fedkeep, "q")
+    assert "furl against counting what all users took:" in lines
     assert "furl against counting what all users took | Gain " in page
     assert "of a ranking what all users took most often; it learns nothing else." in page
