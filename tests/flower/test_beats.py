@@ -33,6 +33,7 @@ from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import Link, free_port
 from fedkeep.flower.local import Local
 from fedkeep.flower.status import read_status
+from tests.engines.workers.rounds import gone
 
 ALIVE, NOT_KNOWN = (200, b"\x08\x01"), (401, b"")
 NOT_WANTED = "Nobody waits for this process any more: it ends.\n"
@@ -183,13 +184,10 @@ guard.main()
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
     with subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        app = Path("/proc", parent.stdout.readline().strip())
-        assert app.exists()
+        app = int(parent.stdout.readline())
+        assert Path(f"/proc/{app}").exists()
         parent.kill()
-    end = time.monotonic() + 20
-    while app.exists() and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not app.exists()
+    assert gone([app], 20)
 
 
 def test_no_token_goes_to_a_link_of_another_authority(tmp_path: Path) -> None:
