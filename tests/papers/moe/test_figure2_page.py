@@ -50,7 +50,11 @@ def test_the_published_mixture_is_of_log_probabilities() -> None:
             row("p = 0.6", m, protocol)["value"] for m in ("Mixture", "Fine-tuned", BY_LOGS)
         )
         assert ours < tuned < theirs
-    check("clean", said(r"it is the same: (.*?) % by ours"), [100 * x for x in (ours, tuned, theirs)])
+    check(
+        "clean",
+        said(r"On the clean protocol it is the same: (.*?) % by ours"),
+        [100 * x for x in (ours, tuned, theirs)],
+    )
 
 
 def test_both_mixtures_on_the_scenes_of_table_2() -> None:
@@ -72,6 +76,7 @@ def test_the_other_methods() -> None:
     ]
     check("others", said(r"Fine-tuned are within (\S+) points"), [max(abs(above(p, m)) for p, m in others)])
     local, tuned = row("p = 1", "Local"), row("p = 1", "Fine-tuned")
-    assert 0 < local["value"] - tuned["value"] < 0.02
-    behind = 100 * (local["published"] - tuned["published"])
-    check("plot", said(r"local training here, and (\S+) points behind it in the plot"), [behind])
+    behind = [100 * (local[key] - tuned[key]) for key in ("value", "published")]
+    found = re.search(r"It is (\S+) points behind local training here, and (\S+) in the plot", PAGE)
+    assert found is not None
+    check("plot", " ".join(found.groups()), behind)
