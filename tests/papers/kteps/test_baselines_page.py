@@ -30,6 +30,8 @@ def test_extractors_that_are_never_set_back() -> None:
     assert f"set back and fused so {100 * back[0]:.1f} and {100 * back[1]:.1f}." in TEXT
     one = [rows()["FedFusion, single", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
     assert f"fused by one weight for all features, {100 * one[0]:.1f} and {100 * one[1]:.1f}." in TEXT
+    both = [rows()["FedFusion, both trained", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
+    assert f"own never leaves, it has {100 * both[0]:.1f} and {100 * both[1]:.1f}." in TEXT
     (file,) = (ROOT / "results/kteps").glob("fdu-fedfusion-never-set-back-full-0-*.json")
     losses = json.loads(file.read_text())["loss"]
     after = next(k for k, value in enumerate(losses, start=1) if value < 0.001)
