@@ -253,16 +253,6 @@ def test_mixture_table_2() -> None:
             check(f"{name}, p = {p}", cell, [*percent(row), 100 * row["published"]])
 
 
-def test_mixture_figure_2() -> None:
-    rows = by_scene("moe-figure2-medium")
-    ((head, *body),) = [t for t in tables(MIXTURE) if t[0][0] == "Figure 2 (%)"]
-    assert len(body) == 3
-    for label, *cells in body:
-        scene = label.replace(",", ", 50 × 100,") + ", clean protocol, fraction of clients 0.1"
-        for method, cell in zip(head[1:], cells, strict=True):
-            check(f"{method}, {label}", cell, percent(rows[scene, method]))
-
-
 def test_public_fashion() -> None:
     rows = by_scene("public-fashion-medium")
     scenes = {
