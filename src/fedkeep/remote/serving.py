@@ -271,7 +271,7 @@ def _judged(
     """
     try:
         return _judged_together(orders, device), {}
-    except Exception:
+    except Exception:  # whose it was is found below, and told; an error that is no single client's goes on
         failed = dict[str, Answer]()
         for one in orders:
             try:
