@@ -17,7 +17,7 @@ from fedkeep.methods.fedfusion import AddFusion, Fusion, fused_with_itself, fuse
 from tests.engines.reference import close, rows_of
 from tests.methods.parts import Parts, State, Words, compare, descend, linear, plain_rounds
 from tests.methods.test_two_streams import DATA, LOCAL, WHOLE, h, trained
-from tests.tiny import Rounds, everyone, job, results, texts
+from tests.tiny import Rounds, everyone, job, results, same_bits, texts
 
 TEXTS = texts(counts=(9, 4, 12), vocabulary=300)
 OPERATORS = ("conv", "multi", "single")
@@ -186,6 +186,14 @@ def test_a_start_as_received_needs_a_kept_extractor() -> None:
     assert str(error.value) == (
         "train_received trains a received extractor beside a kept one, and none is kept. Set persistent_local too."
     )
+
+
+@pytest.mark.parametrize("operator", ["multi", "single"])
+def test_a_whole_number_as_the_start_of_gamma(operator: Any) -> None:
+    whole, same = (
+        trained(methods.fedfusion(operator, gamma=gamma, local=LOCAL)).server for gamma in (1, 1.0)
+    )
+    assert same_bits(whole, same)
 
 
 @pytest.mark.parametrize(("operator", "gamma"), [("conv", 0.5), ("multi", math.nan), ("single", math.inf)])

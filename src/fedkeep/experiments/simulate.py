@@ -342,9 +342,8 @@ class Simulation:
         federated = self.method.split.halves(self.module).federated(self.initial)
         size = sum(v.numel() * v.element_size() for v in federated.values())
         pooled, best = self.identity["pooled"], dict(meta)
-        if (
-            "_best" in self.data.columns
-        ):  # then of those who are judged, which meta's is not if some are held out
+        # Of those who are judged, which meta's is not if some are held out.
+        if "_best" in self.data.columns:
             judged = self.data.split_rows("test", self.clients)
             best |= best_possible(self.data.columns, judged, tasks_of(self.data)[0].kind)
         name, reason = in_use(self.engine, self.reason)

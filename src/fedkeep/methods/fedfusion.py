@@ -51,7 +51,7 @@ class Fusion(nn.Module):
         if operator == "conv":
             self.conv = nn.Linear(2 * size, size)
         else:
-            self.gamma = nn.Parameter(torch.full((size,) if operator == "multi" else (), gamma))
+            self.gamma = nn.Parameter(torch.full((size,) if operator == "multi" else (), float(gamma)))
 
     def forward(self, local: Tensor, received: Tensor) -> Tensor:
         """Return fused features, shape (B, F)."""
@@ -163,7 +163,7 @@ def fedfusion(
         reset_local: with ``persistent_local``, a client's extractor starts every round as received (the paper), and
             what its last round made of it is kept to predict with, beside the received one.
         train_received: with ``persistent_local``, the received extractor is trained beside the client's own, and it is
-            what is uploaded; the client's own leaves the device in no form.
+            what is uploaded; the client's own is not.
         gamma: where γ starts; 0 (the published code) begins with the client's own features alone, and gives
             a received extractor that is trained no gradient at first.
         local: the local phase, with the loss of the fused model.
