@@ -69,6 +69,12 @@ def test_a_links_server_apps_are_started_by_the_command_that_says_at_once_that_i
     assert f"{guard.__file__} {guard.AT_LINK}" in Path(found).read_text()
 
 
+def test_a_link_in_a_folder_that_would_be_taken_for_two_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "pathsep", ":")
+    with pytest.raises(ConfigError, match=r"The path .*a:b.* holds a ':'"):
+        Link(tmp_path / "a:b", tmp_path / "keys")
+
+
 def test_the_command_starts_the_documented_link_with_that_command_first(tmp_path, monkeypatch):
     make_keys(tmp_path / "keys", hosts=["link.example.org"], nodes=[])
     started = []

@@ -100,6 +100,16 @@ def test_a_path_that_flower_would_cut_is_refused(node, tmp_path):
         made.environment()
 
 
+@pytest.mark.parametrize(("home", "trusted"), [("a:b/flower", "signer.pub"), ("flower", "a:b/signer.pub")])
+def test_a_path_that_would_be_taken_for_two_is_refused(home, trusted, node, tmp_path, monkeypatch):
+    """Flower's own command would be found first, which runs a project's code, signed or not."""
+    monkeypatch.setattr(os, "pathsep", ":")
+    made = replace(node(change=("keys/signer.pub", trusted)), home=tmp_path / home)
+    with pytest.raises(ConfigError, match=r"The path .*a:b.* holds a ':', .* Name another folder\."):
+        made.environment()
+    assert not made.home.exists()
+
+
 def test_a_link_of_another_authority_is_refused(node, link, tmp_path):
     make_keys(tmp_path / "others", hosts=["127.0.0.1"], nodes=[])
     with pytest.raises(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -14,7 +13,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.toml import to_toml
 from fedkeep.flower import guard
 from fedkeep.flower.keys import check_certificate
-from fedkeep.flower.processes import Processes, check_port, program
+from fedkeep.flower.processes import Processes, check_port, program, search_path
 
 READY = "Uvicorn running"
 PATIENCE = 180.0  # seconds for a process to be ready; a busy machine needs tens
@@ -124,11 +123,9 @@ def command(keys: Path, host: str, port: int, database: Path) -> list[str]:
 
 def environment(commands: Path) -> dict[str, str]:
     """Return what a link's environment has beside the system's, and write what starts server apps into a folder."""
+    path = search_path(commands)
     guard.install_at_link(commands)
-    return {
-        "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "PATH": os.pathsep.join([str(commands), str(program("flwr").parent), os.environ.get("PATH", "")]),
-    }  # fmt: skip
+    return {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PATH": path}
 
 
 def check(keys: Path, port: int) -> None:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -177,6 +177,25 @@ def program(name: str) -> Path:
             f"There is no command {name} beside {sys.executable}. Install Flower: pip install 'fedkeep[flower]'."
         )
     return path
+
+
+def listed(paths: Iterable[Path]) -> str:
+    """Return paths as ``PATH`` lists them.
+
+    Raises:
+        ConfigError: one holds the sign between two, so that others would be taken.
+    """
+    for path in (found := list(map(str, paths))):
+        if os.pathsep in path:
+            raise ConfigError(
+                f"The path {path} holds a {os.pathsep!r}, which stands between two paths. Name another folder."
+            )
+    return os.pathsep.join(found)
+
+
+def search_path(commands: Path) -> str:
+    """Return a ``PATH`` that has a folder of ours before Flower's own commands; raises as ``listed``."""
+    return os.pathsep.join([listed([commands]), str(program("flwr").parent), os.environ.get("PATH", "")])
 
 
 def check_port(port: int, what: str, advice: str = "Name another with --port.") -> None:

@@ -32,7 +32,7 @@ from fedkeep.experiments.toml import from_toml
 from fedkeep.flower import guard
 from fedkeep.flower.keys import check_certificate
 from fedkeep.flower.nodes import NODE_CONFIG
-from fedkeep.flower.processes import check_port, check_reachable, program
+from fedkeep.flower.processes import check_port, check_reachable, listed, program, search_path
 from fedkeep.flower.signed import public_key
 
 AHEAD, BEHIND = 5.0, 305.0  # seconds that Flower 1.41 lets a node's clock differ
@@ -110,19 +110,23 @@ class SuperNode:
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """Return the environment that the command needs, and write the commands that stand before Flower's own."""
+        """Return the environment that the command needs, and write the commands that stand before Flower's own.
+
+        Raises:
+            ConfigError: a path holds a sign by which another one would be taken.
+        """
         if "'" in str(self.config):
             raise ConfigError(
                 f"A node configuration's path holds no quotation mark, for Flower's sake; got {self.config}."
             )
         commands = self.home / "bin"
-        guard.install(commands)
-        return {
-            **os.environ,
-            "PATH": os.pathsep.join([str(commands), str(program("flwr").parent), os.environ.get("PATH", "")]),
-            guard.TRUSTED: os.pathsep.join(str(self._beside(path)) for path in self.link.trusted),
+        ours = {
+            "PATH": search_path(commands),
+            guard.TRUSTED: listed(map(self._beside, self.link.trusted)),
             "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         }  # fmt: skip
+        guard.install(commands)
+        return {**os.environ, **ours}
 
     def _beside(self, path: str) -> Path:
         return (self.config.parent / path).resolve()
