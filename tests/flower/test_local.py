@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedkeep.core.errors import RunError
+from fedkeep.experiments.run_lock import locked
 from fedkeep.flower import local
 from fedkeep.flower.link import _said
 from fedkeep.flower.local import Local, local_of, train
@@ -73,6 +74,20 @@ def test_who_stops_it_stops_the_run_too(place):
     with pytest.raises(KeyboardInterrupt):
         train(place, link)
     assert link.stopped == ["17"]
+
+
+def test_a_folder_that_another_process_deploys_in_is_refused_and_left_as_it_is(place):
+    """Two links with one database, and two nodes with one key, kept both from training for minutes."""
+    held = locked(place.folder)
+    with (
+        pytest.raises(
+            RunError, match=r"is in use by another process\. Wait for it, or name another folder\."
+        ),
+        local.federation(place),
+    ):
+        pass
+    held.release()
+    assert [path.name for path in place.folder.iterdir()] == ["lock"]
 
 
 def test_nodes_divide_data_by_the_seed_of_the_experiment(tmp_path):

@@ -15,6 +15,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.readers import offered_readers
+from fedkeep.experiments.run_lock import locked
 from fedkeep.experiments.sources import build_source, located
 from fedkeep.experiments.toml import from_toml, to_toml
 from fedkeep.flower.keys import make_keys
@@ -113,8 +114,19 @@ def federation(local: Local, say: Say = lambda text: None) -> Iterator[tuple[Lin
     """Start a link and all nodes; whatever happens, all of them are stopped at the end.
 
     Raises:
-        ConfigError, RunError: something did not start; says what and why.
+        ConfigError, RunError: something did not start, or another process has the folder; says what and why.
     """
+    local.folder.mkdir(parents=True, exist_ok=True)
+    lock = locked(local.folder)
+    try:
+        with _started(local, say) as started:
+            yield started
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _started(local: Local, say: Say) -> Iterator[tuple[Link, dict[str, SuperNode]]]:
     local.prepare()
     link = Link(local.folder, local.folder / "keys", port=local.port)
     with link.processes:
