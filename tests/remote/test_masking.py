@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedkeep.core import files
 from fedkeep.core.errors import LostError, SecureSumError, UploadError
 from fedkeep.methods import SecureSums
 from fedkeep.privacy.secure import Keys
@@ -274,7 +276,8 @@ def test_damaged_secrets_cost_the_sum_that_they_are_of_alone(content: bytes | No
 def test_secrets_that_can_neither_be_read_nor_removed_are_told_without_a_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = Alone(tmp_path)
+    alone, told = Alone(tmp_path), list[str]()
+    alone.node.tell = told.append
     alone.keys()
     path = sum_of(file_of(tmp_path, RUN), alone.names[0])
     path.unlink()
@@ -282,6 +285,27 @@ def test_secrets_that_can_neither_be_read_nor_removed_are_told_without_a_path(
     answers = alone.ask({alone.names[0]: [Ask(step="keys", sum=2, given={"clients": "3"})]}, 2)
     assert type(answers.answers[0].fault) is LostError
     assert str(tmp_path) not in str(answers.answers[0].fault)
+    assert f"Check the rights, or remove {path.name}." in told[-1]
+    alone.node.close()
+
+
+def test_a_full_disk_costs_a_step_until_there_is_space_and_the_owner_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, told = Alone(tmp_path), list[str]()
+    alone.node.tell = told.append
+    keys = alone.keys()
+    asks = {alone.names[0]: [Ask(step="shares", sum=1, given=keys)]}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(files, "_replace", full)
+        answers = alone.ask(asks, 2)
+    assert type(answers.answers[0].fault) is LostError
+    assert "No space left on device. It takes no step until they can: free some space" in told[-1]
+    assert len(alone.ask(asks, 2).made[alone.names[0]]["shares"]) == 2
     alone.node.close()
 
 

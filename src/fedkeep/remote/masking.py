@@ -198,7 +198,9 @@ class Masking:
             try:
                 path.unlink()
             except OSError as refused:
-                raise StoreError(f"{said} Nor can they be removed: {refused.strerror}.") from refused
+                raise StoreError(
+                    f"{said} Nor can they be removed: {refused.strerror}. Check the rights, or remove {path.name}."
+                ) from refused
             self.lost.append(
                 f"{said} They are removed: it sits out the sums that they were of, and makes new ones for later sums."
             )
@@ -213,7 +215,10 @@ class Masking:
             write_whole(sum_of(self.states, client), packet.to_bytes(), 0o600)
         except RunError as error:
             reason = getattr(error.__cause__, "strerror", None) or "the disk refused"
-            raise StoreError(f"The secrets of client {client!r} cannot be written: {reason}.") from error
+            raise StoreError(
+                f"The secrets of client {client!r} cannot be written: {reason}. It takes no step until they can: free "
+                f"some space or check the rights."
+            ) from error
 
 
 def _cohort(ask: Ask) -> int:
