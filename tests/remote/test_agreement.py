@@ -10,7 +10,7 @@ import pytest
 from fedkeep import Method, Phase, averaging, methods
 from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet, fingerprint
-from fedkeep.remote.headers import Fits, Header, Here, Refused, header_of
+from fedkeep.remote.headers import PROTOCOL, Fits, Header, Here, Refused, header_of, told
 from fedkeep.remote.node import Node
 from fedkeep.remote.wire import work_packet
 from tests.remote.hand import RUN, Hand
@@ -60,6 +60,25 @@ def test_a_run_that_was_agreed_on_stays_what_it_was(
     assert "trains for a masked vector alone" in said(
         agreed, node, bare(agreed)
     )  # as a process that starts later
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"code": "9.9 abc", "pace": 3}, "The server runs fedkeep 9.9 (source abc), this device "),
+        ({"protocol": PROTOCOL + 1, "pace": 3}, f"The server speaks protocol {PROTOCOL + 1}, this device "),
+        ({"pace": 3}, "A message 'hello' was refused: pace: Extra inputs are not permitted."),
+        ({"code": 3}, "A message 'hello' was refused: code: Input should be a valid string."),
+    ],
+)
+def test_a_server_of_another_fedkeep_is_told_so_whatever_fields_its_messages_have(
+    fields: dict[str, Any], wanted: str, tmp_path: Path
+) -> None:
+    hand = Hand(Logits, PLAIN, DATA)
+    hello = told(hand.hello()).header
+    answer = said(hand, hand.node(tmp_path, [0]), Packet({**hello, **fields}))
+    assert answer.startswith(wanted)
+    assert files(tmp_path) == {}
 
 
 def test_other_private_values_for_the_same_run_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,18 @@ from fedkeep.remote import fingerprint
 from fedkeep.remote.headers import PROTOCOL, Encode, Hello
 
 
+def other_fedkeep(header: Mapping[str, Any]) -> str:
+    """Return why a first message, whatever else it holds, is of another fedkeep than ours, or an empty text."""
+    protocol, code, ours = header.get("protocol"), header.get("code"), fingerprint.code()
+    if type(protocol) is int and protocol != PROTOCOL:
+        return f"The server speaks protocol {protocol}, this device {PROTOCOL}. Install the same fedkeep on both."
+    if isinstance(code, str) and code != ours:
+        return (
+            f"The server runs fedkeep {_short(code)}, this device {_short(ours)}. Install the same on both."
+        )
+    return ""
+
+
 def fault_of(hello: Hello, signed: Mapping[str, Any] | None) -> str:
     """Return why no device takes part in a run, or an empty text.
 
@@ -19,13 +31,8 @@ def fault_of(hello: Hello, signed: Mapping[str, Any] | None) -> str:
         hello: the server's first message.
         signed: by the text of each experiment that may be trained, the rules of its summary; None: any may be.
     """
-    if hello.protocol != PROTOCOL:
-        return f"The server speaks protocol {hello.protocol}, this device {PROTOCOL}."
-    if hello.code != fingerprint.code():
-        return (
-            f"The server runs fedkeep {_short(hello.code)}, this device {_short(fingerprint.code())}. Install the "
-            f"same on both."
-        )
+    if fault := other_fedkeep(vars(hello)):
+        return fault
     if signed is None:
         return ""
     if hello.experiment not in signed:
@@ -66,4 +73,4 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _short(code: str) -> str:
     version, _, source = code.partition(" ")
-    return f"{version} (source {source[:8]})"
+    return f"{version[:20]} (source {source[:8]})"

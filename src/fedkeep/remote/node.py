@@ -32,7 +32,7 @@ from fedkeep.engines import Engine, Job, Leaves, Sequential, first_kept
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
-from fedkeep.remote.agreement import agreement, differing, fault_of
+from fedkeep.remote.agreement import agreement, differing, fault_of, other_fedkeep
 from fedkeep.remote.counts import told_counts
 from fedkeep.remote.device_file import About, DeviceFile, Version, create, packed
 from fedkeep.remote.device_folder import file_of
@@ -160,6 +160,8 @@ class Node:
     def _served(self, packet: Packet) -> Packet:
         kind = packet.header.get("kind")
         if kind == "hello":
+            if fault := other_fedkeep(packet.header):  # its messages may have other fields
+                raise RefusalError(fault)
             return told(self._hello(header_of(packet, Hello)))
         if kind == "encoding":
             return told(self._encoding(header_of(packet, Encode)))
