@@ -147,3 +147,13 @@ def test_the_comments_say_where_a_node_may_write():
     assert 'out="/data/runs/NAME"' in comment
     for name in ("server-app", *NODES):
         assert f"{name.removesuffix('-app')}:/data" in SERVICES[name]["volumes"]
+
+
+def test_the_comments_say_whose_the_keys_must_be():
+    """``fedkeep flower keys`` lets their owner alone read them, and neither user here is root."""
+    unit = (DEPLOY / "fedkeep-node.service").read_text(encoding="utf-8")
+    assert "User=fedkeep\n" in unit
+    assert "#   useradd --system fedkeep\n#   chown -R fedkeep /etc/fedkeep\n" in unit
+    (user,) = re.findall(r"--uid (\d+)", DOCKERFILE)
+    comment = (DEPLOY / "compose.yaml").read_text(encoding="utf-8").partition("\nx-fedkeep")[0]
+    assert f": chown {user} keys/link.key keys/node-*.key\n" in comment
