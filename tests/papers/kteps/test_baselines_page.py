@@ -24,12 +24,15 @@ def test_extractors_that_are_never_set_back() -> None:
     )
     assert abs(ap["value"] - ap["published"]) < 0.005
     assert f"Ag is {100 * ag['value']:.1f} % then, published {100 * ag['published']:.1f}:" in TEXT
-    conv = [rows()["FedFusion, never set back, conv", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
-    assert f"Fused by a linear layer it has {100 * conv[0]:.1f} and {100 * conv[1]:.1f} %;" in TEXT
-    back = [rows()["FedFusion, conv", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
-    assert f"set back and fused so {100 * back[0]:.1f} and {100 * back[1]:.1f}." in TEXT
-    one = [rows()["FedFusion, single", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
-    assert f"fused by one weight for all features, {100 * one[0]:.1f} and {100 * one[1]:.1f}." in TEXT
+    conv, one, conv_back, one_back = (
+        [100 * rows()[f"FedFusion, {how}", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
+        for how in ("never set back, conv", "never set back, single", "conv", "single")
+    )
+    assert (
+        f"Fused by a linear layer it has {conv[0]:.1f} and {conv[1]:.1f} %, by one weight for all features "
+        f"{one[0]:.1f} and {one[1]:.1f}. Set back and fused by a linear layer it has {conv_back[0]:.1f} and "
+        f"{conv_back[1]:.1f}, and by one weight {one_back[0]:.1f} and {one_back[1]:.1f}." in TEXT
+    )
     both = [rows()["FedFusion, both trained", f"accuracy_{m}"]["value"] for m in ("ag", "ap")]
     assert f"own never leaves, it has {100 * both[0]:.1f} and {100 * both[1]:.1f}." in TEXT
     (file,) = (ROOT / "results/kteps").glob("fdu-fedfusion-never-set-back-full-0-*.json")
