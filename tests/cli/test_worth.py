@@ -94,27 +94,45 @@ def test_counting_is_a_reference_that_reads_the_data(fedkeep: Command, runs: Non
     assert "beat counting each user's labels" in page or "beats counting each user's labels" in page
 
 
-RANKING = """
+ITEMS = """
 data = { reader = "saved", folder = "questions" }
 model = { kind = "matrix_factorization" }
-method = { kind = "furl" }
+method = { kind = "furl", loss = { kind = "LOSS" } }
 run = { rounds = 1, cohort = 4 }
 """
 
 
-def test_counting_of_a_ranking_is_called_what_it_counts(
-    fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+def ratings(split: list[str] | None = None) -> FederatedData:
+    """Return twelve users' ratings of eight of 30 items each."""
+    item = np.concatenate([np.random.default_rng(user).permutation(30)[:8] for user in range(12)])
+    columns = {"item": item, "label": np.float32(1 + item % 5), "time": np.arange(96)}
+    meta = {"items": 30, "task": "regression"}
+    return FederatedData.from_columns(np.repeat(np.arange(12), 8), columns, split, meta)
+
+
+PARTS = [*["train"] * 4, *["valid"] * 2, *["test"] * 2] * 12
+
+
+@pytest.mark.parametrize(
+    ("questions", "loss", "called"),
+    [
+        (lambda: leave_one_out(ratings(), against=15), "cross_entropy", "counting what all users took"),
+        (lambda: ratings(PARTS), "squared_error", "each user's mean label"),
+    ],
+    ids=["ranking", "regression"],
+)
+def test_counting_is_called_what_it_counts(
+    questions: Callable[[], FederatedData],
+    loss: str,
+    called: str,
+    fedkeep: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FEDKEEP_DATA", ".")
-    item = np.concatenate([np.random.default_rng(user).permutation(30)[:8] for user in range(12)])
-    columns = {"item": item, "label": np.ones(96, "f4"), "time": np.arange(96)}
-    ratings = FederatedData.from_columns(
-        np.repeat(np.arange(12), 8), columns, None, {"items": 30, "task": "regression"}
-    )
-    leave_one_out(ratings, against=15).save("questions")
-    Path("ranking.toml").write_text(RANKING, encoding="utf-8")
-    assert fedkeep("run", "ranking.toml", "--out", "q").exit_code == 0
+    questions().save("questions")
+    Path("items.toml").write_text(ITEMS.replace("LOSS", loss), encoding="utf-8")
+    assert fedkeep("run", "items.toml", "--out", "q").exit_code == 0
     lines, page = against_counting(fedkeep, "q")
-    assert "furl against counting what all users took:" in lines
-    assert "furl against counting what all users took | Gain " in page
+    assert f"furl against {called}:" in lines
+    assert f"furl against {called} | Gain " in page
     assert "of a ranking what all users took most often; it learns nothing else." in page

@@ -110,7 +110,7 @@ def test_losses_are_written_with_their_own_sign() -> None:
     assert list(limits(c.found))[-2].startswith("No user's gain varies over test examples")
     shown = fairness_table([c])
     assert shown.columns[4] == "worst tenth begins at, reference"
-    assert "has a lower accuracy than where it begins, or a higher loss." in shown.note
+    assert "A tenth of users has a worse result than where it begins." in shown.note
     (row,) = shown.rows
     assert row[2:6] == ("2", "2", "6.6", "5.6")  # means 3 and 7; the tenth that is worst lies above 6.6
 

@@ -24,7 +24,7 @@ from fedkeep.data import FederatedData
 from fedkeep.engines import Task, tasks_of
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.load import run_folder_config
-from fedkeep.report.pairing import COUNTING, COUNTING_TAKEN, Side, kept
+from fedkeep.report.pairing import COUNTING, COUNTING_TAKEN, MEAN_LABEL, Side, kept
 from fedkeep.report.runs import RunFiles
 
 DECAYS = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
@@ -56,8 +56,9 @@ def counting_side(side: Side, folder: Path | None = None) -> Side:
                 f"Name the same with --data DIR."
             )
         runs.append(replace(run, examples=counted(data, kept(run))))
-    rankings = data is not None and all(task.kind == "ranking" for task in tasks_of(data))
-    return Side(COUNTING_TAKEN if rankings else COUNTING, tuple(runs), "own", "counting")
+    names = {"ranking": COUNTING_TAKEN, "regression": MEAN_LABEL}
+    found = {names.get(task.kind, COUNTING) for task in tasks_of(data)} if data is not None else set()
+    return Side(found.pop() if len(found) == 1 else COUNTING, tuple(runs), "own", "counting")
 
 
 def counted(data: FederatedData, examples: Examples) -> Examples:

@@ -41,6 +41,8 @@ SHARED = "the shared part alone"
 COUNTING = "counting each user's labels"
 COUNTING_TAKEN = "counting what all users took"
 """Counting of a ranking, where labels are places."""
+MEAN_LABEL = "each user's mean label"
+"""Counting of a regression."""
 MUST_BEAT = ("counting", "local")
 """References that need no federation, as ``Side.reference`` names them."""
 

@@ -126,8 +126,8 @@ def fairness_table(found: Sequence[Comparison]) -> Table:
     )  # fmt: skip
     note = (
         "Deviations and tenths are of users' results on test; with few test examples much of them is chance. A "
-        "tenth of users has a lower accuracy than where it begins, or a higher loss. The last column chooses users on "
-        "validation, by the reference's result."
+        "tenth of users has a worse result than where it begins. The last column chooses users on validation, by the "
+        "reference's result."
     )
     return Table(columns, tuple(rows), "", note, left=2)
 
