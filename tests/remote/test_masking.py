@@ -35,11 +35,14 @@ class Alone:
         self.hand = Hand(model, made("fedavg", sums), self.data)
         self.names = [str(client) for client in self.data.ids]
         self.folder = folder
+        self.told: list[str] = []
+        """What the device's owner is told."""
         self.start()
         self.hand.meet(self.node)
 
     def start(self) -> None:
         self.node = self.hand.node(self.folder, [0, 1, 2])
+        self.node.tell = self.told.append
 
     def ask(self, asks: Mapping[str, Sequence[Ask]], attempt: int, train: bool = False) -> Answers:
         orders = [
@@ -148,13 +151,12 @@ def test_steps_out_of_turn_with_too_many_too_few_or_old_keys_are_refused(tmp_pat
 def test_a_number_of_clients_that_is_none_is_refused_and_the_others_are_served(
     clients: str, tmp_path: Path
 ) -> None:
-    alone, told = Alone(tmp_path), list[str]()
-    alone.node.tell = told.append
+    alone = Alone(tmp_path)
     first, second, _ = alone.names
     asks = {first: {"clients": clients}, second: {"clients": "3"}}
     made = alone.ask({n: [Ask(step="keys", sum=1, given=given)] for n, given in asks.items()}, 1).made
     assert list(made) == [second]
-    assert told == [
+    assert alone.told == [
         f"A sum begins with at least 2 clients, fewer than 10^9; the server said {clients[:20]!r}."
     ]
     alone.node.close()
@@ -203,15 +205,13 @@ def _new_keys() -> str:
 def test_a_number_out_of_range_leaves_neither_vector_nor_its_value(tmp_path: Path) -> None:
     """The bound is of the change; the text of the refusal, which could tell a value, stays on the device."""
     alone = Alone(tmp_path)
-    told = list[str]()
-    alone.node.tell = told.append
     boxes = alone.boxes(alone.keys())
     broken = {name: {other: box[:-2] + "00" for other, box in each.items()} for name, each in boxes.items()}
     answers = alone.masked(broken)
     assert not vectors(answers)
     faults = {str(one.fault) for one in answers.answers}
     assert all("Its own log says why." in text for text in faults)
-    assert told
+    assert alone.told
     alone.node.close()
 
 
@@ -254,8 +254,7 @@ def test_secrets_are_the_owners_alone_and_go_with_the_state(tmp_path: Path) -> N
 @pytest.mark.parametrize("content", [b"", b"damaged", None])
 def test_damaged_secrets_cost_the_sum_that_they_are_of_alone(content: bytes | None, tmp_path: Path) -> None:
     """The client's answer to its training is lost; the next sum, whose keys the same message asks for, has it again."""
-    alone, told = Alone(tmp_path), list[str]()
-    alone.node.tell = told.append
+    alone = Alone(tmp_path)
     boxes, name = alone.boxes(alone.keys()), alone.names[1]
     path = sum_of(file_of(tmp_path, RUN), name)
     whole = path.read_bytes()
@@ -264,8 +263,8 @@ def test_damaged_secrets_cost_the_sum_that_they_are_of_alone(content: bytes | No
     asks = {n: [Ask(step="masked", sum=1, given=boxes[n]), keys] for n in alone.names}
     answers = alone.ask(asks, 3, train=True)
     assert [type(one.fault) for one in answers.answers] == [type(None), LostError, type(None)]
-    assert "They are removed: it sits out the sums that they were of" in told[-1]
-    assert len(told) == 2, "once, beside why it took no step"
+    assert "They are removed: it sits out the sums that they were of" in alone.told[-1]
+    assert len(alone.told) == 2, "once, beside why it took no step"
     assert not vectors(alone.ask({name: asks[name][:1]}, 3, train=True)), "no mask is made twice"
     boxes = alone.boxes({n: answers.made[n]["keys"]["keys"] for n in alone.names}, 2, attempt=4)
     assert len(vectors(alone.masked(boxes, 2, attempt=5))) == 3
@@ -273,11 +272,8 @@ def test_damaged_secrets_cost_the_sum_that_they_are_of_alone(content: bytes | No
     alone.node.close()
 
 
-def test_secrets_that_can_neither_be_read_nor_removed_are_told_without_a_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone, told = Alone(tmp_path), list[str]()
-    alone.node.tell = told.append
+def test_secrets_that_can_neither_be_read_nor_removed_are_told_without_a_path(tmp_path: Path) -> None:
+    alone = Alone(tmp_path)
     alone.keys()
     path = sum_of(file_of(tmp_path, RUN), alone.names[0])
     path.unlink()
@@ -285,15 +281,14 @@ def test_secrets_that_can_neither_be_read_nor_removed_are_told_without_a_path(
     answers = alone.ask({alone.names[0]: [Ask(step="keys", sum=2, given={"clients": "3"})]}, 2)
     assert type(answers.answers[0].fault) is LostError
     assert str(tmp_path) not in str(answers.answers[0].fault)
-    assert f"Check the rights, or remove {path.name}." in told[-1]
+    assert f"Check the rights, or remove {path.name}." in alone.told[-1]
     alone.node.close()
 
 
 def test_a_full_disk_costs_a_step_until_there_is_space_and_the_owner_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone, told = Alone(tmp_path), list[str]()
-    alone.node.tell = told.append
+    alone = Alone(tmp_path)
     keys = alone.keys()
     asks = {alone.names[0]: [Ask(step="shares", sum=1, given=keys)]}
 
@@ -304,7 +299,7 @@ def test_a_full_disk_costs_a_step_until_there_is_space_and_the_owner_is_told_so(
         disk.setattr(files, "_replace", full)
         answers = alone.ask(asks, 2)
     assert type(answers.answers[0].fault) is LostError
-    assert "No space left on device. It takes no step until they can: free some space" in told[-1]
+    assert "No space left on device. It takes no step until they can: free some space" in alone.told[-1]
     assert len(alone.ask(asks, 2).made[alone.names[0]]["shares"]) == 2
     alone.node.close()
 
