@@ -140,10 +140,10 @@ def test_what_compression_costs_on_the_way(page: str) -> None:
         for r in results("kteps-baselines")
         if (r["method"], r["metric"]) == ("KTEPS⋆, uncentred", "accuracy_ag")
     ]
-    early = [f"{(usual - its)[0, 0]:.1f}" for its in (uncentred, centred)]
-    assert early[0] == early[1]
+    gaps = [f"{(usual - its)[0, 0]:.1f}" for its in (uncentred, centred)]
+    assert gaps[0] == gaps[1]
     assert (
-        f"KTEPS⋆ has Ag {100 * row['value']:.1f} % after 50 rounds. Over rounds 21 to 30 it is {early[0]} points behind "
+        f"KTEPS⋆ has Ag {100 * row['value']:.1f} % after 50 rounds. Over rounds 21 to 30 it is {gaps[0]} points behind "
         f"KTEPS, as it is with this seed by ours." in page
     )
     share = (whole - star)[0].mean() / float(behind("KTEPS⋆", "KTEPS")[0])
