@@ -4,9 +4,23 @@ import subprocess
 import sys
 
 NAMES = (
-    "kernels", "cnn", "threads", "overhead", "users", "stores", "profile", "methods", "speed", "faults",
-    "fault_budget", "dp_audit", "secure", "own_models", "attacks", "many_adapters",
-)  # fmt: skip
+    "kernels",
+    "cnn",
+    "threads",
+    "overhead",
+    "users",
+    "stores",
+    "profile",
+    "methods",
+    "speed",
+    "faults",
+    "fault_budget",
+    "dp_audit",
+    "secure",
+    "own_models",
+    "attacks",
+    "many_adapters",
+)
 
 
 def main() -> int:

@@ -135,9 +135,13 @@ def steps(config: Config, numbers: tuple[int, ...] = (1, 6)) -> dict[str, Any]:
         errors = [float((v - true[c]).norm() / true[c].norm()) for c, v in vectors.items()]
         cosine, guess = against(vectors, true)
         found[str(number)] = {
-            "median_relative_error": float(np.median(errors)), "largest_relative_error": max(errors),
-            "cosine": cosine.mean, "low": cosine.low, "high": cosine.high, "guess": guess,
-        }  # fmt: skip
+            "median_relative_error": float(np.median(errors)),
+            "largest_relative_error": max(errors),
+            "cosine": cosine.mean,
+            "low": cosine.low,
+            "high": cosine.high,
+            "guess": guess,
+        }
     return found
 
 
@@ -225,11 +229,13 @@ def main() -> None:
         order = list(TITLES.values())
         cells[name] = {
             "commits": {**old["commits"], **dict.fromkeys(titles, commit())},
-            "processors": {**old["processors"], **dict.fromkeys(titles, processor())}, "seed": config.seed,
-            "config": CONFIGS[name], "settings": result.settings,
+            "processors": {**old["processors"], **dict.fromkeys(titles, processor())},
+            "seed": config.seed,
+            "config": CONFIGS[name],
+            "settings": result.settings,
             "findings": sorted([*kept, *plain(result.findings)], key=lambda f: order.index(f["attack"])),
             **({"local_steps": old["local_steps"]} if "local_steps" in old else {}),
-        }  # fmt: skip
+        }
         if name == "furl" and "upload" in asked.attacks:
             cells[name]["local_steps"] = steps(config)
             print(cells[name]["local_steps"], flush=True)

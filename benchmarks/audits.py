@@ -101,24 +101,45 @@ def linear() -> nn.Module:
 NETWORKS: dict[str, Network] = {
     "Linear": Network(linear, dense, ("user",), ("linear.bias",), ("linear.weight",), "linear"),
     "BagOfWords": Network(
-        lambda: models.BagOfWords(words(), 4, 4, embedding_dim=5, mlp=6), texts, ("user",), ("mlp.*",),
-        ("embedding.*",), "mlp",
+        lambda: models.BagOfWords(words(), 4, 4, embedding_dim=5, mlp=6),
+        texts,
+        ("user",),
+        ("mlp.*",),
+        ("embedding.*",),
+        "mlp",
     ),
     "DocumentModel": Network(
-        lambda: models.DocumentModel(words(), 4, 4, embedding_dim=5, hidden=4, mlp=6), texts, ("user",), ("mlp.*",),
-        ("embedding.*", "lstm.*"), "mlp",
+        lambda: models.DocumentModel(words(), 4, 4, embedding_dim=5, hidden=4, mlp=6),
+        texts,
+        ("user",),
+        ("mlp.*",),
+        ("embedding.*", "lstm.*"),
+        "mlp",
     ),
     "TextClassifier": Network(
-        lambda: models.TextClassifier(words(), 4, embedding_dim=5, hidden=3), texts, ("classifier.*",),
-        ("classifier.*",), ("embedding.*", "encoder.*"), "classifier",
+        lambda: models.TextClassifier(words(), 4, embedding_dim=5, hidden=3),
+        texts,
+        ("classifier.*",),
+        ("classifier.*",),
+        ("embedding.*", "encoder.*"),
+        "classifier",
     ),
     "MatrixFactorization": Network(
-        lambda: models.MatrixFactorization(5, 3), ratings, ("user", "user_bias"), ("item_bias.*",), ("item.*",),
-        "item_bias", numbers=True,
+        lambda: models.MatrixFactorization(5, 3),
+        ratings,
+        ("user", "user_bias"),
+        ("item_bias.*",),
+        ("item.*",),
+        "item_bias",
+        numbers=True,
     ),
     "CNN": Network(
-        lambda: models.CNN(10, 1, 16, widths=(3, 4), hidden=(16, 8)), images(1, 16), ("out.*",), ("out.*",),
-        ("conv*",), "out",
+        lambda: models.CNN(10, 1, 16, widths=(3, 4), hidden=(16, 8)),
+        images(1, 16),
+        ("out.*",),
+        ("out.*",),
+        ("conv*",),
+        "out",
     ),
     "FashionCNN": Network(
         lambda: models.FashionCNN(10), images(1, 28), ("out.*",), ("out.*",), ("conv*",), "out"
@@ -127,30 +148,42 @@ NETWORKS: dict[str, Network] = {
         lambda: models.CifarCNN(10), images(3, 32), ("out.*",), ("out.*",), ("conv*",), "out"
     ),
     "MixtureOfExperts": Network(
-        lambda: models.MixtureOfExperts(linear(), linear(), models.ConfidenceGate()), dense,
-        ("local_expert.*", "gate.*"), ("local_expert.*", "gate.*"), ("global_expert.*",), "gate",
+        lambda: models.MixtureOfExperts(linear(), linear(), models.ConfidenceGate()),
+        dense,
+        ("local_expert.*", "gate.*"),
+        ("local_expert.*", "gate.*"),
+        ("global_expert.*",),
+        "gate",
     ),
     "MixtureOfExperts, Gate": Network(
-        lambda: models.MixtureOfExperts(linear(), linear(), models.Gate(models.Linear(3, 1))), dense,
-        ("local_expert.*", "gate.*"), ("local_expert.*", "gate.*"), ("global_expert.*",), "gate",
+        lambda: models.MixtureOfExperts(linear(), linear(), models.Gate(models.Linear(3, 1))),
+        dense,
+        ("local_expert.*", "gate.*"),
+        ("local_expert.*", "gate.*"),
+        ("global_expert.*",),
+        "gate",
     ),
-}  # fmt: skip
+}
 
 
 def built(kind: str, network: Network, model: nn.Module) -> Method:
     """Return a method with the model's split."""
     make = METHODS[kind]
-    private = {
-        "furl": network.user, "fedrecon": network.user, "lg_fedavg": network.body
-    }.get(kind, network.head)  # fmt: skip
+    private = {"furl": network.user, "fedrecon": network.user, "lg_fedavg": network.body}.get(
+        kind, network.head
+    )
     if kind == "fedbn":
         private = tuple(batch_norm_names(model))
     wanted = inspect.signature(make).parameters
     local = Phase(batch_size=4, loss=squared_error()) if network.numbers else Phase(batch_size=4)
     usual: dict[str, Any] = {
-        "private": private, "layers": network.head, "classifier": network.classifier, "tasks": USERS, "local": local,
+        "private": private,
+        "layers": network.head,
+        "classifier": network.classifier,
+        "tasks": USERS,
+        "local": local,
         "most_passes": 3,
-    }  # fmt: skip
+    }
     if kind == "kteps_star":
         usual |= {"start": 1, "end": 3}
     return make(**{name: value for name, value in usual.items() if name in wanted})
@@ -159,14 +192,17 @@ def built(kind: str, network: Network, model: nn.Module) -> Method:
 def line(report: AuditReport, seconds: float) -> dict[str, Any]:
     """Return what the table says of an audit."""
     return {
-        "ok": report.ok, "leaks": [str(f) for f in report.leaks],
+        "ok": report.ok,
+        "leaks": [str(f) for f in report.leaks],
         "verdicts": {one.label: report.verdict(one.label) for one in report.left},
         "uploads": uploads(report),
         "private": sorted({f.leaves for f in report.findings if f.source.startswith(("private", "kept"))}),
         "declared": sorted({f"{f.leaves}: {f.by}" for f in report.findings if f.by.startswith("the method")}),
         "readable": sorted(str(f) for f in report.findings if f.how.startswith("readable")),
-        "notes": list(report.notes), "seconds": round(report.seconds, 2), "cpu_seconds": round(seconds, 2),
-    }  # fmt: skip
+        "notes": list(report.notes),
+        "seconds": round(report.seconds, 2),
+        "cpu_seconds": round(seconds, 2),
+    }
 
 
 def uploads(report: AuditReport) -> str:

@@ -73,9 +73,12 @@ def on_gpu(row: Row) -> bool:
 def best(rows: Iterable[Row], name: str, cohort: int) -> Row | None:
     """Return fedkeep's row of a workload: of the engine ``auto``, or if that wasn't measured, of the fastest."""
     found = [
-        r for r in rows
-        if r["contender"].startswith("fedkeep_") and "seconds" in r and (r["workload"], r["cohort"]) == (name, cohort)
-    ]  # fmt: skip
+        r
+        for r in rows
+        if r["contender"].startswith("fedkeep_")
+        and "seconds" in r
+        and (r["workload"], r["cohort"]) == (name, cohort)
+    ]
     chosen = [r for r in found if r["contender"] == "fedkeep_auto"] or found
     return min(chosen, key=lambda r: r["seconds"]) if chosen else None
 

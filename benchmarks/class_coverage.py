@@ -123,10 +123,14 @@ def main() -> None:
     write(
         "class-coverage",
         {
-            "replicates": count, "seed": SEED, "wanted": WANTED, "claims_that_failed": failed, "scenes": scenes,
+            "replicates": count,
+            "seed": SEED,
+            "wanted": WANTED,
+            "claims_that_failed": failed,
+            "scenes": scenes,
             "coverage": cells,
         },
-    )  # fmt: skip
+    )
     assert not failed, f"claimed and not reached: {'; '.join(failed)}"
 
 

@@ -127,7 +127,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention, 32": (lambda: attention(32, 1), (16,)),
     "attention, twice 64": (lambda: attention(64, 2), (32,)),
     "mean of words": (lambda: Words(16, nn.Identity()), (20,)),
-}  # fmt: skip
+}
 
 
 def measured(name: str, cohort: int, batch: int, turns: int) -> dict[str, Any]:
@@ -158,15 +158,20 @@ def measured(name: str, cohort: int, batch: int, turns: int) -> dict[str, Any]:
     work, together = work_of(job, 0), min(cohort, room(job))
     ratio = statistics.median(a / b for a, b in zip(taken["sequential"], taken["vectorised"], strict=True))
     return {
-        "model": name, "cohort": cohort, "batch": batch, "work": asdict(work), "together": together,
-        **{n: min(values) for n, values in taken.items()}, "sequential_over_vectorised": ratio,
-    }  # fmt: skip
+        "model": name,
+        "cohort": cohort,
+        "batch": batch,
+        "work": asdict(work),
+        "together": together,
+        **{n: min(values) for n, values in taken.items()},
+        "sequential_over_vectorised": ratio,
+    }
 
 
 def fitted(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Return coefficients of both engines, by least squares of the logarithms: of both times and, as it decides, four
     times that of their ratio.
-    """  # fmt: skip
+    """
     names, together = ("kept", "moved", "flops", "convolved"), np.array([row["together"] for row in rows])
     calls = np.array([row["work"]["calls"] for row in rows])
     rest = [np.array([row["work"][name] for row in rows]) / 1e6 for name in names]

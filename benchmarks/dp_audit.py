@@ -117,9 +117,12 @@ def noise() -> dict[str, Any]:
             neighbours = float(np.corrcoef(values[:-1], values[1:])[0, 1])
             shape = float(stats.kstest(values, "norm").pvalue)
             lines[f"{name}, {tensor}"] = {
-                "measured_over_declared": float(values.std()), "interval": [1 - half, 1 + half],
-                "mean_in_deviations": float(values.mean()), "neighbours": neighbours, "kolmogorov_smirnov_p": shape,
-            }  # fmt: skip
+                "measured_over_declared": float(values.std()),
+                "interval": [1 - half, 1 + half],
+                "mean_in_deviations": float(values.mean()),
+                "neighbours": neighbours,
+                "kolmogorov_smirnov_p": shape,
+            }
     return lines
 
 
@@ -151,9 +154,11 @@ def trial(seed: int, claimed: float, used: float) -> dict[str, float]:
     guessed = evidence > THRESHOLD
     right, wrong = int(guessed[took_part].sum()), int(guessed[~took_part].sum())
     return {
-        "bound": lower_bound(right, wrong), "right": right, "wrong": wrong,
+        "bound": lower_bound(right, wrong),
+        "right": right,
+        "wrong": wrong,
         "deviation_over_used": float(np.mean(alone)) / used,
-    }  # fmt: skip
+    }
 
 
 def lower_bound(right: int, wrong: int) -> float:
@@ -178,12 +183,21 @@ def main() -> None:
         whole, halved = ([run.result() for run in some] for some in (runs, weak))
     below, above = sum(t["bound"] < CLAIM for t in whole), sum(t["bound"] > CLAIM for t in halved)
     audit = {
-        "took_part": TOOK_PART, "did_not": DID_NOT, "rate": RATE, "rounds": ROUNDS, "claimed_epsilon": CLAIM,
+        "took_part": TOOK_PART,
+        "did_not": DID_NOT,
+        "rate": RATE,
+        "rounds": ROUNDS,
+        "claimed_epsilon": CLAIM,
         "delta": DELTA,
-        "noise_multiplier": claimed, "epsilon_of_half_the_noise": package(RATE, claimed / 2, ROUNDS, DELTA, "pld"),
-        "confidence": 0.999, "below_the_claim": below, "above_it_with_half_the_noise": above, "trials": trials,
-        "whole": whole, "halved": halved,
-    }  # fmt: skip
+        "noise_multiplier": claimed,
+        "epsilon_of_half_the_noise": package(RATE, claimed / 2, ROUNDS, DELTA, "pld"),
+        "confidence": 0.999,
+        "below_the_claim": below,
+        "above_it_with_half_the_noise": above,
+        "trials": trials,
+        "whole": whole,
+        "halved": halved,
+    }
     write("dp-audit", {"accounting": settings, "noise": sizes, "audit": audit, "commit": commit()})
     assert settings["largest_difference"] < 1e-6, settings
     off = {

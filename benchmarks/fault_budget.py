@@ -47,11 +47,15 @@ def config(bounded: bool) -> Config:
             "model": {"kind": "linear"},
             "method": {"kind": "furl", "weighting": "uniform"},
             "run": {
-                "rounds": ROUNDS, "cohort": 5, "sampling": "poisson", "evaluate_every": 0, "engine": "sequential",
+                "rounds": ROUNDS,
+                "cohort": 5,
+                "sampling": "poisson",
+                "evaluate_every": 0,
+                "engine": "sequential",
             },
             "privacy": privacy,
         }
-    )  # fmt: skip
+    )
     if not bounded:
         return made
     assert made.privacy is not None

@@ -124,9 +124,13 @@ def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
             for number, kind in enumerate(kinds):
                 harm.await_round(number + 1)
                 line = {
-                    "number": leg * LEG + number, "leg": leg, "kind": kind, **harm.do(kind), "wrong": "",
+                    "number": leg * LEG + number,
+                    "leg": leg,
+                    "kind": kind,
+                    **harm.do(kind),
+                    "wrong": "",
                     "commit": commit(),
-                }  # fmt: skip
+                }
                 say(json.dumps(line))
                 lines.append(line)
             harm.await_end(LEG + 2)
@@ -181,13 +185,16 @@ def write_result(lines: Sequence[dict[str, Any]], seed: int) -> None:
     content = {
         "memory": json.loads(memory.read_text()) if memory.exists() else None,
         "processes": {
-            "faults": len(lines), "seed": seed, "by_kind": dict(Counter(line["kind"] for line in lines)),
+            "faults": len(lines),
+            "seed": seed,
+            "by_kind": dict(Counter(line["kind"] for line in lines)),
             "wrong": sorted({line["wrong"] for line in lines} - {""}),
             "slowest_seconds": {kind: max(found) for kind, found in seconds.items() if found},
             "lines": list(lines),
         },
-        "commit": commit(), "machine": processor(),
-    }  # fmt: skip
+        "commit": commit(),
+        "machine": processor(),
+    }
     (RESULTS / "faults-flower.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -156,9 +156,11 @@ def reported(scene: Scene) -> Any:
     files = read_run(scene.work)
     info = {k: v for k, v in files.info.items() if k not in ("status", "engine_reason", "analyses")}
     return {
-        "info": json.dumps(info, sort_keys=True), "records": sorted(map(repr, files.records)),
-        "analyses": json.dumps(files.analyses, sort_keys=True), "notes": files.notes,
-    }  # fmt: skip
+        "info": json.dumps(info, sort_keys=True),
+        "records": sorted(map(repr, files.records)),
+        "analyses": json.dumps(files.analyses, sort_keys=True),
+        "notes": files.notes,
+    }
 
 
 def resumed(scene: Scene) -> Any:

@@ -162,9 +162,10 @@ class Grid:
         self.lives = [0] * NODES
         self.names = {f"node-{number}": number for number in range(NODES)}
         self.transport = MemoryTransport(
-            {name: self._serve(number) for name, number in self.names.items()}, seed=seed,
+            {name: self._serve(number) for name, number in self.names.items()},
+            seed=seed,
             takes=lambda name, packet: 1.0,
-        )  # fmt: skip
+        )
         self.transport.on_death = lambda name: self.transport.after(30.0, lambda: self.restart(name))
         wait = self.transport.wait
 
@@ -227,10 +228,20 @@ class Grid:
     def serve(self) -> None:
         """Serve the run to its end, from where it stands."""
         federation = Federation(
-            name="faults", text=self.method, build=lambda encoding: experiment(self.method, encoding), encode=encode,
-            summarise={}, clients=len(DATA), rounds=ROUNDS, cohort=COHORT, seed=SEED, evaluate_every=2,
-            leaves="clients", simulated_noise=True, policy=RoundPolicy(minimum=1),
-        )  # fmt: skip
+            name="faults",
+            text=self.method,
+            build=lambda encoding: experiment(self.method, encoding),
+            encode=encode,
+            summarise={},
+            clients=len(DATA),
+            rounds=ROUNDS,
+            cohort=COHORT,
+            seed=SEED,
+            evaluate_every=2,
+            leaves="clients",
+            simulated_noise=True,
+            policy=RoundPolicy(minimum=1),
+        )
         accept, took = Ledger.accept, self.took
 
         def noted(ledger: Ledger, shares: Mapping[str, float], made: Mapping[str, Made]) -> None:

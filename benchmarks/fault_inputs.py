@@ -107,9 +107,13 @@ class Worker:
             path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
             environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.fault_inputs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                text=True, env=environment, cwd=ROOT,
-            )  # fmt: skip
+                [sys.executable, "-m", "benchmarks.fault_inputs"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+                cwd=ROOT,
+            )
             assert self._process.stdout is not None
             self._process.stdout.readline()  # it says that it has loaded
         return self._process

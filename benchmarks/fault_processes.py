@@ -102,9 +102,11 @@ class Harm:
         if before < rounds_done(self.place.run) + 1:
             self.await_round(before + 1)
         return {
-            "after_round": before, "delay": round(delay, 2), "what": what,
+            "after_round": before,
+            "delay": round(delay, 2),
+            "what": what,
             "seconds": round(time.monotonic() - began, 1),
-        }  # fmt: skip
+        }
 
     def kill_client_app(self) -> str:
         """End the process that serves a message, a little after it began."""
@@ -285,8 +287,16 @@ def _words(process: int) -> str:
 
 
 KINDS: dict[str, Callable[[Harm], str]] = {
-    "kill client app": Harm.kill_client_app, "kill node": Harm.kill_node, "kill server app": Harm.kill_server_app,
-    "kill link": Harm.kill_link, "cut": Harm.cut, "delay": Harm.delay, "corrupt": Harm.corrupt,
-    "full disk": Harm.full_disk, "damaged state": Harm.damage_state, "removed state": Harm.remove_state,
-    "foreign state": Harm.foreign_state, "clock jump": Harm.jump_clock,
-}  # fmt: skip
+    "kill client app": Harm.kill_client_app,
+    "kill node": Harm.kill_node,
+    "kill server app": Harm.kill_server_app,
+    "kill link": Harm.kill_link,
+    "cut": Harm.cut,
+    "delay": Harm.delay,
+    "corrupt": Harm.corrupt,
+    "full disk": Harm.full_disk,
+    "damaged state": Harm.damage_state,
+    "removed state": Harm.remove_state,
+    "foreign state": Harm.foreign_state,
+    "clock jump": Harm.jump_clock,
+}

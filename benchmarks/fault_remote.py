@@ -192,10 +192,23 @@ def server_rolled_back(grid: Grid, draw: random.Random) -> None:
 
 
 FAULTS: Sequence[Fault] = (
-    device_dies_at_a_write, device_dies_at_an_await, server_dies_at_a_write, server_dies_at_an_await, both_die,
-    messages_are_lost, messages_are_delayed, messages_are_doubled, messages_are_damaged, device_disk_is_full,
-    server_disk_is_full, clock_jumps, state_is_damaged, state_is_removed, state_is_of_another, server_rolled_back,
-)  # fmt: skip
+    device_dies_at_a_write,
+    device_dies_at_an_await,
+    server_dies_at_a_write,
+    server_dies_at_an_await,
+    both_die,
+    messages_are_lost,
+    messages_are_delayed,
+    messages_are_doubled,
+    messages_are_damaged,
+    device_disk_is_full,
+    server_disk_is_full,
+    clock_jumps,
+    state_is_damaged,
+    state_is_removed,
+    state_is_of_another,
+    server_rolled_back,
+)
 HARMED = {"state_is_damaged", "state_is_removed", "state_is_of_another"}
 """Faults that destroy a client's state: it must be reported, and nothing put in its place."""
 

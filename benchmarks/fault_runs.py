@@ -61,12 +61,14 @@ def config(kind: str, seed: int = 0, rounds: int = ROUNDS) -> Config:
             "model": {"kind": "linear"},
             "method": method,
             "run": {
-                "rounds": rounds, "cohort": 2, "evaluate_every": 2,
+                "rounds": rounds,
+                "cohort": 2,
+                "evaluate_every": 2,
                 "engine": "pooled" if kind == "pooled" else "sequential",
             },
             "personalization": {"steps": 2, "every": 1},
         }
-    )  # fmt: skip
+    )
 
 
 def ended(action: Callable[[], bool]) -> str:
@@ -94,9 +96,14 @@ def ended(action: Callable[[], bool]) -> str:
 def counted(name: str, ends: Counter[str]) -> dict[str, Any]:
     """Return the line of a class."""
     return {
-        "name": name, "tried": ends.total(), "silent": ends["silent"], "crashed": ends["crashed"], "hung": ends["hung"],
-        "refused": ends["refused"], "right": ends["right"],
-    }  # fmt: skip
+        "name": name,
+        "tried": ends.total(),
+        "silent": ends["silent"],
+        "crashed": ends["crashed"],
+        "hung": ends["hung"],
+        "refused": ends["refused"],
+        "right": ends["right"],
+    }
 
 
 def kills(folder: Path, tried: int, seed: int) -> dict[str, Any]:

@@ -64,10 +64,14 @@ def _page(found: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
     for one in found:
         kinds[one["fault"]][one["verdict"]] += 1
     return {
-        **about, "machine": processor(), "tried": len(found), "happened": sum(one.get("hits", 0) > 0 for one in found),
+        **about,
+        "machine": processor(),
+        "tried": len(found),
+        "happened": sum(one.get("hits", 0) > 0 for one in found),
         "verdicts": dict(Counter(one["verdict"] for one in found)),
-        "faults": {name: dict(count) for name, count in kinds.items()}, "trials": found,
-    }  # fmt: skip
+        "faults": {name: dict(count) for name, count in kinds.items()},
+        "trials": found,
+    }
 
 
 if __name__ == "__main__":

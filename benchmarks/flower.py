@@ -96,9 +96,12 @@ def memory() -> dict[str, Any]:
     most = max(seen, key=lambda found: sum(found.values()))
     alone = _alone("import torch")
     return {
-        "idle_mb": idle, "most_mb": most, "torch_mb": alone, "fedkeep_mb": _alone("import fedkeep"),
+        "idle_mb": idle,
+        "most_mb": most,
+        "torch_mb": alone,
+        "fedkeep_mb": _alone("import fedkeep"),
         "above_torch_mb": round(sum(most.values()) - alone, 1),
-    }  # fmt: skip
+    }
 
 
 def _node(mark: str, port: str) -> dict[str, float]:

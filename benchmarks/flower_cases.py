@@ -99,10 +99,12 @@ def row(transport: GridTransport, case: str, kind: str, folder: Path, count: int
         expected = reference(case, kind)
         return {
             "server": same_bits(server_of(out), on_server(expected)),
-            "private": same_bits(kept(case, kind, out, count), everyone(expected.private, len(expected.data))),
+            "private": same_bits(
+                kept(case, kind, out, count), everyone(expected.private, len(expected.data))
+            ),
             "records_apart": apart(history, expected.history),
             "seconds": round(seconds, 1),
-        }  # fmt: skip
+        }
     except Exception:  # noqa: BLE001  the other rows shall be trained too
         return {"error": traceback.format_exc(limit=-1)[-400:]}
 

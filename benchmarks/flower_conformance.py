@@ -100,21 +100,41 @@ def on_nodes(folder: Path, nodes: int) -> None:
     link = Link(folder, folder / "keys")
     settings = {
         "project": {"name": "cases", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
-        "tool": {"flwr": {"app": {"publisher": "fedkeep", "components": {
-            "serverapp": "benchmarks.flower_cases:server", "clientapp": "benchmarks.flower_cases:client",
-        }, "config": {}}}},
-    }  # fmt: skip
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedkeep",
+                    "components": {
+                        "serverapp": "benchmarks.flower_cases:server",
+                        "clientapp": "benchmarks.flower_cases:client",
+                    },
+                    "config": {},
+                }
+            }
+        },
+    }
     (folder / "project").mkdir()
     (folder / "project" / "pyproject.toml").write_text(to_toml(settings))
     with link.processes as processes:
         link.start()
         for number, name in enumerate(names):
             link.register(name)
-            processes.start(name, [
-                program("flower-supernode"), "--superlink", link.address, "--root-certificates", folder / "keys/ca.pem",
-                "--auth-supernode-private-key", folder / f"keys/{name}.key", "--port", str(free_port()),
-                "--node-config", f"partition-id={number} num-partitions={nodes}",
-            ])  # fmt: skip
+            processes.start(
+                name,
+                [
+                    program("flower-supernode"),
+                    "--superlink",
+                    link.address,
+                    "--root-certificates",
+                    folder / "keys/ca.pem",
+                    "--auth-supernode-private-key",
+                    folder / f"keys/{name}.key",
+                    "--port",
+                    str(free_port()),
+                    "--node-config",
+                    f"partition-id={number} num-partitions={nodes}",
+                ],
+            )
         for name in names:
             processes.await_text(name, JOINED, PATIENCE)
         run = link.submit(folder / "project", {})

@@ -142,9 +142,17 @@ def ours(transport: Any, rounds: int) -> list[float]:
     """Train with fedkeep; the last round's message tells devices of its end and is no round."""
     transport = Timed(transport)
     made = Federation(
-        name="W1", text="", build=lambda encoding: experiment("", encoding), encode=encode, summarise={},
-        clients=OF.clients, rounds=rounds, cohort=OF.cohort, seed=SEED, evaluate_every=0,
-    )  # fmt: skip
+        name="W1",
+        text="",
+        build=lambda encoding: experiment("", encoding),
+        encode=encode,
+        summarise={},
+        clients=OF.clients,
+        rounds=rounds,
+        cohort=OF.cohort,
+        seed=SEED,
+        evaluate_every=0,
+    )
     serve_run(made, transport, Path(os.environ[FOLDER]) / "run", progress=False, poll=0.05)
     return [b - a for a, b in zip(transport.began, transport.began[1:], strict=False)][:rounds]
 
@@ -190,9 +198,11 @@ def main() -> None:
     )  # Ray's actors import it too, which they cannot do with a main module
 
     run_simulation(
-        server, flower_rounds.client if which == "ours" else flower_client,
-        num_supernodes=NODES if which == "ours" else len(OF.data()), backend_config=BACKEND,
-    )  # fmt: skip
+        server,
+        flower_rounds.client if which == "ours" else flower_client,
+        num_supernodes=NODES if which == "ours" else len(OF.data()),
+        backend_config=BACKEND,
+    )
     print(json.dumps(found))
 
 

@@ -81,7 +81,8 @@ SCENES = {
         },
         {"batch_size": 32, "optimizer": {"learning_rate": 0.5}},
         {"kind": "adam", "learning_rate": 0.03},
-        rounds=30, cohort=125,
+        rounds=30,
+        cohort=125,
     ),
     "fashion": Scene(
         "Fashion-MNIST, 400 clients, each of about two classes",
@@ -94,9 +95,10 @@ SCENES = {
         },
         {"batch_size": 20, "optimizer": {"learning_rate": 0.03}},
         {"kind": "adam", "learning_rate": 0.01},
-        rounds=60, cohort=80,
+        rounds=60,
+        cohort=80,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,16 @@ class Cell:
             "sampling": "poisson",
             "engine": "vectorised",
         }
-        return Config.model_validate({
-            "name": self.method, "seed": self.seed, "data": scene.data, "model": model,
-            "method": {**scene.shared, **server, **own}, "run": run,
-        })  # fmt: skip
+        return Config.model_validate(
+            {
+                "name": self.method,
+                "seed": self.seed,
+                "data": scene.data,
+                "model": model,
+                "method": {**scene.shared, **server, **own},
+                "run": run,
+            }
+        )
 
 
 def cells(seeds: list[int]) -> Iterator[Cell]:
@@ -160,19 +168,26 @@ def measured(cell: Cell, data: FederatedData, folder: Path | None) -> dict[str, 
     torch.manual_seed(cell.seed)
     privacy = protection(cell, len(data))
     settings = {
-        **config.run.model_dump(), "evaluate_every": 0, "evaluate_shared": False, "evaluate_adapted": False
-    }  # fmt: skip
+        **config.run.model_dump(),
+        "evaluate_every": 0,
+        "evaluate_shared": False,
+        "evaluate_adapted": False,
+    }
     run = simulate(
-        build_model(config, data, folder), build_method(config.method), data,
+        build_model(config, data, folder),
+        build_method(config.method),
+        data,
         **{**settings, "progress": False, "seed": cell.seed, "privacy": privacy},
-    )  # fmt: skip
+    )
     right = run.judge(("own",), "test")[0].of("own").right()
     return {
-        "accuracy": float(right.mean()), "examples": len(right),
+        "accuracy": float(right.mean()),
+        "examples": len(right),
         "noise": None if privacy is None else round(privacy.noise, 3),
-        "config": config.model_dump(mode="json", exclude_unset=True), "commit": commit(),
+        "config": config.model_dump(mode="json", exclude_unset=True),
+        "commit": commit(),
         "cpu_seconds": round(time.process_time() - began, 1),
-    }  # fmt: skip
+    }
 
 
 @cache

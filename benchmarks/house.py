@@ -90,15 +90,30 @@ def draw(root: Path, file: Path) -> None:
         if a in place and b in place:
             up = level[b] >= level[a]
             axes.annotate(
-                "", xy=place[b], xytext=place[a], zorder=1,
-                arrowprops={"arrowstyle": "->", "lw": 0.5 + math.log2(1 + count) / 2, "alpha": 0.55,
-                            "color": "red" if up else "0.45", "connectionstyle": "arc3,rad=0.06", "shrinkB": 18},
-            )  # fmt: skip
+                "",
+                xy=place[b],
+                xytext=place[a],
+                zorder=1,
+                arrowprops={
+                    "arrowstyle": "->",
+                    "lw": 0.5 + math.log2(1 + count) / 2,
+                    "alpha": 0.55,
+                    "color": "red" if up else "0.45",
+                    "connectionstyle": "arc3,rad=0.06",
+                    "shrinkB": 18,
+                },
+            )
     for name, (x, y) in place.items():
         axes.text(
-            x, y, f"{name}\n{lines[name]:,}", ha="center", va="center", fontsize=9, zorder=2,
+            x,
+            y,
+            f"{name}\n{lines[name]:,}",
+            ha="center",
+            va="center",
+            fontsize=9,
+            zorder=2,
             bbox={"boxstyle": "round", "facecolor": "white", "edgecolor": "0.2"},
-        )  # fmt: skip
+        )
     axes.set_xlim(min(x for x, _ in place.values()) - 0.7, max(x for x, _ in place.values()) + 0.7)
     axes.set_ylim(-0.6, max(level.values()) + 0.6)
     axes.axis("off")

@@ -61,7 +61,7 @@ CASES: dict[str, tuple[type[Model], Method, int]] = {
     "the head": (Model, methods.fedper("last.*"), 3),
     "rows of an embedding": (Model, methods.furl("items.weight"), 3),
     "the head, 1 to 20 examples": (Model, methods.fedper("last.*"), 20),
-}  # fmt: skip
+}
 
 
 def judged(case: str, users: int, kind: type) -> Run:

@@ -37,8 +37,10 @@ def adapter(rank: int) -> Params:
     shapes = {"lora_A.default.weight": (rank, WIDTH), "lora_B.default.weight": (WIDTH, rank)}
     return {
         f"backbone.encoder.layer.{layer}.attention.self.{part}.{name}": torch.zeros(shape)
-        for layer in range(LAYERS) for part in ("query", "value") for name, shape in shapes.items()
-    }  # fmt: skip
+        for layer in range(LAYERS)
+        for part in ("query", "value")
+        for name, shape in shapes.items()
+    }
 
 
 def states(default: Params, clients: list[int], round: int) -> Params:
@@ -112,9 +114,15 @@ def measure(users: int, rank: int, rounds: int) -> dict[str, object]:
     }
     ratio = {k: speed["store"][k] / speed["file"][k] for k in speed["store"]}
     return {
-        "users": users, "bytes": size, "tensors": len(default), "cohort": COHORT, "rounds": rounds,
-        "megabytes_per_second": speed, "ratio": ratio, "disk_over_states": disk / (users * size),
-    }  # fmt: skip
+        "users": users,
+        "bytes": size,
+        "tensors": len(default),
+        "cohort": COHORT,
+        "rounds": rounds,
+        "megabytes_per_second": speed,
+        "ratio": ratio,
+        "disk_over_states": disk / (users * size),
+    }
 
 
 def main() -> None:

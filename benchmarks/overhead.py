@@ -36,8 +36,9 @@ def main() -> None:
     seconds = interleaved({"plain": lambda: run(plain), "fedkeep": lambda: run(ours)}, options.turns)
     code = {"torch": "import torch", "fedkeep": "import fedkeep"}
     imports = interleaved(
-        {name: lambda c=c: subprocess.run([sys.executable, "-c", c], check=True) for name, c in code.items()}, 9
-    )  # fmt: skip
+        {name: lambda c=c: subprocess.run([sys.executable, "-c", c], check=True) for name, c in code.items()},
+        9,
+    )
     overhead, importing = ratio(seconds, "fedkeep", "plain"), ratio(imports, "fedkeep", "torch")
     write(
         "overhead",

@@ -84,12 +84,18 @@ class Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.inner = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), norm(outputs), nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), norm(outputs),
-        )  # fmt: skip
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            norm(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            norm(outputs),
+        )
         same = inputs == outputs and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
-                                                                 norm(outputs))  # fmt: skip
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (B, outputs, H / stride, W / stride)."""
@@ -101,8 +107,9 @@ def resnet(widths: tuple[int, ...], norm: Callable[[int], nn.Module], blocks: in
     first = [nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), norm(widths[0]), nn.ReLU()]
     groups = [
         Block(a if n == 0 else b, b, 2 if n == 0 and k else 1, norm)
-        for k, (a, b) in enumerate(pairwise((widths[0], *widths))) for n in range(blocks)
-    ]  # fmt: skip
+        for k, (a, b) in enumerate(pairwise((widths[0], *widths)))
+        for n in range(blocks)
+    ]
     return nn.Sequential(*first, *groups, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
 
 
@@ -204,11 +211,20 @@ CASES = {
     ),
     "MLP, 0.2 M": Case(lambda: Columns(layers(784, 256, 10)), lambda: noise(100, 60, 784), 20, 20, 0.1),
     "small ResNet, BatchNorm": Case(
-        lambda: Columns(resnet((16, 32), nn.BatchNorm2d, 1)), lambda: noise(12, 64, 3, 16, 16), 4, 16, 0.05, turns=5
+        lambda: Columns(resnet((16, 32), nn.BatchNorm2d, 1)),
+        lambda: noise(12, 64, 3, 16, 16),
+        4,
+        16,
+        0.05,
+        turns=5,
     ),
     "ResNet-18, GroupNorm": Case(
         lambda: Columns(resnet((64, 128, 256, 512), lambda n: nn.GroupNorm(8, n), 2)),
-        lambda: noise(4, 24, 3, 16, 16), 2, 8, 0.01, turns=3,
+        lambda: noise(4, 24, 3, 16, 16),
+        2,
+        8,
+        0.01,
+        turns=3,
     ),
     "transformer, 0.7 M": Case(Transformer, lambda: words(12, 32, TOKENS, 500), 4, 8, 0.05, turns=5),
     "MiniLM with LoRA": Case(minilm, lambda: words(4, 16, TOKENS, 30_000), 2, 8, 0.01, turns=3),
@@ -217,4 +233,4 @@ CASES = {
     "MLP, 49 M": Case(
         lambda: Columns(layers(784, 5000, 5000, 4000, 10)), lambda: noise(4, 80, 784), 2, 16, 0.01, turns=2
     ),
-}  # fmt: skip
+}

@@ -150,13 +150,19 @@ def measured(name: str, turns: int) -> dict[str, Any]:
         if isinstance(run, Ours):
             run.engine.close()
     return {
-        "model": name, "claimed": case.claimed, "cohort": case.cohort, "turns": len(cpu["plain"]), "engines": engines,
-        "state_error": errors, "load": round(os.getloadavg()[0], 1), "commit": environment()["commit"],
+        "model": name,
+        "claimed": case.claimed,
+        "cohort": case.cohort,
+        "turns": len(cpu["plain"]),
+        "engines": engines,
+        "state_error": errors,
+        "load": round(os.getloadavg()[0], 1),
+        "commit": environment()["commit"],
         "cpu_seconds": {n: statistics.median(v) for n, v in cpu.items() if n != "workers"},
         "seconds": {n: statistics.median(v) for n, v in clock.items()},
         "ratio_to_plain": {n: ratios(cpu, n) for n in cpu if n not in ("plain", "workers")},
         "ratio_to_plain_by_the_clock": {n: ratios(clock, n) for n in clock if n != "plain"},
-    }  # fmt: skip
+    }
 
 
 def ratios(seconds: dict[str, list[float]], name: str) -> dict[str, float]:

@@ -53,9 +53,13 @@ class Process:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
         self.process = subprocess.Popen(
             [python, "-m", "benchmarks.contenders", *arguments],
-            cwd=ROOT, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+            cwd=ROOT,
+            env=settings,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             self._answer()
             self._signal(signal.SIGSTOP)

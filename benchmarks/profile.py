@@ -39,18 +39,25 @@ from fedkeep.store import MemoryStore
 PARTS: dict[str, list[tuple[Any, str]]] = {  # who does what; a part inside another counts for itself alone
     "batches": [(batches, "load_batch")],
     "table rows": [
-        (single, "local_tables"), (single, "narrow"), (LazyRows, "look_up"), (LazyRows, "update"),
+        (single, "local_tables"),
+        (single, "narrow"),
+        (LazyRows, "look_up"),
+        (LazyRows, "update"),
         (LazyRows, "finish"),
     ],
     "forward": [(local.Pass, "loss")],
     "backward": [(torch.autograd, "grad")],
     "optimiser": [(Optimizer, "update")],
     "upload and mean": [
-        (client, "finish"), (whole_round, "decode"), (RunningMean, "add"), (RunningMean, "value"),
-        (Optimize, "__call__"), (whole_round, "check_finite"),
+        (client, "finish"),
+        (whole_round, "decode"),
+        (RunningMean, "add"),
+        (RunningMean, "value"),
+        (Optimize, "__call__"),
+        (whole_round, "check_finite"),
     ],
     "store": [(Job, "kept"), (MemoryStore, "write")],
-}  # fmt: skip
+}
 
 
 class Clock:
@@ -130,12 +137,17 @@ def measure(of: Workload, turns: int, peak: float, memory: float) -> list[dict[s
         bound = max(done.get(part, 0.0) / peak if peak else 0.0, moved.get(part, 0.0) / memory)
         rows.append(
             {
-                "workload": of.name, "cohort": of.cohort, "part": part, "seconds": seconds,
+                "workload": of.name,
+                "cohort": of.cohort,
+                "part": part,
+                "seconds": seconds,
                 "share": seconds / statistics.median(r["the round"] for r in rounds),
-                "operations": done.get(part, 0.0), "bytes": moved.get(part, 0.0), "roofline_seconds": bound,
+                "operations": done.get(part, 0.0),
+                "bytes": moved.get(part, 0.0),
+                "roofline_seconds": bound,
                 "operations_dense": counted.dense if part == "the round" else None,
             }
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -189,10 +201,14 @@ def line(row: dict[str, Any]) -> str:
     """Return a row of a table."""
     done, moved, seconds = row["operations"], row["bytes"], row["seconds"]
     cells = (
-        row["part"], f"{seconds * 1e3:.1f}", f"{row['share']:.0%}", f"{done / 1e9:.2f}" if done else "",
-        f"{moved / 1e6:.0f}" if moved else "", f"{done / seconds / 1e9:.0f}" if done else "",
+        row["part"],
+        f"{seconds * 1e3:.1f}",
+        f"{row['share']:.0%}",
+        f"{done / 1e9:.2f}" if done else "",
+        f"{moved / 1e6:.0f}" if moved else "",
+        f"{done / seconds / 1e9:.0f}" if done else "",
         f"{row['roofline_seconds'] / seconds:.0%}" if row["roofline_seconds"] and seconds else "",
-    )  # fmt: skip
+    )
     return f"| {' | '.join(cells)} |"
 
 

@@ -31,12 +31,18 @@ FIRST = ("Linear", "TextClassifier", "CNN", "MixtureOfExperts")
 def line(proof: Proof, seconds: float, model: str) -> dict[str, Any]:
     """Return what the table says of a proof."""
     return {
-        "model": model, "ok": proof.ok, "cpu_seconds": round(seconds, 2),
-        "verdicts": {i.leaves: i.verdict for i in proof.items}, "by": {i.leaves: i.by for i in proof.items if i.by},
-        "paths": paths(proof.items), "claims": claims(proof), "notes": proof.notes, "storages": proof.storages,
+        "model": model,
+        "ok": proof.ok,
+        "cpu_seconds": round(seconds, 2),
+        "verdicts": {i.leaves: i.verdict for i in proof.items},
+        "by": {i.leaves: i.by for i in proof.items if i.by},
+        "paths": paths(proof.items),
+        "claims": claims(proof),
+        "notes": proof.notes,
+        "storages": proof.storages,
         "unknown": sorted({why for i in proof.items if i.verdict == "unknown" for why in i.path}),
         "falsified": {i.leaves: i.falsifier for i in proof.items},
-    }  # fmt: skip
+    }
 
 
 def tried(kind: str) -> dict[str, Any]:

@@ -131,9 +131,12 @@ class Race:
     def start(self, entry: Entry) -> None:
         """Start a contender: what computes in one process gets the plain loop's threads, the others their own."""
         own = {
-            OTHER: self.other_threads, "plain_two_processes": 1, "flower": 1,
-            OURS + "workers": None, OURS + "auto": None,
-        }  # fmt: skip
+            OTHER: self.other_threads,
+            "plain_two_processes": 1,
+            "flower": 1,
+            OURS + "workers": None,
+            OURS + "auto": None,
+        }
         entry.process = self.launch(entry.name, own.get(entry.name, self.threads))
 
     def choose_threads(self) -> None:
@@ -232,8 +235,10 @@ class Race:
         rows = []
         for entry in self.entries.values():
             row: dict[str, Any] = {
-                "workload": self.of.name, "cohort": self.of.cohort, "contender": entry.name,
-            }  # fmt: skip
+                "workload": self.of.name,
+                "cohort": self.of.cohort,
+                "contender": entry.name,
+            }
             if entry.reason is None:
                 row |= self.measured(entry, needed, dense)
             else:

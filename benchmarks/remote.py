@@ -96,11 +96,14 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
     encoding = encode([json.loads(Ready(data=data).summary().to_json())])
     nodes = [
         Node(
-            Ready(data=data.select([k])), folder / str(k), Terms(owner="ann"), lambda text, encoding: (make(), method),
+            Ready(data=data.select([k])),
+            folder / str(k),
+            Terms(owner="ann"),
+            lambda text, encoding: (make(), method),
             engine=Done(result),
         )
         for k in range(count)
-    ]  # fmt: skip
+    ]
     transport = MemoryTransport({f"node-{k}": node.serve for k, node in enumerate(nodes)})
     events = Events(transport.now)
     hello = Hello(protocol=PROTOCOL, run="a" * 32, code=fingerprint.code(), experiment="", seed=SEED)
@@ -113,9 +116,12 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
         transport.wait(1.0)
     ledger = Ledger(SqliteStore(folder / "ledger", COLUMNS, ids, run=hello.run), data)
     rules = Rules(
-        run=hello.run, fingerprint=fingerprint.digest(parts), encoding=parts["encoding"], split=method.split,
+        run=hello.run,
+        fingerprint=fingerprint.digest(parts),
+        encoding=parts["encoding"],
+        split=method.split,
         tasks=tasks_of(data),
-    )  # fmt: skip
+    )
     fleet = Fleet(met, rules, ledger, RoundPolicy(), cohort=count, events=events)
     local = LocalDevice(job, Done(result))
     zeros = declared(method, net)
@@ -150,9 +156,14 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
         node.close()
     order, answer = (len(packet.to_bytes()) for packet in answers[0])
     return {
-        "above_echo_ms": statistics.median(above), "claim_ms": CLAIMS[name], "messages_a_round": count, "rounds": TURNS,
-        "order_bytes": order, "answer_bytes": answer, **{f"{k}_ms": statistics.median(v) for k, v in times.items()},
-    }  # fmt: skip
+        "above_echo_ms": statistics.median(above),
+        "claim_ms": CLAIMS[name],
+        "messages_a_round": count,
+        "rounds": TURNS,
+        "order_bytes": order,
+        "answer_bytes": answer,
+        **{f"{k}_ms": statistics.median(v) for k, v in times.items()},
+    }
 
 
 def _answers(

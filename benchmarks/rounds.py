@@ -23,9 +23,15 @@ class Rounds:
     """
 
     def __init__(
-        self, method: Method, net: Net, data: FederatedData, engine: Engine, store: PrivateStore | None = None,
-        device: str = "cpu", seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        method: Method,
+        net: Net,
+        data: FederatedData,
+        engine: Engine,
+        store: PrivateStore | None = None,
+        device: str = "cpu",
+        seed: int = 0,
+    ) -> None:
         self.store = store or MemoryStore(default(method, net), data.ids)
         job = Job(method, net, data, self.store, seed, device)
         self.method, self.data, self.device = method, data, LocalDevice(job, engine)

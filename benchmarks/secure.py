@@ -78,19 +78,28 @@ def measured(clients: int, parameters: int, lost: int, bits: Any = 32) -> dict[s
     taking_off = time.process_time() - began
     key = len(Keys.__dataclass_fields__) * 32
     return {
-        "clients": clients, "parameters": parameters, "dropped_out": lost, "threshold": threshold, "bits": bits,
-        "step": ring.step, "steps_off": int(np.abs(total.view(f"int{bits}") - wanted).max()),
+        "clients": clients,
+        "parameters": parameters,
+        "dropped_out": lost,
+        "threshold": threshold,
+        "bits": bits,
+        "step": ring.step,
+        "steps_off": int(np.abs(total.view(f"int{bits}") - wanted).max()),
         "client_seconds": {
-            "shares": statistics.median(sealing), "masking": statistics.median(masking),
+            "shares": statistics.median(sealing),
+            "masking": statistics.median(masking),
             "unmasking": statistics.median(unmasking),
         },
         "server_seconds": {"adding": adding, "taking_masks_off": taking_off},
         "client_bytes_up": {
-            "keys": key, "shares": sealed, "vector": parameters * bits // 8, "unmasking": clients * SHARE,
+            "keys": key,
+            "shares": sealed,
+            "vector": parameters * bits // 8,
+            "unmasking": clients * SHARE,
         },
         "client_bytes_down": {"keys": key * clients, "shares": sealed},
         "plain_bytes_up": 4 * parameters,
-    }  # fmt: skip
+    }
 
 
 class Flower:
@@ -141,10 +150,13 @@ def beside_flower(clients: int, parameters: int, turns: int = 3) -> dict[str, An
             work()
             seconds[what].append(time.process_time() - began)
     return {
-        "clients": clients, "parameters": parameters, "threshold": threshold, "turns": turns,
+        "clients": clients,
+        "parameters": parameters,
+        "threshold": threshold,
+        "turns": turns,
         "client_cpu_seconds": {what: statistics.median(each) for what, each in seconds.items()},
         "vector_bytes_up": {"fedkeep": 4 * parameters, "flower": 8 * parameters},
-    }  # fmt: skip
+    }
 
 
 def row_wise() -> dict[str, Any]:
@@ -166,9 +178,11 @@ def main() -> None:
     if given.only_client:
         return
     cases = [
-        (10, given.parameters // 10, 32), (given.clients, given.parameters // 10, 32),
-        (given.clients, given.parameters // 10, 64), (given.clients, given.parameters, 32),
-    ]  # fmt: skip
+        (10, given.parameters // 10, 32),
+        (given.clients, given.parameters // 10, 32),
+        (given.clients, given.parameters // 10, 64),
+        (given.clients, given.parameters, 32),
+    ]
     lines = [
         measured(clients, parameters, round(LOST * clients), bits) for clients, parameters, bits in cases
     ]

@@ -41,8 +41,9 @@ def data_of(clients: int) -> FederatedData:
     rng = np.random.default_rng(0)
     count = clients * EXAMPLES
     columns = {
-        "x": rng.standard_normal((count, FEATURES)).astype("f4"), "label": rng.integers(0, CLASSES, count)
-    }  # fmt: skip
+        "x": rng.standard_normal((count, FEATURES)).astype("f4"),
+        "label": rng.integers(0, CLASSES, count),
+    }
     owner = np.repeat([f"client-{k:03}" for k in range(clients)], EXAMPLES)
     return FederatedData.from_columns(
         owner, columns, ["train"] * count, meta={"task": "multiclass", "classes": CLASSES}
@@ -83,9 +84,16 @@ def run(clients: int, rounds: int, secure: bool) -> dict[str, Any]:
         ]
         transport = MemoryTransport({f"node-{k}": counted(node.serve) for k, node in enumerate(nodes)})
         federation = Federation(
-            name="cost", text="cost", build=lambda encoding: experiment("", encoding), encode=encode, summarise={},
-            clients=clients, rounds=rounds, cohort=clients, evaluate_every=0,
-        )  # fmt: skip
+            name="cost",
+            text="cost",
+            build=lambda encoding: experiment("", encoding),
+            encode=encode,
+            summarise={},
+            clients=clients,
+            rounds=rounds,
+            cohort=clients,
+            evaluate_every=0,
+        )
         began = time.process_time()
         serve_run(federation, transport, Path(folder) / "run", progress=False)
         seconds = time.process_time() - began

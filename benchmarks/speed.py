@@ -56,9 +56,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     folder = options.out or (ROOT / "runs" / "benchmarks" if options.quick else RESULTS)
     setting = Setting(
-        options.quick, options.device, options.peers, options.install_peers, options.patience,
+        options.quick,
+        options.device,
+        options.peers,
+        options.install_peers,
+        options.patience,
         tuple(options.contenders.split(",")) if options.contenders else None,
-    )  # fmt: skip
+    )
     cases = dict.fromkeys(QUICK, 2) if options.quick else CASES
     cases = {c: n for c, n in cases.items() if not options.only or c[0] in options.only.split(",")}
     path = folder / ("speed.json" if options.device == "cpu" else f"speed-{options.device}.json")

@@ -106,7 +106,12 @@ def cells(row: Row) -> list[str]:
     if "state_error_to_double" in row:
         error += f"{', ' if error else ''}{row['state_error_to_double']:.0e} to double"
     return [
-        name, f"{row['seconds']:.3f}", f"{row['ratio_to_plain']:.2f}", f"{row['low']:.2f} – {row['high']:.2f}",
-        f"{row['cpu_seconds']:.2f}", f"{row['peak_mb']:.0f}",
-        "" if peak is None else f"{peak:.0%} ({row['fraction_of_peak_dense']:.0%})", error,
-    ]  # fmt: skip
+        name,
+        f"{row['seconds']:.3f}",
+        f"{row['ratio_to_plain']:.2f}",
+        f"{row['low']:.2f} – {row['high']:.2f}",
+        f"{row['cpu_seconds']:.2f}",
+        f"{row['peak_mb']:.0f}",
+        "" if peak is None else f"{peak:.0%} ({row['fraction_of_peak_dense']:.0%})",
+        error,
+    ]

@@ -204,5 +204,8 @@ def check(value: Any, crc: int) -> None:
 
 
 STORES: dict[str, Callable[[Path, Params, Sequence[str], bool], Store]] = {
-    "fedkeep": Fedkeep, "journal": Journal, "table": Table, **({"lmdb": Lmdb} if lmdb else {}),
-}  # fmt: skip
+    "fedkeep": Fedkeep,
+    "journal": Journal,
+    "table": Table,
+    **({"lmdb": Lmdb} if lmdb else {}),
+}

@@ -209,10 +209,17 @@ def measured(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
                 plain = measure(size, users, cohort, rounds, False, visited)
                 flushed = measure(size, users, cohort, max(2, rounds // 2), True, visited)
                 yield [
-                    {"state": label, "users": users, "cohort": cohort, "store": name, **plain[name],
-                     "flushed": flushed[name]["write"], "times": flushed[name]["times"]}
+                    {
+                        "state": label,
+                        "users": users,
+                        "cohort": cohort,
+                        "store": name,
+                        **plain[name],
+                        "flushed": flushed[name]["write"],
+                        "times": flushed[name]["times"],
+                    }
                     for name in STORES
-                ]  # fmt: skip
+                ]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -239,9 +246,13 @@ def main(arguments: list[str] | None = None) -> int:
         for name in STORES
     }
     content = {
-        "rounds": options.rounds, "lmdb": lmdb.version() if lmdb else None, "microseconds_a_client": rows,
-        "times_over_fedkeep": over, "checksum_of_10_kb": cost, "damaged": harmed,
-    }  # fmt: skip
+        "rounds": options.rounds,
+        "lmdb": lmdb.version() if lmdb else None,
+        "microseconds_a_client": rows,
+        "times_over_fedkeep": over,
+        "checksum_of_10_kb": cost,
+        "damaged": harmed,
+    }
     folder = options.out or (ROOT / "runs" / "benchmarks" if options.quick else None)
     write("stores", content, page(rows, over, cost, harmed), folder)
     failed = [] if options.quick else missed(rows, over, cost, harmed)

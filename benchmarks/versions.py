@@ -25,9 +25,15 @@ from benchmarks.measure import write
 from benchmarks.processes import ROOT
 
 CASES = {
-    "W1, 10": ("W1", 10), "W1, 40": ("W1", 40), "W1 ragged": ("W1 ragged", 6), "W2": ("W2", 16), "W3": ("W3", 5),
-    "W4": ("W4", 5), "small, sequential, 40": ("sequential", 40), "small, auto, 160": ("auto", 160),
-}  # fmt: skip
+    "W1, 10": ("W1", 10),
+    "W1, 40": ("W1", 40),
+    "W1 ragged": ("W1 ragged", 6),
+    "W2": ("W2", 16),
+    "W3": ("W3", 5),
+    "W4": ("W4", 5),
+    "small, sequential, 40": ("sequential", 40),
+    "small, auto, 160": ("auto", 160),
+}
 CLAIMED = 1.05
 MEMORY_CLAIMED = 1.01
 
@@ -77,9 +83,13 @@ class Version:
     def __init__(self, folder: Path, case: tuple[str, int]) -> None:
         here = {"PYTHONPATH": os.pathsep.join([str(folder / "src"), str(folder)]), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, *map(str, case)], cwd=folder, env={**os.environ, **here},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-c", SERVE, *map(str, case)],
+            cwd=folder,
+            env={**os.environ, **here},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self._line()
 
     def _line(self) -> str:

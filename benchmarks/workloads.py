@@ -147,20 +147,51 @@ def images(rng: np.random.Generator, count: int, side: int) -> Columns:
 
 
 W1 = Workload(
-    "W1", 200, 10, 16, 1, "sgd", 0.1, 0.0, "user", Document,
-    lambda rng: texts(rng, (96, 96), (64, 64), 100, 64), 10,
-)  # fmt: skip
+    "W1",
+    200,
+    10,
+    16,
+    1,
+    "sgd",
+    0.1,
+    0.0,
+    "user",
+    Document,
+    lambda rng: texts(rng, (96, 96), (64, 64), 100, 64),
+    10,
+)
 RAGGED = replace(
     W1, name="W1 ragged", cohort=6, few=2, draw=lambda rng: texts(rng, (150, 500), (10, 200), 100, 64)
 )
 W2 = Workload(
-    "W2", 16, 16, 8, 1, "sgd", 0.01, 0.9, None, Words,
-    lambda rng: documents(rng, 200, 200, 50_000, 2_600), 2,
-)  # fmt: skip
+    "W2",
+    16,
+    16,
+    8,
+    1,
+    "sgd",
+    0.01,
+    0.9,
+    None,
+    Words,
+    lambda rng: documents(rng, 200, 200, 50_000, 2_600),
+    2,
+)
 W3 = Workload(
-    "W3", 5, 5, 10, 3, "adam", 1e-4, 0.0, None, CNN, lambda rng: images(rng, 500, 32), 2,
+    "W3",
+    5,
+    5,
+    10,
+    3,
+    "adam",
+    1e-4,
+    0.0,
+    None,
+    CNN,
+    lambda rng: images(rng, 500, 32),
+    2,
     lambda rng: images(rng, 10, 32),
-)  # fmt: skip
+)
 W4 = replace(W3, name="W4", model=SmallCNN)
 
 WORKLOADS = {w.name: w for w in (W1, RAGGED, W2, W3, W4)}
@@ -170,12 +201,20 @@ QUICK = {  # as small as makes sense: to see that everything runs
         RAGGED, clients=6, cohort=3, few=2, draw=lambda rng: texts(rng, (10, 30), (2, 12), 100, 64)
     ),
     "W2": replace(
-        W2, clients=3, cohort=3, few=2, model=lambda: Words(500),
+        W2,
+        clients=3,
+        cohort=3,
+        few=2,
+        model=lambda: Words(500),
         draw=lambda rng: documents(rng, 16, 10, 500, 60),
     ),
-    "W3": replace(W3, clients=2, cohort=2, epochs=2, few=2, draw=lambda rng: images(rng, 20, 32), draw_small=None),
-    "W4": replace(W4, clients=2, cohort=2, epochs=2, few=2, draw=lambda rng: images(rng, 20, 32), draw_small=None),
-}  # fmt: skip
+    "W3": replace(
+        W3, clients=2, cohort=2, epochs=2, few=2, draw=lambda rng: images(rng, 20, 32), draw_small=None
+    ),
+    "W4": replace(
+        W4, clients=2, cohort=2, epochs=2, few=2, draw=lambda rng: images(rng, 20, 32), draw_small=None
+    ),
+}
 
 
 def workload(name: str, cohort: int | None = None, quick: bool = False) -> Workload:

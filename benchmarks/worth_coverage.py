@@ -83,9 +83,10 @@ def drawn(scene: Scene, clients: int, seeds: int, count: int, rng: np.random.Gen
         client = np.repeat(np.arange(clients), examples)
         yield Drawn(
             like_these=scene.gain + (seed[:, 0, 0] if seeds == 1 else np.zeros(some)),
-            these=true[:, 0].mean(-1) if seeds == 1 else user[:, 0].mean(-1), client=client,
+            these=true[:, 0].mean(-1) if seeds == 1 else user[:, 0].mean(-1),
+            client=client,
             d=differences(true[..., client], scene.differing, rng),
-        )  # fmt: skip
+        )
 
 
 def differences(gain: np.ndarray, differing: float, rng: np.random.Generator) -> np.ndarray:
@@ -171,11 +172,14 @@ def named(harm: Harm, count: int, rng: np.random.Generator) -> dict[str, float]:
         bound.append(found.at_least_worse)
         helps.append(found.helps)
     return {
-        "power": float(np.mean(power)) if harm.harmed else None, "false_discoveries": float(np.mean(wrong)),
-        "any_worse": float(np.mean(any_worse)), "any_better": float(np.mean(any_better)),
-        "at_least_says_too_much": float(np.mean(too_many)), "at_least_worse": float(np.mean(bound)),
+        "power": float(np.mean(power)) if harm.harmed else None,
+        "false_discoveries": float(np.mean(wrong)),
+        "any_worse": float(np.mean(any_worse)),
+        "any_better": float(np.mean(any_better)),
+        "at_least_says_too_much": float(np.mean(too_many)),
+        "at_least_worse": float(np.mean(bound)),
         "helps": float(np.mean(helps)),
-    }  # fmt: skip
+    }
 
 
 def outside(cells: list[dict[str, Any]], low: float, high: float) -> list[str]:
@@ -219,11 +223,17 @@ def main() -> None:
     write(
         "worth-coverage",
         {
-            "replicates": count, "seed": SEED, "wanted": WANTED, "outside_wanted": outside(cells, *WANTED),
-            "claims_that_failed": failed, "scenes": {name: asdict(scene) for name, scene in SCENES.items()},
-            "coverage": cells, "rare": {"scene": asdict(RARE), "coverage": rare}, "named": harms,
+            "replicates": count,
+            "seed": SEED,
+            "wanted": WANTED,
+            "outside_wanted": outside(cells, *WANTED),
+            "claims_that_failed": failed,
+            "scenes": {name: asdict(scene) for name, scene in SCENES.items()},
+            "coverage": cells,
+            "rare": {"scene": asdict(RARE), "coverage": rare},
+            "named": harms,
         },
-    )  # fmt: skip
+    )
     assert not failed, f"claimed and not reached: {'; '.join(failed)}"
 
 

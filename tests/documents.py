@@ -62,20 +62,3 @@ def fedkeep_commands(file: Path) -> list[list[str]]:
             if words and words[0] == "fedkeep":
                 commands.append(words[1:])
     return commands
-
-
-def sentences(text: str) -> list[str]:
-    """Return the sentences of Markdown text: those of paragraphs, list items, headings and cells of tables.
-
-    A piece of code counts as one word, a link as its text; signs that stand alone (``=``, ``–``) are no words.
-    """
-    text = FENCE.sub("\n\n", text)
-    text = re.sub(r"^ {4,}.*$|<!--.*?-->", "", text, flags=re.MULTILINE)
-    text = re.sub(r"`[^`]*`", "CODE", text)
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    parts = re.split(r"\n\s*\n|\n#+ |^#+ |\n\s*(?:[-*]|\d+\.) |^[-*] |\||\n(?=\|)", text)
-    split = [re.split(r"(?<=[.!?:])[)\"”*]*\s+(?=[\W_]*[A-Z0-9])", " ".join(part.split())) for part in parts]
-    found = (
-        " ".join(word for word in one.split() if re.search(r"\w", word)) for part in split for one in part
-    )
-    return [sentence for sentence in found if sentence]

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.documents import ROOT, blocks, fedkeep_commands, run_python, sentences
+from tests.documents import ROOT, blocks, fedkeep_commands, run_python
 from tests.notebooks import NOTEBOOKS, run_notebook
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WITH_COMMANDS = [ROOT / "README.md", *PAGES]
 WITH_LINKS = [*WITH_COMMANDS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-LONGEST = 35  # words of a sentence
 GROUPS = ("device", "flower")
 
 
@@ -109,35 +108,8 @@ def test_links_lead_somewhere() -> None:
     assert dead == []
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("One two. Three", [2, 1]),
-        ("`a` is b. `c` is; [d e](f.md)!", [3, 4]),
-        ("- a\n- b c\n\n| d | e f |", [1, 2, 1, 2]),
-    ],
-)
-def test_words_are_counted(text: str, words: list[int]) -> None:
-    assert [len(sentence.split()) for sentence in sentences(text)] == words
-
-
-def test_no_sentence_is_long() -> None:
-    long = [
-        f"{page.relative_to(ROOT)}: {len(sentence.split())} words: {sentence}"
-        for page in [ROOT / "README.md", *PAGES]
-        for sentence in sentences(page.read_text(encoding="utf-8"))
-        if len(sentence.split()) > LONGEST
-    ]
-    assert long == []
-
-
 def example(name: str) -> Any:
     return importlib.import_module(f"examples.{name}")
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.py")), ids=lambda file: file.name)
-def test_an_example_is_short(file: Path) -> None:
-    assert len(file.read_text(encoding="utf-8").splitlines()) <= 60
 
 
 def test_a_private_head_and_calibration_help_the_clinics() -> None:

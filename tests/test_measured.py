@@ -204,9 +204,11 @@ def test_adapters() -> None:
 def test_natural_users() -> None:
     rows = {(r["scene"], r["method"], r["metric"].split("/")[-1]): r for r in results("natural-users")}
     columns = [
-        ("MovieLens-100K, ratings", "rmse"), ("InstEval, ratings", "rmse"),
-        ("MovieLens-100K, the last film among 100", "hr10"), ("Shakespeare, the next character", "accuracy"),
-    ]  # fmt: skip
+        ("MovieLens-100K, ratings", "rmse"),
+        ("InstEval, ratings", "rmse"),
+        ("MovieLens-100K, the last film among 100", "hr10"),
+        ("Shakespeare, the next character", "accuracy"),
+    ]
     names = {
         "counting": "Counting",
         "local training": "Local",
@@ -277,11 +279,13 @@ def test_mixture_beside_all_methods() -> None:
 
 
 PARTS = {
-    "nothing": "", "2 of 5 clients": ", q = 0.5", "4 of 5 clients": ", q = 0.9",
+    "nothing": "",
+    "2 of 5 clients": ", q = 0.5",
+    "4 of 5 clients": ", q = 0.9",
     "0.4 of each client's images, at random": ", 0.4 of each client's images out",
     "0.8 of each client's images, at random": ", 0.8 of each client's images out",
     "one of each client's two majority classes": ", 1 of each client's 2 majority classes out",
-}  # fmt: skip
+}
 KINDS = {
     "the paper's CNN": "",
     "a small CNN": ", small CNN",

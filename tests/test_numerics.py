@@ -33,8 +33,13 @@ def measured(name: str) -> list[float]:
     else:
         data = classes(kind="f4")
         run = simulate(
-            Parts(), methods.ditto(0.1, local=Phase(batch_size=4, optimizer=adam(0.05))), data, rounds=3, cohort=4, seed=1,
-        )  # fmt: skip
+            Parts(),
+            methods.ditto(0.1, local=Phase(batch_size=4, optimizer=adam(0.05))),
+            data,
+            rounds=3,
+            cohort=4,
+            seed=1,
+        )
     return [r.value for r in run.history if r.split == "train" and r.metric == "loss"] + [
         run.evaluate()["loss"]
     ]

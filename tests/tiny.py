@@ -74,9 +74,14 @@ def classes(
 
 
 def texts(
-    counts: Sequence[int] = (4, 6, 3, 5), *, vocabulary: int = 12, labels: int = 3, valid: int = 1, test: int = 2,
+    counts: Sequence[int] = (4, 6, 3, 5),
+    *,
+    vocabulary: int = 12,
+    labels: int = 3,
+    valid: int = 1,
+    test: int = 2,
     seed: int = 0,
-) -> FederatedData:  # fmt: skip
+) -> FederatedData:
     """Return clients with short texts of different lengths."""
     rng = np.random.default_rng(seed)
     owner, split = [], []
@@ -195,9 +200,14 @@ class Rounds:
 
 
 def results(
-    work: Job, clients: Sequence[int], engine: Engine | None = None, *, sent: Params | None = None, round: int = 0,
+    work: Job,
+    clients: Sequence[int],
+    engine: Engine | None = None,
+    *,
+    sent: Params | None = None,
+    round: int = 0,
     progress: float = 0.0,
-) -> list[ClientResult]:  # fmt: skip
+) -> list[ClientResult]:
     """Return what clients' training gives, from what a server sends in the first round or from ``sent``."""
     flat = (
         sent

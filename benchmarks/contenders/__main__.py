@@ -26,7 +26,7 @@ MODULES = {
     "plain_two_processes": "two_processes",
     "flower": "flower",
     "pfl": "pfl",
-}  # fmt: skip
+}
 
 
 def main() -> None:

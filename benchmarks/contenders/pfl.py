@@ -111,8 +111,10 @@ class Pfl:
             self.backend,
             self.model,
             # the passes lie one after the other in the data
-            NNTrainHyperParams(local_num_epochs=1, local_learning_rate=self.of.rate, local_batch_size=self.of.batch),
-        )  # fmt: skip
+            NNTrainHyperParams(
+                local_num_epochs=1, local_learning_rate=self.of.rate, local_batch_size=self.of.batch
+            ),
+        )
         return self.module.total / self.module.steps
 
     def state(self) -> dict[str, Tensor]:

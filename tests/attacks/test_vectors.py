@@ -21,9 +21,10 @@ def texts(count: int) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(1)
     text = torch.randint(1, 40, (count, 12), generator=draw)
     return {
-        "text": text, "text_length": torch.full((count,), 12),
+        "text": text,
+        "text_length": torch.full((count,), 12),
         "label": torch.randint(0, 5, (count,), generator=draw),
-    }  # fmt: skip
+    }
 
 
 def test_by_hand() -> None:

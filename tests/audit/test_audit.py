@@ -63,7 +63,7 @@ MAP = DRAW.standard_normal((8, 4))
         (np.ones((7, 3)), ""),
         (np.full((7, 3), np.nan), ""),
     ],
-)  # fmt: skip
+)
 def test_an_image_is_described(left: np.ndarray, words: str) -> None:
     assert describe_image(CANARIES, np.asarray(left, np.float64)) == words
 
@@ -291,19 +291,29 @@ def kept_by_uploads(name: str) -> dict[str, str]:
 def test_federated_batch_statistics_tell_nothing_of_a_private_head() -> None:
     found = kept_by_uploads("fedrep")
     assert found == {
-        "upload/body.weight": "gradients", "upload/body.bias": "gradients", "upload/norm.weight": "gradients",
+        "upload/body.weight": "gradients",
+        "upload/body.bias": "gradients",
+        "upload/norm.weight": "gradients",
         "upload/norm.bias": "gradients",
-    }  # fmt: skip
+    }
 
 
 # By method: "unchanged", or the worst verdict on what its clients upload or send along.
 TABLE = {
-    **dict.fromkeys(("fedavg", "fedprox", "fine_tuned", "fedbabu", "fedmmd", "fedfusion", "per_fedavg", "pfedhn"), "unchanged"),
-    **dict.fromkeys(("local", "ditto", "apfl", "mixture", "fedrod", "ifca", "fedrecon", "knn_per", "fedpac"), "unchanged"),
-    **dict.fromkeys(("furl", "fedper", "fedrep", "lg_fedavg", "fedbn", "pfedme", "pfl_da", "kteps", "kteps_star"), "gradients"),
+    **dict.fromkeys(
+        ("fedavg", "fedprox", "fine_tuned", "fedbabu", "fedmmd", "fedfusion", "per_fedavg", "pfedhn"),
+        "unchanged",
+    ),
+    **dict.fromkeys(
+        ("local", "ditto", "apfl", "mixture", "fedrod", "ifca", "fedrecon", "knn_per", "fedpac"), "unchanged"
+    ),
+    **dict.fromkeys(
+        ("furl", "fedper", "fedrep", "lg_fedavg", "fedbn", "pfedme", "pfl_da", "kteps", "kteps_star"),
+        "gradients",
+    ),
     **dict.fromkeys(("feddyn", "moon", "asp_mtl", "gpfl"), "gradients"),
     **dict.fromkeys(("scaffold", "fedala", "fedproto", "mr_mtl", "feddbe", "fedamp", "fedcp"), "declared"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from fedkeep.audit.canaries import (
     small,
     sources,
     with_opt_out,
-)  # fmt: skip
+)
 from tests.audit.clients import users
 from tests.audit.leaks import Own, furl
 from tests.tiny import classes, texts
@@ -113,16 +113,21 @@ def test_opt_out_is_planted_where_nobody_opted_out() -> None:
 
 def test_canaries_move_everything_and_keep_variances_positive() -> None:
     kept = {
-        "user": torch.zeros(3), "norm.running_var": torch.full((4,), 0.01), "norm.count": torch.tensor(3),
+        "user": torch.zeros(3),
+        "norm.running_var": torch.full((4,), 0.01),
+        "norm.count": torch.tensor(3),
         "client/pick": torch.tensor(0),
-    }  # fmt: skip
+    }
     found = planted(kept, kept, {"user"}, 1)
     assert all(bool((found[n] != v).all()) for n, v in kept.items())
     assert bool((found["norm.running_var"] > 0).all())
     assert planted(kept, ["user"], {"user"}, 1)["client/pick"] is kept["client/pick"]
     assert [str(s) for s in sources(kept, {"user"})] == [
-        "private parameter user", "private buffer norm.running_var", "private buffer norm.count", "kept state pick"
-    ]  # fmt: skip
+        "private parameter user",
+        "private buffer norm.running_var",
+        "private buffer norm.count",
+        "kept state pick",
+    ]
 
 
 def test_many_sources_are_put_together() -> None:

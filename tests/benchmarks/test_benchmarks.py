@@ -23,10 +23,21 @@ from fedkeep.engines.batches import Stream, batches
 from fedkeep.methods import Phase
 
 ROW = {
-    "workload": "W1", "cohort": 10, "contender": "plain", "seconds": 0.5, "ratio_to_plain": 1.0, "low": 1.0, "high": 1.0,
-    "peak_mb": 300.0, "cpu_seconds": 0.9, "fraction_of_peak": 0.1, "fraction_of_peak_dense": 0.15, "turns": 3,
-    "commit": "abc", "machine": "a machine",
-}  # fmt: skip
+    "workload": "W1",
+    "cohort": 10,
+    "contender": "plain",
+    "seconds": 0.5,
+    "ratio_to_plain": 1.0,
+    "low": 1.0,
+    "high": 1.0,
+    "peak_mb": 300.0,
+    "cpu_seconds": 0.9,
+    "fraction_of_peak": 0.1,
+    "fraction_of_peak_dense": 0.15,
+    "turns": 3,
+    "commit": "abc",
+    "machine": "a machine",
+}
 
 
 def rows(ratio: float, **changes: object) -> list[dict[str, object]]:
@@ -128,8 +139,9 @@ def test_claims_and_what_misses_them() -> None:
     case = [("W1", 10)]
     assert claims.missed(rows(3.1), case) == []
     assert claims.missed(rows(2.1), case) == [
-        "W1, cohort 10: 2.10 × over plain; claimed 2.2", "W1, cohort 10: 2.10 × over pfl; claimed 2.4",
-    ]  # fmt: skip
+        "W1, cohort 10: 2.10 × over plain; claimed 2.2",
+        "W1, cohort 10: 2.10 × over pfl; claimed 2.4",
+    ]
     assert claims.missed(rows(2.1), [("W2", 16)]) == []
     assert claims.missed(rows(3.1, state_error=2e-6), case) == [
         "W1, fedkeep_auto: state_error 2.0e-06; claimed 1e-06"
@@ -185,8 +197,11 @@ def test_the_page_shows_what_was_reached_and_what_was_not_measured(tmp_path: Pat
     speed.keep(tmp_path / "speed.json", rows(2.9))
     kept = speed.keep(tmp_path / "speed.json", [{**ROW, "workload": "W3", "cohort": 5}])
     assert [(r["workload"], r["contender"]) for r in kept] == [
-        ("W1", "plain"), ("W1", "fedkeep_auto"), ("W1", "pfl"), ("W3", "plain"),
-    ]  # fmt: skip
+        ("W1", "plain"),
+        ("W1", "fedkeep_auto"),
+        ("W1", "pfl"),
+        ("W3", "plain"),
+    ]
     assert json.loads((tmp_path / "speed.json").read_text()) == kept
 
 

@@ -12,9 +12,12 @@ from benchmarks.own_models import apart, check, contender, page
 
 def row(name: str, ratio: float, error: float = 1e-8) -> dict[str, Any]:
     return {
-        "model": name, "claimed": CASES[name].claimed, "engines": {"fedkeep": "sequential"},
-        "ratio_to_plain": {"fedkeep": {"median": ratio, "low": ratio, "high": ratio}}, "state_error": {"fedkeep": error},
-    }  # fmt: skip
+        "model": name,
+        "claimed": CASES[name].claimed,
+        "engines": {"fedkeep": "sequential"},
+        "ratio_to_plain": {"fedkeep": {"median": ratio, "low": ratio, "high": ratio}},
+        "state_error": {"fedkeep": error},
+    }
 
 
 def test_the_page_names_what_was_not_measured() -> None:

@@ -52,8 +52,15 @@ def test_claims_that_are_not_reached_are_named() -> None:
         ("like_these_covered", "these_covered"), 0.95
     )
     cell |= {"like_these_helps": 0.02, "these_helps": 0.02}
-    row = {"harmed": 10, "points": 0.2, "examples": 100, "discordant": 0.3, "power": 0.85, "false_discoveries": 0.02,
-           "at_least_says_too_much": 0.0}  # fmt: skip
+    row = {
+        "harmed": 10,
+        "points": 0.2,
+        "examples": 100,
+        "discordant": 0.3,
+        "power": 0.85,
+        "false_discoveries": 0.02,
+        "at_least_says_too_much": 0.0,
+    }
     assert missed([cell], [row]) == []
     assert outside([cell | {"these_covered": 0.98}], 0.93, 0.97) == ["none, 5 clients, 3 seeds, these: 0.980"]
     assert missed([cell | {"these_helps": 0.06}], [row]) == ["no gain, 5 clients, 3 seeds: 'helps' too often"]

@@ -53,8 +53,9 @@ def test_a_leak_fails(fedkeep: Command) -> None:
     report = json.loads(result.stdout)
     assert not report["ok"]
     assert report["leaks"] == [
-        "loss changes with private parameter user", "loss changes with training examples",
-    ]  # fmt: skip
+        "loss changes with private parameter user",
+        "loss changes with training examples",
+    ]
     assert {one["label"] for one in report["left"]} >= {"upload/linear.bias", "counts/train", "here/summary"}
 
 

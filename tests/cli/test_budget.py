@@ -12,9 +12,13 @@ from fedkeep.privacy import Release, epsilon, ledger
 from tests.cli.conftest import Command
 
 SETTINGS = [
-    "run.sampling=poisson", "method.weighting=uniform", "privacy.noise=3.0", "privacy.clip=0.1", "privacy.delta=0.05",
+    "run.sampling=poisson",
+    "method.weighting=uniform",
+    "privacy.noise=3.0",
+    "privacy.clip=0.1",
+    "privacy.delta=0.05",
     "privacy.accountant=rdp",
-]  # fmt: skip
+]
 
 
 def run(fedkeep: Command, *more: str, code: int = 0) -> str:

@@ -28,8 +28,12 @@ def test_one_command_from_a_configuration_to_tables_and_a_page(
     with (out / "tables" / "comparison.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == [
-        "fedavg", "furl", "local", "fine_tuned", "counting each user's labels"
-    ]  # fmt: skip
+        "fedavg",
+        "furl",
+        "local",
+        "fine_tuned",
+        "counting each user's labels",
+    ]
     starred = {line.split()[0] for line in lines if " % *" in line}
     assert starred == {row["method"].split()[0] for row in rows if row["bold"] == "yes"}
     again = fedkeep("compare", "toy.toml", "--methods", "fedavg,furl", "--seeds", "0,1")

@@ -77,9 +77,14 @@ class TestExport:
         values = load_file("b.safetensors")
         assert (values["user"].tolist(), int(values["client/count"])) == after(2)
         assert json.loads(Path("b.safetensors.json").read_text()) == {
-            "client": "b", "run": RUN, "owner": "ann", "version": 2, "round": 2, "accepted": True,
+            "client": "b",
+            "run": RUN,
+            "owner": "ann",
+            "version": 2,
+            "round": 2,
+            "accepted": True,
             "values": {"client/count": "int64 scalar", "user": "float32 2"},
-        }  # fmt: skip
+        }
         for name in ("b.safetensors", "b.safetensors.json"):
             assert stat.S_IMODE(Path(name).stat().st_mode) == 0o600
         assert "2 values of client 'b' in the run abc123 (version 2, round 2)" in result.stdout
@@ -98,9 +103,15 @@ class TestExport:
         Path("there").touch()
         for given, said in (
             (["--client", "z", "--out", "o"], "Error: states keeps nothing of client 'z'."),
-            (["--client", "a", "--out", "there"], "Error: there is there already. Name another file, or remove it."),
-            (["--client", "a", "--out", "o", "--run", "abc12"], "Error: states keeps nothing of the run 'abc12'; it keeps abc123, other. Did you mean 'abc123'?"),
-        ):  # fmt: skip
+            (
+                ["--client", "a", "--out", "there"],
+                "Error: there is there already. Name another file, or remove it.",
+            ),
+            (
+                ["--client", "a", "--out", "o", "--run", "abc12"],
+                "Error: states keeps nothing of the run 'abc12'; it keeps abc123, other. Did you mean 'abc123'?",
+            ),
+        ):
             assert refused("device", "export", "states", *given) == said
         assert Path("there").read_bytes() == b""
 

@@ -38,8 +38,11 @@ def test_what_is_there_and_what_is_missing(fedkeep: Command) -> None:
     assert lines["torch"]["found"] == torch.__version__
     assert lines["kernels"]["found"] == "AVX2"
     assert lines["flower"] == {
-        "what": "flower", "found": "not installed", "good": None, "do": "pip install 'fedkeep[flower]'"
-    }  # fmt: skip
+        "what": "flower",
+        "found": "not installed",
+        "good": None,
+        "do": "pip install 'fedkeep[flower]'",
+    }
     assert sorted(path.name for path in Path().iterdir()) == [
         "table.toml",
         "toy.toml",

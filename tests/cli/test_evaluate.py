@@ -55,9 +55,12 @@ def test_an_unfinished_run_is_said_to_be_one(fedkeep: Command, monkeypatch: pyte
         assert fedkeep("run", "toy.toml", "--out", "half", *settings).exit_code == 130
     said = "half is not finished: it stands after round 3 of 4, so its numbers may still change.\n"
     for command in (
-        "evaluate half", "export half --client user-1 --out models", "personalize half --client user-1",
-        "worth half --json", "attack half --attacks who --clients 4 --epsilons none --json",
-    ):  # fmt: skip
+        "evaluate half",
+        "export half --client user-1 --out models",
+        "personalize half --client user-1",
+        "worth half --json",
+        "attack half --attacks who --clients 4 --epsilons none --json",
+    ):
         result = fedkeep(*command.split())
         assert result.exit_code == 0, result.output
         assert result.stderr == said
@@ -134,9 +137,25 @@ def test_a_reproduction_is_called_with_what_was_asked(
 
     monkeypatch.setattr("fedkeep.experiments.reproductions.reproduce", reproduce)
     result = fedkeep(
-        "reproduce", "furl-table3", "--data", "d", "--scale", "full", "--seeds", "0,2", "--out", "o",
-        "--only", "sticker-*", "--only", "*-0", "--set", "data.reader=reviews", "--set", "run.rounds=3",
-    )  # fmt: skip
+        "reproduce",
+        "furl-table3",
+        "--data",
+        "d",
+        "--scale",
+        "full",
+        "--seeds",
+        "0,2",
+        "--out",
+        "o",
+        "--only",
+        "sticker-*",
+        "--only",
+        "*-0",
+        "--set",
+        "data.reader=reviews",
+        "--set",
+        "run.rounds=3",
+    )
     assert result.exit_code == 0, result.output
     assert result.stdout == f"Results: {Path('o/furl-table3.md')}\n"
     ((name, request),) = asked

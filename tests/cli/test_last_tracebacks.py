@@ -35,22 +35,55 @@ ROOT = Path(__file__).resolve().parents[2]
         ("data.users=" + "[" * 30 + "]" * 30, "--set data.users: it nests deeper than 20 levels."),
         ("data.users=" + "7" * 5000, "--set data.users: it holds an integer of more than 64 bits."),
         ("seed=99999999999999999999", "--set seed: it holds an integer of more than 64 bits."),
-        ("name=" + "x" * 20_000, "toy.toml with --set is no configuration: it holds a text of more than 10,000 characters."),
+        (
+            "name=" + "x" * 20_000,
+            "toy.toml with --set is no configuration: it holds a text of more than 10,000 characters.",
+        ),
         (".".join("a" * 30) + "=1", f"--set {'.'.join('a' * 30)}: it nests deeper than 20 levels."),
-        ("run.rounds=" + "x" * 500, "toy.toml:\n  run.rounds: wanted a valid integer; got '" + "x" * 79 + " …."),
+        (
+            "run.rounds=" + "x" * 500,
+            "toy.toml:\n  run.rounds: wanted a valid integer; got '" + "x" * 79 + " ….",
+        ),
         ("run.epochs=inf", "toy.toml:\n  run.epochs: wanted a finite number; got inf."),
-        ("model.features=3", "model.features: wanted 4, as the data have; got 3. Leave it out to take the data's."),
-        ("model.classes=2", "model.classes: wanted at least 3, as the data have; got 2. Leave it out to take the data's."),
-        ("data.task=regression", "method.loss: 'cross_entropy' wants classes, but the column 'label' holds float32. For numbers as labels say method.loss.kind = 'squared_error'."),
-        ("method.loss.class_weights=[1, 20]", "method.loss.class_weights: wanted 3 numbers, one for each class; got 2."),
-        ("method.loss.class_weights=[1, 20, -1]", "toy.toml:\n  method.loss.class_weights.2: wanted greater than or equal to 0; got -1."),
-        ("method.loss.class_weights=[1, 20, nan]", "toy.toml:\n  method.loss.class_weights.2: wanted a finite number; got nan."),
-        ("method.loss.class_weights=[0, 0, 0]", "toy.toml:\n  method.loss: class_weights must be above 0 for one class at least; got [0.0, 0.0, 0.0]."),
-        ("method.loss.class_weights=balanced", "toy.toml:\n  method.loss.class_weights: wanted a valid tuple; got 'balanced'."),
-        ("method.loss={kind='squared_error', class_weights=[1, 2, 3]}", "toy.toml:\n  method.loss: class_weights are for 'cross_entropy'; 'squared_error' knows no classes."),
+        (
+            "model.features=3",
+            "model.features: wanted 4, as the data have; got 3. Leave it out to take the data's.",
+        ),
+        (
+            "model.classes=2",
+            "model.classes: wanted at least 3, as the data have; got 2. Leave it out to take the data's.",
+        ),
+        (
+            "data.task=regression",
+            "method.loss: 'cross_entropy' wants classes, but the column 'label' holds float32. For numbers as labels say method.loss.kind = 'squared_error'.",
+        ),
+        (
+            "method.loss.class_weights=[1, 20]",
+            "method.loss.class_weights: wanted 3 numbers, one for each class; got 2.",
+        ),
+        (
+            "method.loss.class_weights=[1, 20, -1]",
+            "toy.toml:\n  method.loss.class_weights.2: wanted greater than or equal to 0; got -1.",
+        ),
+        (
+            "method.loss.class_weights=[1, 20, nan]",
+            "toy.toml:\n  method.loss.class_weights.2: wanted a finite number; got nan.",
+        ),
+        (
+            "method.loss.class_weights=[0, 0, 0]",
+            "toy.toml:\n  method.loss: class_weights must be above 0 for one class at least; got [0.0, 0.0, 0.0].",
+        ),
+        (
+            "method.loss.class_weights=balanced",
+            "toy.toml:\n  method.loss.class_weights: wanted a valid tuple; got 'balanced'.",
+        ),
+        (
+            "method.loss={kind='squared_error', class_weights=[1, 2, 3]}",
+            "toy.toml:\n  method.loss: class_weights are for 'cross_entropy'; 'squared_error' knows no classes.",
+        ),
         ("data.users=1000000000", "Generated data hold at most 100,000,000 numbers"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_no_run_has(refused: Refused, given: str, message: str) -> None:
     assert refused("run", "toy.toml", "--set", given).startswith(f"Error: {message}")
     assert not Path("runs").exists()
@@ -70,7 +103,14 @@ def test_files_that_are_no_configuration(refused: Refused, content: bytes, messa
 
 
 def test_a_model_larger_than_any_memory(refused: Refused) -> None:
-    text = Path("toy.toml").read_text().replace('kind = "linear"', 'kind = "bag_of_words"\nvocabulary = 9\nuser_dim = 4\nembedding_dim = 4000000000000')  # fmt: skip
+    text = (
+        Path("toy.toml")
+        .read_text()
+        .replace(
+            'kind = "linear"',
+            'kind = "bag_of_words"\nvocabulary = 9\nuser_dim = 4\nembedding_dim = 4000000000000',
+        )
+    )
     Path("toy.toml").write_text(text)
     message = refused("run", "toy.toml")
     assert message.startswith("Error: model: 'bag_of_words' cannot be made of ")

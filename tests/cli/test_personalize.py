@@ -85,9 +85,12 @@ def test_all_clients_adapt(config: str, fedkeep: Command) -> None:
     assert result.exit_code == 0, result.output
     kept = json.loads((run / "analyses.json").read_text(encoding="utf-8"))["adapted_clients"]
     assert kept["columns"] == [
-        "client", "accuracy on valid, before", "accuracy on valid, after", "accuracy on test, before",
+        "client",
+        "accuracy on valid, before",
+        "accuracy on valid, after",
+        "accuracy on test, before",
         "accuracy on test, after",
-    ]  # fmt: skip
+    ]
     *clients, mean = kept["rows"]
     assert result.stdout.startswith(f"Accuracy of {len(clients)} clients before and after adapting\n")
     assert mean[0] == "mean over clients"

@@ -192,9 +192,10 @@ def test_several_tasks_are_columns_of_their_own() -> None:
         "ann,good,0.25,0.75,1.0,-2.5\n"
     )
     assert json.loads(_line(row)) == {
-        "client": "ann", "mood": {"prediction": "good", "probabilities": {"bad": 0.25, "good": 0.75}},
+        "client": "ann",
+        "mood": {"prediction": "good", "probabilities": {"bad": 0.25, "good": 0.75}},
         "place": {"prediction": [1.0, -2.5]},
-    }  # fmt: skip
+    }
 
 
 def test_what_does_not_fit_is_said(trained: Callable[..., Run], refused: Callable[..., str]) -> None:

@@ -222,9 +222,12 @@ def test_ctrl_c_of_a_real_process(fedkeep: Command) -> None:
     source = Path(package.__file__).parents[1]
     process = subprocess.Popen(
         [sys.executable, "-c", start, "run", "toy.toml", "--out", "long", *settings],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
         env=os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     try:
         deadline = time.monotonic() + 60
         while not Path("long/commit.json").exists() and time.monotonic() < deadline:
@@ -264,9 +267,12 @@ def test_nothing_judged(fedkeep: Command) -> None:
 
 def test_without_valid_the_last_epoch_is_shown_with_the_shared_part_and_fine_tuning(fedkeep: Command) -> None:
     changes = {
-        "data.split.fractions": "[0.7, 0.0, 0.3]", "run.evaluate_shared": "true",
-        "personalization.steps": "4", "personalization.every": "2", "personalization.ratio": "1.0",
-    }  # fmt: skip
+        "data.split.fractions": "[0.7, 0.0, 0.3]",
+        "run.evaluate_shared": "true",
+        "personalization.steps": "4",
+        "personalization.every": "2",
+        "personalization.ratio": "1.0",
+    }
     given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     result = fedkeep("run", "toy.toml", *given)
     assert result.exit_code == 0, result.output

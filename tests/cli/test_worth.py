@@ -43,8 +43,9 @@ def test_json_has_every_user(fedkeep: Command, runs: None) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [(c["against"], c["unit"]) for c in found] == [
-        ("the shared part alone", "nats"), ("local training alone", "nats")
-    ]  # fmt: skip
+        ("the shared part alone", "nats"),
+        ("local training alone", "nats"),
+    ]
     assert [user["client"] for user in found[0]["clients"]] == [f"user-{k}" for k in range(6)]
 
 

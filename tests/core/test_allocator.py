@@ -94,8 +94,13 @@ if __name__ == "__main__":
 def test_a_library_leaves_the_process_alone_and_its_processes_follow_it(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SIMULATED, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "program.py"], env=environment(), capture_output=True, text=True, check=True, cwd=tmp_path
-    )  # fmt: skip
+        [sys.executable, "program.py"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
     tuned = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
     assert done.stdout == f"(False, False) ({tuned}, {tuned})\n"
 

@@ -160,8 +160,12 @@ except MethodError as error:
 def test_a_remote_device_cannot_have_a_function_of_the_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(REMOTE)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=True, env=environment()
-    )  # fmt: skip
+        [sys.executable, str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+    )
     assert done.stdout == (
         "'mine' uses '__main__.predict', which only this process knows. Devices on other machines import it by its "
         "name: put it into a module that is installed there too, e.g. my_methods.py, and import it from there.\n"

@@ -30,8 +30,14 @@ def test_a_line_holds_the_documented_fields() -> None:
     assert line.endswith("\n")
     assert line.count("\n") == 1
     assert json.loads(line) == {
-        "round": 1, "epoch": 0.5, "split": "train", "client": None, "metric": "loss", "value": 0.1 + 0.2, "n": 12,
-    }  # fmt: skip
+        "round": 1,
+        "epoch": 0.5,
+        "split": "train",
+        "client": None,
+        "metric": "loss",
+        "value": 0.1 + 0.2,
+        "n": 12,
+    }
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -96,25 +96,44 @@ def test_the_given_data_keep_their_columns() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fraction": 1.0},
-         ("Wanted a fraction opting out in [0, 1); got 1: nobody would be left to train the federated part. Use the "
-          "method 'local' for clients that only learn by themselves.")),
+        (
+            {"fraction": 1.0},
+            (
+                "Wanted a fraction opting out in [0, 1); got 1: nobody would be left to train the federated part. Use the "
+                "method 'local' for clients that only learn by themselves."
+            ),
+        ),
         ({"fraction": -0.1}, "Wanted a fraction opting out in [0, 1); got -0.1. 0 means that all opt in."),
-        ({"fraction": float("nan")}, "Wanted a fraction opting out in [0, 1); got nan. 0 means that all opt in."),
-        ({"fraction": 0.5, "by": "clients"},
-         "Wanted opt-out by 'client' or 'example'; got 'clients'. Did you mean 'client'?"),
+        (
+            {"fraction": float("nan")},
+            "Wanted a fraction opting out in [0, 1); got nan. 0 means that all opt in.",
+        ),
+        (
+            {"fraction": 0.5, "by": "clients"},
+            "Wanted opt-out by 'client' or 'example'; got 'clients'. Did you mean 'client'?",
+        ),
         ({}, "Wanted either fraction or where, to say who opts out; got both or neither."),
-        ({"fraction": 0.5, "where": lambda c: c["label"] == 0},
-         "Wanted either fraction or where, to say who opts out; got both or neither."),
-        ({"where": lambda c: c["label"]},
-         "Wanted a boolean for each of the 100 examples from the predicate; got int64, shape (100,)."),
-        ({"where": lambda c: np.ones(3, bool)},
-         "Wanted a boolean for each of the 100 examples from the predicate; got bool, shape (3,)."),
-        ({"where": lambda c: np.ones(100, bool)},
-         ("Nobody is left: every training example has opted out, so there is nothing to train the federated part on. "
-          "Let some opt in, or use the method 'local'.")),
+        (
+            {"fraction": 0.5, "where": lambda c: c["label"] == 0},
+            "Wanted either fraction or where, to say who opts out; got both or neither.",
+        ),
+        (
+            {"where": lambda c: c["label"]},
+            "Wanted a boolean for each of the 100 examples from the predicate; got int64, shape (100,).",
+        ),
+        (
+            {"where": lambda c: np.ones(3, bool)},
+            "Wanted a boolean for each of the 100 examples from the predicate; got bool, shape (3,).",
+        ),
+        (
+            {"where": lambda c: np.ones(100, bool)},
+            (
+                "Nobody is left: every training example has opted out, so there is nothing to train the federated part on. "
+                "Let some opt in, or use the method 'local'."
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_faults(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError) as error:
         opt_out(made(), **options)
@@ -158,16 +177,31 @@ def test_censored_copies_go_in_while_the_raw_examples_stay_out() -> None:
     ("data", "censor", "message"),
     [
         (made(), lambda raw: {}, "Wanted data with a column 'opted_in'; there is none. Call opt_out first."),
-        (opt_out(made(), 0.0), lambda raw: {}, "No training example has opted out, so there is nothing to censor."),
-        (opt_out(made(), 0.5), lambda raw: {"y": raw["x"]},
-         "The censored copies have a column 'y' that the data lack; they have ['label', 'opted_in', 'x']."),
-        (opt_out(made(), 0.5), lambda raw: {"x": raw["x"][:, None]},
-         ("The censored copies' column 'x' is of another type or shape than the data's: wanted float32, shape () a "
-          "row; got float32, shape (1,) a row.")),
-        (opt_out(made(), 0.5), lambda raw: {"x": raw["x"][1:]},
-         "Wanted 20 rows in column 'x' of the censored copies, one per example; got 19."),
+        (
+            opt_out(made(), 0.0),
+            lambda raw: {},
+            "No training example has opted out, so there is nothing to censor.",
+        ),
+        (
+            opt_out(made(), 0.5),
+            lambda raw: {"y": raw["x"]},
+            "The censored copies have a column 'y' that the data lack; they have ['label', 'opted_in', 'x'].",
+        ),
+        (
+            opt_out(made(), 0.5),
+            lambda raw: {"x": raw["x"][:, None]},
+            (
+                "The censored copies' column 'x' is of another type or shape than the data's: wanted float32, shape () a "
+                "row; got float32, shape (1,) a row."
+            ),
+        ),
+        (
+            opt_out(made(), 0.5),
+            lambda raw: {"x": raw["x"][1:]},
+            "Wanted 20 rows in column 'x' of the censored copies, one per example; got 19.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_faults_of_copies(data: FederatedData, censor: Any, message: str) -> None:
     with pytest.raises(DataError) as error:
         add_censored(data, censor)

@@ -222,24 +222,44 @@ def test_what_is_refused(changes: dict[str, Any], expected: str) -> None:
             ["a", ""],
             {"label": [0, 1]},
             None,
-            ("Row 1: A client id is a text of 1 to 200 printable characters, or an integer; got an empty text. "
-            "Name every client."),
+            (
+                "Row 1: A client id is a text of 1 to 200 printable characters, or an integer; got an empty text. "
+                "Name every client."
+            ),
         ),
         (
             ["a", "a\0"],
             {"label": [0, 1]},
             None,
-            ("Row 1: A client id is a text of 1 to 200 printable characters, or an integer; got 'a\\x00', with the "
-            "character U+0000. Remove it."),
+            (
+                "Row 1: A client id is a text of 1 to 200 printable characters, or an integer; got 'a\\x00', with the "
+                "character U+0000. Remove it."
+            ),
         ),
-        ([], {"label": []}, None, "Wanted at least one example; got an empty data set. Check the source and its filters."),
-        (["a", "b"], {"label": [5, 20231231]}, None, ("Row 1 (client 'b'): the label 20231231 would make 20,231,232 classes, "
-         "of which 2 occur. Number labels 0, 1, 2, …, or give meta['classes'] = the number, or task 'regression' where "
-         "labels are numbers.")),
-        (["a", "b"], {"x": np.array([1, 2**63], np.uint64)}, None,
-         "Column 'x' holds 9223372036854775808; wanted integers below 2^63."),
+        (
+            [],
+            {"label": []},
+            None,
+            "Wanted at least one example; got an empty data set. Check the source and its filters.",
+        ),
+        (
+            ["a", "b"],
+            {"label": [5, 20231231]},
+            None,
+            (
+                "Row 1 (client 'b'): the label 20231231 would make 20,231,232 classes, "
+                "of which 2 occur. Number labels 0, 1, 2, …, or give meta['classes'] = the number, or task 'regression' where "
+                "labels are numbers."
+            ),
+        ),
+        (
+            ["a", "b"],
+            {"x": np.array([1, 2**63], np.uint64)},
+            None,
+            "Column 'x' holds 9223372036854775808; wanted integers below 2^63.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_from_columns_refuses(client: Any, columns: Any, split: Any, expected: str) -> None:
     with pytest.raises(DataError) as error:
         FederatedData.from_columns(client, columns, split)

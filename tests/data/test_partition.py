@@ -101,9 +101,17 @@ def test_any_majority(
 
     def drawn() -> FederatedData:
         return majority(
-            source, clients, p, train, valid, test=test, majority_classes=per_client, valid_from=pools[0],
-            test_from=pools[1], seed=seed,
-        )  # fmt: skip
+            source,
+            clients,
+            p,
+            train,
+            valid,
+            test=test,
+            majority_classes=per_client,
+            valid_from=pools[0],
+            test_from=pools[1],
+            seed=seed,
+        )
 
     data = drawn()
     sound(data, source)
@@ -147,9 +155,18 @@ def test_cifar100_can_hold_its_validation_images_out_of_training() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((5, 0.0, 10, 5), "Wanted a fraction p of majority classes in (0, 1]; got 0.0. 1 means nothing but these."),
-        ((5, 1.1, 10, 5), "Wanted a fraction p of majority classes in (0, 1]; got 1.1. 1 means nothing but these."),
-        ((5, float("nan"), 10, 5), "Wanted a fraction p of majority classes in (0, 1]; got nan. 1 means nothing but these."),
+        (
+            (5, 0.0, 10, 5),
+            "Wanted a fraction p of majority classes in (0, 1]; got 0.0. 1 means nothing but these.",
+        ),
+        (
+            (5, 1.1, 10, 5),
+            "Wanted a fraction p of majority classes in (0, 1]; got 1.1. 1 means nothing but these.",
+        ),
+        (
+            (5, float("nan"), 10, 5),
+            "Wanted a fraction p of majority classes in (0, 1]; got nan. 1 means nothing but these.",
+        ),
         ((5, 0.5, 0, 5), "Wanted train as a whole number of at least 1; got 0."),
         ((5, 0.5, 5, -1), "Wanted valid as a whole number of at least 0; got -1."),
         ((5, 0.5, 2.5, 1), "Wanted train as a whole number of at least 1; got 2.5."),
@@ -182,7 +199,7 @@ def test_cifar100_can_hold_its_validation_images_out_of_training() -> None:
             ),
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_drawn(arguments: Any, message: str) -> None:
     with pytest.raises(DataError) as error:
         majority(images(), *arguments)
@@ -282,19 +299,46 @@ def test_sizes_by_hand() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda s: dirichlet(s, 5, 0.0), "Wanted a concentration alpha above 0; got 0.0. Usual ones lie between 0.1 and 10."),
-        (lambda s: dirichlet(s, 61, 1.0), "61 clients with at least 10 images each need 610; squares has 600 training images, 10 are missing."),
-        (lambda s: dirichlet(s, 50, 0.01), "A thousand draws from Dirichlet(0.01) left one of 50 clients with fewer than 10 images. Take a larger alpha, fewer clients or a smaller least."),
-        (lambda s: dirichlet(s, 5, 1.0, valid=1.0), "Wanted a fraction of validation images in [0, 1); got 1.0. A usual one is 0.1."),
-        (lambda s: shards(s, 301), "301 clients with 2 shards each need 602 images; squares has 600 training images, 2 are missing."),
+        (
+            lambda s: dirichlet(s, 5, 0.0),
+            "Wanted a concentration alpha above 0; got 0.0. Usual ones lie between 0.1 and 10.",
+        ),
+        (
+            lambda s: dirichlet(s, 61, 1.0),
+            "61 clients with at least 10 images each need 610; squares has 600 training images, 10 are missing.",
+        ),
+        (
+            lambda s: dirichlet(s, 50, 0.01),
+            "A thousand draws from Dirichlet(0.01) left one of 50 clients with fewer than 10 images. Take a larger alpha, fewer clients or a smaller least.",
+        ),
+        (
+            lambda s: dirichlet(s, 5, 1.0, valid=1.0),
+            "Wanted a fraction of validation images in [0, 1); got 1.0. A usual one is 0.1.",
+        ),
+        (
+            lambda s: shards(s, 301),
+            "301 clients with 2 shards each need 602 images; squares has 600 training images, 2 are missing.",
+        ),
         (lambda s: shards(s, 0), "Wanted clients as a whole number of at least 1; got 0."),
         (lambda s: by_size(s, 2, sizes=[1, 0]), "Wanted 2 sizes above 0, one per client; got [1, 0]."),
-        (lambda s: by_size(s, 2, sigma=-1), "Wanted a spread sigma of 0 or more; got -1. Usual ones are 0.5 to 2."),
-        (lambda s: by_size(s, 4, sigma=1000), "The clients' sizes add up to infinity. Take a smaller sigma, or smaller sizes."),
-        (lambda s: by_size(s, 2, sizes=[1e308, 1e308]), "The clients' sizes add up to infinity. Take a smaller sigma, or smaller sizes."),
-        (lambda s: by_size(s, 301), "301 clients with at least two images each need 602; squares has 600 training images, 2 are missing."),
+        (
+            lambda s: by_size(s, 2, sigma=-1),
+            "Wanted a spread sigma of 0 or more; got -1. Usual ones are 0.5 to 2.",
+        ),
+        (
+            lambda s: by_size(s, 4, sigma=1000),
+            "The clients' sizes add up to infinity. Take a smaller sigma, or smaller sizes.",
+        ),
+        (
+            lambda s: by_size(s, 2, sizes=[1e308, 1e308]),
+            "The clients' sizes add up to infinity. Take a smaller sigma, or smaller sizes.",
+        ),
+        (
+            lambda s: by_size(s, 301),
+            "301 clients with at least two images each need 602; squares has 600 training images, 2 are missing.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_faults(make: Callable[[ImageSet], FederatedData], message: str) -> None:
     with pytest.raises(DataError) as error:
         make(images())
@@ -342,21 +386,33 @@ def test_classes_are_needed_to_count_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": np.zeros((2, 4, 4), np.uint8)},
-         "Wanted images as uint8 (images, channels, height, width); got uint8, shape (2, 4, 4)."),
-        ({"images": np.zeros((2, 1, 4, 4))},
-         "Wanted images as uint8 (images, channels, height, width); got float64, shape (2, 1, 4, 4)."),
-        ({"labels": np.zeros(3, np.int64)}, "Wanted 2 labels as int64, one per image; got int64, shape (3,)."),
+        (
+            {"images": np.zeros((2, 4, 4), np.uint8)},
+            "Wanted images as uint8 (images, channels, height, width); got uint8, shape (2, 4, 4).",
+        ),
+        (
+            {"images": np.zeros((2, 1, 4, 4))},
+            "Wanted images as uint8 (images, channels, height, width); got float64, shape (2, 1, 4, 4).",
+        ),
+        (
+            {"labels": np.zeros(3, np.int64)},
+            "Wanted 2 labels as int64, one per image; got int64, shape (3,).",
+        ),
         ({"train": 0}, "Wanted 1 to 2 training images, the number of all; got 0."),
-        ({"labels": np.array([0, 7])},
-         "mine: wanted labels 0 to 1; got 7 at image 1 and 0 more out of range. Fetch the file again."),
+        (
+            {"labels": np.array([0, 7])},
+            "mine: wanted labels 0 to 1; got 7 at image 1 and 0 more out of range. Fetch the file again.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_images_that_are_no_set(changes: dict[str, Any], message: str) -> None:
     good: dict[str, Any] = {
-        "images": np.zeros((2, 1, 4, 4), np.uint8), "labels": np.array([0, 1]), "train": 1, "label_names": "ab",
+        "images": np.zeros((2, 1, 4, 4), np.uint8),
+        "labels": np.array([0, 1]),
+        "train": 1,
+        "label_names": "ab",
         "name": "mine",
-    }  # fmt: skip
+    }
     assert len(ImageSet(**good)) == 2
     with pytest.raises(DataError) as error:
         ImageSet(**{**good, **changes})

@@ -58,9 +58,13 @@ def test_nobody_trains_on_an_item_that_is_asked_though_it_was_rated_before() -> 
         for split in ("train", "valid", "test")
     }
     assert asked == {
-        (0, "train"): [(3, True), (5, False), (5, True)], (0, "valid"): [(4, False)], (0, "test"): [(7, False)],
-        (1, "train"): [(1, True), (1, False), (2, True)], (1, "valid"): [], (1, "test"): [],
-    }  # fmt: skip
+        (0, "train"): [(3, True), (5, False), (5, True)],
+        (0, "valid"): [(4, False)],
+        (0, "test"): [(7, False)],
+        (1, "train"): [(1, True), (1, False), (2, True)],
+        (1, "valid"): [],
+        (1, "test"): [],
+    }
     for split in ("valid", "test"):
         (row,) = data.rows(0, split)
         assert not set(np.delete(item[row], label[row]).tolist()) & set(items)

@@ -183,10 +183,11 @@ def test_how_clients_rows_are_mixed_changes_nothing(order: str) -> None:
     columns = {"row": row, "time": np.array([5, 5, 5, 5, 1, 3, 2, 2]), "label": row % 2}
     mixed = np.array([4, 0, 5, 1, 2, 6, 3, 7])
     data, other = (
-        FederatedData.from_columns(client[rows], {name: own[rows] for name, own in columns.items()})
-        .split_per_user((0.5, 0.25, 0.25), order=order)
+        FederatedData.from_columns(
+            client[rows], {name: own[rows] for name, own in columns.items()}
+        ).split_per_user((0.5, 0.25, 0.25), order=order)
         for rows in (row, mixed)
-    )  # fmt: skip
+    )
     for name in SPLITS:
         assert [rows_of(data, c, name) for c in (0, 1)] == [rows_of(other, c, name) for c in (0, 1)]
     if order == "chronological":

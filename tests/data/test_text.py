@@ -136,18 +136,32 @@ def test_save_and_load(tmp_path: Path, kind: type[CharVocabulary | WordVocabular
     ("content", "expected"),
     [
         (None, "The vocabulary {path} does not exist."),
-        ("{", ("The vocabulary {path} is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 "
-         "(char 1).")),
+        (
+            "{",
+            (
+                "The vocabulary {path} is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 "
+                "(char 1)."
+            ),
+        ),
         ("[]", "Wanted a JSON object in the vocabulary {path}; got a list."),
-        ('{"kind": "word", "symbols": []}',
-         "Wanted a char vocabulary with a list of symbols; got kind 'word' and symbols list."),
-        ('{"kind": "char", "symbols": [1]}',
-         "Wanted a char vocabulary with a list of symbols; got kind 'char' and symbols list."),
-        ('{"kind": "char", "symbols": ["ab"]}', "A symbol of a character vocabulary is one character; got 'ab'."),
-        ('{"kind": "char", "symbols": ["a", "a"]}',
-         "A vocabulary needs different symbols; 'a' occurs more than once."),
+        (
+            '{"kind": "word", "symbols": []}',
+            "Wanted a char vocabulary with a list of symbols; got kind 'word' and symbols list.",
+        ),
+        (
+            '{"kind": "char", "symbols": [1]}',
+            "Wanted a char vocabulary with a list of symbols; got kind 'char' and symbols list.",
+        ),
+        (
+            '{"kind": "char", "symbols": ["ab"]}',
+            "A symbol of a character vocabulary is one character; got 'ab'.",
+        ),
+        (
+            '{"kind": "char", "symbols": ["a", "a"]}',
+            "A vocabulary needs different symbols; 'a' occurs more than once.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_vocabulary_files_that_are_refused(tmp_path: Path, content: str | None, expected: str) -> None:
     path = tmp_path / "v.json"
     if content is not None:

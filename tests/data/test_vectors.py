@@ -95,19 +95,43 @@ def test_vectors_of_another_language() -> None:
         ("", "The data file {path} is empty. Fetch it again."),
         ("3 2\n", "{path} is truncated: its first line announces 3 words; it holds 0."),
         ("4 2\n" + GLOVE, "{path} is truncated: its first line announces 4 words; it holds 3."),
-        ("3 3\n" + GLOVE, ("{path}, line 2: wanted a word and 3 numbers between single spaces; got 3 cells: 'the 1 2'.")),
-        (GLOVE + "b 1\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 2 cells: 'b 1'."),
-        (GLOVE + "b 1 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: 'b 1 1 2'."),
-        (GLOVE + " 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 3 cells: ' 1 2'."),
-        (GLOVE + "\nb 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 1 cells: ''."),
-        (GLOVE + "b  1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: 'b  1 2'."),
-        (GLOVE + " b 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: ' b 1 2'."),
+        (
+            "3 3\n" + GLOVE,
+            ("{path}, line 2: wanted a word and 3 numbers between single spaces; got 3 cells: 'the 1 2'."),
+        ),
+        (
+            GLOVE + "b 1\n",
+            "{path}, line 4: wanted a word and 2 numbers between single spaces; got 2 cells: 'b 1'.",
+        ),
+        (
+            GLOVE + "b 1 1 2\n",
+            "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: 'b 1 1 2'.",
+        ),
+        (
+            GLOVE + " 1 2\n",
+            "{path}, line 4: wanted a word and 2 numbers between single spaces; got 3 cells: ' 1 2'.",
+        ),
+        (
+            GLOVE + "\nb 1 2\n",
+            "{path}, line 4: wanted a word and 2 numbers between single spaces; got 1 cells: ''.",
+        ),
+        (
+            GLOVE + "b  1 2\n",
+            "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: 'b  1 2'.",
+        ),
+        (
+            GLOVE + " b 1 2\n",
+            "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: ' b 1 2'.",
+        ),
         ("the\n", "{path}, line 1: wanted a word and 1 numbers between single spaces; got 1 cells: 'the'."),
-        (GLOVE + "b 1 x\n", "{path}, line 4: wanted numbers behind 'b'; could not convert string to float: 'x'."),
+        (
+            GLOVE + "b 1 x\n",
+            "{path}, line 4: wanted numbers behind 'b'; could not convert string to float: 'x'.",
+        ),
         (GLOVE + "b 1 nan\n", "{path}, line 4: the vector of 'b' holds NaN or infinity."),
         (GLOVE + "b 1 1e99\n", "{path}, line 4: the vector of 'b' holds NaN or infinity."),
     ],
-)  # fmt: skip
+)
 def test_bad_text(tmp_path: Path, content: str, expected: str) -> None:
     path = text(tmp_path, content)
     with pytest.raises(DataError) as error:
@@ -118,20 +142,38 @@ def test_bad_text(tmp_path: Path, content: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("arrays", "expected"),
     [
-        ({"words": None}, "{path}: wanted the arrays 'words' and 'vectors'; 'words' is not among ['vectors']."),
+        (
+            {"words": None},
+            "{path}: wanted the arrays 'words' and 'vectors'; 'words' is not among ['vectors'].",
+        ),
         ({"words": np.array(["a"])}, "{path}: wanted a vector for each word; got 1 words, 2 vectors."),
-        ({"words": np.array([1, 2])}, ("{path}: wanted words, a row of texts, and vectors, a row of floats for each; "
-         "got int64 of shape (2,) and float16 of shape (2, 2).")),
-        ({"vectors": np.ones(2)}, ("{path}: wanted words, a row of texts, and vectors, a row of floats for each; got "
-         "|S3 of shape (2,) and float64 of shape (2,).")),
+        (
+            {"words": np.array([1, 2])},
+            (
+                "{path}: wanted words, a row of texts, and vectors, a row of floats for each; "
+                "got int64 of shape (2,) and float16 of shape (2, 2)."
+            ),
+        ),
+        (
+            {"vectors": np.ones(2)},
+            (
+                "{path}: wanted words, a row of texts, and vectors, a row of floats for each; got "
+                "|S3 of shape (2,) and float64 of shape (2,)."
+            ),
+        ),
         ({"words": np.array([b"a", b""])}, "{path}: word 1 is missing: an empty text has a vector."),
         ({"words": np.array([b"a", b"\xff"])}, "{path}: word 1 is no UTF-8 text: b'\\xff'."),
         ({"vectors": np.array([[1, 2], [np.inf, 1]])}, "{path}: the vector of 'a' holds NaN or infinity."),
-        ({"words": np.zeros(0, "S1"), "vectors": np.zeros((0, 2))},
-         "The file of word vectors {path} holds no word. Is it the right one?"),
-        ({"words": np.array(["a", "b"], object)}, "{path} is damaged or no .npz file of plain arrays (it holds Python objects). Fetch it again."),
+        (
+            {"words": np.zeros(0, "S1"), "vectors": np.zeros((0, 2))},
+            "The file of word vectors {path} holds no word. Is it the right one?",
+        ),
+        (
+            {"words": np.array(["a", "b"], object)},
+            "{path} is damaged or no .npz file of plain arrays (it holds Python objects). Fetch it again.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_npz(tmp_path: Path, arrays: dict[str, Any], expected: str) -> None:
     path = npz(tmp_path, **arrays)
     with pytest.raises(DataError) as error:

@@ -59,9 +59,17 @@ def plain_loss(model: nn.Module, batch: dict[str, Tensor], client: int) -> Tenso
 
 
 def trained(
-    model: nn.Module, state: State, data: FederatedData, client: int, phase: Phase, optimizer: Optimizer, seed: int,
-    round: int, loss: Loss = plain_loss, clip: float | None = None,
-) -> State:  # fmt: skip
+    model: nn.Module,
+    state: State,
+    data: FederatedData,
+    client: int,
+    phase: Phase,
+    optimizer: Optimizer,
+    seed: int,
+    round: int,
+    loss: Loss = plain_loss,
+    clip: float | None = None,
+) -> State:
     """Return a copy of the model's state after local training from ``state``."""
     local = copy.deepcopy(model).train()
     local.load_state_dict(state)
@@ -76,10 +84,19 @@ def trained(
 
 
 def federated(
-    model: nn.Module, data: FederatedData, plan: Sequence[Sequence[int]], phase: Phase, optimizer: Optimizer, *,
-    seed: int = 0, uniform: bool = False, server: Optimizer | None = None, loss: Loss = plain_loss,
-    keep_rows: Sequence[str] = (), clip: float | None = None,
-) -> State:  # fmt: skip
+    model: nn.Module,
+    data: FederatedData,
+    plan: Sequence[Sequence[int]],
+    phase: Phase,
+    optimizer: Optimizer,
+    *,
+    seed: int = 0,
+    uniform: bool = False,
+    server: Optimizer | None = None,
+    loss: Loss = plain_loss,
+    keep_rows: Sequence[str] = (),
+    clip: float | None = None,
+) -> State:
     """Return the server's state after federated averaging of all parameters of ``model``.
 
     Args:

@@ -129,13 +129,18 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
     rng = np.random.default_rng(0)
     owner = np.repeat([f"u{k}" for k in range(4)], 6)
     data = FederatedData.from_columns(
-        owner, {"item": rng.integers(0, 5, 24), "label": rng.integers(1, 6, 24).astype("f8")}, parts(4, 1, 1) * 4,
+        owner,
+        {"item": rng.integers(0, 5, 24), "label": rng.integers(1, 6, 24).astype("f8")},
+        parts(4, 1, 1) * 4,
         meta={"task": "regression"},
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     model = MatrixFactorization(5, 2).double()
     method = methods.furl(
-        ["user", "user_bias"], private_init="model", local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.05, momentum=0.5), batch_size=5))  # fmt: skip
+        ["user", "user_bias"],
+        private_init="model",
+        local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.05, momentum=0.5), batch_size=5),
+    )
     nn.init.normal_(model.user)
     run = simulate(model, method, data, rounds=3, seed=1, engine="pooled")
 
@@ -214,7 +219,17 @@ def test_opted_out_examples_do_not_train_a_pooled_model() -> None:
     other = classes(opted_in=True)
     out = ~np.asarray(other.columns["opted_in"])
     other.columns["x"][out] += 3.0
-    runs = [simulate(Logits(), methods.furl("user", local=Phase(batch_size=4)), d, rounds=2, engine="pooled", evaluate_every=0) for d in (data, other)]  # fmt: skip
+    runs = [
+        simulate(
+            Logits(),
+            methods.furl("user", local=Phase(batch_size=4)),
+            d,
+            rounds=2,
+            engine="pooled",
+            evaluate_every=0,
+        )
+        for d in (data, other)
+    ]
     assert all(torch.equal(runs[0].server[n], runs[1].server[n]) for n in runs[0].server)
 
 

@@ -133,32 +133,51 @@ MORE: dict[str, Case] = {
     "native kernels": Case(document, methods.furl("user", local=Phase(batch_size=3, optimizer=SLOW)), TEXTS),
     "local rows": Case(Words, methods.furl("user", local=Phase(batch_size=3, optimizer=SLOW)), TEXTS),
     "owners' rows": Case(
-        Words, methods.furl("user", local=Phase(batch_size=3, optimizer=SLOW)).on_client(tables="local").on_server(reduce=WeightedMean(missing_rows="owners_only")), TEXTS
+        Words,
+        methods.furl("user", local=Phase(batch_size=3, optimizer=SLOW))
+        .on_client(tables="local")
+        .on_server(reduce=WeightedMean(missing_rows="owners_only")),
+        TEXTS,
     ),
     "batch statistics and dropout": Case(
         lambda: Noisy(dropout=0.3),
-        methods.furl("user", private_init=("normal", 0.3), local=Phase(batch_size=6), server=averaging(adam(0.05))),
+        methods.furl(
+            "user", private_init=("normal", 0.3), local=Phase(batch_size=6), server=averaging(adam(0.05))
+        ),
         classes(counts=(5, 9, 3, 8, 4, 6)),
     ),
     "early stopping": Case(Logits, stopping(methods.ditto(0.4, local=Phase(batch_size=4))), classes(valid=4)),
     "turns on every mini-batch": Case(
         Logits,
-        methods.furl("user").on_client(turns=(1, 2), phases=(
+        methods.furl("user").on_client(
+            turns=(1, 2),
+            phases=(
                 Phase(trains="private", batch_size=4, optimizer=SLOW),
                 Phase(trains="federated", batch_size=4),
-            )),
+            ),
+        ),
     ),
     "upload chain": Case(Logits, methods.furl("user", local=Phase(batch_size=4)).but(upload=(Halved(),))),
-    "top-k with error feedback": Case(Logits, methods.furl("user", local=Phase(batch_size=4)).but(upload=(TopK(0.3),))),
+    "top-k with error feedback": Case(
+        Logits, methods.furl("user", local=Phase(batch_size=4)).but(upload=(TopK(0.3),))
+    ),
     "quantile clipping": Case(
-        Logits, methods.furl("user", local=Phase(batch_size=4)).but(upload=(QuantileClip(bound=0.2), TopK(0.5)))
+        Logits,
+        methods.furl("user", local=Phase(batch_size=4)).but(upload=(QuantileClip(bound=0.2), TopK(0.5))),
     ),
     "a frozen backbone": Case(Backbone, methods.furl("user", local=Phase(batch_size=4))),
-    "the share of FedAvg": Case(Logits, methods.furl("user", private_scale="fedavg", local=Phase(optimizer=adam(0.05)))),
-    "uniform weights, no state": Case(
-        Logits, methods.furl("user", private_init="model", server=averaging(by="uniform")).on_client(keep=Init(every_round=True))
+    "the share of FedAvg": Case(
+        Logits, methods.furl("user", private_scale="fedavg", local=Phase(optimizer=adam(0.05)))
     ),
-    "the median": Case(Logits, methods.furl("user", local=Phase(batch_size=4), server=averaging().but(reduce=Median()))),
+    "uniform weights, no state": Case(
+        Logits,
+        methods.furl("user", private_init="model", server=averaging(by="uniform")).on_client(
+            keep=Init(every_round=True)
+        ),
+    ),
+    "the median": Case(
+        Logits, methods.furl("user", local=Phase(batch_size=4), server=averaging().but(reduce=Median()))
+    ),
     "a client sits out": Case(
         Fragile, methods.furl("user", local=Phase(loss=squared_error())), BROKEN, {"on_nonfinite": "skip"}
     ),
@@ -166,10 +185,11 @@ MORE: dict[str, Case] = {
         Parts, methods.fedfusion("conv", persistent_local=True, local=Phase(batch_size=3, optimizer=SLOW))
     ),
     "a received and a private extractor": Case(
-        Parts, methods.fedfusion(persistent_local=True, train_received=True, gamma=0.3, local=Phase(batch_size=3))
+        Parts,
+        methods.fedfusion(persistent_local=True, train_received=True, gamma=0.3, local=Phase(batch_size=3)),
     ),
     "a cohort of one": Case(Logits, methods.furl("user", local=Phase(batch_size=4)), DATA, {"cohort": 1}),
-}  # fmt: skip
+}
 CASES = {name: Case(model, method) for name, (model, method) in ROWS.items()} | MORE
 
 

@@ -50,15 +50,23 @@ STEPS = Phase(batch_size=4, epochs=2, optimizer=sgd(0.1, momentum=0.5))
 SCENES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
     "logits": (Logits, methods.furl("user", local=STEPS), DATA),
     "adam": (Logits, methods.furl("user", local=STEPS.but(optimizer=adam(0.05))), DATA),
-    "lstm of fedkeep": (lambda: DocumentModel(40, 3, 4, embedding_dim=5, hidden=8, mlp=6), methods.furl("user", local=STEPS), TEXTS),
-    "gru of fedkeep": (lambda: TextClassifier(40, 3, embedding_dim=5, hidden=4), methods.fedavg(local=STEPS), TEXTS),
+    "lstm of fedkeep": (
+        lambda: DocumentModel(40, 3, 4, embedding_dim=5, hidden=8, mlp=6),
+        methods.furl("user", local=STEPS),
+        TEXTS,
+    ),
+    "gru of fedkeep": (
+        lambda: TextClassifier(40, 3, embedding_dim=5, hidden=4),
+        methods.fedavg(local=STEPS),
+        TEXTS,
+    ),
     "lstm of torch": (lambda: Torchs(nn.LSTM), methods.furl("user", local=STEPS), TEXTS),
     "gru of torch": (lambda: Torchs(nn.GRU), methods.furl("user", local=STEPS), TEXTS),
     "convolution": (lambda: CifarCNN(10, dropout=0.0), methods.fedavg(local=STEPS), images()),
     "a hook at the end": (Logits, methods.scaffold(local=STEPS.but(optimizer=sgd(0.1))), DATA),
     "a hook at the start": (Logits, methods.fedala("linear.*", local=STEPS), DATA),
     "terms of what was received": (Logits, methods.ditto(0.4, local=STEPS), DATA),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("engine", [Sequential, Vectorised])

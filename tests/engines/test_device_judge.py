@@ -120,9 +120,10 @@ def test_the_records_of_a_run_are_those_of_a_plain_loop_over_clients_to_the_bit(
             n = sum(map(len, right))
             accuracy = float(np.concatenate(right).mean())
             for metric, value in (
-                ("loss", float(np.concatenate(losses).mean())), ("accuracy", accuracy),
+                ("loss", float(np.concatenate(losses).mean())),
+                ("accuracy", accuracy),
                 ("accuracy_user_mean", float(np.mean(means))),
-            ):  # fmt: skip
+            ):
                 wanted.append((rounds, split, None, metric, value, n))
             own_test = [(DATA.ids[c], means[c], len(right[c])) for c in range(6)]
             improved = improved if split != "valid" else accuracy > best  # noqa: F821 of this round's valid
@@ -161,9 +162,11 @@ def test_what_leaves_holds_neither_examples_nor_private_values(leaves: Leaves, k
     label = rng.standard_normal(34) if kind == "regression" else rng.integers(0, 2, 34)
     names = [f"user-{c}" for c in range(2)]
     data = FederatedData.from_columns(
-        np.repeat(names, 17), {"x": x, "label": label}, (["train"] * 4 + ["test"] * 13) * 2,
+        np.repeat(names, 17),
+        {"x": x, "label": label},
+        (["train"] * 4 + ["test"] * 13) * 2,
         meta={"task": kind, "classes": 2},
-    )  # fmt: skip
+    )
     model = Two() if kind != "regression" else Numbers()
     run = simulate(model, methods.furl("user"), data, rounds=0)
     canary = torch.tensor(CANARY, dtype=torch.float64)
@@ -311,9 +314,18 @@ def test_a_run_needs_no_more_than_a_roster_and_a_device(leaves: Leaves) -> None:
     work = job(Logits().double(), FURL, DATA)
     ids = tuple(map(str, DATA.ids))
     plan = Plan(
-        name="far", method=FURL, rounds=3, sampler=Sampler(6, 3, "shuffled", 0), roster=ids, judged=range(6),
-        tasks=tuple(tasks_of(DATA)), every=1, faults=Faults(), evaluate_shared=True, progress=False,
-    )  # fmt: skip
+        name="far",
+        method=FURL,
+        rounds=3,
+        sampler=Sampler(6, 3, "shuffled", 0),
+        roster=ids,
+        judged=range(6),
+        tasks=tuple(tasks_of(DATA)),
+        every=1,
+        faults=Faults(),
+        evaluate_shared=True,
+        progress=False,
+    )
     server = first_global(FURL, work.net, DATA).but(clients=Names(ids))
     drive = Drive(plan=plan, server=server, device=LocalDevice(work, Sequential(), leaves=leaves))
     kept = [drive.plan, drive.server]

@@ -40,8 +40,12 @@ class JointDocument(nn.Module):
         vocabulary, width = split.embedding.weight.shape
         self.embedding = nn.Embedding(vocabulary, width)
         self.lstm = nn.LSTM(width, split.lstm.hidden_size, batch_first=True, bidirectional=True)
-        self.mlp = nn.Sequential(nn.Identity(), nn.Linear(*split.mlp[1].weight.shape[::-1]), nn.ReLU(),
-                                 nn.Linear(*split.mlp[3].weight.shape[::-1]))  # fmt: skip
+        self.mlp = nn.Sequential(
+            nn.Identity(),
+            nn.Linear(*split.mlp[1].weight.shape[::-1]),
+            nn.ReLU(),
+            nn.Linear(*split.mlp[3].weight.shape[::-1]),
+        )
         own = {n: v for n, v in split.state_dict().items() if n not in ("user", "user_bias")}
         self.load_state_dict(own)
         self.users = nn.Parameter(split.user.detach().repeat(users, 1))
@@ -102,13 +106,24 @@ def test_the_split_model_equals_the_joint_model(build: Any, scale: Any, weightin
     split, joint, data, tables = build()
     rounds, cohort, seed = 6, 3, 11
     method = methods.furl(
-        [a for a, _ in tables], private_scale=scale, private_init="model", local=Phase(optimizer=sgd(0.4), batch_size=2, epochs=2), server=averaging(by=weighting))  # fmt: skip
+        [a for a, _ in tables],
+        private_scale=scale,
+        private_init="model",
+        local=Phase(optimizer=sgd(0.4), batch_size=2, epochs=2),
+        server=averaging(by=weighting),
+    )
     run = simulate(split, method, data, rounds=rounds, cohort=cohort, seed=seed)
     expected = federated(
-        joint, data, cohorts(data, cohort, rounds, seed), method.client.phases[0],
-        lambda m: torch.optim.SGD(m.parameters(), 0.4), seed=seed, uniform=weighting == "uniform", loss=joint_loss,
+        joint,
+        data,
+        cohorts(data, cohort, rounds, seed),
+        method.client.phases[0],
+        lambda m: torch.optim.SGD(m.parameters(), 0.4),
+        seed=seed,
+        uniform=weighting == "uniform",
+        loss=joint_loss,
         keep_rows=[b for _, b in tables] if scale == 1 else (),
-    )  # fmt: skip
+    )
     close(run.server, expected)
     kept = run.private.read(range(len(data)))
     for ours, theirs in tables:

@@ -68,9 +68,14 @@ def test_rounds_equal_plain_pytorch(options: dict[str, Any], weighting: Any) -> 
     plan = cohorts(DATA, 4, 3, 5)
     assert [len(c) for c in plan] == [4, 2, 4]
     expected = federated(
-        model, DATA, plan, method.client.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=5,
+        model,
+        DATA,
+        plan,
+        method.client.phases[0],
+        lambda m: torch.optim.SGD(m.parameters(), 0.3),
+        seed=5,
         uniform=weighting == "uniform",
-    )  # fmt: skip
+    )
     close(run.server, expected)
     assert not torch.allclose(run.server["linear.weight"], model.linear.weight)
 
@@ -115,9 +120,14 @@ def test_server_optimisers_live_on_over_rounds(ours: Any, theirs: Any) -> None:
     method = methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4), server=averaging(ours))
     run = simulate(model, method, DATA, rounds=5, cohort=4, seed=2)
     expected = federated(
-        model, DATA, cohorts(DATA, 4, 5, 2), method.client.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=2,
+        model,
+        DATA,
+        cohorts(DATA, 4, 5, 2),
+        method.client.phases[0],
+        lambda m: torch.optim.SGD(m.parameters(), 0.3),
+        seed=2,
         server=theirs,
-    )  # fmt: skip
+    )
     close(run.server, expected)
 
 
@@ -152,9 +162,14 @@ def test_clipping_equals_torch(bound: float) -> None:
     method = methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4, clip_norm=bound))
     run = simulate(model, method, DATA, rounds=2, cohort=6, seed=1)
     expected = federated(
-        model, DATA, cohorts(DATA, 6, 2, 1), method.client.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=1,
+        model,
+        DATA,
+        cohorts(DATA, 6, 2, 1),
+        method.client.phases[0],
+        lambda m: torch.optim.SGD(m.parameters(), 0.3),
+        seed=1,
         clip=bound,
-    )  # fmt: skip
+    )
     close(run.server, expected)
 
 

@@ -235,22 +235,46 @@ def gives(function: str, value: Any) -> Method:
 @pytest.mark.parametrize(
     ("function", "value", "message"),
     [
-        ("client.state", {"n": 0}, "The client's state of 'furl' gives 'n' as int; wanted a tensor, such as torch.tensor"),
+        (
+            "client.state",
+            {"n": 0},
+            "The client's state of 'furl' gives 'n' as int; wanted a tensor, such as torch.tensor",
+        ),
         ("server.state", {"n": 0.5}, "The server's state of 'furl' gives 'n' as float; wanted a tensor"),
         ("sends", {"n": [1]}, "The sends of 'furl' gives 'n' as list; wanted a tensor"),
         ("client.state", None, "The client's state of 'furl' gives NoneType; wanted Mapping."),
-        ("client.state", {"upload/x": torch.zeros(1)}, "The client's state of 'furl' gives 'upload/x' as a name; wanted a"),
-        ("server.state", {"upload/x": torch.zeros(1)}, "The server's state of 'furl' gives 'upload/x' as a name; wanted"),
+        (
+            "client.state",
+            {"upload/x": torch.zeros(1)},
+            "The client's state of 'furl' gives 'upload/x' as a name; wanted a",
+        ),
+        (
+            "server.state",
+            {"upload/x": torch.zeros(1)},
+            "The server's state of 'furl' gives 'upload/x' as a name; wanted",
+        ),
         ("start", None, "The start of 'furl' gives NoneType; wanted Started."),
         ("finish", None, "The finish of 'furl' gives NoneType; wanted Finished."),
-        ("start", Started(params={"user": 0.0}), "The start of 'furl' gives 'user' as float; wanted a tensor"),  # type: ignore[dict-item]
-        ("finish", Finished(state={"n": 3}), "The finish of 'furl', state gives 'client/n' as int; wanted a tensor"),  # type: ignore[dict-item]
-        ("finish", Finished(sends={"n": 3}), "The finish of 'furl', sends gives 'server/n' as int; wanted a tensor"),  # type: ignore[dict-item]
+        (
+            "start",
+            Started(params={"user": 0.0}),
+            "The start of 'furl' gives 'user' as float; wanted a tensor",
+        ),  # type: ignore[dict-item]
+        (
+            "finish",
+            Finished(state={"n": 3}),
+            "The finish of 'furl', state gives 'client/n' as int; wanted a tensor",
+        ),  # type: ignore[dict-item]
+        (
+            "finish",
+            Finished(sends={"n": 3}),
+            "The finish of 'furl', sends gives 'server/n' as int; wanted a tensor",
+        ),  # type: ignore[dict-item]
         ("update", None, "The update of 'furl' gives NoneType; wanted Global."),
         ("send", None, "The send of the server to client 'user-0' in round 0 gives NoneType; wanted Sent."),
         ("accept", None, "The accept of client 'user-0' in round 0 gives NoneType; wanted Kept."),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_tensor_or_of_another_kind(function: str, value: Any, message: str) -> None:
     assert said(gives(function, value)).startswith(message)
 
@@ -274,13 +298,29 @@ def test_whole_numbers_are_not_sent_along_to_a_mean() -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        (lambda p: {**p, "more": torch.zeros(2)}, MethodError, "gives 'more', which is not known there; known are "),
-        (lambda p: {"linear.bias": p["linear.bias"]}, MethodError, "does not give all: missing ['linear.weight']."),
-        (lambda p: {n: v.double() for n, v in p.items()}, MethodError, "gives 'linear.weight' as (3, 3) torch.float64; wanted"),
-        (lambda p: {n: v[:1] for n, v in p.items()}, MethodError, "gives 'linear.weight' as (1, 3) torch.float32; wanted (3,"),
+        (
+            lambda p: {**p, "more": torch.zeros(2)},
+            MethodError,
+            "gives 'more', which is not known there; known are ",
+        ),
+        (
+            lambda p: {"linear.bias": p["linear.bias"]},
+            MethodError,
+            "does not give all: missing ['linear.weight'].",
+        ),
+        (
+            lambda p: {n: v.double() for n, v in p.items()},
+            MethodError,
+            "gives 'linear.weight' as (3, 3) torch.float64; wanted",
+        ),
+        (
+            lambda p: {n: v[:1] for n, v in p.items()},
+            MethodError,
+            "gives 'linear.weight' as (1, 3) torch.float32; wanted (3,",
+        ),
         (lambda p: {n: v / 0 for n, v in p.items()}, NonFiniteError, "gives 'linear."),
     ],
-)  # fmt: skip
+)
 def test_a_send_that_gives_something_else(change: Any, kind: type[FedkeepError], message: str) -> None:
     def send(server: Global, client: str) -> Sent:
         return Sent(params=change(server.params))
@@ -302,12 +342,28 @@ def test_a_send_of_state_that_is_no_number() -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        (lambda k: Kept(params=k.params, state={**k.state, "more": torch.zeros(1)}), MethodError, "gives 'client/more', which is"),
-        (lambda k: Kept(params=k.params, state={}), MethodError, "does not give all: missing ['client/rounds', 'client/three']."),
-        (lambda k: Kept(params={"user": torch.zeros(4)}, state=k.state), MethodError, "gives 'user' as (4,) torch.float32; wanted"),
-        (lambda k: Kept(params={"user": k.params["user"] / 0}, state=k.state), NonFiniteError, "gives 'user', which holds a NaN"),
+        (
+            lambda k: Kept(params=k.params, state={**k.state, "more": torch.zeros(1)}),
+            MethodError,
+            "gives 'client/more', which is",
+        ),
+        (
+            lambda k: Kept(params=k.params, state={}),
+            MethodError,
+            "does not give all: missing ['client/rounds', 'client/three'].",
+        ),
+        (
+            lambda k: Kept(params={"user": torch.zeros(4)}, state=k.state),
+            MethodError,
+            "gives 'user' as (4,) torch.float32; wanted",
+        ),
+        (
+            lambda k: Kept(params={"user": k.params["user"] / 0}, state=k.state),
+            NonFiniteError,
+            "gives 'user', which holds a NaN",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_accept_that_gives_something_else(change: Any, kind: type[FedkeepError], message: str) -> None:
     def accept(before: Kept, after: Kept, share: float) -> Kept:
         return change(after)  # type: ignore[no-any-return]

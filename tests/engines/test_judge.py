@@ -95,9 +95,11 @@ def test_a_model_that_does_not_fit_the_examples_is_an_error_that_says_whose(kind
 
 def test_clients_of_different_sizes_count_once_each_in_the_user_mean() -> None:
     data = FederatedData.from_columns(
-        ["a"] * 4 + ["b"] * 2, {"x": np.zeros((6, 3)), "label": np.array([0, 0, 0, 0, 0, 1])},
-        parts(1, 0, 3) + parts(1, 0, 1), meta={"task": "multiclass", "classes": 3},
-    )  # fmt: skip
+        ["a"] * 4 + ["b"] * 2,
+        {"x": np.zeros((6, 3)), "label": np.array([0, 0, 0, 0, 0, 1])},
+        parts(1, 0, 3) + parts(1, 0, 1),
+        meta={"task": "multiclass", "classes": 3},
+    )
     model = Logits()
     with torch.no_grad():
         model.linear.bias.copy_(torch.tensor([5.0, 0.0, 0.0]))
@@ -226,9 +228,15 @@ def test_several_tasks_have_metrics_of_their_own(tmp_path: Path) -> None:
             "stars": np.array([0, 2, 5, 0, 2, 2.0]),
         },
         parts(1, 0, 2) * 2,
-        meta={"task": "multiclass", "classes": 2, "tasks": {
-            "topic": {"task": "multiclass", "label": "topic"}, "stars": {"task": "regression", "label": "stars"}}},
-    )  # fmt: skip
+        meta={
+            "task": "multiclass",
+            "classes": 2,
+            "tasks": {
+                "topic": {"task": "multiclass", "label": "topic"},
+                "stars": {"task": "regression", "label": "stars"},
+            },
+        },
+    )
     loss = methods.terms.multi_task(
         {
             "topic": methods.terms.cross_entropy("topic", "topic"),

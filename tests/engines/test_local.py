@@ -31,7 +31,16 @@ def drawn(phase: Phase, draws: Stream = DRAWS, number: int = 0) -> list[list[int
     return [b.tolist() for b in batches(DATA, rows_of(DATA, 0), phase, draws, number)]
 
 
-def run(model: Any, phases: Sequence[Phase], data: FederatedData = DATA, draws: Stream = DRAWS, split: Split = USER, params: Params | None = None, client: int = 0, **rule: Any) -> LocalResult:  # fmt: skip
+def run(
+    model: Any,
+    phases: Sequence[Phase],
+    data: FederatedData = DATA,
+    draws: Stream = DRAWS,
+    split: Split = USER,
+    params: Params | None = None,
+    client: int = 0,
+    **rule: Any,
+) -> LocalResult:
     net = Net(model)
     params = net.initial() if params is None else params
     part = Client(phases=tuple(phases), **rule)
@@ -123,7 +132,16 @@ def test_what_is_given_is_not_changed() -> None:
     split = Split("user")
     received = split.federated(params)
     random = torch.random.get_rng_state()
-    result = local_run(Net(model), split, Client(phases=(Phase(batch_size=4, optimizer=adam(0.1)),)), params, received, DATA, rows_of(DATA, 0), DRAWS)  # fmt: skip
+    result = local_run(
+        Net(model),
+        split,
+        Client(phases=(Phase(batch_size=4, optimizer=adam(0.1)),)),
+        params,
+        received,
+        DATA,
+        rows_of(DATA, 0),
+        DRAWS,
+    )
     assert same_bits(params, before)
     assert torch.equal(random, torch.random.get_rng_state())
     assert all(not torch.equal(result.params[n], before[n]) for n in before)
@@ -158,7 +176,10 @@ def test_a_phase_trains_what_it_names_and_nothing_else() -> None:
 
 def test_phases_run_one_after_the_other_with_fresh_optimisers() -> None:
     model = Logits().double()
-    phases = [Phase(trains="private", optimizer=sgd(0.2, momentum=0.9), batch_size=3), Phase(trains="federated", batch_size=3, optimizer=adam(0.1))]  # fmt: skip
+    phases = [
+        Phase(trains="private", optimizer=sgd(0.2, momentum=0.9), batch_size=3),
+        Phase(trains="federated", batch_size=3, optimizer=adam(0.1)),
+    ]
     together = run(model, phases).params
     ours = torch.nn.ParameterDict()
     module = Logits().double()

@@ -120,9 +120,15 @@ def test_draws_that_no_seed_governs_are_refused(model: type[nn.Module], engine: 
         MethodError, match=r"round 0: the model or its loss drew random numbers from random or numpy"
     ):
         simulate(
-            model().double(), methods.fedavg(local=LOCAL), numbers(), rounds=1, cohort=4, engine=engine,
-            workers=2 if engine == "workers" else None, progress=False,
-        )  # fmt: skip
+            model().double(),
+            methods.fedavg(local=LOCAL),
+            numbers(),
+            rounds=1,
+            cohort=4,
+            engine=engine,
+            workers=2 if engine == "workers" else None,
+            progress=False,
+        )
 
 
 class Bounded(nn.Module):
@@ -208,9 +214,15 @@ class InPlace(Parts):
 def test_a_write_in_place_is_said_in_words(engine: str) -> None:
     with pytest.raises(MethodError) as error:
         simulate(
-            InPlace().double(), methods.fedavg(local=LOCAL), numbers(), rounds=1, cohort=4, engine=engine,
-            workers=2 if engine == "workers" else None, progress=False,
-        )  # fmt: skip
+            InPlace().double(),
+            methods.fedavg(local=LOCAL),
+            numbers(),
+            rounds=1,
+            cohort=4,
+            engine=engine,
+            workers=2 if engine == "workers" else None,
+            progress=False,
+        )
     said = str(error.value)
     assert (
         "The loss has no gradient: one of the variables needed for gradient computation has been modified"
@@ -270,11 +282,16 @@ REAL = LOCAL.but(loss=terms.squared_error())
 @pytest.mark.parametrize(
     "method",
     [
-        methods.kteps(local=REAL), methods.pfl_da(local=REAL), methods.fedproto(local=REAL),
-        methods.fedpac(local=REAL), methods.fedrod(local=REAL), methods.gpfl(local=REAL), methods.knn_per(local=REAL),
+        methods.kteps(local=REAL),
+        methods.pfl_da(local=REAL),
+        methods.fedproto(local=REAL),
+        methods.fedpac(local=REAL),
+        methods.fedrod(local=REAL),
+        methods.gpfl(local=REAL),
+        methods.knn_per(local=REAL),
     ],
     ids=lambda method: method.name,
-)  # fmt: skip
+)
 def test_methods_for_classes_say_so_of_numbers(method: Method) -> None:
     label = np.random.default_rng(2).standard_normal(sum(COUNTS)).astype(np.float32)
     some = numbers(label=label).split_per_user((0.5, 0.0, 0.5))

@@ -100,8 +100,11 @@ def test_every_step_of_every_phase_is_taken_once(make: Any, lines: Any) -> None:
     method = methods.furl("user").on_client(phases=TWO, start=begins, finish=ends)
     calls = 1 if make is Vectorised else 4
     assert second_round(job(Logits(), method, FOUR), make, lines) == {
-        "own, training": 6 * calls, "all, training": 2 * calls, "start": 4, "finish after 8": 4,
-    }  # fmt: skip
+        "own, training": 6 * calls,
+        "all, training": 2 * calls,
+        "start": 4,
+        "finish after 8": 4,
+    }
 
 
 @pytest.mark.parametrize("make", ENGINES)
@@ -110,17 +113,24 @@ def test_turns_on_every_mini_batch(make: Any, lines: Any) -> None:
     method = methods.furl("user").on_client(phases=phases, turns=(2, 1), start=begins, finish=ends)
     calls = 1 if make is Vectorised else 4
     assert second_round(job(Logits(), method, FOUR), make, lines) == {
-        "own, training": 4 * calls, "all, training": 2 * calls, "start": 4, "finish after 6": 4,
-    }  # fmt: skip
+        "own, training": 4 * calls,
+        "all, training": 2 * calls,
+        "start": 4,
+        "finish after 6": 4,
+    }
 
 
 @pytest.mark.parametrize("make", ENGINES)
 def test_early_stopping_looks_at_each_clients_examples(make: Any, lines: Any) -> None:
     """A rate of nothing improves nothing: measured after passes 1, 2 and 3, stopped there; 3 · 2 steps."""
     phase = Phase(
-        loss=Counted(), trains="private", batch_size=4, epochs=9, optimizer=sgd(0.0),
+        loss=Counted(),
+        trains="private",
+        batch_size=4,
+        epochs=9,
+        optimizer=sgd(0.0),
         early_stopping=EarlyStopping(every=1, patience=2),
-    )  # fmt: skip
+    )
     method = methods.furl("user").on_client(phases=(phase,))
     calls = 1 if make is Vectorised else 4
     written = second_round(job(Logits(), method, FOUR), make, lines)

@@ -269,9 +269,14 @@ def test_neither_its_loss_nor_the_statistics_that_it_moves_leave(engine: str) ->
     found = []
     for changed in (data, replaced(data, 1)):
         run = simulate(
-            Chained(), chained(shared, ON_ALL, ON_TOP), changed, rounds=3, cohort=4, engine=engine,
+            Chained(),
+            chained(shared, ON_ALL, ON_TOP),
+            changed,
+            rounds=3,
+            cohort=4,
+            engine=engine,
             evaluate_every=0,
-        )  # fmt: skip
+        )
         assert "norm.running_mean" in run.server
         found.append((run.server, [repr(r.value) for r in run.history]))
     assert same_bits(found[0][0], found[1][0])
@@ -376,9 +381,14 @@ def test_opted_out_examples_that_break_a_private_phase_decide_nothing(engine: st
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             run = simulate(
-                Logits(), methods.ditto(0.4, local=Phase(batch_size=3)), data, rounds=2, cohort=6, engine=engine,
+                Logits(),
+                methods.ditto(0.4, local=Phase(batch_size=3)),
+                data,
+                rounds=2,
+                cohort=6,
+                engine=engine,
                 evaluate_every=0,
-            )  # fmt: skip
+            )
         notes = [str(each.message) for each in said if "keeps what it had" in str(each.message)]
         assert bool(notes) == broken
         found.append((run.server, [r.value for r in run.history]))

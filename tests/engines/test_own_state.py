@@ -212,9 +212,15 @@ def test_random_numbers_are_refused_where_training_stops_early(engine: str) -> N
     stopping = LOCAL.but(epochs=3, early_stopping=EarlyStopping(every=1, patience=1))
     with pytest.raises(MethodError, match=r"The validation loss drew random numbers.*self\.train"):
         simulate(
-            Always().double(), methods.local(local=stopping), data, rounds=1, cohort=4, evaluate_every=0,
-            engine=engine, progress=False,
-        )  # fmt: skip
+            Always().double(),
+            methods.local(local=stopping),
+            data,
+            rounds=1,
+            cohort=4,
+            evaluate_every=0,
+            engine=engine,
+            progress=False,
+        )
 
 
 def test_a_hook_that_judges_by_chance_is_refused() -> None:

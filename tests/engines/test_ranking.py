@@ -28,9 +28,13 @@ def data() -> FederatedData:
     ]
     rated = FederatedData.from_columns(
         client=np.repeat(np.arange(USERS), 12),
-        columns={"item": np.concatenate(taken), "label": np.ones(12 * USERS, np.float32), "time": np.tile(np.arange(12), USERS)},
+        columns={
+            "item": np.concatenate(taken),
+            "label": np.ones(12 * USERS, np.float32),
+            "time": np.tile(np.arange(12), USERS),
+        },
         meta={"items": ITEMS, "task": "regression", "name": "films"},
-    )  # fmt: skip
+    )
     return leave_one_out(rated, AGAINST)
 
 

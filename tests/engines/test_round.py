@@ -175,9 +175,11 @@ def test_a_diverging_client_is_named_too() -> None:
 def test_clients_without_training_examples_are_judged_but_never_drawn() -> None:
     owner = ["a", "a", "empty", "c"]
     data = FederatedData.from_columns(
-        owner, {"x": np.ones((4, 3)), "label": np.array([0, 1, 2, 1])}, ["train", "test", "test", "train"],
+        owner,
+        {"x": np.ones((4, 3)), "label": np.array([0, 1, 2, 1])},
+        ["train", "test", "test", "train"],
         meta={"task": "multiclass", "classes": 3},
-    )  # fmt: skip
+    )
     run = simulate(Logits(), methods.furl("user"), data, rounds=3, cohort=5)
     assert run.private.seen([0, 1, 2]) == [True, True, False]
     assert run.rounds_per_epoch == 1

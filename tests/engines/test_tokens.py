@@ -147,12 +147,24 @@ def test_a_metric_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("label", "meta", "message"),
     [
-        ([[1, -1]], {"task": "tokens"}, "Wanted labels 0 to 1 (2 classes), and -100 for tokens that do not count; got -1 in"),
+        (
+            [[1, -1]],
+            {"task": "tokens"},
+            "Wanted labels 0 to 1 (2 classes), and -100 for tokens that do not count; got -1 in",
+        ),
         ([[1, 2]], {}, "say meta['task'] = 'tokens' where each token has a label"),
-        ([1], {"task": "tokens"}, "Wanted one label per token, shape (examples, tokens), as meta['task'] is 'tokens'"),
-        ([[3, 4]], {"task": "next_token"}, "Labels of a next-token task are the tokens that follow; got the input_ids"),
+        (
+            [1],
+            {"task": "tokens"},
+            "Wanted one label per token, shape (examples, tokens), as meta['task'] is 'tokens'",
+        ),
+        (
+            [[3, 4]],
+            {"task": "next_token"},
+            "Labels of a next-token task are the tokens that follow; got the input_ids",
+        ),
     ],
-)  # fmt: skip
+)
 def test_labels_that_are_refused(label: Any, meta: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError) as error:
         FederatedData.from_columns(

@@ -91,8 +91,10 @@ def test_a_run_warns_of_it() -> None:
         "judged by what it has not trained. Let forward be head(features(…)), or give the two steps other names."
     )
     for model, method, told in (
-        (Sharper(), methods.fedrod(), [expected]), (Sharper(), methods.fedavg(), []), (Parts(), methods.fedrod(), []),
-    ):  # fmt: skip
+        (Sharper(), methods.fedrod(), [expected]),
+        (Sharper(), methods.fedavg(), []),
+        (Parts(), methods.fedrod(), []),
+    ):
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             simulate(model.double(), method, DATA, rounds=1, cohort=2, progress=False)

@@ -35,9 +35,19 @@ def run(engine: str, out: Path | None, rounds: int, resume: bool = False) -> Run
     data = classes(counts=(5, 9, 3, 8, 4, 6), kind="f4")
     with one_run_id():
         return simulate(
-            Noisy(dropout=0.3), ENGINES[engine], data, rounds=rounds, cohort=2, seed=4, engine=engine, out=out,
-            resume=resume, evaluate_every=2, on_nonfinite="stop", progress=False,
-        )  # fmt: skip
+            Noisy(dropout=0.3),
+            ENGINES[engine],
+            data,
+            rounds=rounds,
+            cohort=2,
+            seed=4,
+            engine=engine,
+            out=out,
+            resume=resume,
+            evaluate_every=2,
+            on_nonfinite="stop",
+            progress=False,
+        )
 
 
 def go_on(engine: str, out: Path, rounds: int) -> Run:

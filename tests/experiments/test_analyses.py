@@ -205,8 +205,9 @@ def test_aggregation_is_timed_as_rounds_aggregate(monkeypatch: pytest.MonkeyPatc
     aggregation_time({"w": torch.zeros(7, 3, dtype=torch.float64), "seen": torch.zeros(2).long()}, (3, 12), 2)
     assert len(added) == (3 + 12) * 2
     assert {n: (v.shape, v.dtype) for n, v in added[0].deltas.items()} == {
-        "w": ((7, 3), torch.float64), "seen": ((2,), torch.int64)
-    }  # fmt: skip
+        "w": ((7, 3), torch.float64),
+        "seen": ((2,), torch.int64),
+    }
 
 
 def kept_run(folder: Path, round: int = 1) -> None:

@@ -218,10 +218,13 @@ def test_membership_of_a_model_that_knows_its_examples_by_heart_and_under_noise(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"run.engine": "pooled"}, "There is no upload to attack: this configuration trains in one place, or federates nothing."),
+        (
+            {"run.engine": "pooled"},
+            "There is no upload to attack: this configuration trains in one place, or federates nothing.",
+        ),
         ({"data.users": "2"}, "Attacks want at least 3 clients with training examples; these data have 2."),
     ],
-)  # fmt: skip
+)
 def test_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         attack(parse_config(TEXT, overrides={"run.rounds": "1", **settings}), FEW)

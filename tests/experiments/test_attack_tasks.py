@@ -39,9 +39,11 @@ def test_membership_is_of_the_task_whose_label_the_loss_names(
         "place": {"task": "multiclass", "label": "place", "classes": 4},
     }
     data = FederatedData.from_columns(
-        client=np.repeat(list("abcd"), 8), columns=columns, split=(["train"] * 6 + ["test"] * 2) * 4,
+        client=np.repeat(list("abcd"), 8),
+        columns=columns,
+        split=(["train"] * 6 + ["test"] * 2) * 4,
         meta={"tasks": tasks},
-    )  # fmt: skip
+    )
     data.save(tmp_path / "saved")
     text = f"""
 data = {{ reader = "saved", folder = {str(tmp_path / "saved")!r} }}

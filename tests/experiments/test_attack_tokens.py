@@ -42,9 +42,11 @@ def texts(folder: Path, rate: float) -> tuple[Config, np.ndarray[Any, Any]]:
     label[::3, 3:] = -100
     columns = {"input_ids": ids, "label": label}
     data = FederatedData.from_columns(
-        client=np.repeat(list("abcd"), EXAMPLES), columns=columns, split=(["train"] * 6 + ["test"] * 2) * 4,
+        client=np.repeat(list("abcd"), EXAMPLES),
+        columns=columns,
+        split=(["train"] * 6 + ["test"] * 2) * 4,
         meta={"task": "next_token", "classes": WORDS},
-    )  # fmt: skip
+    )
     data.save(folder / "texts")
     text = f"""
 data = {{ reader = "saved", folder = {str(folder / "texts")!r} }}

@@ -45,9 +45,12 @@ def test_a_personalisation_that_cannot_be_is_refused_before_anything_is_trained(
 
 def test_a_whole_run_of_reviews_with_a_personalisation_curve(tmp_path: Path) -> None:
     wanted = config(
-        data=REVIEWS, model=CLASSIFIER, method={"kind": "fedavg", "batch_size": 2},
-        run={"rounds": 2, "cohort": 2, "evaluate_shared": True}, personalization={"ratio": 0.5, "steps": 4, "every": 2},
-    )  # fmt: skip
+        data=REVIEWS,
+        model=CLASSIFIER,
+        method={"kind": "fedavg", "batch_size": 2},
+        run={"rounds": 2, "cohort": 2, "evaluate_shared": True},
+        personalization={"ratio": 0.5, "steps": 4, "every": 2},
+    )
     run = run_config(wanted, folder=shops(tmp_path), out=tmp_path / "run")
     curve = [r for r in run.history if r.split.startswith("personalization/")]
     assert {(r.split, r.client) for r in curve} == {

@@ -105,9 +105,13 @@ def test_a_place_is_looked_up_in_the_folder_of_data(tmp_path: Path) -> None:
     ],
 )
 def test_data_that_cannot_be_read(
-    data: dict[str, Any], folder: str | None, kind: type[Exception], message: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    data: dict[str, Any],
+    folder: str | None,
+    kind: type[Exception],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(kind) as error:
         build_data(config(data=data), None if folder is None else Path(folder))
@@ -188,12 +192,10 @@ def test_images_are_partitioned_and_some_stay_out(tmp_path: Path) -> None:
         ({**LOSSLESS, "partition": {"kind": "shards"}}, "data.partition: missing clients."),
         (
             {"reader": "toy", "opt_out": {"fractoin": 0.5}},
-            (
-                "data.opt_out.fractoin: unknown key. Did you mean 'fraction'? Known here: fraction, by, seed."
-            ),
+            ("data.opt_out.fractoin: unknown key. Did you mean 'fraction'? Known here: fraction, by, seed."),
         ),
     ],
-)  # fmt: skip
+)
 def test_partitions_that_cannot_be_made(data: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         build_data(config(data=data), pictures(tmp_path))

@@ -32,16 +32,21 @@ def test_a_method_is_what_a_call_would_make() -> None:
         local=Phase(optimizer=sgd(0.5))
     )
     built = method(
-        private=["user", "head.*"], private_init=["normal", 0.1], weighting="uniform", clip_norm=2,
-        optimizer={"learning_rate": 0.3, "rates": {"user": 1.0}}, server_optimizer={"momentum": 0.9},
+        private=["user", "head.*"],
+        private_init=["normal", 0.1],
+        weighting="uniform",
+        clip_norm=2,
+        optimizer={"learning_rate": 0.3, "rates": {"user": 1.0}},
+        server_optimizer={"momentum": 0.9},
         loss={"kind": "squared_error", "label": "y", "l2": {"user": 0.5}},
-    )  # fmt: skip
+    )
     loss = terms.squared_error("y") + 0.5 * terms.l2_penalty("user")
     assert built == methods.furl(
-        ["user", "head.*"], private_init=("normal", 0.1),
+        ["user", "head.*"],
+        private_init=("normal", 0.1),
         local=Phase(clip_norm=2, optimizer=sgd(0.3, rates={"user": 1.0}), loss=loss),
         server=averaging(sgd(1.0, momentum=0.9), by="uniform"),
-    )  # fmt: skip
+    )
 
 
 def test_what_is_not_said_of_the_server_stays_the_methods_own() -> None:
@@ -182,19 +187,37 @@ def test_a_function_of_ones_own_makes_a_method(my_methods: str) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"kind": "no_such_module:plain"}, "method.kind: 'no_such_module:plain' cannot be imported: No module named "),
-        ({"kind": "my_methods:plane"}, "method.kind: 'my_methods:plane' cannot be imported: module 'my_methods' has no"),
-        ({"kind": "my_methods:silent"}, "method.kind: 'my_methods:silent' is no function that says `-> fedkeep.Method`."),
+        (
+            {"kind": "no_such_module:plain"},
+            "method.kind: 'no_such_module:plain' cannot be imported: No module named ",
+        ),
+        (
+            {"kind": "my_methods:plane"},
+            "method.kind: 'my_methods:plane' cannot be imported: module 'my_methods' has no",
+        ),
+        (
+            {"kind": "my_methods:silent"},
+            "method.kind: 'my_methods:silent' is no function that says `-> fedkeep.Method`.",
+        ),
         ({"kind": "os:system"}, "method.kind: 'os:system' is no function that says `-> fedkeep.Method`."),
-        ({"kind": "my_methods:without_phase"}, "method.kind: 'my_methods:without_phase' takes no argument `local`, "),
+        (
+            {"kind": "my_methods:without_phase"},
+            "method.kind: 'my_methods:without_phase' takes no argument `local`, ",
+        ),
         (
             {"kind": "my_methods:wrong"},
             "method.kind: 'my_methods:wrong' makes no method of this table: ValueError: a rate of 3.",
         ),
-        ({"kind": "my_methods:nothing"}, "method.kind: 'my_methods:nothing' must return a fedkeep.Method; got a NoneType."),
-        ({"kind": "my_methods:plain", "strenght": 1.0}, "method.strenght: unknown key. Did you mean 'strength'?"),
+        (
+            {"kind": "my_methods:nothing"},
+            "method.kind: 'my_methods:nothing' must return a fedkeep.Method; got a NoneType.",
+        ),
+        (
+            {"kind": "my_methods:plain", "strenght": 1.0},
+            "method.strenght: unknown key. Did you mean 'strength'?",
+        ),
     ],
-)  # fmt: skip
+)
 def test_methods_of_ones_own_that_cannot_be_made(
     my_methods: str, table: dict[str, Any], message: str
 ) -> None:

@@ -252,7 +252,7 @@ def test_models_within_a_model() -> None:
             "model.network: wanted Module; got 3.",
         ),
     ],
-)  # fmt: skip
+)
 def test_models_within_a_model_that_cannot_be_made(model: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         build_model(config(model=model), PICTURES)

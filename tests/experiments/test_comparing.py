@@ -70,8 +70,12 @@ def toy(**changes: str) -> Config:
 
 
 def planned(
-    out: Path, methods: Sequence[str] = ("fedavg", "furl"), seeds: Sequence[int] = (0, 1), *configs: Config, **more: Any
-) -> Plan:  # fmt: skip
+    out: Path,
+    methods: Sequence[str] = ("fedavg", "furl"),
+    seeds: Sequence[int] = (0, 1),
+    *configs: Config,
+    **more: Any,
+) -> Plan:
     return plan(list(configs) or [toy()], methods, seeds, out, **more)
 
 
@@ -103,8 +107,12 @@ def test_all_seeds_have_the_data_of_the_configurations_seed(tmp_path: Path) -> N
     made = planned(tmp_path / "c")
     assert [v.config.name for v in made.variants] == ["fedavg", "furl", "local", "fine_tuned"]
     assert [(c.label, c.config.seed) for c in made.cells[:5]] == [
-        ("fedavg", 0), ("furl", 0), ("local", 0), ("fine_tuned", 0), ("fedavg", 1)
-    ]  # fmt: skip
+        ("fedavg", 0),
+        ("furl", 0),
+        ("local", 0),
+        ("fine_tuned", 0),
+        ("fedavg", 1),
+    ]
     data = made.cells[0].config.data
     assert data.options["seed"] == 7
     assert data.split is None  # toy data come divided

@@ -72,9 +72,10 @@ def test_the_numbers_are_those_of_the_runs(
             assert kept is not None
             split = "test/adapted" if model == "adapted" else "test"
             (record,) = (
-                r.value for r in read_run(folder).records
+                r.value
+                for r in read_run(folder).records
                 if (r.metric, r.split, r.client, r.round) == ("macro_f1", split, None, kept.round)
-            )  # fmt: skip
+            )
             assert value == pytest.approx(record, rel=1e-12)
     counts = np.zeros((12, classes))
     whole = data(classes)

@@ -117,10 +117,14 @@ def test_overrides() -> None:
     config = parse_config(
         MINIMAL,
         overrides={
-            "name": "My run", "run.rounds": "7", "data.features": "[1, 2]", "data.path": "some/where.csv",
-            'method.optimizer.rates."head.*"': "0.25", "model.bias": "false",
+            "name": "My run",
+            "run.rounds": "7",
+            "data.features": "[1, 2]",
+            "data.path": "some/where.csv",
+            'method.optimizer.rates."head.*"': "0.25",
+            "model.bias": "false",
         },
-    )  # fmt: skip
+    )
     assert (config.name, config.run.rounds) == ("My run", 7)
     assert config.data.options == {"features": [1, 2], "path": "some/where.csv"}
     assert config.method.optimizer.rates == {"head.*": 0.25}

@@ -171,9 +171,11 @@ def test_a_regression_keeps_errors() -> None:
 
 
 GOOD = {
-    "client": torch.zeros(2, dtype=torch.int32), "row": torch.arange(2), "own/loss": torch.zeros(2).double(),
+    "client": torch.zeros(2, dtype=torch.int32),
+    "row": torch.arange(2),
+    "own/loss": torch.zeros(2).double(),
     "own/score": torch.zeros(2, dtype=torch.uint8),
-}  # fmt: skip
+}
 BAD: dict[str, tuple[dict[str, Tensor | None], str]] = {
     "nothing": (dict.fromkeys(GOOD), "no task"),
     "a column is missing": ({"row": None}, "'row' is missing"),

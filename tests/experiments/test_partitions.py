@@ -17,9 +17,12 @@ from fedkeep.models import CNN
 from tests.tiny import classes
 
 IMAGES = ImageSet(
-    np.random.default_rng(0).integers(0, 256, (80, 1, 16, 16), dtype=np.uint8), np.arange(80) % 4, 60,
-    ["a", "b", "c", "d"], "squares",
-)  # fmt: skip
+    np.random.default_rng(0).integers(0, 256, (80, 1, 16, 16), dtype=np.uint8),
+    np.arange(80) % 4,
+    60,
+    ["a", "b", "c", "d"],
+    "squares",
+)
 
 
 def test_a_run_says_whose_which_image_is(tmp_path: Path) -> None:
@@ -37,9 +40,11 @@ def test_a_run_says_whose_which_image_is(tmp_path: Path) -> None:
     info = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     out = [c for c in range(2) if not np.asarray(data.columns["opted_in"])[data.rows(c).start]]
     assert info["partition_counts"] == {
-        "clients": ["client-0", "client-1"], "classes": ["a", "b", "c", "d"],
-        "counts": class_counts(data, "train").tolist(), "opted_out": out,
-    }  # fmt: skip
+        "clients": ["client-0", "client-1"],
+        "classes": ["a", "b", "c", "d"],
+        "counts": class_counts(data, "train").tolist(),
+        "opted_out": out,
+    }
     assert len(out) == 1
     before = (tmp_path / "run" / "partition.safetensors").read_bytes()
     simulate(model, methods.fedavg(), data, rounds=1, cohort=2, out=tmp_path / "run", resume=True)

@@ -160,8 +160,10 @@ def test_nothing_but_the_given_vector_changes_and_nothing_is_uploaded(
     cold_start(run, ks=(0, 2, None))
     personalize_client(run, "user-3", 4)
     assert before == (
-        {n: bits(v) for n, v in run.server.items()}, bits(everyone(run.private, 6)["user"]), len(run.history),
-    )  # fmt: skip
+        {n: bits(v) for n, v in run.server.items()},
+        bits(everyone(run.private, 6)["user"]),
+        len(run.history),
+    )
     assert run.private.seen(run.held_out.positions.tolist()) == [False, False]
 
 
@@ -230,9 +232,11 @@ class Height(torch.nn.Module):
 
 def test_where_there_are_no_classes_no_label_is_most_frequent() -> None:
     data = fedkeep.FederatedData.from_columns(
-        ["a"] * 4, {"x": np.ones((4, 2), np.float32), "label": np.arange(4.0, dtype=np.float32)},
-        split=["train", "train", "test", "test"], meta={"task": "regression"},
-    )  # fmt: skip
+        ["a"] * 4,
+        {"x": np.ones((4, 2), np.float32), "label": np.arange(4.0, dtype=np.float32)},
+        split=["train", "train", "test", "test"],
+        meta={"task": "regression"},
+    )
     method = methods.furl("user", local=Phase(loss=methods.terms.squared_error()))
     found = cold_start(simulate(Height(), method, data, rounds=0), ["a"], (1, None))
     assert found.frequent == (None, None)

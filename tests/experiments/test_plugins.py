@@ -69,17 +69,25 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 def config(reader: str, **options: object) -> Config:
     return Config.model_validate(
-        {"data": {"reader": reader, **options}, "model": {"kind": "linear"}, "method": {"kind": "fedavg"}, "run": {"rounds": 1}}
-    )  # fmt: skip
+        {
+            "data": {"reader": reader, **options},
+            "model": {"kind": "linear"},
+            "method": {"kind": "fedavg"},
+            "run": {"rounds": 1},
+        }
+    )
 
 
 def test_a_package_adds_a_reader_a_method_a_configuration_and_a_reproduction(
     install: Install, tmp_path: Path
 ) -> None:
     install(
-        "plugin", readers={"tiny": "their_plugin:tiny"}, methods={"mine": "their_plugin:mine"},
-        reproductions={"mine": "their_plugin:table"}, configurations={"any": "their_configs"},
-    )  # fmt: skip
+        "plugin",
+        readers={"tiny": "their_plugin:tiny"},
+        methods={"mine": "their_plugin:mine"},
+        reproductions={"mine": "their_plugin:table"},
+        configurations={"any": "their_configs"},
+    )
     (tmp_path / "their_configs" / "group").mkdir(parents=True)
     (tmp_path / "their_configs" / "__init__.py").touch()
     (tmp_path / "their_configs" / "group" / "one.toml").write_text("# Theirs.\n", encoding="utf-8")
@@ -204,8 +212,12 @@ def test_without_the_papers_commands_say_what_to_install(bare: Callable[..., Res
 
 def test_without_the_papers_the_demo_has_its_configurations(bare: Callable[..., Result]) -> None:
     assert builtin_names() == [
-        "demo/global-fl", "demo/personalized-fl", "demo/personalized-server", "matrix-factorization", "mixture"
-    ]  # fmt: skip
+        "demo/global-fl",
+        "demo/personalized-fl",
+        "demo/personalized-server",
+        "matrix-factorization",
+        "mixture",
+    ]
 
 
 def test_a_generator_reads_no_folder() -> None:

@@ -39,16 +39,25 @@ def test_a_table_asks_for_secure_sums_and_the_run_ends_where_it_did() -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ({"reduce": {"kind": "krumm"}}, "method.reduce.kind must be 'median', 'trimmed_mean', 'krum' or 'clipped_mean'"),
+        (
+            {"reduce": {"kind": "krumm"}},
+            "method.reduce.kind must be 'median', 'trimmed_mean', 'krum' or 'clipped_mean'",
+        ),
         ({"reduce": {"kind": "krum", "share": 1}}, "method.reduce.share: unknown key."),
         ({"reduce": {"kind": "clipped_mean", "by": "examples"}}, "method.reduce.by: unknown key."),
         ({"reduce": {"kind": "trimmed_mean", "share": 0.7}}, "share must lie between 0 and ½"),
         ({"reduce": {"kind": "median"}, "weighting": "uniform"}, "method.reduce: every client counts once"),
-        ({"kind": "ifca", "clusters": 2, "reduce": {"kind": "median"}}, "method.reduce: 'ifca' reduces uploads in a way of"),
+        (
+            {"kind": "ifca", "clusters": 2, "reduce": {"kind": "median"}},
+            "method.reduce: 'ifca' reduces uploads in a way of",
+        ),
         ({"secure": {"clip": 1.0}}, "'fedavg' weights clients by their numbers of examples"),
-        ({"secure": {"clip": 1.0}, "reduce": {"kind": "krum"}}, "'fedavg' reduces uploads by Krum, which looks at single"),
+        (
+            {"secure": {"clip": 1.0}, "reduce": {"kind": "krum"}},
+            "'fedavg' reduces uploads by Krum, which looks at single",
+        ),
     ],
-)  # fmt: skip
+)
 def test_tables_that_make_no_sense_are_refused(method: dict[str, Any], message: str) -> None:
     with pytest.raises(FedkeepError) as error:
         built(**method)

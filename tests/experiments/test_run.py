@@ -54,7 +54,10 @@ def test_a_send_is_given_after_the_run_what_it_was_given_in_it(tmp_path: Path) -
     [
         (["f1"], "metrics must be {name: function(outputs, labels)}; got ['f1']."),
         ({"f1": 3}, "metrics must be {name: function(outputs, labels)}; 'f1' is 3."),
-        ({"f1": lambda outputs: 1.0}, "metrics must be {name: function(outputs, labels)}; 'f1' does not take both: "),
+        (
+            {"f1": lambda outputs: 1.0},
+            "metrics must be {name: function(outputs, labels)}; 'f1' does not take both: ",
+        ),
         (
             {"f1": lambda outputs, labels: "x"},
             "metrics must be {name: function(outputs, labels)}, and return a number; 'f1' returned 'x'.",
@@ -64,7 +67,7 @@ def test_a_send_is_given_after_the_run_what_it_was_given_in_it(tmp_path: Path) -
             "metrics must be {name: function(outputs, labels)}, and return a number; 'f1' returned None.",
         ),
     ],
-)  # fmt: skip
+)
 def test_metrics_that_are_none(metrics: Any, message: str) -> None:
     run = simulate(Linear(4, 3), methods.fedavg(), toy(users=3), rounds=1)
     with pytest.raises(ConfigError) as error:

@@ -29,9 +29,16 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     done = run(out, name="mine", config={"seed": 5}, config_text="seed = 5\n")
     names = set(files(out))
     assert names == {
-        "lock", "run.json", "config.toml", "records.jsonl", "timings.jsonl", "commit.json", "server-4.safetensors",
-        "examples-2.safetensors", "private/store.db",
-    }  # fmt: skip
+        "lock",
+        "run.json",
+        "config.toml",
+        "records.jsonl",
+        "timings.jsonl",
+        "commit.json",
+        "server-4.safetensors",
+        "examples-2.safetensors",
+        "private/store.db",
+    }
     assert (out / "config.toml").read_text() == "seed = 5\n"
     info = json.loads((out / "run.json").read_text())
     assert (info["name"], info["method"], info["seed"], info["status"]) == ("mine", "furl", 5, "finished")
@@ -39,8 +46,10 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     assert (info["rounds_per_epoch"], info["metric"], info["config"]) == (2, "accuracy", {"seed": 5})
     assert info["bytes_up"] == info["bytes_down"] == 48
     assert [(r["name"], r["half"], r["bytes"]) for r in info["split_table"]] == [
-        ("user", "private", 12), ("linear.weight", "federated", 36), ("linear.bias", "federated", 12),
-    ]  # fmt: skip
+        ("user", "private", 12),
+        ("linear.weight", "federated", 36),
+        ("linear.bias", "federated", 12),
+    ]
     assert info["data"]["counts"] == {"train": 24, "valid": 8, "test": 12}
     assert info["data"]["fingerprint"] == DATA.fingerprint()
     assert {"python", "torch", "fedkeep", "platform", "machine", "cores", "commit"} <= info[
@@ -58,8 +67,9 @@ def test_records_hold_what_is_reproducible_and_timings_the_rest(tmp_path: Path) 
         run(tmp_path / name)
     assert (tmp_path / "a" / "records.jsonl").read_bytes() == (tmp_path / "b" / "records.jsonl").read_bytes()
     assert {(r.split, r.metric) for r in read_records(tmp_path / "a" / "timings.jsonl")} == {
-        ("time", "seconds"), ("time", "aggregate_seconds"),
-    }  # fmt: skip
+        ("time", "seconds"),
+        ("time", "aggregate_seconds"),
+    }
     assert not any(r.split == "time" for r in read_records(tmp_path / "a" / "records.jsonl"))
 
 
@@ -140,7 +150,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "data": ({"data": classes(counts=(5, 9, 3, 7), kind="f4", seed=1)}, "data.columns.label: "),
     "engine": ({"engine": "pooled"}, "pooled: False in the run, True now"),
     "hold out": ({"hold_out": 0.25}, "hold_out: 0.0 in the run, 0.25 now"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)

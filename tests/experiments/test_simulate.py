@@ -186,9 +186,11 @@ def test_regression_keeps_the_epoch_of_the_smallest_error() -> None:
     rng = np.random.default_rng(0)
     owner = np.repeat(["a", "b"], 10)
     data = FederatedData.from_columns(
-        owner, {"x": rng.standard_normal((20, 3)), "label": rng.standard_normal(20)}, parts(6, 2, 2) * 2,
+        owner,
+        {"x": rng.standard_normal((20, 3)), "label": rng.standard_normal(20)},
+        parts(6, 2, 2) * 2,
         meta={"task": "regression"},
-    )  # fmt: skip
+    )
 
     class Line(nn.Module):
         def __init__(self) -> None:
@@ -212,9 +214,11 @@ def test_nan_in_the_loss_names_the_client() -> None:
             return torch.log(x[:, :1]) + super().forward(x)
 
     data = FederatedData.from_columns(
-        ["good", "good", "ill", "ill"], {"x": np.array([[1.0] * 3, [2.0] * 3, [-1.0] * 3, [1.0] * 3], "f4"), "label": np.array([0, 1, 2, 0])},
-        parts(2) * 2, meta={"task": "multiclass", "classes": 3},
-    )  # fmt: skip
+        ["good", "good", "ill", "ill"],
+        {"x": np.array([[1.0] * 3, [2.0] * 3, [-1.0] * 3, [1.0] * 3], "f4"), "label": np.array([0, 1, 2, 0])},
+        parts(2) * 2,
+        meta={"task": "multiclass", "classes": 3},
+    )
     with pytest.raises(
         NonFiniteError, match=r"^Client 'ill', round 0: the training loss became NaN or infinite"
     ):
@@ -303,7 +307,13 @@ def test_a_million_clients_cost_only_the_cohort() -> None:
     rows = np.arange(count, dtype=np.int64)
     bounds = np.stack([rows, rows + 1, rows + 1, rows + 1], 1)
     columns: dict[str, Any] = {"x": np.ones((count, 3), "f4"), "label": np.zeros(count, np.int64)}
-    data = FederatedData(columns, np.arange(count + 1), RangeIds(count, "user-{}"), bounds, {"task": "multiclass", "classes": 3})  # fmt: skip
+    data = FederatedData(
+        columns,
+        np.arange(count + 1),
+        RangeIds(count, "user-{}"),
+        bounds,
+        {"task": "multiclass", "classes": 3},
+    )
     run = simulate(Logits(), FURL, data, rounds=3, cohort=2, evaluate_every=0)
     assert len(run.clients) == count
     assert len([r for r in run.history if r.metric == "loss"]) == 3

@@ -55,17 +55,23 @@ def test_by_hand(task: str) -> None:
     """
     run = simulate(Says(), STILL, told(task), rounds=1, cohort=2, metrics=BOTH, progress=False)
     wanted = {
-        "balanced_accuracy": (3 / 4 + 2 / 3) / 2, "macro_f1": (6 / 8 + 4 / 6) / 2,
+        "balanced_accuracy": (3 / 4 + 2 / 3) / 2,
+        "macro_f1": (6 / 8 + 4 / 6) / 2,
         "balanced_accuracy_user_mean": ((2 / 3 + 1) / 2 + (1 + 1 / 2) / 2) / 2,
         "macro_f1_user_mean": ((4 / 5 + 2 / 3) / 2 + 2 / 3) / 2,
-    }  # fmt: skip
+    }
     found = run.evaluate("test")
     assert {n: found[n] for n in wanted} == pytest.approx(wanted, abs=1e-15)
     own = {(r.client, r.metric): r.value for r in run.history if r.client is not None and r.metric in BOTH}
-    assert own == pytest.approx({
-        ("a", "balanced_accuracy"): (2 / 3 + 1) / 2, ("b", "balanced_accuracy"): (1 + 1 / 2) / 2,
-        ("a", "macro_f1"): (4 / 5 + 2 / 3) / 2, ("b", "macro_f1"): 2 / 3,
-    }, abs=1e-15)  # fmt: skip
+    assert own == pytest.approx(
+        {
+            ("a", "balanced_accuracy"): (2 / 3 + 1) / 2,
+            ("b", "balanced_accuracy"): (1 + 1 / 2) / 2,
+            ("a", "macro_f1"): (4 / 5 + 2 / 3) / 2,
+            ("b", "macro_f1"): 2 / 3,
+        },
+        abs=1e-15,
+    )
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers", "pooled"])
@@ -76,9 +82,17 @@ def test_nothing_else_changes(engine: str) -> None:
         workers = 2 if engine == "workers" else None
         method = methods.furl("user", local=LOCAL)
         return simulate(
-            Logits().double(), method, classes(), rounds=2, cohort=3, engine=engine, workers=workers, progress=False,
-            evaluate_shared=engine != "pooled", **given,
-        )  # fmt: skip
+            Logits().double(),
+            method,
+            classes(),
+            rounds=2,
+            cohort=3,
+            engine=engine,
+            workers=workers,
+            progress=False,
+            evaluate_shared=engine != "pooled",
+            **given,
+        )
 
     ours, plain = run(metrics=BOTH), run()
     kept = [r for r in ours.history if not r.metric.startswith(BOTH)]

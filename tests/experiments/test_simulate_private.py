@@ -37,14 +37,22 @@ def run(privacy: DifferentialPrivacy = SEEDED, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "privacy", "message"),
     [
-        ({"engine": "pooled"}, {}, "Differential privacy wants cohorts of clients, and centralised training has none"),
-        ({"sampling": "shuffled"}, {}, "A budget wants a cohort that is drawn client by client: sampling must be"),
+        (
+            {"engine": "pooled"},
+            {},
+            "Differential privacy wants cohorts of clients, and centralised training has none",
+        ),
+        (
+            {"sampling": "shuffled"},
+            {},
+            "A budget wants a cohort that is drawn client by client: sampling must be",
+        ),
         ({"sampling": "independent"}, {}, "A budget wants a cohort that is drawn client by client"),
         ({}, {"delta": 0.125}, "delta must be below 1 / N = 0.125 for N = 8 clients; got 0.125."),
         ({}, {"clip": {"linear.*": 1.0, "heat": 1.0}}, "The pattern 'heat' of clip matches nothing"),
         ({}, {"clip": {"linear.weight": 1.0}}, "No pattern of clip matches 'linear.bias'"),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_known_cost_is_refused_before_anything_is_written(
     tmp_path: Path, options: dict[str, Any], privacy: dict[str, Any], message: str
 ) -> None:

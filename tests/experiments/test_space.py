@@ -83,9 +83,12 @@ def test_what_a_trial_is_asked() -> None:
     lists = Range(choices=(["a.*"], ["b.*", "c"], True, "x"))
     assert Range(choices=lists.choices[:2]).suggest(asked, "private") == ["b.*", "c"]
     assert [str(one) for one in (*ranges.values(), lists)] == [
-        "0.01 to 1.0, by the logarithm", "0.0 to 1.0 in steps of 0.25", "one of 8, 16", "whole numbers from 2 to 8",
+        "0.01 to 1.0, by the logarithm",
+        "0.0 to 1.0 in steps of 0.25",
+        "one of 8, 16",
+        "whole numbers from 2 to 8",
         'one of ["a.*"], ["b.*", "c"], true, "x"',
-    ]  # fmt: skip
+    ]
 
 
 def test_ranges_of_the_command_replace_those_of_the_file() -> None:
@@ -112,21 +115,32 @@ def test_one_value_is_no_choice() -> None:
     [
         (
             "",
-            ("the space of furl is empty: nothing is to be chosen. Give a range, e.g. method.optimizer.learning_rate = "
-            "{ low = 0.01, high = 1.0, log = true }."),
+            (
+                "the space of furl is empty: nothing is to be chosen. Give a range, e.g. method.optimizer.learning_rate = "
+                "{ low = 0.01, high = 1.0, log = true }."
+            ),
         ),
         ("method.mu = {low = 2.0, high = 1.0}", "method.mu: the range is empty: low is 2.0, high is 1.0."),
         (
-            ("method.optimizer = {choices = [{kind = 'sgd'}, {kind = 'adam'}]}\n"
-            "[for.furl.method.optimizer]\nlearning_rate = {low = 0.1, high = 1.0}"),
-            ("method.optimizer is chosen whole, and method.optimizer.learning_rate in it apart: one would undo the other. "
-             "Give ranges of keys, or choices of tables that hold all."),
+            (
+                "method.optimizer = {choices = [{kind = 'sgd'}, {kind = 'adam'}]}\n"
+                "[for.furl.method.optimizer]\nlearning_rate = {low = 0.1, high = 1.0}"
+            ),
+            (
+                "method.optimizer is chosen whole, and method.optimizer.learning_rate in it apart: one would undo the other. "
+                "Give ranges of keys, or choices of tables that hold all."
+            ),
         ),
         (
             "method.mu = {choices = [2026-01-01]}",
-            ("method.mu: choices: wanted numbers, texts, truth values, lists or tables; got [datetime.date(2026, 1, 1)]."),
+            (
+                "method.mu: choices: wanted numbers, texts, truth values, lists or tables; got [datetime.date(2026, 1, 1)]."
+            ),
         ),
-        ("method.mu = {choices = []}", "method.mu: the range is empty: choices wants a list of values; got []."),
+        (
+            "method.mu = {choices = []}",
+            "method.mu: the range is empty: choices wants a list of values; got [].",
+        ),
         ("method.mu = {choices = [1, 1]}", "method.mu: choices names a value twice: [1, 1]."),
         (
             "method.mu = {choices = [1, 2], low = 1}",
@@ -134,7 +148,10 @@ def test_one_value_is_no_choice() -> None:
         ),
         ("method.mu = {low = 1.0}", "method.mu: high: wanted a number; got None."),
         ('method.mu = {low = "a", high = 2}', "method.mu: low: wanted a number; got 'a'."),
-        ("method.mu = {low = 0.0, high = 1.0, log = true}", "method.mu: by the logarithm, low must be above 0; got 0.0."),
+        (
+            "method.mu = {low = 0.0, high = 1.0, log = true}",
+            "method.mu: by the logarithm, low must be above 0; got 0.0.",
+        ),
         (
             "method.mu = {low = 1, high = 2, log = true, step = 1}",
             "method.mu: step: wanted a number above 0, and none with log; got 1.",
@@ -150,18 +167,24 @@ def test_one_value_is_no_choice() -> None:
         ),
         (
             "method.mu = 3",
-            ("method.mu: wanted a range, e.g. { low = 0.01, high = 1.0, log = true } or { choices = [1, 2] }; got 3. What "
-            "does not vary stands in the configuration."),
+            (
+                "method.mu: wanted a range, e.g. { low = 0.01, high = 1.0, log = true } or { choices = [1, 2] }; got 3. What "
+                "does not vary stands in the configuration."
+            ),
         ),
         (
             "methd.mu = {low = 1, high = 2}",
-            ("methd.mu: a sweep chooses settings of the tables method, model, privacy, and run.cohort and run.sampling: "
-            "what is judged, and how long, is the same for all trials. Did you mean 'method'?"),
+            (
+                "methd.mu: a sweep chooses settings of the tables method, model, privacy, and run.cohort and run.sampling: "
+                "what is judged, and how long, is the same for all trials. Did you mean 'method'?"
+            ),
         ),
         (
             "run.rounds = {low = 1, high = 2}",
-            ("run.rounds: a sweep chooses settings of the tables method, model, privacy, and run.cohort and run.sampling: "
-            "what is judged, and how long, is the same for all trials."),
+            (
+                "run.rounds: a sweep chooses settings of the tables method, model, privacy, and run.cohort and run.sampling: "
+                "what is judged, and how long, is the same for all trials."
+            ),
         ),
         (
             'method.kind = {choices = ["furl", "fedavg"]}',
@@ -174,7 +197,7 @@ def test_one_value_is_no_choice() -> None:
         ("for.fulr.method.mu = 1", "for.fulr: there is no such method. Did you mean 'furl'?"),
         ("for = 3", "for: wanted tables of methods, e.g. [for.fedprox.method]; got 3."),
     ],
-)  # fmt: skip
+)
 def test_spaces_that_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         read(text)

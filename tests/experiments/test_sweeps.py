@@ -37,9 +37,7 @@ def valid_of(c: Config, round: int) -> float:
 class Trained:
     """Stands in for ``run_config``: a run of four rounds, each of which is judged; test is the opposite of valid."""
 
-    def __init__(
-        self, valid: Callable[[Config, int], float] = valid_of, metric: str = "accuracy"
-    ) -> None:  # fmt: skip
+    def __init__(self, valid: Callable[[Config, int], float] = valid_of, metric: str = "accuracy") -> None:
         self.metric = metric
         self.valid, self.runs, self.stop_at = valid, list[tuple[str, int]](), 10**9
         self.rounds = 0
@@ -326,22 +324,32 @@ def test_a_folder_of_another_sweep_is_refused_by_name(tmp_path: Path, trained: T
 @pytest.mark.parametrize(
     ("method", "space", "message"),
     [
-        ("furl", {"method.mu": "{low = 0.1, high = 1.0}"}, r"^The space does not fit furl: method\.mu: unknown key\."),
+        (
+            "furl",
+            {"method.mu": "{low = 0.1, high = 1.0}"},
+            r"^The space does not fit furl: method\.mu: unknown key\.",
+        ),
         (
             "furl",
             {"method.optimizer.learning_rat": "{low = 0.1, high = 1.0}"},
-            (r"^The space does not fit furl: the sweep's furl:\n  method\.optimizer\.learning_rat: unknown key\. Did you "
-            r"mean 'learning_rate'\?"),
+            (
+                r"^The space does not fit furl: the sweep's furl:\n  method\.optimizer\.learning_rat: unknown key\. Did you "
+                r"mean 'learning_rate'\?"
+            ),
         ),
         (
             "furl",
             {"method.optimizer.learning_rate": "{low = -1.0, high = 1.0}"},
             r"learning_rate: wanted greater than or equal to 0; got -1\.0\.$",
         ),
-        ("fedprox", {"model.width": "{choices = [3]}"}, r"^The space does not fit fedprox: model\.width: unknown key\."),
+        (
+            "fedprox",
+            {"model.width": "{choices = [3]}"},
+            r"^The space does not fit fedprox: model\.width: unknown key\.",
+        ),
         ("fulr", SPACE, r"fulr.*Did you mean 'furl'\?"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore:.*there is one value only")
 def test_settings_that_do_not_fit_are_refused_before_anything_runs(
     tmp_path: Path, method: str, space: dict[str, str], message: str

@@ -121,8 +121,11 @@ def test_what_does_not_fit_names_the_method(config: Config) -> None:
         with_method(config, "dito")
     with pytest.raises(ConfigError, match=r"^fedbn: Split pattern '\*norm\*' matches no parameter"):
         of(config, "fedbn")
-    small = parse_config(TEXT.replace("many_user_text", "toy")
-                         .replace('kind = "bag_of_words"\nembedding_dim = 4\nmlp = 4\nuser_dim = 2', 'kind = "linear"'))  # fmt: skip
+    small = parse_config(
+        TEXT.replace("many_user_text", "toy").replace(
+            'kind = "bag_of_words"\nembedding_dim = 4\nmlp = 4\nuser_dim = 2', 'kind = "linear"'
+        )
+    )
     with pytest.raises(
         ConfigError, match=r"^fedper: fedper keeps 'head\.\*' for itself, and the model has one layer"
     ):

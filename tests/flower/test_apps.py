@@ -159,10 +159,19 @@ def project(tmp_path, monkeypatch, text=CONFIG, **settings):
     (tmp_path / "config.toml").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     given = {
-        "config": "config.toml", "out": str(tmp_path / "run"), "devices": str(tmp_path / "devices"),
-        "status": str(tmp_path / "status.json"), "clients": 6, "limit": 0, "judge-only": False, "patience": 60.0,
-        "keep-rounds": 0, "continue-from": "", "on-change": "refuse", **settings,
-    }  # fmt: skip
+        "config": "config.toml",
+        "out": str(tmp_path / "run"),
+        "devices": str(tmp_path / "devices"),
+        "status": str(tmp_path / "status.json"),
+        "clients": 6,
+        "limit": 0,
+        "judge-only": False,
+        "patience": 60.0,
+        "keep-rounds": 0,
+        "continue-from": "",
+        "on-change": "refuse",
+        **settings,
+    }
     made = context(1)
     made.run_config.update(given)
     return made

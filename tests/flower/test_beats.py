@@ -98,8 +98,12 @@ def slow_start(address: str, folder: Path, words: Sequence[str] = AT_NODE) -> su
     (folder / "flwr" / "__init__.py").write_text("import time\ntime.sleep(600)\n")
     code = START.format(guard=guard.__file__, address=address, words=list(words))
     return subprocess.Popen(
-        [sys.executable, "-c", code], cwd=folder, stderr=subprocess.PIPE, text=True, env={"PYTHONPATH": str(folder)}
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(folder)},
+    )
 
 
 @pytest.mark.parametrize(

@@ -163,10 +163,17 @@ def test_an_unsigned_bundle_is_refused_and_of_a_signed_one_nothing_is_loaded_but
     texts = [federation_of(text).text for text in (CONFIG, SECURE)]
     code = LOADS.format(bundles=[str(signed), str(unsigned)], guard=guard.__file__, texts=texts)
     environment = {
-        **os.environ, guard.TRUSTED: str(tmp_path / "keys" / "signer.pub"), "PYTHONPATH": os.pathsep.join(sys.path)
-    }  # fmt: skip
+        **os.environ,
+        guard.TRUSTED: str(tmp_path / "keys" / "signer.pub"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
     refused = "RunError This device refuses a project that nobody has signed."
     assert done.stdout.splitlines() == [refused, "True", "True", "True"], done.stderr

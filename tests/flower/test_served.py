@@ -45,9 +45,18 @@ deadline = 12.5
 def test_each_field_of_a_configuration_is_served():
     made = federation_of(TEXT)
     wanted = {
-        "name": "all", "seed": 11, "rounds": None, "epochs": 2.5, "cohort": 7, "sampling": "poisson",
-        "evaluate_every": 4, "evaluate_shared": True, "on_nonfinite": "skip", "clients": 6, "trackers": ("csv",),
-    }  # fmt: skip
+        "name": "all",
+        "seed": 11,
+        "rounds": None,
+        "epochs": 2.5,
+        "cohort": 7,
+        "sampling": "poisson",
+        "evaluate_every": 4,
+        "evaluate_shared": True,
+        "on_nonfinite": "skip",
+        "clients": 6,
+        "trackers": ("csv",),
+    }
     assert {name: getattr(made, name) for name in wanted} == wanted
     assert (made.policy.minimum, made.policy.deadline) == (3, 12.5)
     assert made.summarise["clients_a_word"] == 5
@@ -71,17 +80,22 @@ def test_devices_are_told_seed_model_method_and_preparation_alone():
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        *((f"clients = {value}", "a whole number of at least 1")
-          for value in ("'six'", "2.7", "true", "[1]", "nan", "inf", "-3", "0")),
+        *(
+            (f"clients = {value}", "a whole number of at least 1")
+            for value in ("'six'", "2.7", "true", "[1]", "nan", "inf", "-3", "0")
+        ),
         *((f"buffer = {value}", "a whole number of at least 1") for value in ("2.5", "true", "0")),
         *((f"minimum = {value}", "a whole number of at least 0") for value in ("2.5", "true", "-1")),
         *((f"oldest = {value}", "a whole number of at least 0, or None") for value in ("0.5", "'x'")),
-        *((f"deadline = {value}", "a positive number of seconds, or None") for value in ("true", "nan", "'x'")),
+        *(
+            (f"deadline = {value}", "a positive number of seconds, or None")
+            for value in ("true", "nan", "'x'")
+        ),
         *((f"staleness = {value}", "a number of at least 0") for value in ("'x'", "inf", "true")),
         *((f"over_selection = {value}", "a number of at least 1") for value in ("[1]", "0.5", "true")),
         ("mode = 1", "'synchronous' or 'buffered'"),
     ],
-)  # fmt: skip
+)
 def test_a_number_of_rounds_that_does_not_fit_is_refused_by_name(line, wanted):
     key, value = line.split(" = ")
     got = {"true": "True"}.get(value, value)

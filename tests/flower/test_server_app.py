@@ -25,9 +25,13 @@ def test_the_server_app_hands_on_all_that_its_settings_say(tmp_path, monkeypatch
     monkeypatch.setattr(server_app, "serve_run", serve)
     monkeypatch.setattr(server_app, "tell_elsewhere", lambda _: None)
     given = {
-        "clients": 5, "limit": 1234, "patience": 77.5, "keep-rounds": 4, "continue-from": str(tmp_path / "old"),
+        "clients": 5,
+        "limit": 1234,
+        "patience": 77.5,
+        "keep-rounds": 4,
+        "continue-from": str(tmp_path / "old"),
         "on-change": "anew",
-    }  # fmt: skip
+    }
     server_app.main(Loopback(None, []), project(tmp_path, monkeypatch, **given))
     federation = found["federation"]
     assert (federation.clients, federation.continue_from, federation.on_change) == (

@@ -33,9 +33,13 @@ def signed_files(folder, text):
 def test_every_configuration_of_a_project_is_an_experiment_and_no_other_toml_is():
     prepared = CONFIG + '[preparation]\nclients_a_word = 2\nlabel_names = ["a", "b"]\n'
     files = {
-        "config.toml": SECURE.encode(), "more/x.toml": prepared.encode(), "pyproject.toml": b"[project]\n",
-        "README.md": CONFIG.encode(), "bad.toml": b"[", "latin.toml": "name = 'ü'\n".encode("latin-1"),
-    }  # fmt: skip
+        "config.toml": SECURE.encode(),
+        "more/x.toml": prepared.encode(),
+        "pyproject.toml": b"[project]\n",
+        "README.md": CONFIG.encode(),
+        "bad.toml": b"[",
+        "latin.toml": "name = 'ü'\n".encode("latin-1"),
+    }
     rules = {**asdict(Rules(clients_a_word=2)), "label_names": ["a", "b"]}
     assert experiments_in(files) == {
         federation_of(SECURE).text: asdict(Rules()),

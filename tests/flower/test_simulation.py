@@ -47,8 +47,9 @@ def check(code):
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout.splitlines()[-1])
     assert [(row.get("case"), row.get("server"), row.get("private")) for row in rows] == [
-        ("furl", True, True), ("scaffold", True, True),
-    ], rows  # fmt: skip
+        ("furl", True, True),
+        ("scaffold", True, True),
+    ], rows
     return done.stdout + done.stderr
 
 

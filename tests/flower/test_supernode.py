@@ -191,8 +191,11 @@ def test_a_device_whose_clock_is_wrong_is_told_before_it_joins_a_real_link(secon
         node = local.node("one", link.address)
         done = subprocess.run(
             [sys.executable, "-c", code, "device", "run", str(node.config)],
-            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=False,
+        )
     assert done.returncode == 2
     assert re.fullmatch(
         rf"Error: This machine's clock is \d+ seconds {said} the link's; .*Set the clock.*\n",

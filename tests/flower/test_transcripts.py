@@ -49,10 +49,16 @@ def steps(path):
 def environment(**more):
     """Return the environment of the commands."""
     return {
-        **os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NO_COLOR": "1", "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
-        "PATH": f"{program('flwr').parent}{os.pathsep}{os.environ['PATH']}", **more,
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "NO_COLOR": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PATH": f"{program('flwr').parent}{os.pathsep}{os.environ['PATH']}",
+        **more,
+    }
 
 
 def check(command, said, printed):
@@ -83,9 +89,15 @@ def test_a_transcript_is_what_the_commands_say(path, tmp_path):
     try:
         for _, command, printed in steps(path):
             done = subprocess.run(
-                shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
-                env=given, timeout=1200, check=False,
-            )  # fmt: skip
+                shlex.split(command),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=tmp_path,
+                env=given,
+                timeout=1200,
+                check=False,
+            )
             assert done.returncode == 0, done.stdout
             check(command, done.stdout.replace(str(tmp_path), "/srv"), printed)
     finally:

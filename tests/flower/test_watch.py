@@ -17,8 +17,10 @@ def test_a_node_whose_connection_was_damaged_is_started_again(words: str) -> Non
     node = f"import time; print('{watch.JOINED} 1'); print('ERROR: {words}.', flush=True); time.sleep(600)"
     with subprocess.Popen(
         [sys.executable, watch.__file__, "--with-parent", sys.executable, "-c", node],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert any("It is started again." in line for line in process.stdout)
@@ -31,8 +33,10 @@ def test_a_node_that_waits_to_be_started_again_is_not_started_once_its_parent_is
     node = f"open({str(starts)!r}, 'a').write('x'); print('{watch.JOINED} 1', flush=True)"
     with subprocess.Popen(
         [sys.executable, watch.__file__, "--with-parent", sys.executable, "-c", node],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert any("It is started again." in line for line in process.stdout)

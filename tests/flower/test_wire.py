@@ -59,8 +59,10 @@ def test_tensors_that_packets_share_are_one_array_and_the_others_another():
     made = to_records([Packet({"to": k}, tensors) for k, tensors in enumerate(sent)])
     arrays = [records["packet"] for records in made]
     assert [sorted(each) for each in arrays] == [
-        ["own", "shared-0"], ["own", "shared-0", "shared-1"], ["own", "shared-0", "shared-1"]
-    ]  # fmt: skip
+        ["own", "shared-0"],
+        ["own", "shared-0", "shared-1"],
+        ["own", "shared-0", "shared-1"],
+    ]
     assert arrays[0]["shared-0"] is arrays[1]["shared-0"] is arrays[2]["shared-0"]
     assert arrays[1]["shared-1"] is arrays[2]["shared-1"]
     for k, tensors in enumerate(sent):

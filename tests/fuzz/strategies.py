@@ -10,9 +10,30 @@ import numpy as np
 from hypothesis import strategies as st
 
 ODD_TEXTS = (
-    "", " ", "nan", "inf", "-1", "1e400", "9" * 19, "9" * 5000, "x" * 300, "\0", "\x1b[2J", "\u202e", "e\u0301", "é", '"', ",",
-    "\t", "\r", "\u2028", "٣", "20231231", "2147483648", "\ud800",
-)  # fmt: skip
+    "",
+    " ",
+    "nan",
+    "inf",
+    "-1",
+    "1e400",
+    "9" * 19,
+    "9" * 5000,
+    "x" * 300,
+    "\0",
+    "\x1b[2J",
+    "\u202e",
+    "e\u0301",
+    "é",
+    '"',
+    ",",
+    "\t",
+    "\r",
+    "\u2028",
+    "٣",
+    "20231231",
+    "2147483648",
+    "\ud800",
+)
 ODD_NUMBERS = (0, -1, 10**18, 2**63, 10**30, 10**400, 0.5, 1e300, float("nan"), float("inf"))
 NAMES = ("user", "text", "label", "split", "time", "height")
 
@@ -110,11 +131,28 @@ def json_bytes(value: Any) -> bytes:
 
 keys = st.one_of(
     st.sampled_from(
-        ["seed", "name", "data.users", "data.reader", "data.split.fractions", "model.kind", "method.kind", "method.private",
-         "method.optimizer.rates", "run.rounds", "run.epochs", "run.cohort", "#", "", "a.b", '"a b".c', "data"]
+        [
+            "seed",
+            "name",
+            "data.users",
+            "data.reader",
+            "data.split.fractions",
+            "model.kind",
+            "method.kind",
+            "method.private",
+            "method.optimizer.rates",
+            "run.rounds",
+            "run.epochs",
+            "run.cohort",
+            "#",
+            "",
+            "a.b",
+            '"a b".c',
+            "data",
+        ]
     ),
     st.text(max_size=5),
-)  # fmt: skip
+)
 values = st.one_of(
     st.sampled_from(
         [

@@ -16,8 +16,10 @@ from tests.tiny import classes
 DATA = classes(counts=(12, 9, 7, 10), valid=6, test=5)
 LOCAL = Phase(optimizer=adam(0.02), batch_size=4, epochs=2)
 LATER: dict[str, Any] = {
-    "local_epochs": 12, "mixture_epochs": 9, "early_stopping": EarlyStopping(every=2, patience=2),
-}  # fmt: skip
+    "local_epochs": 12,
+    "mixture_epochs": 9,
+    "early_stopping": EarlyStopping(every=2, patience=2),
+}
 
 
 class Expert(nn.Module):

@@ -74,8 +74,15 @@ Train = Callable[[State, State, list[State], int, int], State]
 
 
 def plain_rounds(
-    data: FederatedData, method: Method, initial: State, train: Train, *, cohort: int = 4, rounds: int = 3, seed: int = 3
-) -> tuple[State, list[State]]:  # fmt: skip
+    data: FederatedData,
+    method: Method,
+    initial: State,
+    train: Train,
+    *,
+    cohort: int = 4,
+    rounds: int = 3,
+    seed: int = 3,
+) -> tuple[State, list[State]]:
     """Run rounds without fedkeep's engines: return the server's state and every client's own.
 
     Args:
@@ -97,9 +104,13 @@ def plain_rounds(
 
 
 def descend(
-    state: State, names: Sequence[str], batches: Sequence[State], loss: Callable[[State, State], Tensor], rate: float,
+    state: State,
+    names: Sequence[str],
+    batches: Sequence[State],
+    loss: Callable[[State, State], Tensor],
+    rate: float,
     momentum: float = 0.0,
-) -> State:  # fmt: skip
+) -> State:
     """Return values after a step of torch's SGD on each mini-batch; ``names`` are prefixes of what is trained."""
     values = {n: v.detach().clone() for n, v in state.items()}
     trained = [v.requires_grad_() for n, v in values.items() if n.startswith(tuple(names))]

@@ -28,22 +28,35 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "fine_tuned": (Deep, methods.fine_tuned(local=Phase(batch_size=4))),
     "fedper": (Deep, methods.fedper("head.*", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "lg_fedavg": (Deep, methods.lg_fedavg("body.*", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
-    "fedbn": (lambda: Deep(norm=True), methods.fedbn("norm.*", local=Phase(batch_size=WHOLE, optimizer=sgd(0.3)))),
+    "fedbn": (
+        lambda: Deep(norm=True),
+        methods.fedbn("norm.*", local=Phase(batch_size=WHOLE, optimizer=sgd(0.3))),
+    ),
     "fedrep": (
         lambda: Deep(norm=True),
         methods.fedrep(
-            "head.*", head_epochs=2, head_optimizer=sgd(0.5),
-        local=Phase(batch_size=WHOLE, optimizer=sgd(0.3))),
+            "head.*",
+            head_epochs=2,
+            head_optimizer=sgd(0.5),
+            local=Phase(batch_size=WHOLE, optimizer=sgd(0.3)),
+        ),
     ),
     "fedrecon": (
         Deep,
         methods.fedrecon(
-            "head.*", reconstruction_steps=3, reconstruction_optimizer=sgd(0.5), local=Phase(batch_size=2, optimizer=sgd(0.3))),
+            "head.*",
+            reconstruction_steps=3,
+            reconstruction_optimizer=sgd(0.5),
+            local=Phase(batch_size=2, optimizer=sgd(0.3)),
+        ),
     ),
     "ditto": (Deep, methods.ditto(0.4, own_epochs=2, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "mr_mtl": (Deep, methods.mr_mtl(0.4, local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.3)))),
     "feddbe": (Parts, methods.feddbe(2.0, momentum=0.4, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
-    "fedamp": (Deep, methods.fedamp(0.2, 2.0, lam=0.1, local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.3)))),
+    "fedamp": (
+        Deep,
+        methods.fedamp(0.2, 2.0, lam=0.1, local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.3))),
+    ),
     "knn_per": (Parts, methods.knn_per(2, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "gpfl": (Parts, methods.gpfl(0.5, local=Phase(batch_size=4, optimizer=sgd(0.2)))),
     "fedcp": (Parts, methods.fedcp(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
@@ -54,13 +67,24 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
         methods.pfedme(2.0, steps=3, own_optimizer=sgd(0.3), local=Phase(batch_size=4, optimizer=sgd(0.2))),
     ),
     "per_fedavg": (Deep, methods.per_fedavg(0.2, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
-    "scaffold": (lambda: Deep(norm=True), methods.scaffold(local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3, rates={"head.*": 0.1})))),
-    "feddyn": (lambda: Deep(norm=True), methods.feddyn(0.5, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.2, momentum=0.5)))),
-    "ifca": (lambda: Deep(norm=True), methods.ifca(3, spread=0.5, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3)))),
+    "scaffold": (
+        lambda: Deep(norm=True),
+        methods.scaffold(local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3, rates={"head.*": 0.1}))),
+    ),
+    "feddyn": (
+        lambda: Deep(norm=True),
+        methods.feddyn(0.5, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.2, momentum=0.5))),
+    ),
+    "ifca": (
+        lambda: Deep(norm=True),
+        methods.ifca(3, spread=0.5, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3))),
+    ),
     "pfedhn": (
         lambda: Deep(norm=True),
         methods.pfedhn(
-            (5,), embedding=2, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3)),
+            (5,),
+            embedding=2,
+            local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3)),
             server=averaging(sgd(0.5, momentum=0.5), by="uniform"),
         ),
     ),
@@ -70,10 +94,15 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "asp_mtl": (Parts, methods.asp_mtl(6, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "pfl_da": (Parts, methods.pfl_da(local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "kteps": (Parts, methods.kteps(0.5, 0.5, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
-    "kteps_star": (Parts, methods.kteps_star(1, 2, table="encoder.weight", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "kteps_star": (
+        Parts,
+        methods.kteps_star(1, 2, table="encoder.weight", local=Phase(batch_size=4, optimizer=sgd(0.3))),
+    ),
     "fedala": (
         Deep,
-        methods.fedala("head.*", rate=2.0, tolerance=1e-4, most_passes=3, local=Phase(batch_size=4, optimizer=sgd(0.3))),
+        methods.fedala(
+            "head.*", rate=2.0, tolerance=1e-4, most_passes=3, local=Phase(batch_size=4, optimizer=sgd(0.3))
+        ),
     ),
     "fedproto": (Parts, methods.fedproto(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "fedrod": (Parts, methods.fedrod(local=Phase(batch_size=4, optimizer=sgd(0.3)))),
@@ -82,7 +111,7 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
         lambda: MixtureOfExperts(Deep(), Deep(norm=True), ConfidenceGate()),
         methods.mixture(local=Phase(batch_size=4, optimizer=sgd(0.3), epochs=3)),
     ),
-}  # fmt: skip
+}
 
 
 def trained(name: str, rounds: int = 3, **options: Any) -> Run:

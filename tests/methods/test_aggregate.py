@@ -89,10 +89,18 @@ def test_only_rows_that_were_sent_take_memory() -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [sgd(1.0), sgd(0.3), sgd(0.3, schedule="linear"), sgd(1.0, rates={"t*": 0.7}), sgd(1.0, momentum=0.9),
-     sgd(1.0, weight_decay=0.1), adam(0.1), sgd(1.0, bounds={"t*": (-1, 1)})],
+    [
+        sgd(1.0),
+        sgd(0.3),
+        sgd(0.3, schedule="linear"),
+        sgd(1.0, rates={"t*": 0.7}),
+        sgd(1.0, momentum=0.9),
+        sgd(1.0, weight_decay=0.1),
+        adam(0.1),
+        sgd(1.0, bounds={"t*": (-1, 1)}),
+    ],
     ids=["plain", "rate", "schedule", "pattern", "momentum", "decay", "adam", "bounds"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("trainable", [{"table", "w"}, {"w"}, {"table"}, set()])
 def test_rows_are_applied_as_the_whole_table_would_be(optimizer: Optimizer, trainable: set[str]) -> None:
     """To the bit, over several rounds, the optimiser's state too."""
@@ -169,9 +177,11 @@ def test_half_precision_is_summed_in_double() -> None:
 
 COHORTS = (5, 16, 17, 40)
 START: Params = {
-    "w": torch.zeros(7), "table": torch.zeros(30, 2), "moving": torch.zeros(3, dtype=torch.float64),
+    "w": torch.zeros(7),
+    "table": torch.zeros(30, 2),
+    "moving": torch.zeros(3, dtype=torch.float64),
     "count": torch.tensor(0),
-}  # fmt: skip
+}
 
 
 def drawn(clients: int) -> dict[str, Upload]:
@@ -195,8 +205,9 @@ def drawn(clients: int) -> dict[str, Upload]:
 
 def bits_of(reduced: Reduced) -> dict[str, Tensor]:
     return {**reduced.changes, **{f"rows of {n}": v for n, v in reduced.rows.items()}} | {
-        "weight": torch.tensor(reduced.weight, dtype=torch.float64), "count of uploads": torch.tensor(reduced.count),
-    }  # fmt: skip
+        "weight": torch.tensor(reduced.weight, dtype=torch.float64),
+        "count of uploads": torch.tensor(reduced.count),
+    }
 
 
 def orders(uploads: dict[str, Upload]) -> list[list[str]]:

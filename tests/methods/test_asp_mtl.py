@@ -82,9 +82,13 @@ def test_encoder_and_discriminator_pull_against_each_other() -> None:
     params = {n: v.requires_grad_() for n, v in net.initial().items()}
     names = ["encoder.weight", "discriminator.weight"]
     slopes = [
-        torch.autograd.grad(AdversarialLoss(adversarial=a, difference=0.0)(net, params, batch, {}), [params[n] for n in names], allow_unused=True)
+        torch.autograd.grad(
+            AdversarialLoss(adversarial=a, difference=0.0)(net, params, batch, {}),
+            [params[n] for n in names],
+            allow_unused=True,
+        )
         for a in (0.5, 0.0)
-    ]  # fmt: skip
+    ]
     told = linear(params, "discriminator", torch.tanh(linear(params, "encoder", batch["x"])))
     plain = torch.autograd.grad(
         nn.functional.cross_entropy(told, batch["client"]), [params[n] for n in names]
@@ -106,7 +110,9 @@ def test_what_is_added_is_new_and_depends_on_the_model_alone() -> None:
     assert shapes["private.classifier.0.weight"] == (5, 16)
     assert shapes["private.classifier.2.weight"] == (3, 5)
     assert shapes["discriminator.weight"] == (3, 8)
-    assert {n for n in shapes if n.startswith("private.encoder.")} == {f"private.{n}" for n in model.state_dict() if n.startswith("encoder.")}  # fmt: skip
+    assert {n for n in shapes if n.startswith("private.encoder.")} == {
+        f"private.{n}" for n in model.state_dict() if n.startswith("encoder.")
+    }
     assert not torch.equal(wide.private.encoder.weight_ih_l0, model.encoder.weight_ih_l0)  # type: ignore[union-attr, arg-type]
     torch.rand(2)
     assert same_bits(wide.state_dict(), build(model).state_dict())
@@ -159,7 +165,7 @@ def test_a_client_that_trains_alone_has_the_same_mini_batches() -> None:
 
 def central(
     method: Method, initial: State, loss: Any, rounds: int, seed: int, rate: float, momentum: float
-) -> tuple[State, list[State]]:  # fmt: skip
+) -> tuple[State, list[State]]:
     """Train one model that holds every client's private values, all parameters under one optimiser."""
     private = method.split.is_private
     shared = {n: v.clone().requires_grad_() for n, v in initial.items() if not private(n)}

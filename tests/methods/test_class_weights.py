@@ -132,9 +132,16 @@ def trained(loss: Term, data: FederatedData, engine: str, model: nn.Module | Non
     method = methods.furl("user", local=Phase(loss=loss, optimizer=sgd(0.3), batch_size=4, epochs=2))
     workers = 2 if engine == "workers" else None
     return simulate(
-        model or Logits().double(), method, data, rounds=2, cohort=3, seed=1, engine=engine, workers=workers,
+        model or Logits().double(),
+        method,
+        data,
+        rounds=2,
+        cohort=3,
+        seed=1,
+        engine=engine,
+        workers=workers,
         progress=False,
-    )  # fmt: skip
+    )
 
 
 def losses(run: Any) -> list[float]:

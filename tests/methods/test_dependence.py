@@ -52,8 +52,12 @@ def test_hsic_by_the_median_by_hand() -> None:
     """Distances of 0, 1, 3 are 1, 4, 9, so s² = 4; of two examples it is the mean's, (1 − 1/e)²."""
     x = torch.tensor([[0.0], [1.0], [3.0]]).double()
     expected = torch.tensor(
-        [[1, math.exp(-1 / 4), math.exp(-9 / 4)], [math.exp(-1 / 4), 1, math.exp(-1)], [math.exp(-9 / 4), math.exp(-1), 1]]
-    ).double()  # fmt: skip
+        [
+            [1, math.exp(-1 / 4), math.exp(-9 / 4)],
+            [math.exp(-1 / 4), 1, math.exp(-1)],
+            [math.exp(-9 / 4), math.exp(-1), 1],
+        ]
+    ).double()
     torch.testing.assert_close(by_median(x), expected, rtol=0, atol=1e-7)
     h = torch.eye(3).double() - 1 / 3
     wanted = float(torch.trace(expected @ h @ expected @ h)) / 4

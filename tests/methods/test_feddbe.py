@@ -102,7 +102,10 @@ def test_the_penalty_by_hand() -> None:
     batch = {"x": torch.ones(5, 3).double(), "label": torch.tensor([0, 1, 2, 0, 0])}
     sent = {MEAN: torch.tensor([0.0, 4.0]).double()}
     net.train(False)
-    loss = {known: NearMean(3.0)(net, params, batch, {**sent, "server/known": torch.tensor(known)}) for known in (False, True)}  # fmt: skip
+    loss = {
+        known: NearMean(3.0)(net, params, batch, {**sent, "server/known": torch.tensor(known)})
+        for known in (False, True)
+    }
     assert float(loss[True] - loss[False]) == pytest.approx(15.0, abs=1e-12)
 
 

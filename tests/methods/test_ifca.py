@@ -197,7 +197,7 @@ def test_a_configuration_names_it() -> None:
             ),
         ),
     ],
-)  # fmt: skip
+)
 def test_what_ifca_refuses(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MethodError) as error:
         methods.ifca(**options)

@@ -110,7 +110,11 @@ def test_what_is_private_and_what_is_federated() -> None:
     model = Words()
     names = set(model.state_dict())
     added = {"projection.weight", "projection.bias", "private.projection.weight", "private.projection.bias"}
-    for architecture, parts in (("A", ["classifier"]), ("B", ["encoder", "classifier"]), ("C", ["embedding", "encoder", "classifier"])):  # fmt: skip
+    for architecture, parts in (
+        ("A", ["classifier"]),
+        ("B", ["encoder", "classifier"]),
+        ("C", ["embedding", "encoder", "classifier"]),
+    ):
         method = methods.kteps(architecture=architecture)  # type: ignore[arg-type]
         assert method.extend is not None
         wide = method.extend(model)
@@ -220,7 +224,15 @@ def test_two_whole_models_that_share_nothing_are_fedavg_and_local() -> None:
     run, plain = trained(method), trained(methods.fedavg(local=LOCAL))
     assert same_bits(run.server, plain.server)
     taught = everyone(run.private, 6)
-    run = trained(method.on_client(phases=(methods.kteps(0, 0, architecture=("encoder", "classifier"), projections=False, local=LOCAL).client.phases[0],)))  # fmt: skip
+    run = trained(
+        method.on_client(
+            phases=(
+                methods.kteps(
+                    0, 0, architecture=("encoder", "classifier"), projections=False, local=LOCAL
+                ).client.phases[0],
+            )
+        )
+    )
     alone = everyone(trained(methods.local(local=LOCAL)).private, 6)
     close({n.removeprefix("private."): v for n, v in everyone(run.private, 6).items()}, alone, atol=1e-13)
     assert not torch.equal(taught["private.encoder.weight"], alone["encoder.weight"])

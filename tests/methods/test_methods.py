@@ -56,7 +56,38 @@ NAMES = ["user", "linear.weight", "linear.bias"]
 def test_fedavg_is_the_default_of_every_field() -> None:
     assert fedavg() == Method()
     assert Method() == Method(
-        name="fedavg", split=Split(), predict=forward, predict_shared=forward, extend=None, client=Client(phases=(Phase(loss=terms.cross_entropy(), trains="all", optimizer=sgd(0.1), epochs=1, steps=None, batch_size=32, clip_norm=None, examples="opted_in"),), turns="phases", accept=newest, keep=Init(value="model", every_round=False), start=None, finish=None, tables="exact", pools="examples"), server=Server(update=Optimize(optimizer=sgd(1.0)), reduce=WeightedMean(by="examples", missing_rows="unchanged")), adapt=Adapt(phases=(), split=None, start=None), upload=())  # fmt: skip
+        name="fedavg",
+        split=Split(),
+        predict=forward,
+        predict_shared=forward,
+        extend=None,
+        client=Client(
+            phases=(
+                Phase(
+                    loss=terms.cross_entropy(),
+                    trains="all",
+                    optimizer=sgd(0.1),
+                    epochs=1,
+                    steps=None,
+                    batch_size=32,
+                    clip_norm=None,
+                    examples="opted_in",
+                ),
+            ),
+            turns="phases",
+            accept=newest,
+            keep=Init(value="model", every_round=False),
+            start=None,
+            finish=None,
+            tables="exact",
+            pools="examples",
+        ),
+        server=Server(
+            update=Optimize(optimizer=sgd(1.0)), reduce=WeightedMean(by="examples", missing_rows="unchanged")
+        ),
+        adapt=Adapt(phases=(), split=None, start=None),
+        upload=(),
+    )
 
 
 def test_furl_is_fedavg_but_for_the_split() -> None:
@@ -83,9 +114,16 @@ def test_local_keeps_everything() -> None:
 
 
 TRAINED = {
-    "ditto": ("federated", 0), "fedrep": ("federated", 1), "fedrecon": ("federated", 1), "mixture": ("federated", 0),
-    "pfedme": ("federated", 1), "fedpac": ("all", 1), "fedala": ("federated", 0), "mr_mtl": ("private", 0), "fedamp": ("private", 0),
-}  # fmt: skip
+    "ditto": ("federated", 0),
+    "fedrep": ("federated", 1),
+    "fedrecon": ("federated", 1),
+    "mixture": ("federated", 0),
+    "pfedme": ("federated", 1),
+    "fedpac": ("all", 1),
+    "fedala": ("federated", 0),
+    "mr_mtl": ("private", 0),
+    "fedamp": ("private", 0),
+}
 LOSSES = {
     "fedprox": terms.squared_error() + Proximal(0.01),
     "apfl": terms.squared_error() + OnMixture(None, terms.squared_error()),
@@ -152,7 +190,12 @@ def test_every_method_weights_and_applies_as_told(name: str) -> None:
 def test_furl_options() -> None:
     adapt = Phase(trains="private", steps=4)
     given = furl(
-        ["user", "linear.bias"], private_scale="fedavg", private_init=("normal", 0.1), adapt=adapt, server=averaging(sgd(1.0, momentum=0.9), by="uniform"))  # fmt: skip
+        ["user", "linear.bias"],
+        private_scale="fedavg",
+        private_init=("normal", 0.1),
+        adapt=adapt,
+        server=averaging(sgd(1.0, momentum=0.9), by="uniform"),
+    )
     assert given == Method(
         name="furl",
         split=Split(["user", "linear.bias"]),
@@ -170,11 +213,44 @@ def test_furl_options() -> None:
 
 def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
-        "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox",
-        "fedrecon", "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "per_fedavg", "pfedme",
-        "pfl_da", "scaffold", "feddyn", "ifca", "fedbabu", "pfedhn", "fedala", "fedproto", "fedrod", "moon",
-        "mr_mtl", "feddbe", "fedamp", "knn_per", "gpfl", "fedcp", "fedpac",
-    }  # fmt: skip
+        "fedavg",
+        "furl",
+        "local",
+        "apfl",
+        "asp_mtl",
+        "ditto",
+        "fedbn",
+        "fedfusion",
+        "fedmmd",
+        "fedper",
+        "fedprox",
+        "fedrecon",
+        "fedrep",
+        "fine_tuned",
+        "kteps",
+        "kteps_star",
+        "lg_fedavg",
+        "mixture",
+        "per_fedavg",
+        "pfedme",
+        "pfl_da",
+        "scaffold",
+        "feddyn",
+        "ifca",
+        "fedbabu",
+        "pfedhn",
+        "fedala",
+        "fedproto",
+        "fedrod",
+        "moon",
+        "mr_mtl",
+        "feddbe",
+        "fedamp",
+        "knn_per",
+        "gpfl",
+        "fedcp",
+        "fedpac",
+    }
     for name, build in METHODS.items():
         assert build().name == name
         assert getattr(methods, name) is build

@@ -199,7 +199,10 @@ def plain_step(order: str, w: State, batch: State, rate: float) -> State:
         first = second = batch
     names = list(w)
     inner = torch.autograd.grad(plain_loss(w, first), list(w.values()), create_graph=order != "first")
-    moved = {n: (v - rate * g) if order != "first" else v - rate * g.detach() for (n, v), g in zip(w.items(), inner, strict=True)}  # fmt: skip
+    moved = {
+        n: (v - rate * g) if order != "first" else v - rate * g.detach()
+        for (n, v), g in zip(w.items(), inner, strict=True)
+    }
     return dict(zip(names, torch.autograd.grad(plain_loss(moved, second), list(w.values())), strict=True))
 
 

@@ -19,8 +19,10 @@ from tests.methods.table import ROWS
 from tests.tiny import Rounds, classes, job, same_bits
 
 START = {
-    "w": torch.zeros(2, dtype=torch.float64), "t": torch.zeros(4, 1, dtype=torch.float64), "n": torch.tensor(3),
-}  # fmt: skip
+    "w": torch.zeros(2, dtype=torch.float64),
+    "t": torch.zeros(4, 1, dtype=torch.float64),
+    "n": torch.tensor(3),
+}
 UNIFORM = averaging(by="uniform")
 NOTHING = (
     "Nothing is federated, so nothing leaves the clients that could be clipped. Leave differential privacy and secure "
@@ -125,8 +127,12 @@ def test_a_methods_own_sending_knows_nothing_of_the_bound() -> None:
 def test_partial_sums_are_merged_and_noise_is_added_once() -> None:
     privacy = DifferentialPrivacy(noise=1e-6, clip=1.0, noise_seed=0, adaptive=Adaptive(noise=1.0))
     names = [f"c{k:02}" for k in range(20)]  # two blocks
-    parts = [PrivateMean(mean=WeightedMean(), privacy=privacy, cohort=20).begin(
-        Global(params=START, state={"clip_bound": torch.tensor(1.0).double()}), START, names) for _ in range(3)]  # fmt: skip
+    parts = [
+        PrivateMean(mean=WeightedMean(), privacy=privacy, cohort=20).begin(
+            Global(params=START, state={"clip_bound": torch.tensor(1.0).double()}), START, names
+        )
+        for _ in range(3)
+    ]
     for k, name in enumerate(names):
         for part in (parts[2], parts[k // 16]):
             part.add(name, upload([0.1 * k, 0.0], k % 4, 1.0))
@@ -177,31 +183,54 @@ def test_every_method_that_sums_runs_with_privacy_and_without_noise_moves_as_bef
         (ROWS["fedamp"][1], "'fedamp' reduces uploads by KeepEach, which is no plain sum over clients"),
         (
             ROWS["scaffold"][1],
-            ("'scaffold' cannot have its uploads clipped: the server's control is the mean of what clients keep, which "
-             "would part for good. Differential privacy wants clipping. Take another method."),
+            (
+                "'scaffold' cannot have its uploads clipped: the server's control is the mean of what clients keep, which "
+                "would part for good. Differential privacy wants clipping. Take another method."
+            ),
         ),
         (
             ROWS["feddyn"][1],
-            ("'feddyn' cannot have its uploads clipped: the server's h is the mean of the slopes that clients keep, "
-             "which would part for good. Differential privacy wants clipping. Take another method."),
+            (
+                "'feddyn' cannot have its uploads clipped: the server's h is the mean of the slopes that clients keep, "
+                "which would part for good. Differential privacy wants clipping. Take another method."
+            ),
         ),
         (
             ROWS["fedproto"][1],
-            ("'fedproto' bears no noise: a prototype is a sum of features over a count, and noise over noise has no bound. "
-             "Take another method."),
+            (
+                "'fedproto' bears no noise: a prototype is a sum of features over a count, and noise over noise has no bound. "
+                "Take another method."
+            ),
         ),
-        (methods.fedavg(server=averaging().but(reduce=methods.Median())), "'fedavg' reduces uploads by Median"),
-        (methods.fedavg(server=averaging().but(reduce=methods.ClippedMean())), "'fedavg' reduces uploads by ClippedM"),
+        (
+            methods.fedavg(server=averaging().but(reduce=methods.Median())),
+            "'fedavg' reduces uploads by Median",
+        ),
+        (
+            methods.fedavg(server=averaging().but(reduce=methods.ClippedMean())),
+            "'fedavg' reduces uploads by ClippedM",
+        ),
         (methods.fedavg(), "'fedavg' weights clients by their numbers of examples, which have no bound."),
         (
-            methods.fedavg(server=averaging().but(reduce=WeightedMean(by="uniform", missing_rows="owners_only"))),
+            methods.fedavg(
+                server=averaging().but(reduce=WeightedMean(by="uniform", missing_rows="owners_only"))
+            ),
             "'fedavg' divides each row by the weights of those who hold it, and who does is private.",
         ),
-        (methods.furl("user", private_scale="fedavg", server=UNIFORM), "'furl' scales what a client keeps by"),
-        (methods.furl("user", server=UNIFORM).on_client(accept=as_before), "'furl' keeps by a rule of its own (Client.ac"),
-        (methods.fedavg(server=UNIFORM).but(upload=(QuantileClip(),)), "The link QuantileClip of 'fedavg' gathers"),
+        (
+            methods.furl("user", private_scale="fedavg", server=UNIFORM),
+            "'furl' scales what a client keeps by",
+        ),
+        (
+            methods.furl("user", server=UNIFORM).on_client(accept=as_before),
+            "'furl' keeps by a rule of its own (Client.ac",
+        ),
+        (
+            methods.fedavg(server=UNIFORM).but(upload=(QuantileClip(),)),
+            "The link QuantileClip of 'fedavg' gathers",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_method_whose_rounds_are_no_bounded_sum_is_refused(method: Method, message: str) -> None:
     with pytest.raises(MethodError) as error:
         differentially_private(method, PLAIN, 4)

@@ -23,8 +23,12 @@ from tests.tiny import Logits, Noisy, classes
 
 def test_the_names_of_batch_normalisation() -> None:
     assert batch_norm_names(Noisy()) == (
-        "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked",
-    )  # fmt: skip
+        "norm.weight",
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    )
     assert batch_norm_names(nn.BatchNorm1d(2, affine=False, track_running_stats=True))[0] == "running_mean"
     assert methods.fedbn(batch_norm_names(Noisy())).split.table(Noisy())[-1]["half"] == "federated"
     with pytest.raises(MethodError) as error:
@@ -74,22 +78,54 @@ def sparse() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "wanted"),
     [
-        (Lazy, ("The layer 'body' is a LazyLinear, and its 'body.weight' has no shape before its first call. Call the "
-         "model on a batch once, or give the layer its sizes.")),
-        (lambda: Logits().to("meta"), ("'user' is on the device 'meta', which holds no values. Load the model's "
-         "weights first, e.g. by to_empty(device='cpu') and load_state_dict.")),
-        (sparse, ("'matrix' is a sparse tensor (torch.sparse_coo), which is neither sent nor kept. Keep its places and "
-         "its values as buffers, and make it of them in forward, e.g. by torch.sparse_coo_tensor.")),
-        (lambda: torch.jit.script(nn.Linear(2, 2)), ("The model is a script of torch.jit. Give the module that it was "
-         "made from.")),
-        (lambda: torch.compile(Logits()), ("The model is what torch.compile returns, which hides what columns its "
-         "forward takes. Give the module that it holds (._orig_mod); layers in it may be compiled.")),
-        (alias, ("'user' and 'other' are two tensors in one memory, and fedkeep trains a copy of the model, in which each "
-         "has its own. Give both names one Parameter (self.b = self.a) to tie them, or clone() one.")),
-        (in_place, ("The layer 'linear' was compiled in place, which is lost where fedkeep copies the model. Give it "
-         "uncompiled, or put torch.compile(layer) into the model where it is made.")),
+        (
+            Lazy,
+            (
+                "The layer 'body' is a LazyLinear, and its 'body.weight' has no shape before its first call. Call the "
+                "model on a batch once, or give the layer its sizes."
+            ),
+        ),
+        (
+            lambda: Logits().to("meta"),
+            (
+                "'user' is on the device 'meta', which holds no values. Load the model's "
+                "weights first, e.g. by to_empty(device='cpu') and load_state_dict."
+            ),
+        ),
+        (
+            sparse,
+            (
+                "'matrix' is a sparse tensor (torch.sparse_coo), which is neither sent nor kept. Keep its places and "
+                "its values as buffers, and make it of them in forward, e.g. by torch.sparse_coo_tensor."
+            ),
+        ),
+        (
+            lambda: torch.jit.script(nn.Linear(2, 2)),
+            ("The model is a script of torch.jit. Give the module that it was made from."),
+        ),
+        (
+            lambda: torch.compile(Logits()),
+            (
+                "The model is what torch.compile returns, which hides what columns its "
+                "forward takes. Give the module that it holds (._orig_mod); layers in it may be compiled."
+            ),
+        ),
+        (
+            alias,
+            (
+                "'user' and 'other' are two tensors in one memory, and fedkeep trains a copy of the model, in which each "
+                "has its own. Give both names one Parameter (self.b = self.a) to tie them, or clone() one."
+            ),
+        ),
+        (
+            in_place,
+            (
+                "The layer 'linear' was compiled in place, which is lost where fedkeep copies the model. Give it "
+                "uncompiled, or put torch.compile(layer) into the model where it is made."
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_plain_module_is_refused_by_name(make: Callable[[], nn.Module], wanted: str) -> None:
     with pytest.raises(MethodError) as error:
         methods.fedavg().made_for(make())

@@ -86,8 +86,10 @@ def test_the_servers_control_is_the_mean_of_all_clients(hold_out: float) -> None
 def test_a_client_that_takes_no_step_keeps_its_control() -> None:
     owner = ["a"] * 3 + ["b"] * 2
     columns: dict[str, Any] = {
-        "x": np.ones((5, 1)), "label": np.arange(5.0), "opted_in": np.array([True] * 3 + [False] * 2),
-    }  # fmt: skip
+        "x": np.ones((5, 1)),
+        "label": np.arange(5.0),
+        "opted_in": np.array([True] * 3 + [False] * 2),
+    }
     data = FederatedData.from_columns(owner, columns, ["train"] * 5, meta={"task": "regression"})
     local = Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.05))
     rounds = Rounds(job(Scalar(), methods.scaffold(local=local), data))

@@ -23,8 +23,10 @@ from tests.tiny import Logits, Rounds, classes, everyone, job, same_bits
 UNIFORM = averaging(by="uniform")
 LOOSE = SecureSums(clip=100.0, bits=64)
 START = {
-    "w": torch.zeros(2, dtype=torch.float64), "t": torch.zeros(4, 1, dtype=torch.float64), "n": torch.tensor(3),
-}  # fmt: skip
+    "w": torch.zeros(2, dtype=torch.float64),
+    "t": torch.zeros(4, 1, dtype=torch.float64),
+    "n": torch.tensor(3),
+}
 
 
 def upload(w: list[float], row: int, value: float, weight: float = 1.0) -> Upload:
@@ -92,8 +94,10 @@ class Words(nn.Module):
 def test_the_traffic_is_that_of_masked_vectors(bits: Literal[32, 64]) -> None:
     """Masked: 600 numbers of the table and the weight; sent: the whole table of float32. Else rows, and their numbers."""
     data = FederatedData.from_columns(
-        np.repeat([0, 1], 4), {"word": np.array([0, 1, 2, 3] * 2), "label": np.arange(8) % 2}, ["train", "train", "valid", "test"] * 2
-    )  # fmt: skip
+        np.repeat([0, 1], 4),
+        {"word": np.array([0, 1, 2, 3] * 2), "label": np.arange(8) % 2},
+        ["train", "train", "valid", "test"] * 2,
+    )
     plain = methods.furl("user", server=UNIFORM).on_client(tables="local")
     found = []
     for method in (plain, securely(plain, SecureSums(clip=1.0, bits=bits))):
@@ -166,25 +170,53 @@ def test_a_run_repeats_bit_for_bit_though_masks_are_new() -> None:
         (ROWS["fedpac"][1], "'fedpac' reduces uploads by GatherHeads, which looks at single uploads"),
         (
             ROWS["scaffold"][1],
-            ("'scaffold' cannot have its uploads clipped: the server's control is the mean of what clients keep, which "
-             "would part for good. Secure sums want clipping. Take another method."),
+            (
+                "'scaffold' cannot have its uploads clipped: the server's control is the mean of what clients keep, which "
+                "would part for good. Secure sums want clipping. Take another method."
+            ),
         ),
-        (ROWS["feddyn"][1], "'feddyn' cannot have its uploads clipped: the server's h is the mean of the slopes"),
-        (methods.fedavg(server=averaging().but(reduce=methods.Median())), "'fedavg' reduces uploads by Median"),
+        (
+            ROWS["feddyn"][1],
+            "'feddyn' cannot have its uploads clipped: the server's h is the mean of the slopes",
+        ),
+        (
+            methods.fedavg(server=averaging().but(reduce=methods.Median())),
+            "'fedavg' reduces uploads by Median",
+        ),
         (methods.fedavg(server=averaging().but(reduce=methods.Krum())), "'fedavg' reduces uploads by Krum"),
-        (methods.fedavg(server=averaging().but(reduce=methods.TrimmedMean())), "'fedavg' reduces uploads by Trimmed"),
-        (methods.fedavg(server=averaging().but(reduce=methods.ClippedMean())), "'fedavg' reduces uploads by ClippedM"),
+        (
+            methods.fedavg(server=averaging().but(reduce=methods.TrimmedMean())),
+            "'fedavg' reduces uploads by Trimmed",
+        ),
+        (
+            methods.fedavg(server=averaging().but(reduce=methods.ClippedMean())),
+            "'fedavg' reduces uploads by ClippedM",
+        ),
         (methods.fedavg(), "'fedavg' weights clients by their numbers of examples, which have no bound"),
         (
-            methods.fedavg(server=averaging().but(reduce=WeightedMean(by="uniform", missing_rows="owners_only"))),
+            methods.fedavg(
+                server=averaging().but(reduce=WeightedMean(by="uniform", missing_rows="owners_only"))
+            ),
             "'fedavg' divides each row by the weights of those who hold it, which secure sums hide.",
         ),
-        (methods.furl("user", private_scale="fedavg", server=UNIFORM), "'furl' scales what a client keeps by its"),
-        (methods.fedavg(server=UNIFORM).but(upload=(TopK(),)), "The link TopK of 'fedavg' has the server decode"),
-        (methods.fedavg(server=UNIFORM).but(upload=(QuantileClip(),)), "The link QuantileClip of 'fedavg' has the"),
-        (methods.kteps_star(server=UNIFORM), "The link Projection of 'kteps_star' has the server decode each upload"),
+        (
+            methods.furl("user", private_scale="fedavg", server=UNIFORM),
+            "'furl' scales what a client keeps by its",
+        ),
+        (
+            methods.fedavg(server=UNIFORM).but(upload=(TopK(),)),
+            "The link TopK of 'fedavg' has the server decode",
+        ),
+        (
+            methods.fedavg(server=UNIFORM).but(upload=(QuantileClip(),)),
+            "The link QuantileClip of 'fedavg' has the",
+        ),
+        (
+            methods.kteps_star(server=UNIFORM),
+            "The link Projection of 'kteps_star' has the server decode each upload",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_looks_at_single_uploads_is_refused(method: Method, message: str) -> None:
     with pytest.raises(MethodError) as error:
         securely(method, LOOSE)

@@ -107,7 +107,9 @@ def test_the_mixture_by_hand() -> None:
     batch = {"x": torch.ones(1, 1).double(), "label": torch.tensor([0])}
     assert mixed_log_probabilities(net, params, batch).exp()[0].tolist() == pytest.approx([0.6875, 0.3125])
     assert float(MixtureLoss()(net, params, batch, {})) == pytest.approx(-math.log(0.6875), abs=1e-7)
-    assert float(mixed_log_probabilities(net, {**params, "gate.bias": zero["gate.bias"]}, batch)[0, 0].exp()) == pytest.approx(0.625)  # fmt: skip
+    assert float(
+        mixed_log_probabilities(net, {**params, "gate.bias": zero["gate.bias"]}, batch)[0, 0].exp()
+    ) == pytest.approx(0.625)
     # with M_G's own loss, −log 0.75, at weight 2
     expected = -math.log(0.6875) - 2 * math.log(0.75)
     assert float(MixtureLoss(general=2.0)(net, params, batch, {})) == pytest.approx(expected, abs=1e-7)
@@ -129,9 +131,11 @@ def test_a_closed_gate_trains_one_model_alone() -> None:
         names = [f"{p}{n}" for p in (live, still) for n in Parts().state_dict()]
         slopes = dict(zip(names, torch.autograd.grad(value, [params[n] for n in names]), strict=True))
         plain = torch.autograd.grad(
-            nn.functional.cross_entropy(net({n: params[f"{live}{n}"] for n in Parts().state_dict()}, batch), batch["label"]),
+            nn.functional.cross_entropy(
+                net({n: params[f"{live}{n}"] for n in Parts().state_dict()}, batch), batch["label"]
+            ),
             [params[f"{live}{n}"] for n in Parts().state_dict()],
-        )  # fmt: skip
+        )
         for n, expected in zip(Parts().state_dict(), plain, strict=True):
             torch.testing.assert_close(slopes[f"{live}{n}"], expected, rtol=0, atol=1e-12)
             assert float(slopes[f"{still}{n}"].abs().max()) < 1e-12

@@ -225,8 +225,9 @@ def test_a_multi_task_model_passes_the_checker_and_trains() -> None:
     data = texts(counts=(4, 6, 3))
     data.columns["tone"] = data.columns["label"] % 2  # type: ignore[operator,index]
     data.meta["tasks"] = {
-        "topic": {"task": "multiclass", "label": "label"}, "tone": {"task": "binary", "label": "tone"},
-    }  # fmt: skip
+        "topic": {"task": "multiclass", "label": "label"},
+        "tone": {"task": "binary", "label": "tone"},
+    }
     run = simulate(model, methods.furl("user", local=Phase(loss=multi_task_loss())), data, rounds=2, cohort=2)
     assert everyone(run.private, 3)["user"].shape == (3, 4)
     assert {"accuracy/topic", "accuracy/tone", "auc/tone"} <= run.evaluate("train").keys()

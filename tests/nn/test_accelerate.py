@@ -88,8 +88,14 @@ def test_recurrent_layers_give_what_torch_gives(kind: Any, dtype: torch.dtype, r
         lengths = lengths.sort(descending=True).values if start == "sorted" else lengths
         states = torch.randn(2, (1 + two_ways) * layers, sequences, hidden, dtype=torch.float64)
 
-        def call(module: nn.Module, x: Tensor, start: str = start, first: bool = first, n: Tensor = lengths,
-                 states: Tensor = states) -> Any:  # fmt: skip
+        def call(
+            module: nn.Module,
+            x: Tensor,
+            start: str = start,
+            first: bool = first,
+            n: Tensor = lengths,
+            states: Tensor = states,
+        ) -> Any:
             if start in ("packed", "sorted"):
                 return module(pack_padded_sequence(x, n, batch_first=first, enforce_sorted=start == "sorted"))
             h, c = (states if start == "given" else torch.zeros_like(states)).to(x.dtype)
@@ -152,9 +158,14 @@ def test_swapped_layers_run_side_by_side(path: str, monkeypatch: pytest.MonkeyPa
 
 def chain(*more: nn.Module, channels: int = 2, kernel: int = 3, padding: int = 1) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(channels, 4, kernel, padding=padding), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3), nn.ReLU(),
-        nn.MaxPool2d((2, 2), stride=2), *more,
-    )  # fmt: skip
+        nn.Conv2d(channels, 4, kernel, padding=padding),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 5, 3),
+        nn.ReLU(),
+        nn.MaxPool2d((2, 2), stride=2),
+        *more,
+    )
 
 
 @needs_native

@@ -74,8 +74,11 @@ def test_a_linear_layer_may_have_another_bias_later(shape: tuple[int, ...] | Non
 
 
 WRONG = {
-    "Linear": ("bias", (7,)), "chain": ("0.bias", (2,)), "LSTM": ("weight_hh_l1", (16, 3)), "GRU": ("weight_ih_l1", (12, 9)),
-}  # fmt: skip
+    "Linear": ("bias", (7,)),
+    "chain": ("0.bias", (2,)),
+    "LSTM": ("weight_hh_l1", (16, 3)),
+    "GRU": ("weight_ih_l1", (12, 9)),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -60,13 +60,18 @@ def stirred(model: nn.Module) -> nn.Module:
 
 def test_the_sum_by_hand() -> None:
     model = fedkeep.adapters(nn.Sequential(nn.Linear(2, 1)), 1, "0", alpha=3.0)
-    values = {"base_layer.weight": [[1.0, 2]], "base_layer.bias": [0.5], "lora_A.default.weight": [[1.0, 1]],
-              "lora_B.default.weight": [[2.0]]}  # fmt: skip
+    values = {
+        "base_layer.weight": [[1.0, 2]],
+        "base_layer.bias": [0.5],
+        "lora_A.default.weight": [[1.0, 1]],
+        "lora_B.default.weight": [[2.0]],
+    }
     model[0].load_state_dict({n: torch.tensor(v) for n, v in values.items()})
     assert float(model(torch.tensor([[1.0, 10.0]])).detach()) == 1 + 20 + 0.5 + 3 * 2 * 11
     assert [n for n, p in model.named_parameters() if p.requires_grad] == [
-        "0.lora_A.default.weight", "0.lora_B.default.weight",
-    ]  # fmt: skip
+        "0.lora_A.default.weight",
+        "0.lora_B.default.weight",
+    ]
 
 
 def test_at_first_nothing_changes_and_judging_sees_adapters() -> None:
@@ -87,11 +92,14 @@ LEAVE: dict[str, tuple[Method, bool, list[str]]] = {
     "FedSA-LoRA": (methods.furl(B, local=LOCAL), False, ["A"]),
     "FedDPA-LoRA": (methods.furl(OWN, local=LOCAL).on_client(phases=TURNS), True, ["A", "B"]),
     "FDLoRA": (
-        methods.furl(OWN, local=LOCAL, server=averaging(sgd(0.7, momentum=0.5))).on_client(phases=TURNS[::-1]),
-        True, ["A", "B"],
+        methods.furl(OWN, local=LOCAL, server=averaging(sgd(0.7, momentum=0.5))).on_client(
+            phases=TURNS[::-1]
+        ),
+        True,
+        ["A", "B"],
     ),
     "one PEFT per user": (methods.local(local=LOCAL), False, []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LEAVE)
@@ -136,10 +144,14 @@ SEEN = torch.tensor([[True, False], [False, False]])
 @pytest.mark.parametrize(
     "how",
     [
-        {}, {"is_causal": True}, {"attn_mask": SEEN, "scale": 0.3}, {"attn_mask": 0.5 * SEEN.float()},
-        {"dropout_p": 0.4}, {"enable_gqa": True},
+        {},
+        {"is_causal": True},
+        {"attn_mask": SEEN, "scale": 0.3},
+        {"attn_mask": 0.5 * SEEN.float()},
+        {"dropout_p": 0.4},
+        {"enable_gqa": True},
     ],
-)  # fmt: skip
+)
 def test_attention_of_many_clients_at_once(how: dict[str, Any]) -> None:
     one, many = (
         fedkeep.simulate(
@@ -305,9 +317,19 @@ def test_transformers_and_peft(tmp_path: Path) -> None:
     following = fedkeep.data.next_tokens(columns["input_ids"], columns["attention_mask"])
     cases: list[tuple[Any, Any, Any, dict[str, Any]]] = [
         (lambda: transformers.BertForSequenceClassification(bert), ["*.query", "*.value"], label, {}),
-        (lambda: transformers.BertForTokenClassification(bert), ["*.query"], columns["input_ids"] % 3, {"task": "tokens"}),
-        (lambda: transformers.GPT2LMHeadModel(gpt), "*.c_attn", following, {"task": "next_token", "classes": 50}),
-    ]  # fmt: skip
+        (
+            lambda: transformers.BertForTokenClassification(bert),
+            ["*.query"],
+            columns["input_ids"] % 3,
+            {"task": "tokens"},
+        ),
+        (
+            lambda: transformers.GPT2LMHeadModel(gpt),
+            "*.c_attn",
+            following,
+            {"task": "next_token", "classes": 50},
+        ),
+    ]
     for number, (make, on, labels, meta) in enumerate(cases):
         torch.manual_seed(0)
         base = make()

@@ -37,7 +37,10 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scalar(found: Tensor | tuple[Tensor, ...]) -> Tensor:
-    return sum(((t * t.detach().sin()).sum() for t in (found if isinstance(found, tuple) else (found,))), torch.zeros(()))  # fmt: skip
+    return sum(
+        ((t * t.detach().sin()).sum() for t in (found if isinstance(found, tuple) else (found,))),
+        torch.zeros(()),
+    )
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:

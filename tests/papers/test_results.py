@@ -154,7 +154,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         patch.setattr(natural, "source_of", natural_source)
         patch.setattr(fashion, "source_of", lambda _: source_of("public", "pfllib_fashion"))
         patch.setattr(tables, "partitions", lambda *_: [])
-        for place, name in ((tables, "sweep_panels"), (tables, "difference_maps"), (figure6, "sweep_panels"), (figure6, "difference_maps"), (plots, "comparison_bars"), (plots, "panels_of_curves")):  # fmt: skip
+        for place, name in (
+            (tables, "sweep_panels"),
+            (tables, "difference_maps"),
+            (figure6, "sweep_panels"),
+            (figure6, "difference_maps"),
+            (plots, "comparison_bars"),
+            (plots, "panels_of_curves"),
+        ):
             patch.setattr(place, name, drawn)
         yield found
 

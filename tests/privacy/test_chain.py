@@ -133,13 +133,28 @@ def test_a_link_that_cannot_take_the_parameters_says_so_at_the_start() -> None:
     [
         ({"report/1/inside": torch.tensor(1.0).double()}, "'report/1/inside' is of no link"),
         ({"report/x": torch.tensor(1.0)}, "'report/x' is of no link"),
-        ({"report/0/inside": torch.tensor(float("nan")).double()}, "'report/0/inside' holds a NaN or an infinity"),
-        ({"report/0/inside": torch.tensor(0.5).double()}, "QuantileClip's report should be 0 or 1; it is 0.5"),
-        ({"report/0/inside": torch.tensor(-1.0).double()}, "QuantileClip's report should be 0 or 1; it is -1.0"),
-        ({"report/0/more": torch.tensor(1.0)}, "QuantileClip's report should be 'inside', a float64 number; it is ['inside', 'more']"),
-        ({"report/0/inside": torch.ones(2).double()}, "QuantileClip's report should be 'inside', a float64 number; it is ['inside']"),
+        (
+            {"report/0/inside": torch.tensor(float("nan")).double()},
+            "'report/0/inside' holds a NaN or an infinity",
+        ),
+        (
+            {"report/0/inside": torch.tensor(0.5).double()},
+            "QuantileClip's report should be 0 or 1; it is 0.5",
+        ),
+        (
+            {"report/0/inside": torch.tensor(-1.0).double()},
+            "QuantileClip's report should be 0 or 1; it is -1.0",
+        ),
+        (
+            {"report/0/more": torch.tensor(1.0)},
+            "QuantileClip's report should be 'inside', a float64 number; it is ['inside', 'more']",
+        ),
+        (
+            {"report/0/inside": torch.ones(2).double()},
+            "QuantileClip's report should be 'inside', a float64 number; it is ['inside']",
+        ),
     ],
-)  # fmt: skip
+)
 def test_reports_that_no_client_makes_are_refused(more: Params, fault: str) -> None:
     chain = Chain((QuantileClip(),))
     sent = chain.sent(chain.server_state(START))

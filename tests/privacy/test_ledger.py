@@ -149,8 +149,16 @@ def test_a_ledger_of_another_run_or_of_other_terms_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "first", [{"release": {"rate": 2.0, "noise": 1.0}}, {"delta": "x"}, {"carried": [[{"rate": 0.5, "noise": 1.0}, -1]]}, {"format": 9}, {"more": 1}, {"accountant": "x"}]
-)  # fmt: skip
+    "first",
+    [
+        {"release": {"rate": 2.0, "noise": 1.0}},
+        {"delta": "x"},
+        {"carried": [[{"rate": 0.5, "noise": 1.0}, -1]]},
+        {"format": 9},
+        {"more": 1},
+        {"accountant": "x"},
+    ],
+)
 def test_a_first_line_that_no_run_has_is_refused(tmp_path: Path, first: dict[str, object]) -> None:
     begun(tmp_path, 0)
     path = tmp_path / "budget.jsonl"

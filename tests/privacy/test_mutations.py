@@ -62,49 +62,79 @@ def masks_cancel() -> None:
 # promise: what is broken, its name, what stands there then, the test that fails
 BROKEN: dict[str, Broken] = {
     "a change is clipped before noise comes": (
-        dp.Clipping, "clipped", lambda self, deltas, scale=1.0: (deltas, True), lambda _: test_private.test_a_round_by_hand()
+        dp.Clipping,
+        "clipped",
+        lambda self, deltas, scale=1.0: (deltas, True),
+        lambda _: test_private.test_a_round_by_hand(),
     ),
     "noise has the size that ε is counted by": (
-        DifferentialPrivacy, "draw", lambda self, round: Quieter(), lambda _: test_private.test_an_empty_round_releases_noise_alone_of_the_right_size()
+        DifferentialPrivacy,
+        "draw",
+        lambda self, round: Quieter(),
+        lambda _: test_private.test_an_empty_round_releases_noise_alone_of_the_right_size(),
     ),
     "an adaptive bound's counts share the privacy": (
-        DifferentialPrivacy, "multiplier", property(lambda self: self.noise),
+        DifferentialPrivacy,
+        "multiplier",
+        property(lambda self: self.noise),
         lambda _: test_dp.test_the_adaptive_bound_shares_the_privacy(),
     ),
     "δ is below 1 / N": (
-        DifferentialPrivacy, "check_clients", lambda self, clients: None,
+        DifferentialPrivacy,
+        "check_clients",
+        lambda self, clients: None,
         lambda _: test_dp.test_delta_must_be_below_one_over_the_number_of_clients(),
     ),
     "a round beyond the budget is refused": (
-        ledger.Ledger, "charge", counted_last, test_ledger.test_a_round_beyond_the_budget_is_refused_and_not_written
+        ledger.Ledger,
+        "charge",
+        counted_last,
+        test_ledger.test_a_round_beyond_the_budget_is_refused_and_not_written,
     ),
     "a ledger that was put back is refused": (
-        ledger.Ledger, "_check", lambda self, known, whole: None, test_ledger.test_a_ledger_that_was_put_back_is_refused
+        ledger.Ledger,
+        "_check",
+        lambda self, known, whole: None,
+        test_ledger.test_a_ledger_that_was_put_back_is_refused,
     ),
     "no method without a bounded sum has noise": (
-        private, "bounded_mean", refused_by_nobody,
+        private,
+        "bounded_mean",
+        refused_by_nobody,
         lambda _: test_private.test_a_method_whose_rounds_are_no_bounded_sum_is_refused(ROWS["ifca"][1], ""),
     ),
     "no method that looks at single uploads is summed": (
-        secure, "bounded_mean", refused_by_nobody,
+        secure,
+        "bounded_mean",
+        refused_by_nobody,
         lambda _: test_secure.test_what_looks_at_single_uploads_is_refused(ROWS["ifca"][1], ""),
     ),
-    "masks cancel": (
-        client, "pair_key", one_sided, lambda _: masks_cancel()
-    ),
+    "masks cancel": (client, "pair_key", one_sided, lambda _: masks_cancel()),
     "a client masks one vector with a key": (
-        client.SecureClient, "_move", asked_first, lambda _: test_secure_sum.test_a_mask_key_is_used_once()
+        client.SecureClient,
+        "_move",
+        asked_first,
+        lambda _: test_secure_sum.test_a_mask_key_is_used_once(),
     ),
     "a mask key is used once": (
-        Spent, "spend", every_time, lambda _: test_secure_sum.test_a_mask_key_is_used_once()
+        Spent,
+        "spend",
+        every_time,
+        lambda _: test_secure_sum.test_a_mask_key_is_used_once(),
     ),
     "fewer than the threshold are refused": (
-        client, "check_threshold", lambda *_: None, lambda _: test_secure_sum.test_clients_refuse_too_few_by_themselves()
+        client,
+        "check_threshold",
+        lambda *_: None,
+        lambda _: test_secure_sum.test_clients_refuse_too_few_by_themselves(),
     ),
     "nothing wraps": (
-        FixedPoint, "encode", whole, lambda _: test_parts.test_a_value_out_of_range_is_refused_neither_wrapped_nor_cut(1.0001)
+        FixedPoint,
+        "encode",
+        whole,
+        lambda _: test_parts.test_a_value_out_of_range_is_refused_neither_wrapped_nor_cut(1.0001),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("promise", BROKEN)

@@ -121,12 +121,19 @@ def test_other_tensors_pass_untouched_and_sizes_are_right() -> None:
     link = Projection(2, 4)
     sent = encoded(link, change, start)
     assert {n: tuple(v.shape) for n, v in sent.items()} == {
-        "embedding.weight/projected": (40, 3), "embedding.weight/basis": (6, 3), "other.weight": (3,), "n": (),
-    }  # fmt: skip
+        "embedding.weight/projected": (40, 3),
+        "embedding.weight/basis": (6, 3),
+        "other.weight": (3,),
+        "n": (),
+    }
     back = link.decode(sent, start, {})
     assert list(back) == list(change)
     assert back["other.weight"] is change["other.weight"]
-    both = encoded(Projection(1, 2, "*.weight"), {"a.weight": torch.randn(4, 3), "b.weight": torch.randn(5, 2)}, {"a.weight": torch.zeros(4, 3), "b.weight": torch.zeros(5, 2)})  # fmt: skip
+    both = encoded(
+        Projection(1, 2, "*.weight"),
+        {"a.weight": torch.randn(4, 3), "b.weight": torch.randn(5, 2)},
+        {"a.weight": torch.zeros(4, 3), "b.weight": torch.zeros(5, 2)},
+    )
     assert sorted(both) == ["a.weight/basis", "a.weight/projected", "b.weight/basis", "b.weight/projected"]
 
 

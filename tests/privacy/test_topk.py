@@ -50,8 +50,11 @@ def test_equal_magnitudes_travel_in_the_order_of_names_and_places() -> None:
         {"w": torch.ones(3), "b": -torch.ones(2)}, start, SystemDraw(), TopK().client_state(start), {}
     )
     assert {n: v.tolist() for n, v in made.tensors.items()} == {
-        "b/values": [-1.0, -1.0], "b/places": [0, 1], "w/values": [], "w/places": [],
-    }  # fmt: skip
+        "b/values": [-1.0, -1.0],
+        "b/places": [0, 1],
+        "w/values": [],
+        "w/places": [],
+    }
 
 
 def plain(rounds: int, clients: int, fraction: float) -> tuple[list[np.ndarray], np.ndarray]:

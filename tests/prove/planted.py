@@ -306,9 +306,11 @@ CARRIERS: dict[str, Callable[[Tensor], Tensor]] = {
     "mapped script": lambda v: torch.tensor(sum(next(map(torch.jit.CompilationUnit(SCRIPT).numbers, [v])))),
     "script's method": method_of_a_script,
     "callback's list": lambda v: called_by_torch(lambda: sign_of_a_mapped_number(v)),
-    "callback's split": lambda v: called_by_torch(lambda: torch.ones(9).tensor_split((v[:1] > 0).long())[0].sum()),
+    "callback's split": lambda v: called_by_torch(
+        lambda: torch.ones(9).tensor_split((v[:1] > 0).long())[0].sum()
+    ),
     **UNSEEN,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,30 @@ from fedkeep.prove import prove, proving
 from tests.methods.table import DATA
 from tests.prove.planted import CARRIERS, PLACES
 
-FEW = {("sum", "term"), ("item", "finish"), ("set", "buffer"), ("numpy", "start"), ("shape", "sends"),
-       ("mapped", "finish"), ("script", "sends"), ("script's method", "start"), ("callback's list", "buffer"),
-       ("sum", "server"), ("callback", "term"), ("callback's split", "sends"),
-       ("poisson", "sends"), ("statistics", "finish"), ("nested", "sends"), ("class", "start"),
-       ("inferred where", "finish"), ("inferred norm", "buffer"),
-       ("array beneath", "finish"), ("array before", "sends"), ("buffer beneath", "buffer"),
-       ("address before", "start")}  # fmt: skip
+FEW = {
+    ("sum", "term"),
+    ("item", "finish"),
+    ("set", "buffer"),
+    ("numpy", "start"),
+    ("shape", "sends"),
+    ("mapped", "finish"),
+    ("script", "sends"),
+    ("script's method", "start"),
+    ("callback's list", "buffer"),
+    ("sum", "server"),
+    ("callback", "term"),
+    ("callback's split", "sends"),
+    ("poisson", "sends"),
+    ("statistics", "finish"),
+    ("nested", "sends"),
+    ("class", "start"),
+    ("inferred where", "finish"),
+    ("inferred norm", "buffer"),
+    ("array beneath", "finish"),
+    ("array before", "sends"),
+    ("buffer beneath", "buffer"),
+    ("address before", "start"),
+}
 
 
 def found(carrier: str, place: str, monkeypatch: pytest.MonkeyPatch) -> str:

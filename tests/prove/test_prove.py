@@ -44,8 +44,9 @@ CLIPPED = Phase(batch_size=4, clip_norm=0.1)
 
 
 @pytest.mark.parametrize(
-    ("name", "verdict"), [("fedavg", "independent"), ("furl", "declared"), ("kteps", "declared"), ("kteps_star", "declared")]
-)  # fmt: skip
+    ("name", "verdict"),
+    [("fedavg", "independent"), ("furl", "declared"), ("kteps", "declared"), ("kteps_star", "declared")],
+)
 def test_uploads_are_reached_by_declared_channels_alone(name: str, verdict: str) -> None:
     make, method = ROWS[name]
     proof = prove(make(), method, DATA)

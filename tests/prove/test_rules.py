@@ -33,9 +33,17 @@ def in_place(t: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def fused(t: Sequence[Tensor]) -> Sequence[Tensor]:
     torch._fused_sgd_(
-        [t[0], t[1]], [t[2], t[2].clone()], [], weight_decay=0.0, momentum=0.0, lr=0.1, dampening=0.0, nesterov=False,
-        maximize=False, is_first_step=False,
-    )  # fmt: skip
+        [t[0], t[1]],
+        [t[2], t[2].clone()],
+        [],
+        weight_decay=0.0,
+        momentum=0.0,
+        lr=0.1,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
     return t
 
 
@@ -43,9 +51,20 @@ def adam(t: Sequence[Tensor]) -> Sequence[Tensor]:
     first, second = ([torch.zeros(3, 4) for _ in range(2)] for _ in range(2))
     steps = [torch.ones(()), torch.ones(())]
     torch._fused_adam_(
-        [t[0], t[1]], [t[2], torch.ones(3, 4)], first, second, [], steps, lr=0.1, beta1=0.9, beta2=0.99,
-        weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
-    )  # fmt: skip
+        [t[0], t[1]],
+        [t[2], torch.ones(3, 4)],
+        first,
+        second,
+        [],
+        steps,
+        lr=0.1,
+        beta1=0.9,
+        beta2=0.99,
+        weight_decay=0.0,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
+    )
     return [*t, *first, *second]
 
 

@@ -39,9 +39,17 @@ def federation(case: str, kind: str = "float32", **changes: Any) -> Federation:
     what, text = CASES[case], f"{case}, {kind}"
     options = {"cohort": COHORT, "seed": SEED, "evaluate_every": 2, "rounds": ROUNDS, **what.options}
     given: dict[str, Any] = {
-        "name": case, "text": text, "build": lambda encoding: experiment(text, encoding), "encode": encode,
-        "summarise": {}, "clients": len(what.data), "leaves": "clients", "simulated_noise": True, **options, **changes,
-    }  # fmt: skip
+        "name": case,
+        "text": text,
+        "build": lambda encoding: experiment(text, encoding),
+        "encode": encode,
+        "summarise": {},
+        "clients": len(what.data),
+        "leaves": "clients",
+        "simulated_noise": True,
+        **options,
+        **changes,
+    }
     return Federation(**given)
 
 

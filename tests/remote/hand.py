@@ -75,9 +75,15 @@ class Hand:
 
     def hello(self, **changes: Any) -> Hello:
         given = {
-            "protocol": PROTOCOL, "run": self.run, "code": fingerprint.code(), "experiment": "text", "seed": self.seed,
-            "simulated_noise": True, **self.changes, **changes,
-        }  # fmt: skip
+            "protocol": PROTOCOL,
+            "run": self.run,
+            "code": fingerprint.code(),
+            "experiment": "text",
+            "seed": self.seed,
+            "simulated_noise": True,
+            **self.changes,
+            **changes,
+        }
         return Hello(**given)
 
     def encode(self, **changes: Any) -> Encode:
@@ -100,16 +106,23 @@ class Hand:
 
     def work(self, orders: Sequence[ClientOrder], round: int, attempt: int, **changes: Any) -> Work:
         given = {
-            "run": self.run, "fingerprint": fingerprint.digest(self.parts), "encoding": self.parts["encoding"],
-            "round": round, "attempt": attempt, "orders": tuple(orders), **changes,
-        }  # fmt: skip
+            "run": self.run,
+            "fingerprint": fingerprint.digest(self.parts),
+            "encoding": self.parts["encoding"],
+            "round": round,
+            "attempt": attempt,
+            "orders": tuple(orders),
+            **changes,
+        }
         return Work(**given)
 
     def order(self, order: Order, *, train: bool = True, judge: Sequence[Judging] = ()) -> ClientOrder:
         return ClientOrder(
-            order=order, train=train, judge=tuple(judge),
+            order=order,
+            train=train,
+            judge=tuple(judge),
             **self.ledger.get(order.client, Wanted())._asdict(),
-        )  # fmt: skip
+        )
 
     def ask(self, node: Node, work: Work) -> Answers:
         packet = self.say(node, work_packet(work))

@@ -68,28 +68,46 @@ def test_it_says_everything(tmp_path: Path) -> None:
     )
     path = written(tmp_path, NODE + more)
     assert read_node_config(path).device.terms == Terms(
-        owner="ann's laptop", history=3, on_missing="anew", on_change="anew", leaves="clients",
-        clients_a_word=5, secure=True, patience=2.5,
-    )  # fmt: skip
+        owner="ann's laptop",
+        history=3,
+        on_missing="anew",
+        on_change="anew",
+        leaves="clients",
+        clients_a_word=5,
+        secure=True,
+        patience=2.5,
+    )
     assert build_node(path).clients == ["bob"]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("owner", "ower"), "  device.owner: missing.\n  device.ower: unknown key. Did you mean 'owner'? Known here: "),
-        (("folder = \"states\"", "folder = 3"), "device.folder: wanted a valid string; got 3"),
+        (
+            ("owner", "ower"),
+            "  device.owner: missing.\n  device.ower: unknown key. Did you mean 'owner'? Known here: ",
+        ),
+        (('folder = "states"', "folder = 3"), "device.folder: wanted a valid string; got 3"),
         (("[device]", "[device]\nhistory = -1"), "device.history: wanted greater than or equal to 0; got -1"),
-        (("[device]", "[device]\non_missing = 'reset'"), "device.on_missing: wanted 'refuse' or 'anew'; got 'reset'"),
-        (("[device]", "[device]\nleaves = 'all'"), "device.leaves: wanted 'sums', 'clients' or 'examples'; got 'all'"),
+        (
+            ("[device]", "[device]\non_missing = 'reset'"),
+            "device.on_missing: wanted 'refuse' or 'anew'; got 'reset'",
+        ),
+        (
+            ("[device]", "[device]\nleaves = 'all'"),
+            "device.leaves: wanted 'sums', 'clients' or 'examples'; got 'all'",
+        ),
         (("[data]", "data = 3\n[other]"), "data: wanted a table; got 3"),
         (("[device]", "[device"), "is no valid TOML"),
-        (("[device]", "[device]\nclients = ['anne']"), "device.clients: there are no data of 'anne'. Did you mean 'ann'? There are data of 2 clients."),
+        (
+            ("[device]", "[device]\nclients = ['anne']"),
+            "device.clients: there are no data of 'anne'. Did you mean 'ann'? There are data of 2 clients.",
+        ),
         (("[device]", "[device]\nclients = ['ann', 'ann']"), "device.clients: 'ann' is named twice."),
         (("[device]", "[device]\ncompute = 'tpu9'"), "The device 'tpu9' cannot be used"),
         (('reader = "table"', 'reader = "tabel"'), "data.reader: there is no reader 'tabel'"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     with pytest.raises(ConfigError) as error:
         build_node(written(tmp_path, NODE.replace(*change)))

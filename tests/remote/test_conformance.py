@@ -74,8 +74,13 @@ def assert_near(found: list[Record], expected: list[Record], kind: str = "float3
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert (one.round, one.epoch, one.split, one.client, one.metric, one.n) == (
-            other.round, other.epoch, other.split, other.client, other.metric, other.n,
-        )  # fmt: skip
+            other.round,
+            other.epoch,
+            other.split,
+            other.client,
+            other.metric,
+            other.n,
+        )
         assert math.isclose(one.value, other.value, rel_tol=0, abs_tol=NEAR[kind]) or math.isnan(
             one.value * other.value
         )

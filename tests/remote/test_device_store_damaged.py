@@ -69,11 +69,17 @@ def test_a_row_that_was_changed_is_refused_and_the_others_are_read(folder: Path,
     ("change", "said"),
     [
         ("DELETE FROM kept WHERE client = 'b'", "this device has none"),
-        ("DELETE FROM kept WHERE client = 'b' AND version = 2", "has 1 (round 0, accepted), 3 (round 2, staged)"),
+        (
+            "DELETE FROM kept WHERE client = 'b' AND version = 2",
+            "has 1 (round 0, accepted), 3 (round 2, staged)",
+        ),
         ("UPDATE kept SET client = 'z' WHERE client = 'b'", "this device has none"),
-        ("UPDATE kept SET attempt = 7 WHERE client = 'b' AND version = 2", "wants version 2 of another attempt"),
+        (
+            "UPDATE kept SET attempt = 7 WHERE client = 'b' AND version = 2",
+            "wants version 2 of another attempt",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_row_that_is_gone_is_no_new_client(folder: Path, change: str, said: str) -> None:
     run_sql(folder, change)
     with pytest.raises(MissingError) as error:
@@ -100,7 +106,14 @@ def test_what_it_says_of_itself_is_checked(folder: Path, change: str, said: str)
     assert files(folder) == before
 
 
-@pytest.mark.parametrize("change", ["DROP TABLE kept", "UPDATE kept SET version = 'two'", "UPDATE kept SET client = x'00' WHERE client = 'b' AND version = 2"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE kept",
+        "UPDATE kept SET version = 'two'",
+        "UPDATE kept SET client = x'00' WHERE client = 'b' AND version = 2",
+    ],
+)
 def test_rows_that_make_no_sense_are_refused(folder: Path, change: str) -> None:
     run_sql(folder, change)
     store = opened(folder)

@@ -58,8 +58,9 @@ def test_every_event_is_logged_and_the_rare_ones_as_information(caplog: pytest.L
         events.note("refused", "Node 'x' takes no part: 100 % full.")
         events.note("again", "twice")
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", "Node 'x' takes no part: 100 % full."), ("DEBUG", "twice"),
-    ]  # fmt: skip
+        ("INFO", "Node 'x' takes no part: 100 % full."),
+        ("DEBUG", "twice"),
+    ]
 
 
 def test_who_was_missing_from_a_round_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:

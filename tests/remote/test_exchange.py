@@ -92,9 +92,12 @@ def test_who_was_judged_on_a_new_node_is_not_in_the_old_ones_sum_too(monkeypatch
 def test_a_node_that_fails_at_each_order_is_asked_ever_more_seldom() -> None:
     transport, forgot = Failing(), list[str]()
     nodes: Any = SimpleNamespace(
-        transport=transport, place={"one": "A"}, look=lambda: None, refusal=lambda client: None,
+        transport=transport,
+        place={"one": "A"},
+        look=lambda: None,
+        refusal=lambda client: None,
         forget=lambda name, why: forgot.append(why),
-    )  # fmt: skip
+    )
     order = Order(round=0, client="one", sent=Sent(params={}, state={}))
     rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=60.0)  # type: ignore[arg-type]
     one = Exchange(
@@ -109,9 +112,13 @@ def test_a_node_that_fails_at_each_order_is_asked_ever_more_seldom() -> None:
 def asked(transport: Transport, place: dict[str, str]) -> Exchange:
     """Return an exchange with client "one" over nodes that only say where it is."""
     nodes: Any = SimpleNamespace(
-        transport=transport, place=place, look=lambda: None, refusal=lambda client: None,
-        forget=lambda name, why: None, ask_anew=lambda name: None,
-    )  # fmt: skip
+        transport=transport,
+        place=place,
+        look=lambda: None,
+        refusal=lambda client: None,
+        forget=lambda name, why: None,
+        ask_anew=lambda name: None,
+    )
     rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=60.0)  # type: ignore[arg-type]
     order = ClientOrder(order=Order(round=0, client="one", sent=Sent(params={}, state={})))
     return Exchange(rules, nodes, Events(transport.now), 0, 1, {"one": order})

@@ -224,7 +224,9 @@ WRONG: dict[str, tuple[Callable[[Packet], Packet], str]] = {
     "another round": (lambda p: changed(p, round=7), "they are not to these orders"),
     "another attempt": (lambda p: changed(p, attempt=7), "they are not to these orders"),
     "other clients": (
-        lambda p: changed(p, answers=[{**a, "client": "nobody"} for a in p.header["answers"][:1]] + p.header["answers"][1:]),
+        lambda p: changed(
+            p, answers=[{**a, "client": "nobody"} for a in p.header["answers"][:1]] + p.header["answers"][1:]
+        ),
         "they are not to these orders",
     ),
     "no upload": (
@@ -236,10 +238,12 @@ WRONG: dict[str, tuple[Callable[[Packet], Packet], str]] = {
     ),
     "an unknown kind": (lambda p: changed(p, kind="surprise"), "was refused: kind"),
     "an upload of NaN": (
-        lambda p: Packet(p.header, {n: v * torch.nan if n.startswith("answer/") else v for n, v in p.tensors.items()}),
+        lambda p: Packet(
+            p.header, {n: v * torch.nan if n.startswith("answer/") else v for n, v in p.tensors.items()}
+        ),
         "holds a NaN or an infinity.",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -38,7 +38,9 @@ class Wider(Logits):
         return super().forward(x) + self.more.sum()
 
 
-def old_run(folder: Path, method: Method = FURL, make: Callable[[], nn.Module] = Logits, settle: bool = True) -> Hand:  # fmt: skip
+def old_run(
+    folder: Path, method: Method = FURL, make: Callable[[], nn.Module] = Logits, settle: bool = True
+) -> Hand:
     """Return a finished run; unless ``settle``, devices have not heard of the last round."""
     hand = Hand(make, method, DATA, run=OLD)
     if not settle:
@@ -102,8 +104,15 @@ class TestAnotherRun:
         old.close()
         first = simulate(Logits(), method, DATA, rounds=3, cohort=4, evaluate_every=0, engine="sequential")
         second = simulate(
-            Logits(), method, DATA, rounds=2, cohort=3, evaluate_every=0, engine="sequential", private=first.private
-        )  # fmt: skip
+            Logits(),
+            method,
+            DATA,
+            rounds=2,
+            cohort=3,
+            evaluate_every=0,
+            engine="sequential",
+            private=first.private,
+        )
         new = new_run(method=method)
         continued(new, old, tmp_path)
         new.go(2, 3)

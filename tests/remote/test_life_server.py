@@ -75,8 +75,12 @@ def never(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def by_hand(
-    first: Run, make: Callable[[], nn.Module], case: str = CASE, data: FederatedData | None = None, rounds: int = 2
-) -> Run:  # fmt: skip
+    first: Run,
+    make: Callable[[], nn.Module],
+    case: str = CASE,
+    data: FederatedData | None = None,
+    rounds: int = 2,
+) -> Run:
     """Return a simulation that is given the server's parameters and what those clients kept who are still there."""
     what = CASES[case]
     data = data or what.data

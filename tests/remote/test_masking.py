@@ -321,27 +321,42 @@ def test_a_client_says_whose_shares_it_cannot_open(tmp_path: Path) -> None:
 
 BROKEN: dict[str, tuple[Any, str, Any, Any]] = {
     "a device trains for a masked vector alone": (
-        Masking, "check", lambda self, one: None,
+        Masking,
+        "check",
+        lambda self, one: None,
         test_a_training_without_a_mask_is_refused_and_a_mask_where_none_is_agreed,
     ),
     "each step is answered once": (
-        Masking, "_check_same", lambda *_: None, test_the_same_message_gets_the_same_answer_and_another_none
+        Masking,
+        "_check_same",
+        lambda *_: None,
+        test_the_same_message_gets_the_same_answer_and_another_none,
     ),
     "what is answered is on the disk": (
-        Masking, "_write", lambda *_: None, test_the_same_message_gets_the_same_answer_and_another_none
+        Masking,
+        "_write",
+        lambda *_: None,
+        test_the_same_message_gets_the_same_answer_and_another_none,
     ),
     "secrets of old sums go": (
-        masking, "LIVE", 9, test_steps_out_of_turn_with_too_many_too_few_or_old_keys_are_refused
+        masking,
+        "LIVE",
+        9,
+        test_steps_out_of_turn_with_too_many_too_few_or_old_keys_are_refused,
     ),
     "what is no vector is refused": (
-        SecureFleet, "taken", lambda self, answer: answer,
+        SecureFleet,
+        "taken",
+        lambda self, answer: answer,
         test_secure_sums.test_an_upload_that_is_no_vector_is_refused_and_the_others_are_summed,
     ),
     "secrets are forgotten with the state": (
-        device_file, "sum_of", lambda path, client: path.with_name("none"),
+        device_file,
+        "sum_of",
+        lambda path, client: path.with_name("none"),
         test_secrets_are_the_owners_alone_and_go_with_the_state,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("promise", BROKEN)

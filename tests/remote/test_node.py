@@ -117,7 +117,13 @@ class TestEncoding:
     def test_data_that_do_not_fit_are_not_told_of(self, hand: Hand, tmp_path: Path) -> None:
         said: list[str] = []
         other = classes(labels=5, kind="f4").select([0])
-        node = Node(Ready(data=other), tmp_path, Terms(owner="ann", simulated_noise=True), hand.experiment, tell=said.append)  # fmt: skip
+        node = Node(
+            Ready(data=other),
+            tmp_path,
+            Terms(owner="ann", simulated_noise=True),
+            hand.experiment,
+            tell=said.append,
+        )
         assert reason(hand.say(node, hand.encode())) == (
             "Its data cannot be used: they are damaged or do not fit. Its own log says more."
         )
@@ -374,7 +380,9 @@ class TestWork:
         ]
 
 
-@pytest.mark.parametrize("header", [{}, {"kind": 3}, {"kind": "work"}, {"kind": "hello", "run": "a"}, {"kind": "x", "run": None}])  # fmt: skip
+@pytest.mark.parametrize(
+    "header", [{}, {"kind": 3}, {"kind": "work"}, {"kind": "hello", "run": "a"}, {"kind": "x", "run": None}]
+)
 def test_nonsense_is_refused(hand: Hand, tmp_path: Path, header: dict[str, Any]) -> None:
     assert "was refused" in reason(hand.say(hand.node(tmp_path, [0]), Packet(header)))
 

@@ -209,7 +209,11 @@ def changing(inner: Any, kind: str, **header: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "header", "said"),
     [
-        ("fits", {"clients": {"bad\0id": {"train": 1}}}, "Client 0: A client id is a text of 1 to 200 printable"),
+        (
+            "fits",
+            {"clients": {"bad\0id": {"train": 1}}},
+            "Client 0: A client id is a text of 1 to 200 printable",
+        ),
         ("here", {"clients": ["a", "bad\0id"]}, "Client 1: A client id is a text of 1 to 200 printable"),
         ("here", {"clients": ["e\u0301"]}, "its ids of clients are not in Unicode's normal form C"),
         ("here", {"clients": ["a", "a"]}, "Client ids must be unique; 'a'"),
@@ -217,7 +221,7 @@ def changing(inner: Any, kind: str, **header: Any) -> Any:
         ("fits", {"clients": {"a": {"train": 10**400}}}, "its numbers of examples make no sense"),
         ("here", {"summary": {"x": 1}}, "Its summary is no summary, or is damaged"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_id_no_number_or_no_summary_keeps_its_own_node_out(
     kind: str, header: dict[str, Any], said: str
 ) -> None:

@@ -59,8 +59,11 @@ def test_examples_stay_where_they_were(change: str) -> None:
     known = settled(before, {})[1]
     more = [("ann", 1000 + k) for k in range(5)]
     rows = {
-        "first": more + FIRST, "last": FIRST + more, "reversed": FIRST[::-1], "one gone": FIRST[:3] + FIRST[4:],
-    }[change]  # fmt: skip
+        "first": more + FIRST,
+        "last": FIRST + more,
+        "reversed": FIRST[::-1],
+        "one gone": FIRST[:3] + FIRST[4:],
+    }[change]
     drawn = made(rows)
     after, new, joined = settled(drawn, known)
     old, now = where(before), where(after)

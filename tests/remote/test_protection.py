@@ -44,8 +44,15 @@ def test_a_private_run_equals_a_simulation_and_charges_each_round(tmp_path: Path
     torch.manual_seed(0)
     what = CASES[CASE]
     expected = simulate(
-        what.model(), what.method, what.data, seed=SEED, engine="sequential", privacy=ASKED, evaluate_every=2, **HERE
-    )  # fmt: skip
+        what.model(),
+        what.method,
+        what.data,
+        seed=SEED,
+        engine="sequential",
+        privacy=ASKED,
+        evaluate_every=2,
+        **HERE,
+    )
     devices = Devices(CASE, tmp_path, 2)
     served(devices, tmp_path)
     assert same_bits(server_of(tmp_path / "run"), on_server(expected))

@@ -32,9 +32,13 @@ def test_it_is_said_after_30_seconds_and_then_after_twice_as_long_up_to_ten_minu
 def waited(transport: MemoryTransport, wanted: int, patience: float, events: Events) -> Nodes:
     nodes = Nodes(transport, HELLO, events)
     wait_for_clients(
-        nodes, "are there", lambda: sum(len(here.clients) for here in nodes.here.values()),
-        wanted=wanted, patience=patience, poll=1.0,
-    )  # fmt: skip
+        nodes,
+        "are there",
+        lambda: sum(len(here.clients) for here in nodes.here.values()),
+        wanted=wanted,
+        patience=patience,
+        poll=1.0,
+    )
     return nodes
 
 

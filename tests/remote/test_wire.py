@@ -40,13 +40,18 @@ def order(client: str, sent: Sent = ONE, **given: Any) -> ClientOrder:
 
 
 WORK = Work(
-    run="r", fingerprint="f", encoding="e", round=3, attempt=9, leaves="clients",
+    run="r",
+    fingerprint="f",
+    encoding="e",
+    round=3,
+    attempt=9,
+    leaves="clients",
     orders=(
         order("a", judge=(Judging(split="test", models=("own", "shared")),)),
         order("ü", TWO, version=2, attempt=7, share=1 / 3, train=False),
         order("c", version=1, attempt=2**63 - 1, share=1.0),
     ),
-)  # fmt: skip
+)
 
 
 def carried(packet: Packet) -> Packet:
@@ -61,7 +66,9 @@ def upload(weight: float = 3.0) -> Any:
 
 
 ANSWERS = Answers(
-    run="r", round=3, attempt=9,
+    run="r",
+    round=3,
+    attempt=9,
     answers=(
         Answer(client="a", upload=upload(), loss=0.1),
         Answer(client="b", upload=upload(0.0), loss=math.nan),
@@ -69,7 +76,7 @@ ANSWERS = Answers(
         Answer(client="d", fault=LostError("gone")),
         Answer(client="e", loss=math.inf),
     ),
-)  # fmt: skip
+)
 
 
 class TestWork:
@@ -98,19 +105,34 @@ class TestWork:
             (lambda h, t: h.update(attempt=0), "attempt: Input should be greater than or equal to 1"),
             (lambda h, t: h.update(round=True), "round: Input should be a valid integer"),
             (lambda h, t: h.update(round=-1), "round: Input should be greater"),
-            (lambda h, t: h["orders"][0].update(share=1.5), "orders.0.share: Input should be less than or equal"),
-            (lambda h, t: h["orders"][0].update(version="2"), "orders.0.version: Input should be a valid integer"),
-            (lambda h, t: h["orders"][0].update(judge=[{"split": "all", "models": ["own"]}]), "orders.0.judge.0.split"),
-            (lambda h, t: h["orders"][0].update(judge=[{"split": "test", "models": []}]), "orders.0.judge.0.models"),
+            (
+                lambda h, t: h["orders"][0].update(share=1.5),
+                "orders.0.share: Input should be less than or equal",
+            ),
+            (
+                lambda h, t: h["orders"][0].update(version="2"),
+                "orders.0.version: Input should be a valid integer",
+            ),
+            (
+                lambda h, t: h["orders"][0].update(judge=[{"split": "all", "models": ["own"]}]),
+                "orders.0.judge.0.split",
+            ),
+            (
+                lambda h, t: h["orders"][0].update(judge=[{"split": "test", "models": []}]),
+                "orders.0.judge.0.models",
+            ),
             (lambda h, t: h["orders"][1].update(client="a"), "client 'a' stands in its orders twice"),
             (lambda h, t: h["orders"][1].update(group=5), "the groups should be 0 … 1; they are [0, 5]"),
             (lambda h, t: t.update(more=torch.ones(1)), "the tensor 'more' has no place in it"),
             (lambda h, t: t.update({"group/2/params/w": torch.ones(1)}), "'group/2/params/w' has no place"),
             (lambda h, t: t.update({"group/0/kept/w": torch.ones(1)}), "'group/0/kept/w' has no place"),
             (lambda h, t: t.update({"group/0/params/client/w": torch.ones(1)}), "has the name of a state"),
-            (lambda h, t: t.update({"group/0/state/c": torch.tensor([math.nan])}), "holds a NaN or an infinity"),
+            (
+                lambda h, t: t.update({"group/0/state/c": torch.tensor([math.nan])}),
+                "holds a NaN or an infinity",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_what_is_malformed_is_refused(self, change: Callable[[Any, Any], None], said: str) -> None:
         packet = carried(work_packet(WORK))
         header, tensors = dict(packet.header), dict(packet.tensors)
@@ -140,13 +162,22 @@ class TestAnswers:
             (lambda h, t: t.pop("losses"), "losses should be 5 float64 numbers"),
             (lambda h, t: t.update(losses=torch.zeros(5)), "losses should be 5 float64 numbers"),
             (lambda h, t: t.update({"answer/0/deltas/user": torch.ones(1)}), "the private 'user' is in it"),
-            (lambda h, t: t.update({"answer/3/deltas/w": torch.ones(1)}), "client 'd' is 'lost', and there is an upload"),
+            (
+                lambda h, t: t.update({"answer/3/deltas/w": torch.ones(1)}),
+                "client 'd' is 'lost', and there is an upload",
+            ),
             (lambda h, t: t.update({"answer/5/deltas/w": torch.ones(1)}), "has no place in it"),
             (lambda h, t: h["answers"][1].update(client="a"), "client 'a' stands in its answers twice"),
-            (lambda h, t: h["answers"][1].update(status="well"), "answers.1.status: Input should be 'trained', 'idle'"),
-            (lambda h, t: h["answers"][1].update(weight=None), "answers.1.weight: Input should be a valid number"),
+            (
+                lambda h, t: h["answers"][1].update(status="well"),
+                "answers.1.status: Input should be 'trained', 'idle'",
+            ),
+            (
+                lambda h, t: h["answers"][1].update(weight=None),
+                "answers.1.weight: Input should be a valid number",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_what_is_malformed_is_refused(self, change: Callable[[Any, Any], None], said: str) -> None:
         packet = carried(answers_packet(ANSWERS))
         header, tensors = dict(packet.header), dict(packet.tensors)
@@ -192,29 +223,53 @@ class TestJudged:
             ("sums", lambda h, t: t.pop("judged/0/count"), "missing ['count']"),
             ("sums", lambda h, t: t.update({"judged/0/more": torch.ones(1)}), "unknown ['more']"),
             ("sums", lambda h, t: t["judged/0/count"].neg_(), "'count' holds a number below 0"),
-            ("sums", lambda h, t: t.update({"judged/0/loss": torch.ones(1, 2)}), "'loss' should be (1, 2) torch.float64"),
+            (
+                "sums",
+                lambda h, t: t.update({"judged/0/loss": torch.ones(1, 2)}),
+                "'loss' should be (1, 2) torch.float64",
+            ),
             ("clients", lambda h, t: h["judged"][0]["clients"].pop(), "should be (3,"),
             ("sums", lambda h, t: h["judged"][0].update(models=["own", "own"]), "a model stands twice"),
             ("sums", lambda h, t: h["judged"][0].update(kind="unknown"), "judged.0.kind"),
-            ("examples", lambda h, t: t["judged/0/0/client"].add_(4), "an example is of none of the 4 clients"),
-            ("examples", lambda h, t: t.update({"judged/0/1/loss": torch.ones(1)}), "'1/loss' should be (12,)"),
+            (
+                "examples",
+                lambda h, t: t["judged/0/0/client"].add_(4),
+                "an example is of none of the 4 clients",
+            ),
+            (
+                "examples",
+                lambda h, t: t.update({"judged/0/1/loss": torch.ones(1)}),
+                "'1/loss' should be (12,)",
+            ),
             ("examples", lambda h, t: t.pop("judged/0/1/loss"), "missing ['1/loss']"),
             ("sums", lambda h, t: t["judged/0/loss"].neg_(), "'loss' holds a number below 0"),
             ("sums", lambda h, t: t["judged/0/loss"].fill_(-math.inf), "'loss' holds a number below 0"),
             ("sums", lambda h, t: t["judged/0/absolute"].sub_(1), "'absolute' holds a number below 0"),
             ("sums", lambda h, t: t["judged/0/accuracy"].neg_(), "'accuracy' holds a number below 0"),
             ("sums", lambda h, t: t["judged/0/loss"].fill_(1.7e308), "'loss' holds a number beyond 1e+300"),
-            ("sums", lambda h, t: t["judged/0/difference"].fill_(-1e301), "'difference' holds a number beyond 1e+300"),
+            (
+                "sums",
+                lambda h, t: t["judged/0/difference"].fill_(-1e301),
+                "'difference' holds a number beyond 1e+300",
+            ),
             ("sums", lambda h, t: t["judged/0/count"].fill_(2**63 - 1), "'count' holds a number beyond 2^53"),
             ("clients", lambda h, t: t["judged/0/right"].fill_(2**52), "'right' is more than 'count'"),
             ("clients", lambda h, t: t["judged/0/people"].zero_(), "'count' tells of examples of nobody"),
-            ("examples", lambda h, t: retyped(t, "judged/0/0/label", torch.bfloat16), "'0/label' should be real numbers"),
-            ("examples", lambda h, t: retyped(t, "judged/0/1/label", torch.complex64), "'1/label' should be real numbers"),
+            (
+                "examples",
+                lambda h, t: retyped(t, "judged/0/0/label", torch.bfloat16),
+                "'0/label' should be real numbers",
+            ),
+            (
+                "examples",
+                lambda h, t: retyped(t, "judged/0/1/label", torch.complex64),
+                "'1/label' should be real numbers",
+            ),
             ("examples", lambda h, t: t["judged/0/0/loss"].fill_(-1e9), "'0/loss' holds a number below 0"),
             ("examples", lambda h, t: t["judged/0/1/score"].fill_(7.0), "'1/score' should be 0 or 1"),
             ("examples", lambda h, t: t["judged/0/1/score"].fill_(math.nan), "'1/score' should be 0 or 1"),
         ],
-    )  # fmt: skip
+    )
     def test_what_is_malformed_is_refused(
         self, leaves: str, change: Callable[[Any, Any], None], said: str
     ) -> None:

@@ -15,21 +15,56 @@ def one(
 ) -> Finding:
     low, high = (None, None) if value is None else (value - spread, value + spread)
     return Finding(
-        attack="Who", measure=measure, protection=protection, value=value, low=low, high=high, guess=0.5, note=note
-    )  # fmt: skip
+        attack="Who",
+        measure=measure,
+        protection=protection,
+        value=value,
+        low=low,
+        high=high,
+        guess=0.5,
+        note=note,
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "worth", "not_worth"),
     [
-        ((0.9, 0.5, 0.5), ["Who, AUC: 0.500 (0.400 to 0.600) with the split, 0.900 (0.800 to 1.000) in the plain run; guessing gives 0.500."], []),
-        ((0.9, 0.8, 0.5), [], ["Who, AUC: 0.800 (0.700 to 0.900) with the split, 0.900 (0.800 to 1.000) in the plain run; guessing gives 0.500. Nothing is found under secure."]),
-        ((0.95, 0.7, 0.8), ["Who, AUC: 0.700 (0.600 to 0.800) with the split, 0.950 (0.850 to 1.050) in the plain run; guessing gives 0.500. Less, and not nothing."], []),
-        ((0.5, 0.5, 0.5), [], ["Who, AUC: 0.500 (0.400 to 0.600) with the split, 0.500 (0.400 to 0.600) in the plain run; guessing gives 0.500. Nothing was found."]),
+        (
+            (0.9, 0.5, 0.5),
+            [
+                "Who, AUC: 0.500 (0.400 to 0.600) with the split, 0.900 (0.800 to 1.000) in the plain run; guessing gives 0.500."
+            ],
+            [],
+        ),
+        (
+            (0.9, 0.8, 0.5),
+            [],
+            [
+                "Who, AUC: 0.800 (0.700 to 0.900) with the split, 0.900 (0.800 to 1.000) in the plain run; guessing gives 0.500. Nothing is found under secure."
+            ],
+        ),
+        (
+            (0.95, 0.7, 0.8),
+            [
+                "Who, AUC: 0.700 (0.600 to 0.800) with the split, 0.950 (0.850 to 1.050) in the plain run; guessing gives 0.500. Less, and not nothing."
+            ],
+            [],
+        ),
+        (
+            (0.5, 0.5, 0.5),
+            [],
+            [
+                "Who, AUC: 0.500 (0.400 to 0.600) with the split, 0.500 (0.400 to 0.600) in the plain run; guessing gives 0.500. Nothing was found."
+            ],
+        ),
         ((None, 0.9, 0.8), [], ["Who, AUC: 0.900 (0.800 to 1.000) with the split; guessing gives 0.500."]),
-        ((0.9, None, None), ["Who, AUC: 0.900 (0.800 to 1.000) in the plain run; with the split it stays home."], []),
+        (
+            (0.9, None, None),
+            ["Who, AUC: 0.900 (0.800 to 1.000) in the plain run; with the split it stays home."],
+            [],
+        ),
     ],
-)  # fmt: skip
+)
 def test_sentences(values: tuple[float | None, ...], worth: list[str], not_worth: list[str]) -> None:
     names = ("plain", "split", "secure")
     found = [

@@ -143,8 +143,10 @@ def test_bins_by_hand() -> None:
 def test_spread_says_how_many_users() -> None:
     svg = spread_chart("t", [Strip("A", "0", (0.51, 0.52, 0.9, 0.9))], "accuracy")[0].svg
     assert titles(svg) == [
-        "A\n50 % to 55 %\n2 users (50.0 %)", "A\n90 % to 95 %\n2 users (50.0 %)", "A\nmean 70.8 %",
-    ]  # fmt: skip
+        "A\n50 % to 55 %\n2 users (50.0 %)",
+        "A\n90 % to 95 %\n2 users (50.0 %)",
+        "A\nmean 70.8 %",
+    ]
 
 
 @pytest.mark.parametrize("share", [1, 2, 5, 7, 9, 10])

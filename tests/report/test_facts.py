@@ -18,13 +18,25 @@ Write = Callable[..., Path]
 
 def test_nested_settings_are_written_flat() -> None:
     settings = {
-        "model": {"sizes": [1, 20000], "dropout": 0.1, "pooled": True}, "rates": [{"a": 1}], "none": None, "empty": [],
-        "seed": 12345, "hash": "ab" * 32, "text": "",
-    }  # fmt: skip
+        "model": {"sizes": [1, 20000], "dropout": 0.1, "pooled": True},
+        "rates": [{"a": 1}],
+        "none": None,
+        "empty": [],
+        "seed": 12345,
+        "hash": "ab" * 32,
+        "text": "",
+    }
     assert dict(facts.flat(settings)) == {
-        "model.sizes": "1, 20,000", "model.dropout": "0.1", "model.pooled": "yes", "rates.0.a": "1", "none": "–",
-        "empty": "none", "seed": "12345", "hash": "abababababababab…", "text": "(empty)",
-    }  # fmt: skip
+        "model.sizes": "1, 20,000",
+        "model.dropout": "0.1",
+        "model.pooled": "yes",
+        "rates.0.a": "1",
+        "none": "–",
+        "empty": "none",
+        "seed": "12345",
+        "hash": "abababababababab…",
+        "text": "(empty)",
+    }
 
 
 def test_totals_count_every_client_of_a_round(write_run: Write) -> None:
@@ -33,7 +45,7 @@ def test_totals_count_every_client_of_a_round(write_run: Write) -> None:
     # 6 rounds recorded: 10 clients x 21,504 bytes, 2.5 s, 4 ms of them aggregation
     assert table.rows == (
         ("Personalized FL", "21.5 kB", "21.5 kB", "128 B", "1.3 MB", "1.3 MB", "4 ms", "15.0 s"),
-    )  # fmt: skip
+    )
 
 
 def test_bytes_of_a_client_and_round_are_those_that_travelled(tmp_path: Path) -> None:
@@ -90,12 +102,16 @@ def test_what_differs_between_runs_that_were_called_is_shown(write_run: Write) -
 def test_what_differs_beyond_the_configuration_is_shown(write_run: Write, of: str) -> None:
     folders = [
         write_run(
-            name, seed=3,
+            name,
+            seed=3,
             data={"name": "x", "fingerprint": {"columns": {"image": value if of == "data" else "0"}}},
-            initial={"frozen": {"t": value if of == "frozen" else "0"}, "trained": {"w": value if of == "trained" else "0"}},
+            initial={
+                "frozen": {"t": value if of == "frozen" else "0"},
+                "trained": {"w": value if of == "trained" else "0"},
+            },
         )
         for name, value in (("a", "12"), ("b", "34"))
-    ]  # fmt: skip
+    ]
     differ = next(iter(facts.configuration(configurations([read_run(f) for f in folders]))))
     assert isinstance(differ, Table)
     ((name, one, two),) = differ.rows

@@ -15,9 +15,11 @@ from fedkeep.report.runs import read_run
 from tests.report.run_folders import HOSTILE, write_run_folder
 
 COUNTS: dict[str, Any] = {
-    "clients": ["client-0", HOSTILE], "classes": ["cat", "dog", "a very long name"],
-    "counts": [[40, 10, 0], [0, 25, 25]], "opted_out": [1],
-}  # fmt: skip
+    "clients": ["client-0", HOSTILE],
+    "classes": ["cat", "dog", "a very long name"],
+    "counts": [[40, 10, 0], [0, 25, 25]],
+    "opted_out": [1],
+}
 
 
 def page(tmp_path: Path, *entries: Any) -> tuple[str, dict[str, Any]]:
@@ -62,10 +64,15 @@ def test_one_grid_for_equal_divisions_and_none_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"counts": [[1, 2, 3]]}, {"counts": [[1, 2], [3, 4]]}, {"counts": [[1, 2, -3], [1, 2, 3]]}, {"opted_out": [2]},
-        {"opted_out": None}, {"clients": "two"}, {"counts": [[1, 2, 3.5], [1, 2, 3]]},
+        {"counts": [[1, 2, 3]]},
+        {"counts": [[1, 2], [3, 4]]},
+        {"counts": [[1, 2, -3], [1, 2, 3]]},
+        {"opted_out": [2]},
+        {"opted_out": None},
+        {"clients": "two"},
+        {"counts": [[1, 2, 3.5], [1, 2, 3]]},
     ],
-)  # fmt: skip
+)
 def test_damage_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     folder = write_run_folder(tmp_path / "run", partition_counts={**COUNTS, **change})
     with pytest.raises(RunError) as error:

@@ -16,13 +16,17 @@ Write = Callable[..., Path]
 
 def test_seeds_are_grouped_and_equal_names_told_apart(write_run: Write) -> None:
     runs = [
-        read_run(write_run("a", seed=0)), read_run(write_run("b", seed=1)),
-        read_run(write_run("c", seed=0, config={"rate": 1})), read_run(write_run("d", name="Global FL")),
-    ]  # fmt: skip
+        read_run(write_run("a", seed=0)),
+        read_run(write_run("b", seed=1)),
+        read_run(write_run("c", seed=0, config={"rate": 1})),
+        read_run(write_run("d", name="Global FL")),
+    ]
     groups = configurations(runs)
     assert [(g.label, len(g.runs)) for g in groups] == [
-        ("Personalized FL (a)", 2), ("Personalized FL (c)", 1), ("Global FL", 1),
-    ]  # fmt: skip
+        ("Personalized FL (a)", 2),
+        ("Personalized FL (c)", 1),
+        ("Global FL", 1),
+    ]
 
 
 IDENTITY = {
@@ -48,9 +52,11 @@ def test_runs_that_were_called_with_other_settings_never_pool(write_run: Write) 
         "method": {"kind": "Method", "phases": [{"optimizer": {"learning_rate": 0.5}}]},
     }
     runs = [
-        called(write_run, "a", 0), called(write_run, "b", 1), called(write_run, "c", 1, identity=faster),
+        called(write_run, "a", 0),
+        called(write_run, "b", 1),
+        called(write_run, "c", 1, identity=faster),
         called(write_run, "d", 2, identity={**IDENTITY, "seed": 2, "cohort": 9}),
-    ]  # fmt: skip
+    ]
     groups = configurations(runs)
     assert [[r.folder.name for r in g.runs] for g in groups] == [["a", "b"], ["c"], ["d"]]
     assert [g.label for g in groups] == [f"Personalized FL ({name})" for name in ("a", "c", "d")]
@@ -70,23 +76,36 @@ def test_runs_on_data_of_other_content_never_pool(write_run: Write) -> None:
     noise = {**data, "fingerprint": {"columns": {"image": "cd"}}}
     other = {**data, "source": {"train.bin": "34"}, "follows_seed": True}
     runs = [
-        called(write_run, "a", 0, data=data), called(write_run, "b", 1, data=data), called(write_run, "c", 1, data=noise),
+        called(write_run, "a", 0, data=data),
+        called(write_run, "b", 1, data=data),
+        called(write_run, "c", 1, data=noise),
         called(write_run, "d", 0, data={**data, "follows_seed": True}),
-        called(write_run, "e", 1, data={**noise, "follows_seed": True}), called(write_run, "f", 1, data=other),
-    ]  # fmt: skip
+        called(write_run, "e", 1, data={**noise, "follows_seed": True}),
+        called(write_run, "f", 1, data=other),
+    ]
     assert [[r.folder.name for r in g.runs] for g in configurations(runs)] == [
-        ["a", "b"], ["c"], ["d", "e"], ["f"],
-    ]  # fmt: skip
+        ["a", "b"],
+        ["c"],
+        ["d", "e"],
+        ["f"],
+    ]
 
 
 def test_a_generator_that_follows_the_seed_pools(write_run: Write) -> None:
     runs = [
         called(
-            write_run, str(seed), seed, data={"name": "toy", "fingerprint": {"columns": {"x": f"{seed}"}},
-            "source": {"generator": "toy", "seed": seed}, "follows_seed": True},
+            write_run,
+            str(seed),
+            seed,
+            data={
+                "name": "toy",
+                "fingerprint": {"columns": {"x": f"{seed}"}},
+                "source": {"generator": "toy", "seed": seed},
+                "follows_seed": True,
+            },
         )
         for seed in range(3)
-    ]  # fmt: skip
+    ]
     assert [len(g.runs) for g in configurations(runs)] == [3]
 
 
@@ -98,9 +117,11 @@ def test_initial_values_that_the_seed_does_not_explain_tell_runs_apart(write_run
         }
 
     runs = [
-        called(write_run, "a", 0, initial=begins(0, "glove")), called(write_run, "b", 1, initial=begins(1, "glove")),
-        called(write_run, "c", 2, initial=begins(2, "other")), called(write_run, "d", 3, initial=begins(3, "glove", "g")),
-    ]  # fmt: skip
+        called(write_run, "a", 0, initial=begins(0, "glove")),
+        called(write_run, "b", 1, initial=begins(1, "glove")),
+        called(write_run, "c", 2, initial=begins(2, "other")),
+        called(write_run, "d", 3, initial=begins(3, "glove", "g")),
+    ]
     assert [[r.folder.name for r in g.runs] for g in configurations(runs)] == [["a", "b"], ["c"], ["d"]]
 
 

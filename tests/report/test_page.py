@@ -44,9 +44,11 @@ def read(page: Path) -> Page:
 def four(write_run: Write) -> list[Path]:
     out = []
     for name, end, pooled in (
-        ("Global Server", 0.29, True), ("Personalized Server", 0.65, True), ("Global FL", 0.15, False),
+        ("Global Server", 0.29, True),
+        ("Personalized Server", 0.65, True),
+        ("Global FL", 0.15, False),
         ("Personalized FL", 0.62, False),
-    ):  # fmt: skip
+    ):
         for seed in (0, 1):
             analyses = all_analyses() if (name, seed) == ("Personalized FL", 0) else None
             folder = f"{name.replace(' ', '-')}-{seed}"
@@ -62,10 +64,23 @@ def test_the_page_has_the_numbers(four: list[Path], tmp_path: Path) -> None:
     assert page == tmp_path / "out" / "report.html"
     texts = read(page).texts
     for wanted in (
-        "FURL", "62.5 ± 0.7 %", "29.5 ± 0.7 %", "63.0 %", "−0.5 points", "21.5 kB", "128 B", "16.4 kB",
-        "128 × 32", "71.2 %", "0.31", "11,200", "2.13.0", "Sweep of learning rates · Personalized FL, seed 0",
-        "12.1 %", "The same everywhere",
-    ):  # fmt: skip
+        "FURL",
+        "62.5 ± 0.7 %",
+        "29.5 ± 0.7 %",
+        "63.0 %",
+        "−0.5 points",
+        "21.5 kB",
+        "128 B",
+        "16.4 kB",
+        "128 × 32",
+        "71.2 %",
+        "0.31",
+        "11,200",
+        "2.13.0",
+        "Sweep of learning rates · Personalized FL, seed 0",
+        "12.1 %",
+        "The same everywhere",
+    ):
         assert wanted in texts, wanted
     # 6 evaluations, each up with 10 clients of 21,504 bytes
     assert "1.3 MB" in texts
@@ -127,9 +142,16 @@ def test_all_text_is_escaped(write_run: Write, tmp_path: Path) -> None:
         "cold_start": {"k": [0, 1], "series": [{"name": evil, "mean": [0.1, 0.2]}]},
     }
     folder = write_run(
-        name=evil, analyses=analyses, config={evil: evil}, status=evil, environment={evil: evil}, data={"name": evil},
-        split_table=[{"name": evil, "half": evil, "shape": [evil], "bytes": 1}], method=evil, created=evil,
-    )  # fmt: skip
+        name=evil,
+        analyses=analyses,
+        config={evil: evil},
+        status=evil,
+        environment={evil: evil},
+        data={"name": evil},
+        split_table=[{"name": evil, "half": evil, "shape": [evil], "bytes": 1}],
+        method=evil,
+        created=evil,
+    )
     lines = [to_line(Record(1, 1.0, "test", client, "accuracy", 0.5, 3)) for client in (HOSTILE, evil)]
     add_records(folder, "".join(lines))
     page = write_report([folder], tmp_path / "out", title=evil)

@@ -61,9 +61,7 @@ def test_shares_of_clients_by_leaving_out(name: str, sides: Callable[[Examples],
     metric = CLASS_METRICS[name]
     for got, model in ((found.ours, "own"), (found.theirs, "shared")):
         assert got.mean() == pytest.approx(metric(TRUE, GUESS[model]), rel=1e-12)
-        left = np.array([
-            metric(TRUE[k != CLIENT], GUESS[model][k != CLIENT]) for k in range(USERS)
-        ])  # fmt: skip
+        left = np.array([metric(TRUE[k != CLIENT], GUESS[model][k != CLIENT]) for k in range(USERS)])
         assert got[0] - got[0].mean() == pytest.approx((USERS - 1) * (left.mean() - left), abs=1e-12)
     best, other = standings([found, pair(shared, shared, None, name)])
     assert (best.is_best, other.told_apart) == (True, True)

@@ -8,9 +8,16 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.report.results import Row, over_seeds, published_table, read_results, write_results
 
 GOOD: dict[str, Any] = {
-    "scene": "zulip", "method": "furl", "metric": "accuracy", "value": 0.56, "std": 0.01, "seeds": [0, 1],
-    "published": 0.6241, "scale": "quick", "commit": "abc",
-}  # fmt: skip
+    "scene": "zulip",
+    "method": "furl",
+    "metric": "accuracy",
+    "value": 0.56,
+    "std": 0.01,
+    "seeds": [0, 1],
+    "published": 0.6241,
+    "scale": "quick",
+    "commit": "abc",
+}
 
 
 def test_round_trip_and_markdown(tmp_path: Path) -> None:
@@ -38,9 +45,16 @@ def test_round_trip_and_markdown(tmp_path: Path) -> None:
         figures=[figure],
     )
     assert json.loads(text.read_text())[0] == {
-        "scene": "zulip", "method": "Personalized FL", "metric": "accuracy", "value": pytest.approx(0.56),
-        "std": pytest.approx(0.0141421, abs=1e-6), "seeds": [0, 1], "published": 0.6241, "scale": "full", "commit": "a",
-    }  # fmt: skip
+        "scene": "zulip",
+        "method": "Personalized FL",
+        "metric": "accuracy",
+        "value": pytest.approx(0.56),
+        "std": pytest.approx(0.0141421, abs=1e-6),
+        "seeds": [0, 1],
+        "published": 0.6241,
+        "scale": "full",
+        "commit": "a",
+    }
     assert read_results(text) == rows
     page = markdown.read_text()
     assert "# FURL, Table 3\n\nData *differ*.\n\n## zulip\n" in page

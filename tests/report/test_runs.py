@@ -32,9 +32,13 @@ def test_reads_a_run(write_run: Write) -> None:
 def test_the_test_number_is_taken_at_the_best_valid_round(write_run: Write) -> None:
     folder = write_run()
     lines = [
-        line(1, "valid", "accuracy", 0.5), line(1, "test", "accuracy", 0.48), line(2, "valid", "accuracy", 0.6),
-        line(2, "test", "accuracy", 0.55), line(3, "valid", "accuracy", 0.4), line(3, "test", "accuracy", 0.9),
-    ]  # fmt: skip
+        line(1, "valid", "accuracy", 0.5),
+        line(1, "test", "accuracy", 0.48),
+        line(2, "valid", "accuracy", 0.6),
+        line(2, "test", "accuracy", 0.55),
+        line(3, "valid", "accuracy", 0.4),
+        line(3, "test", "accuracy", 0.9),
+    ]
     write_records(folder, "".join(lines))
     chosen = read_run(folder).selected("accuracy", "accuracy")
     assert chosen is not None

@@ -40,22 +40,36 @@ def made(*right: list[int], seeds: int = 1, unit: str = "points") -> Compared:
         results = [(own - 1).astype(np.float64) for own in results]
     models = [
         Paired(
-            clients=tuple(map(str, range(users))), seeds=tuple(range(seeds)),
-            client=np.repeat(np.arange(users), 10), ours=own, theirs=own,
+            clients=tuple(map(str, range(users))),
+            seeds=tuple(range(seeds)),
+            client=np.repeat(np.arange(users), 10),
+            ours=own,
+            theirs=own,
         )
         for own in results
-    ]  # fmt: skip
+    ]
     return Compared(
-        task=None, metric="accuracy" if unit == "points" else "loss", unit=unit,
-        labels=tuple("abcdef"[: len(right)]), standings=tuple(standings(models)), users=users, seeds=models[0].seeds,
-    )  # fmt: skip
+        task=None,
+        metric="accuracy" if unit == "points" else "loss",
+        unit=unit,
+        labels=tuple("abcdef"[: len(right)]),
+        standings=tuple(standings(models)),
+        users=users,
+        seeds=models[0].seeds,
+    )
 
 
 def against(c: Comparison, ours: str, theirs: str, reference: str = "") -> Comparison:
     return Comparison(
-        ours=ours, theirs=theirs, task=None, metric="accuracy", unit="points", found=c.found, pooled=(),
+        ours=ours,
+        theirs=theirs,
+        task=None,
+        metric="accuracy",
+        unit="points",
+        found=c.found,
+        pooled=(),
         reference="counting" if theirs == COUNTING else reference,
-    )  # fmt: skip
+    )
 
 
 def test_the_best_and_what_cannot_be_told_from_it() -> None:
@@ -112,9 +126,11 @@ def test_a_method_that_does_not_beat_what_needs_no_federation_is_named() -> None
     better = comparison([10] * 9 + [0], [0] * 9 + [10], same=30, seeds=3)
     same, worse = comparison([3] * 7 + [0] * 5, [0] * 7 + [3] * 5), comparison([0] * 12, [5, 6] * 6)
     found = [
-        against(better, "good", COUNTING), against(same, "idle", COUNTING), against(worse, "bad", COUNTING),
+        against(better, "good", COUNTING),
+        against(same, "idle", COUNTING),
+        against(worse, "bad", COUNTING),
         against(same, "idle", "FedAvg"),
-    ]  # fmt: skip
+    ]
     (line,) = not_beating(found)
     spans = [c.interval(c.found.headline, unit=False) for c in (worse, same)]
     assert line == (
@@ -188,8 +204,14 @@ def test_without_an_interval_nothing_is_told_apart() -> None:
     unknown = Standing(mean=0.5, by_seed=(0.5,), behind=None, p=math.nan, is_best=False)
     best = Standing(mean=1.0, by_seed=(1.0,), behind=Interval(0.0, 0.0, 0.0), p=1.0, is_best=True)
     c = Compared(
-        task="topic", metric="accuracy", unit="points", labels=("a", "b"), standings=(unknown, best), users=2, seeds=(0,)
-    )  # fmt: skip
+        task="topic",
+        metric="accuracy",
+        unit="points",
+        labels=("a", "b"),
+        standings=(unknown, best),
+        users=2,
+        seeds=(0,),
+    )
     assert table(c).rows[0] == ("a", "50.0 %", "−50.0 (–)", "–")
     assert table(c).bold == {(1, 1)}
     why = "Not tested against the best, as some users have one test example, or all examples of a user differ alike: a."

@@ -53,10 +53,15 @@ def test_sizes(nbytes: float | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.00034, "340 µs"), (0.0123, "12.3 ms"), (4.21, "4.2 s"), (59.99, "1 min 00 s"), (185, "3 min 05 s"),
-        (7800, "2 h 10 min"), (math.nan, "–"),
+        (0.00034, "340 µs"),
+        (0.0123, "12.3 ms"),
+        (4.21, "4.2 s"),
+        (59.99, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (7800, "2 h 10 min"),
+        (math.nan, "–"),
     ],
-)  # fmt: skip
+)
 def test_durations(seconds: float, text: str) -> None:
     assert wording.duration(seconds) == text
 

@@ -37,12 +37,22 @@ def comparison(
     theirs = [[0] * g + [1] * w + [1] * same for g, w in zip(gains, losses, strict=True)]
     sides = [np.array([[v for own in side for v in own]] * seeds) for side in (ours, theirs)]
     p = Paired(
-        clients=tuple(f"user-{k}" for k in range(len(gains))), seeds=tuple(range(seeds)),
-        client=np.repeat(np.arange(len(gains)), [len(own) for own in ours]), ours=sides[0], theirs=sides[1], **more,
-    )  # fmt: skip
+        clients=tuple(f"user-{k}" for k in range(len(gains))),
+        seeds=tuple(range(seeds)),
+        client=np.repeat(np.arange(len(gains)), [len(own) for own in ours]),
+        ours=sides[0],
+        theirs=sides[1],
+        **more,
+    )
     return Comparison(
-        ours="FURL", theirs="the shared part alone", task=None, metric="accuracy", unit="points", found=worth(p), pooled=()
-    )  # fmt: skip
+        ours="FURL",
+        theirs="the shared part alone",
+        task=None,
+        metric="accuracy",
+        unit="points",
+        found=worth(p),
+        pooled=(),
+    )
 
 
 def test_the_gain_comes_first_and_then_who() -> None:
@@ -127,8 +137,9 @@ def test_a_pooled_gain_that_hangs_on_one_user_is_shown_without_an_interval() -> 
     pooled = (("auc", Interval(0.31, np.nan, np.nan)), ("accuracy", Interval(0.02, -0.01, 0.05)))
     rows = pooled_table([replace(comparison([3], [0]), pooled=pooled)]).rows
     assert [row[2:] for row in rows] == [
-        ("AUC", "+31.0 points", "–"), ("Accuracy", "+2.0 points", "−1.0 points to +5.0 points"),
-    ]  # fmt: skip
+        ("AUC", "+31.0 points", "–"),
+        ("Accuracy", "+2.0 points", "−1.0 points to +5.0 points"),
+    ]
 
 
 def test_every_table_tells_tasks_apart() -> None:
@@ -165,9 +176,13 @@ def test_plain_values_say_the_same() -> None:
     assert found["like_these"]["mean"] == pytest.approx(0.2)
     assert found["sentences"][0] == sentences(c)[0]
     assert found["clients"][9] == {
-        "client": "user-9", "examples": 40, "gain": -0.25, "low": pytest.approx(-0.39, abs=0.01),
-        "high": pytest.approx(-0.11, abs=0.01), "verdict": "worse",
-    }  # fmt: skip
+        "client": "user-9",
+        "examples": 40,
+        "gain": -0.25,
+        "low": pytest.approx(-0.39, abs=0.01),
+        "high": pytest.approx(-0.11, abs=0.01),
+        "verdict": "worse",
+    }
 
 
 USERS = 12
@@ -194,8 +209,10 @@ def runs(write_run: Callable[..., Path]) -> list[Path]:
     folders = []
     for seed in range(3):
         for name, method, models, gain in (
-            ("FURL", "furl", ("own", "shared"), 0.3), ("Local", "local", ("own",), 0.28), ("Global", "fedavg", ("own",), 0),
-        ):  # fmt: skip
+            ("FURL", "furl", ("own", "shared"), 0.3),
+            ("Local", "local", ("own",), 0.28),
+            ("Global", "fedavg", ("own",), 0),
+        ):
             folders.append(write_run(f"{name}-{seed}", name=name, method=method, seed=seed))
             write_examples(folders[-1], examples(seed, *models, gain=gain))
     return folders
@@ -207,8 +224,10 @@ def test_a_page_compares_with_all_references(runs: list[Path], tmp_path: Path) -
     (section,) = [s for s in content["sections"] if s["title"] == "What personalisation was worth"]
     texts = [b["text"] for b in section["blocks"] if b["kind"] == "text"]
     assert [t.partition(": Gain ")[0] for t in texts] == [
-        "FURL against the shared part alone", "FURL against local training alone", "FURL against FedAvg (Global)"
-    ]  # fmt: skip
+        "FURL against the shared part alone",
+        "FURL against local training alone",
+        "FURL against FedAvg (Global)",
+    ]
     wanted = worth_of(runs)
     assert [" ".join(sentences(c)) for c in wanted] == [t.partition(": ")[2] for t in texts]
     figures = [b["title"] for b in section["blocks"] if b["kind"] == "figure"]

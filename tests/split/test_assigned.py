@@ -69,8 +69,10 @@ def test_a_buffer_that_forward_assigns_is_looked_at_too(how: str, loss: Any, own
 def test_a_frozen_buffer_that_forward_assigns_is_named(how: str) -> None:
     report = check_split(Filled(how, declared=False), Split("user"), batches(), loss=CROSS_ENTROPY)
     assert [(v.equation, v.parameter) for v in report.violations] == [
-        (2, "layer.level"), (2, "layer.own"), (None, "layer.mean"),
-    ]  # fmt: skip
+        (2, "layer.level"),
+        (2, "layer.own"),
+        (None, "layer.mean"),
+    ]
 
 
 @HOW

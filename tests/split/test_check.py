@@ -194,7 +194,10 @@ def test_an_aggregation_that_uses_private_values_violates_equation_2() -> None:
     def update(w_f: Params, trained: Sequence[Params], private: Params, summaries: Sequence[float]) -> Params:
         """Weight users by how near they are to the first one."""
         near = torch.softmax(-((private["user"] - private["user"][0]) ** 2).sum(1), 0)
-        return {**weighted_mean(trained, summaries), "linear.bias": sum(n * t["linear.bias"] for n, t in zip(near, trained, strict=True))}  # fmt: skip
+        return {
+            **weighted_mean(trained, summaries),
+            "linear.bias": sum(n * t["linear.bias"] for n, t in zip(near, trained, strict=True)),
+        }
 
     model = Logits()
     report = check_split(model, Split("user"), batches(), joint=joint(model, federated_update=update))
@@ -277,8 +280,11 @@ def test_every_broken_equation_is_reported() -> None:
     )
     report = check_split(model, Split("user"), batches(), joint=broken)
     assert [(v.equation, v.parameter) for v in report.violations] == [
-        (1, "user"), (2, "linear.weight"), (2, "linear.bias"), (3, "user"),
-    ]  # fmt: skip
+        (1, "user"),
+        (2, "linear.weight"),
+        (2, "linear.bias"),
+        (3, "user"),
+    ]
 
 
 def test_dropout_does_not_disturb_the_global_random_state() -> None:

@@ -72,13 +72,31 @@ def test_every_tensor_is_exactly_one_of_the_three() -> None:
     ("private", "frozen", "own", "still"),
     [
         ((), (), (), ("mask", "pretrained.weight")),
-        ("*", (), ("mean", "norm.weight", "norm.bias", *NORM, "still.weight", "still.bias", "head.weight", "head.bias"),
-         ("mask", "pretrained.weight")),
+        (
+            "*",
+            (),
+            (
+                "mean",
+                "norm.weight",
+                "norm.bias",
+                *NORM,
+                "still.weight",
+                "still.bias",
+                "head.weight",
+                "head.bias",
+            ),
+            ("mask", "pretrained.weight"),
+        ),
         ("mask", (), ("mask",), ("pretrained.weight",)),  # its own name makes a constant private
-        ("head.bias", "norm.*", ("head.bias",), ("mask", "pretrained.weight", "norm.weight", "norm.bias", *NORM)),
+        (
+            "head.bias",
+            "norm.*",
+            ("head.bias",),
+            ("mask", "pretrained.weight", "norm.weight", "norm.bias", *NORM),
+        ),
         (("head.*",), ["mean", "mask"], ("head.weight", "head.bias"), ("mask", "mean", "pretrained.weight")),
     ],
-)  # fmt: skip
+)
 def test_patterns(private: Any, frozen: Any, own: tuple[str, ...], still: tuple[str, ...]) -> None:
     halves = Split(private, frozen).halves(Everything())
     assert (halves.private_names, halves.frozen_names) == (own, still)
@@ -157,9 +175,13 @@ def test_buffers_that_are_not_persistent_stand_in_no_half() -> None:
 def test_updated_buffers() -> None:
     assert updated_buffers(Everything()) == {"mean", *NORM}
     assert updated_buffers(nn.Sequential(Noisy(), nn.InstanceNorm1d(2, track_running_stats=True))) == {
-        "0.norm.running_mean", "0.norm.running_var", "0.norm.num_batches_tracked",
-        "1.running_mean", "1.running_var", "1.num_batches_tracked",
-    }  # fmt: skip
+        "0.norm.running_mean",
+        "0.norm.running_var",
+        "0.norm.num_batches_tracked",
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    }
     model = Everything()
     model.updated_buffers = ("mena",)
     with pytest.raises(SplitError) as error:

@@ -70,8 +70,12 @@ def found(
 def test_a_head_of_two_layers_that_starts_at_zero_moves_nothing_but_its_last_bias() -> None:
     model = Head()
     assert found(model, "head.*", zeros(model, "head.*")) == (
-        "body.weight", "body.bias", "head.0.weight", "head.0.bias", "head.2.weight",
-    )  # fmt: skip
+        "body.weight",
+        "body.bias",
+        "head.0.weight",
+        "head.0.bias",
+        "head.2.weight",
+    )
     assert found(model, "head.*") == ()
     model = Head(nn.Tanh)
     assert "head.0.weight" in found(model, "head.*", zeros(model, "head.*"))
@@ -146,7 +150,12 @@ def test_the_checker_warns() -> None:
     head = [f"head.{n}" for n in ("0.weight", "0.bias", "2.weight", "2.bias")]
     report = check_split(model, Split("head.*"), batches(), loss=CROSS_ENTROPY, trains=head)
     assert report.immovable == ()
-    assert check_split(model, Split("head.*"), batches(), loss=CROSS_ENTROPY, start=zeros(model, "head.*"), trains=()).immovable == ()  # fmt: skip
+    assert (
+        check_split(
+            model, Split("head.*"), batches(), loss=CROSS_ENTROPY, start=zeros(model, "head.*"), trains=()
+        ).immovable
+        == ()
+    )
 
 
 @pytest.mark.parametrize("private", [(), "user"])

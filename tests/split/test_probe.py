@@ -303,8 +303,9 @@ def test_sound_models_stay_sound(model: nn.Module, private: Any) -> None:
 def test_a_private_body_below_federated_batch_norm_is_a_leak() -> None:
     report = check_split(Deep(), Split("body.*"), batches(), loss=CROSS_ENTROPY)
     assert [(v.equation, v.parameter) for v in report.violations] == [
-        (2, "head.1.running_mean"), (2, "head.1.running_var"),
-    ]  # fmt: skip
+        (2, "head.1.running_mean"),
+        (2, "head.1.running_var"),
+    ]
 
 
 class Scale(nn.Module):

@@ -16,8 +16,10 @@ DEFAULT = Default(INITIAL)
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize(
-    "ids", [IDS[1:], [*IDS, "user-9"], IDS[::-1], ["new", IDS[4], IDS[2]]], ids=["fewer", "more", "turned", "mixed"]
-)  # fmt: skip
+    "ids",
+    [IDS[1:], [*IDS, "user-9"], IDS[::-1], ["new", IDS[4], IDS[2]]],
+    ids=["fewer", "more", "turned", "mixed"],
+)
 def test_values_go_by_id(tmp_path: Path, kind: str, ids: list[str]) -> None:
     store = MemoryStore(DEFAULT, IDS) if kind == "memory" else sqlite(tmp_path)
     store.write([4, 2], values(1, 2))

@@ -102,8 +102,10 @@ def test_a_store_that_was_there_is_recovered_before_it_is_used(tmp_path: Path) -
     committed(tmp_path / "a", 1)
     store = sqlite(tmp_path / "a")
     calls: list[Callable[[], object]] = [
-        lambda: store.read([0]), lambda: store.write([0], values(0, 1)), lambda: store.prepare(2),
-    ]  # fmt: skip
+        lambda: store.read([0]),
+        lambda: store.write([0], values(0, 1)),
+        lambda: store.prepare(2),
+    ]
     for call in calls:
         with pytest.raises(StoreError) as error:
             call()
@@ -171,8 +173,10 @@ def test_a_round_that_is_none(tmp_path: Path, round: int) -> None:
 def test_clients_out_of_range(tmp_path: Path, clients: list[int]) -> None:
     store = sqlite(tmp_path)
     calls: list[Callable[[], object]] = [
-        lambda: store.read(clients), lambda: store.seen(clients), lambda: store.write(clients, values(0, len(clients))),
-    ]  # fmt: skip
+        lambda: store.read(clients),
+        lambda: store.seen(clients),
+        lambda: store.write(clients, values(0, len(clients))),
+    ]
     for call in calls:
         with pytest.raises(StoreError) as error:
             call()

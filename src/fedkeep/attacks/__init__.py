@@ -12,8 +12,27 @@ from fedkeep.attacks.vectors import place_of, vector_from_predictions, vector_in
 from fedkeep.attacks.who import label_guesses, likeness, present, recognised, trait_guesses
 
 __all__ = [
-    "FPR", "Observed", "Sighting", "confidence", "guessed_tpr", "invert_image", "label_guesses", "likeness", "lira",
-    "membership", "one_by_one", "place_of",
-    "present", "psnr", "recognised", "rows_seen", "summed", "tpr_at", "trait_guesses", "vector_from_predictions",
-    "vector_in_upload", "watch", "words_f1",
-]  # fmt: skip
+    "FPR",
+    "Observed",
+    "Sighting",
+    "confidence",
+    "guessed_tpr",
+    "invert_image",
+    "label_guesses",
+    "likeness",
+    "lira",
+    "membership",
+    "one_by_one",
+    "place_of",
+    "present",
+    "psnr",
+    "recognised",
+    "rows_seen",
+    "summed",
+    "tpr_at",
+    "trait_guesses",
+    "vector_from_predictions",
+    "vector_in_upload",
+    "watch",
+    "words_f1",
+]

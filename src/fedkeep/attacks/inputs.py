@@ -50,9 +50,16 @@ def psnr(found: Tensor, true: Tensor) -> float:
 
 
 def invert_image(
-    net: Net, params: Params, sighting: Sighting, start: Tensor, label: int,
-    loss: Callable[[Net, Params, Batch], Tensor], *, steps: int = 120, column: str = "image",
-) -> Tensor:  # fmt: skip
+    net: Net,
+    params: Params,
+    sighting: Sighting,
+    start: Tensor,
+    label: int,
+    loss: Callable[[Net, Params, Batch], Tensor],
+    *,
+    steps: int = 120,
+    column: str = "image",
+) -> Tensor:
     """Return an image whose gradient looks like what was seen, (C, H, W) from 0 to 1.
 
     The server knows the model, the label and a mean image, and sees the change after one step of SGD on one image. It

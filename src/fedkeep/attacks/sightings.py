@@ -80,8 +80,9 @@ def watch(job: Job, server: Global, clients: Sequence[str]) -> tuple[Global, dic
         links = under(UPLOAD, order.sent.state)
         found[client] = Observed(
             upload=decode(job.method, start, upload, client, links)[0],
-            before={n: v[place] for n, v in kept.items()}, after={n: v[place] for n, v in keeps.items()},
-        )  # fmt: skip
+            before={n: v[place] for n, v in kept.items()},
+            after={n: v[place] for n, v in keeps.items()},
+        )
     return after, found
 
 
@@ -94,15 +95,21 @@ def one_by_one(observed: Mapping[str, Observed], start: Params, method: Method) 
                 n: spread(v, o.upload.rows[n], start[n]) if n in o.upload.rows else v
                 for n, v in o.upload.deltas.items()
             },
-            clients=(client,), rows=dict(o.upload.rows), noise=noise,
+            clients=(client,),
+            rows=dict(o.upload.rows),
+            noise=noise,
         )
         for client, o in observed.items()
-    ]  # fmt: skip
+    ]
 
 
 def summed(
-    observed: Mapping[str, Observed], method: Method, server: Global, start: Params, cohorts: Sequence[Sequence[str]]
-) -> list[Sighting]:  # fmt: skip
+    observed: Mapping[str, Observed],
+    method: Method,
+    server: Global,
+    start: Params,
+    cohorts: Sequence[Sequence[str]],
+) -> list[Sighting]:
     """Return what a method's own reduction (secure sums, differential privacy) releases of each cohort."""
     found, rule = [], method.server.reduce
     for number, cohort in enumerate(cohorts):  # another round for each: noise is drawn by the round's number

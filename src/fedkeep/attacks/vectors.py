@@ -17,7 +17,7 @@ def place_of(net: Net, params: Params, batch: Batch, vector: str) -> tuple[str, 
     """Return the linear layer that a private vector goes into as it is, and which of its inputs it is; None: none.
 
     Found by a trial with random numbers in the vector's place; the attacker knows the model, so may try this too.
-    """  # fmt: skip
+    """
     value = params[vector]
     probe = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value.dtype)
     found: list[tuple[str, slice]] = []
@@ -59,9 +59,14 @@ def vector_in_upload(sighting: Sighting, layer: str, inputs: slice) -> Tensor:
 
 
 def vector_from_predictions(
-    net: Net, params: Params, private: Params, batch: Batch, seen: Tensor,
-    predict: Callable[[Net, Params, Batch], Tensor], steps: int = 100,
-) -> Params:  # fmt: skip
+    net: Net,
+    params: Params,
+    private: Params,
+    batch: Batch,
+    seen: Tensor,
+    predict: Callable[[Net, Params, Batch], Tensor],
+    steps: int = 100,
+) -> Params:
     """Return private values under which the model predicts what was seen, found by L-BFGS from default values.
 
     The attacker knows the federated part, chooses inputs, and sees the probabilities that the client's own model gives;

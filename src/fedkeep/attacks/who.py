@@ -72,7 +72,7 @@ def present(
     Args:
         alike: (clients, later) by ``likeness``.
         inside: (clients, later) bool.
-    """  # fmt: skip
+    """
     client = np.repeat(np.arange(len(alike)), alike.shape[1])
     return alike.reshape(-1), np.asarray(inside).reshape(-1).astype(float), client
 

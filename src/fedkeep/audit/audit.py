@@ -70,7 +70,12 @@ def audit(
     masked = bench.method is not method
     made = Looking(bench, Allowed(revealed(method), tuple(allow)), rounds, wires, masked=masked)
     for look in (
-        look_at_kept, look_at_clipping, look_at_examples, look_at_bytes, look_at_opt_out, look_at_memory
-    ):  # fmt: skip
+        look_at_kept,
+        look_at_clipping,
+        look_at_examples,
+        look_at_bytes,
+        look_at_opt_out,
+        look_at_memory,
+    ):
         look(made)
     return made.report(name or method.name, time.perf_counter() - began)

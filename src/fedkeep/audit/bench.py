@@ -216,10 +216,20 @@ class Bench:
         nodes = {FIRST: self.device} | ({"node-1": self.data.select(rest)} if rest else {})
         heard = {name: Recorded() for name in nodes}
         federation = Federation(
-            name="audit", text="audit", build=lambda encoding: (copy.deepcopy(self.model), self.method), encode=_encode,
-            summarise={}, clients=len(self.data), rounds=rounds, cohort=len(self.data), seed=self.seed,
-            evaluate_every=1, simulated_noise=True, on_nonfinite="skip", policy=RoundPolicy(minimum=0),
-        )  # fmt: skip
+            name="audit",
+            text="audit",
+            build=lambda encoding: (copy.deepcopy(self.model), self.method),
+            encode=_encode,
+            summarise={},
+            clients=len(self.data),
+            rounds=rounds,
+            cohort=len(self.data),
+            seed=self.seed,
+            evaluate_every=1,
+            simulated_noise=True,
+            on_nonfinite="skip",
+            policy=RoundPolicy(minimum=0),
+        )
         with tempfile.TemporaryDirectory() as folder, quiet():
             made = {name: self.node(data, Path(folder) / name) for name, data in nodes.items()}
             transport = MemoryTransport({name: heard[name].tap(node.serve) for name, node in made.items()})
@@ -234,9 +244,12 @@ class Bench:
         """Return a device with some data."""
         terms = Terms(owner="audit", simulated_noise=True)
         return Node(
-            Ready(data=data), folder, terms, lambda text, _: (copy.deepcopy(self.model), self.method),
+            Ready(data=data),
+            folder,
+            terms,
+            lambda text, _: (copy.deepcopy(self.model), self.method),
             tell=self.told.append,
-        )  # fmt: skip
+        )
 
     def met(self, asked: Sequence[Packet], data: FederatedData) -> Items:
         """Return what the device tells before the first round, with other data."""

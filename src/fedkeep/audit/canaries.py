@@ -146,7 +146,7 @@ def out_counts(data: FederatedData) -> Rows:
 def replaced(data: FederatedData, rows: Rows, seed: int) -> FederatedData:
     """Return the data with other values in some rows: normal noise is added to numbers; whole numbers and tokens become
     others that stand in the column. A label of one class alone becomes 0 or 1.
-    """  # fmt: skip
+    """
     draw = numpy_generator(seed, "audit/examples")
     columns = {
         name: column if name == OUT or name.startswith("_") else _changed(name, column, rows, draw)

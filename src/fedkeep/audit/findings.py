@@ -12,8 +12,20 @@ PROTOCOL = ("loss", "judged")
 """What every run tells the server, unless a configuration says otherwise: mean training losses, results of judging."""
 
 KINDS = (
-    "loss", "weight", "status", "judged", "counts", "here", "rows", "sent", "report", "upload", "clip", "server", "wire"
-)  # fmt: skip
+    "loss",
+    "weight",
+    "status",
+    "judged",
+    "counts",
+    "here",
+    "rows",
+    "sent",
+    "report",
+    "upload",
+    "clip",
+    "server",
+    "wire",
+)
 """Kinds of what can leave, or be told in another way: what an entry of an allow list begins with."""
 
 WORDS: dict[str, str] = {

@@ -136,10 +136,12 @@ def look_at_clipping(audit: Looking) -> None:
     """See whether the joint norm of private and federated gradients is in what leaves."""
     method, names = audit.bench.method, sorted(audit.trainable)
     joint = [
-        p for p in method.client.phases
-        if p.clip_norm is not None and p.clip_over == "all"
+        p
+        for p in method.client.phases
+        if p.clip_norm is not None
+        and p.clip_over == "all"
         and {method.split.is_private(n) for n in p.trained_names(method.split, names)} == {True, False}
-    ]  # fmt: skip
+    ]
     if not joint:
         return
     apart = method.on_client(

@@ -83,9 +83,14 @@ class Looking:
     """
 
     def __init__(
-        self, bench: Bench, allowed: Allowed, rounds: int, wires: Mapping[str, Callable[[Packet], bytes]], *,
+        self,
+        bench: Bench,
+        allowed: Allowed,
+        rounds: int,
+        wires: Mapping[str, Callable[[Packet], bytes]],
+        *,
         masked: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.bench, self.allowed, self.rounds, self.wires, self.masked = bench, allowed, rounds, wires, masked
         self.searched: dict[str, int] = {}
         self.findings: dict[tuple[str, str], Finding] = {}
@@ -168,10 +173,19 @@ class Looking:
         order = {label: place for place, label in enumerate(self.left)}
         found = sorted(self.findings.values(), key=lambda f: order.get(f.leaves, len(order)))
         return AuditReport(
-            name=name, rounds=self.rounds, clients=len(self.data), messages=messages, left=tuple(self.left.values()),
-            findings=tuple(found), sources=tuple(self.looked), notes=tuple(self.notes), missed=self.missed,
-            allow=self.allowed.entries, searched=self.searched, seconds=seconds,
-        )  # fmt: skip
+            name=name,
+            rounds=self.rounds,
+            clients=len(self.data),
+            messages=messages,
+            left=tuple(self.left.values()),
+            findings=tuple(found),
+            sources=tuple(self.looked),
+            notes=tuple(self.notes),
+            missed=self.missed,
+            allow=self.allowed.entries,
+            searched=self.searched,
+            seconds=seconds,
+        )
 
     def _given(self, works: Sequence[Packet]) -> set[str]:
         hook, names = self.bench.method.client.finish, list[str]()
@@ -214,9 +228,12 @@ class Looking:
                 sizes[key] = sizes.get(key, 0) + value.nbytes
                 table = item.kind in ("judged", "counts", "summary", "status", "here")
                 self.left[item.label] = Leaving(
-                    label=item.label, type="table" if table else str(value.dtype).removeprefix("torch."),
-                    shape=() if table else tuple(value.shape), bytes=sizes[key], seen_by=self._seen_by(item),
-                )  # fmt: skip
+                    label=item.label,
+                    type="table" if table else str(value.dtype).removeprefix("torch."),
+                    shape=() if table else tuple(value.shape),
+                    bytes=sizes[key],
+                    seen_by=self._seen_by(item),
+                )
 
     def _seen_by(self, item: Item) -> str:
         if item.kind not in ("upload", "sent", "rows"):

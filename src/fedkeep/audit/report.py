@@ -74,11 +74,14 @@ def table(report: AuditReport) -> Table:
     """Return what left, tensor by tensor."""
     rows = tuple(
         (
-            one.label, one.type + "".join(f" {n}" if k == 0 else f" × {n}" for k, n in enumerate(one.shape)),
-            one.seen_by, report.verdict(one.label), size(one.bytes),
+            one.label,
+            one.type + "".join(f" {n}" if k == 0 else f" × {n}" for k, n in enumerate(one.shape)),
+            one.seen_by,
+            report.verdict(one.label),
+            size(one.bytes),
         )
         for one in report.left
-    )  # fmt: skip
+    )
     total = sum(size for _, size in report.messages.values())
     kinds = ", ".join(f"{count} {kind}" for kind, (count, _) in report.messages.items())
     note = f"{report.rounds} rounds, {report.clients} clients on the device; messages: {kinds}; {size(total)} in all."

@@ -72,9 +72,13 @@ def followed(bench: Bench, heard: Mapping[str, Recorded]) -> list[Params]:
             server = server.but(progress=number / last, round=number)
             try:
                 server, _ = run_round(
-                    method, _Replayed(rounds[number]), server, list(rounds[number]), declared(method, net),
+                    method,
+                    _Replayed(rounds[number]),
+                    server,
+                    list(rounds[number]),
+                    declared(method, net),
                     Faults(broken="skip", malformed="skip", minimum=0),
-                )  # fmt: skip
+                )
             except FedkeepError:  # a round that does not count
                 break
             found.append(_values(server))

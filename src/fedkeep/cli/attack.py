@@ -60,9 +60,12 @@ def attack(
             "A run is attacked as it is: leave --set out, or name the configuration instead of the run."
         )
     asked = Asked(
-        attacks=tuple(attacks.split(",")) if attacks else tuple(TITLES), epsilons=_numbers(epsilons), clients=clients,
-        shadows=shadows, batch=batch,
-    )  # fmt: skip
+        attacks=tuple(attacks.split(",")) if attacks else tuple(TITLES),
+        epsilons=_numbers(epsilons),
+        clients=clients,
+        shadows=shadows,
+        batch=batch,
+    )
     folder = data_folder(data)
     run = None if found.folder is None else load_run(found.folder, data_folder=folder)
     if found.folder is not None:

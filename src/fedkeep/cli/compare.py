@@ -65,9 +65,14 @@ def compare(
     found = [find_config(named, overrides) for named in configs]
     folder = out or Path("comparisons") / found[0].label
     plan = comparing.plan(
-        [one.config for one in found], _names(methods), _seeds(seeds), folder,
-        folder=data_folder(data), references=references, metric=metric,
-    )  # fmt: skip
+        [one.config for one in found],
+        _names(methods),
+        _seeds(seeds),
+        folder,
+        folder=data_folder(data),
+        references=references,
+        metric=metric,
+    )
     missing = sum(not cell.finished for cell in plan.cells)
     note(
         f"{len(plan.variants)} methods × {len(plan.seeds)} seeds: {missing} of {len(plan.cells)} runs to do."

@@ -138,9 +138,14 @@ def export(
     with _opened(folder, name) as file:
         values = file.values(version)
         about = {
-            "client": client, "run": name, "owner": file.about.owner, "accepted": version.accepted,
-            "version": version.version, "round": version.round + 1 if version.version else 0, "values": layout(values),
-        }  # fmt: skip
+            "client": client,
+            "run": name,
+            "owner": file.about.owner,
+            "accepted": version.accepted,
+            "version": version.version,
+            "round": version.round + 1 if version.version else 0,
+            "values": layout(values),
+        }
     text = json.dumps(about, indent=1) + "\n"
     _write_new(out, save({n: value.contiguous() for n, value in values.items()}))
     _write_new(out.with_name(f"{out.name}.json"), text.encode())

@@ -24,11 +24,22 @@ from fedkeep.core.files import beside, write_whole
 from fedkeep.version import __version__
 
 EXTRAS = {
-    "flower": "flwr", "privacy": "dp_accounting", "onnx": "onnxruntime", "parquet": "pyarrow", "images": "PIL",
-    "datasets": "datasets", "maps": "sklearn", "figures": "matplotlib", "sweep": "optuna", "natural": "rdata",
-    "transformers": "transformers", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb",
+    "flower": "flwr",
+    "privacy": "dp_accounting",
+    "onnx": "onnxruntime",
+    "parquet": "pyarrow",
+    "images": "PIL",
+    "datasets": "datasets",
+    "maps": "sklearn",
+    "figures": "matplotlib",
+    "sweep": "optuna",
+    "natural": "rdata",
+    "transformers": "transformers",
+    "tensorboard": "tensorboard",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
     "papers": "fedkeep_papers",
-}  # fmt: skip
+}
 """A module of each extra."""
 MEGABYTES = 16
 SLOW = 20.0

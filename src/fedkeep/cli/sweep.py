@@ -82,9 +82,14 @@ def sweep(
         )
     spaces = sweeps.read_space(space, given, names)
     made = sweeps.plan(
-        found.config, spaces, out or Path("sweeps") / found.label, trials=trials, seeds=seeds, prune=prune.value,
+        found.config,
+        spaces,
+        out or Path("sweeps") / found.label,
+        trials=trials,
+        seeds=seeds,
+        prune=prune.value,
         folder=data_folder(data),
-    )  # fmt: skip
+    )
     for method, own in spaces.items():
         for key, chosen_from in own.ranges.items():
             note(f"{method}: {key}: {chosen_from}")

@@ -107,9 +107,10 @@ class Roster:
         """Return what the file holds."""
         text = np.frombuffer("\n".join(self.ids).encode(), np.uint8).copy()
         return {
-            "client": torch.from_numpy(self.client), "trained": torch.from_numpy(self.trained),
+            "client": torch.from_numpy(self.client),
+            "trained": torch.from_numpy(self.trained),
             "ids": torch.from_numpy(text),
-        }  # fmt: skip
+        }
 
     @classmethod
     def of(cls, tensors: Params) -> Roster | None:
@@ -162,10 +163,14 @@ class Examples:
             for name in ("label", "class", f"{model}/class")
         )
         return Results(
-            client=tensors[f"{before}client"].numpy(), row=tensors[f"{before}row"].numpy(),
-            loss=tensors[f"{before}{model}/loss"].numpy(), score=tensors[f"{before}{model}/score"].numpy(),
-            label=label, true=true, predicted=predicted,
-        )  # fmt: skip
+            client=tensors[f"{before}client"].numpy(),
+            row=tensors[f"{before}row"].numpy(),
+            loss=tensors[f"{before}{model}/loss"].numpy(),
+            score=tensors[f"{before}{model}/score"].numpy(),
+            label=label,
+            true=true,
+            predicted=predicted,
+        )
 
     @cached_property
     def tasks(self) -> tuple[str | None, ...]:

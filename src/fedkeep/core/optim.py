@@ -143,9 +143,17 @@ class Optimizer:
                 moving = [[torch.empty_like(v) for v in values]]
                 state.first.update(zip(names, moving[0], strict=True))
             torch._fused_sgd_(
-                values, slopes, moving[0] if moving else [], weight_decay=self.weight_decay, momentum=self.momentum,
-                lr=rate, dampening=0.0, nesterov=False, maximize=False, is_first_step=fresh,
-            )  # fmt: skip
+                values,
+                slopes,
+                moving[0] if moving else [],
+                weight_decay=self.weight_decay,
+                momentum=self.momentum,
+                lr=rate,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=fresh,
+            )
             return
         if self.weight_decay:
             slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
@@ -186,9 +194,20 @@ class Optimizer:
             taken = {k: _number(k, values[0].device) for k in {state.steps[n] for n in names}}
             fused = torch._fused_adamw_ if self.kind == "adamw" else torch._fused_adam_
             fused(
-                values, slopes, first, second, [], [taken[state.steps[n]] for n in names], lr=rate, beta1=b1,
-                beta2=b2, weight_decay=self.weight_decay, eps=self.eps, amsgrad=False, maximize=False,
-            )  # fmt: skip
+                values,
+                slopes,
+                first,
+                second,
+                [],
+                [taken[state.steps[n]] for n in names],
+                lr=rate,
+                beta1=b1,
+                beta2=b2,
+                weight_decay=self.weight_decay,
+                eps=self.eps,
+                amsgrad=False,
+                maximize=False,
+            )
             return
         if self.kind == "adamw" and self.weight_decay:
             torch._foreach_mul_(values, 1.0 - rate * self.weight_decay)
@@ -279,9 +298,14 @@ def sgd(
     ``rates`` maps name patterns to their own η; ``bounds`` to (low, high), where values stay (projected gradient).
     """
     return Optimizer(
-        "sgd", learning_rate, _pairs(rates), momentum=momentum, weight_decay=weight_decay, schedule=schedule,
+        "sgd",
+        learning_rate,
+        _pairs(rates),
+        momentum=momentum,
+        weight_decay=weight_decay,
+        schedule=schedule,
         bounds=_limits(bounds),
-    )  # fmt: skip
+    )
 
 
 def adam(
@@ -298,9 +322,15 @@ def adam(
     """Return Adam, or AdamW with ``decoupled=True``; ``rates`` and ``bounds`` as for ``sgd``."""
     kind: Literal["adamw", "adam"] = "adamw" if decoupled else "adam"
     return Optimizer(
-        kind, learning_rate, _pairs(rates), weight_decay=weight_decay, betas=betas, eps=eps, schedule=schedule,
+        kind,
+        learning_rate,
+        _pairs(rates),
+        weight_decay=weight_decay,
+        betas=betas,
+        eps=eps,
+        schedule=schedule,
         bounds=_limits(bounds),
-    )  # fmt: skip
+    )
 
 
 def adagrad(
@@ -318,6 +348,11 @@ def adagrad(
     Federated Optimization, arXiv 2003.00295, algorithm 2, with β₁ = 0 and s₀ = 0); ε is its τ.
     """
     return Optimizer(
-        "adagrad", learning_rate, _pairs(rates), weight_decay=weight_decay, eps=eps, schedule=schedule,
+        "adagrad",
+        learning_rate,
+        _pairs(rates),
+        weight_decay=weight_decay,
+        eps=eps,
+        schedule=schedule,
         bounds=_limits(bounds),
-    )  # fmt: skip
+    )

@@ -41,9 +41,14 @@ class Record:
 
 
 KINDS = {
-    "round": (int,), "epoch": (int, float), "split": (str,), "client": (str, type(None)), "metric": (str,),
-    "value": (int, float), "n": (int,),
-}  # fmt: skip
+    "round": (int,),
+    "epoch": (int, float),
+    "split": (str,),
+    "client": (str, type(None)),
+    "metric": (str,),
+    "value": (int, float),
+    "n": (int,),
+}
 """The types of a record's fields; a truth value is no number."""
 
 

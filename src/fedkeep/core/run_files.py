@@ -135,10 +135,13 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
             f"{path} is damaged: it names {name!r} as the server's state. Restore the run from a copy."
         )
     last = Commit(
-        round=content["round"], records=records, timings=timings, extra=content["extra"],
+        round=content["round"],
+        records=records,
+        timings=timings,
+        extra=content["extra"],
         tensors=content["tensors"],
         **{key: content[key] for key in texts},
-    )  # fmt: skip
+    )
     if last.examples and not 0 < last.examples_round <= last.round:
         raise RunError(
             f"{path} is damaged: it names {last.examples!r} as the results of examples. Restore the run from a copy."

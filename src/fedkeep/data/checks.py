@@ -222,7 +222,7 @@ def check_close(labels: NDArray[np.int64], where: Callable[[int], str], way_out:
         labels: int64 (rows,), at least one.
         where: names a row.
         way_out: what to give where it is a wish, in the message.
-    """  # fmt: skip
+    """
     row = int(labels.argmax())
     largest, different = int(labels[row]), len(np.unique(labels))
     if largest >= MANY_CLASSES and largest >= 10 * different:

@@ -126,9 +126,18 @@ def fit(job: Job, adapt: Adapt, fitting: Fitting) -> Adapted:
     held = data.rows(fitting.client, "valid")
     adapting = Client(phases=adapt.phases, tables=method.client.tables)
     result = local_run(
-        job.net, split, adapting, params, sent.flat, data, fitting.rows, draws, device=job.device,
-        valid=np.arange(held.start, held.stop), falls=adapt.rate_decay == "linear",
-    )  # fmt: skip
+        job.net,
+        split,
+        adapting,
+        params,
+        sent.flat,
+        data,
+        fitting.rows,
+        draws,
+        device=job.device,
+        valid=np.arange(held.start, held.stop),
+        falls=adapt.rate_decay == "linear",
+    )
     found = {name: value.cpu() for name, value in split.personal(result.params).items()}
     return Adapted(found, tuple(result.stopped))
 

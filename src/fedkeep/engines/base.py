@@ -79,14 +79,18 @@ class Job:
 def first_global(method: Method, net: Net, data: Roster, population: int | None = None) -> Global:
     """Return what a server has before the first round, on the CPU; cohorts are drawn from ``population`` clients, or
     from all.
-    """  # fmt: skip
+    """
     params = to(method.split.halves(net.module).federated(net.initial()), "cpu")
     state = to(as_state(f"server's state of {method.name!r}", lambda: method.server.state(net, data)), "cpu")
     links = to(method.chain().server_state({**params, **to(declared(method, net), "cpu")}), "cpu")
     return Global(
-        params=params, state=state, links=links, trainable=net.trainable(), clients=data,
+        params=params,
+        state=state,
+        links=links,
+        trainable=net.trainable(),
+        clients=data,
         population=len(data) if population is None else population,
-    )  # fmt: skip
+    )
 
 
 def first_kept(method: Method, net: Net) -> Params:

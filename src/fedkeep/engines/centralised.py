@@ -56,11 +56,19 @@ class Centralised:
         if self.states is None:
             self.states = [phase.optimizer.init() for phase in client.phases]
         local = local_run(
-            net, method.split, client, method.split.merge(sent, tables), sent, data, rows,
-            Stream(job.seed, "pooled", round, f"Centralised training, round {round}"), device=job.device,
-            progress=progress, states=self.states,
+            net,
+            method.split,
+            client,
+            method.split.merge(sent, tables),
+            sent,
+            data,
+            rows,
+            Stream(job.seed, "pooled", round, f"Centralised training, round {round}"),
+            device=job.device,
+            progress=progress,
+            states=self.states,
             after_step=None if notify is None else lambda step: notify(step / max(steps, 1)),
-        )  # fmt: skip
+        )
         self.states = local.states
         for state in self.states:
             state.first, state.second = to(state.first, "cpu"), to(state.second, "cpu")

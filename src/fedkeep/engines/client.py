@@ -59,9 +59,18 @@ def train_client(
     try:
         params = begin(job, sent, kept, client, round)
         local = local_run(
-            job.net, method.split, method.client, params, sent, job.data, rows, draws,
-            valid=valid_rows(job.data, client), device=job.device, progress=progress,
-        )  # fmt: skip
+            job.net,
+            method.split,
+            method.client,
+            params,
+            sent,
+            job.data,
+            rows,
+            draws,
+            valid=valid_rows(job.data, client),
+            device=job.device,
+            progress=progress,
+        )
     except NonFiniteError as error:
         return ClientResult(client, fault=error)
     return finish(job, sent, kept, params, local, client, rows, draws, progress)
@@ -74,7 +83,7 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
     Raises:
         MethodError: ``start`` gives unknown names or other shapes.
         NonFiniteError: it gives a NaN or an infinity, or a phase of its own does.
-    """  # fmt: skip
+    """
     method, params = job.method, before_start(job, sent, kept)
     rows = train_rows(job.data, client)
     rehearse(job.net, params, job.data, rows, job.device)
@@ -86,14 +95,17 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
     module = {n: v for n, v in params.items() if not is_state(n)}
     hook, calls = method.client.start, itertools.count()
     given = Start(
-        net=job.net, sent=Sent.of(own(sent)), kept=Kept.of(own({n: params[n] for n in kept})), params=module,
+        net=job.net,
+        sent=Sent.of(own(sent)),
+        kept=Kept.of(own({n: params[n] for n in kept})),
+        params=module,
         loss=lambda changed: mean_loss(job, rows, sent, {**params, **changed}),
         train=lambda phase, changed: trained(
             job, phase, sent, {**params, **changed}, rows, draws, next(calls)
         ),
         outputs=partial(outputs, job, params, rows),
         generator=partial(generator, job.seed, "hook/start", draws.client, round),
-    )  # fmt: skip
+    )
     who = f"start of {method.name!r}"
     with job.net.still():
         watched = (sent, params, job.frozen)
@@ -158,9 +170,16 @@ def hook_batches(job: Job, rows: np.ndarray, params: Params) -> Iterator[tuple[n
 
 
 def finish(
-    job: Job, sent: Params, kept: Params, started: Params, local: LocalResult, client: int, rows: np.ndarray,
-    draws: Stream, progress: float,
-) -> ClientResult:  # fmt: skip
+    job: Job,
+    sent: Params,
+    kept: Params,
+    started: Params,
+    local: LocalResult,
+    client: int,
+    rows: np.ndarray,
+    draws: Stream,
+    progress: float,
+) -> ClientResult:
     """Return what a client gives after its local run on these rows: its upload, and what it will keep."""
     method = job.method
     done = finished(job, sent, started, local, client, progress, draws.round)
@@ -200,13 +219,17 @@ def finished(
     scale, started = optimizer.scale(progress), to(started, job.device)
     hook, who = method.client.finish, f"finish of {method.name!r}"
     given = Finish(
-        net=job.net, sent=Sent.of(own(sent)), kept=Kept.of(own(method.split.personal(started))),
+        net=job.net,
+        sent=Sent.of(own(sent)),
+        kept=Kept.of(own(method.split.personal(started))),
         started={n: v for n, v in started.items() if not is_state(n)},
-        trained={n: v for n, v in local.trained.items() if not is_state(n)}, steps=local.steps,
-        rate=lambda name: optimizer.rate(name) * scale, outputs=partial(outputs, job, local.params, rows),
+        trained={n: v for n, v in local.trained.items() if not is_state(n)},
+        steps=local.steps,
+        rate=lambda name: optimizer.rate(name) * scale,
+        outputs=partial(outputs, job, local.params, rows),
         rows={t.parameter: t.rows for t in local.tables},
         generator=partial(generator, job.seed, "hook/finish", job.data.ids[client], round),
-    )  # fmt: skip
+    )
     values = (sent, started, local.trained, job.frozen)
     with job.net.still():
         done = called(who, lambda: hook(given), *values, device=job.device, kind=Finished)
@@ -224,12 +247,18 @@ def finished(
 
 
 def encode(
-    job: Job, sent: Params, kept: Params, local: LocalResult, done: Finished, weight: float, client: str,
+    job: Job,
+    sent: Params,
+    kept: Params,
+    local: LocalResult,
+    done: Finished,
+    weight: float,
+    client: str,
     round: int,
-) -> tuple[Upload, Params]:  # fmt: skip
+) -> tuple[Upload, Params]:
     """Return a client's upload, tables cut to the rows that opted-in examples use, as the upload chain encodes it; and
     the chain's new states.
-    """  # fmt: skip
+    """
     split = job.method.split
     base = {n: v for n, v in sent.items() if not is_state(n)}
     cut = [t for t in local.tables if len(t.leaving) < len(base.get(t.parameter, ()))]
@@ -242,9 +271,13 @@ def encode(
     if not job.method.upload:
         return upload, {}
     made, links = job.method.chain().encode(
-        upload.deltas, start, link_draws(job.entropy, job.seed, client, round), under(CLIENT + UPLOAD, kept),
-        under(SERVER + UPLOAD, sent), rows,
-    )  # fmt: skip
+        upload.deltas,
+        start,
+        link_draws(job.entropy, job.seed, client, round),
+        under(CLIENT + UPLOAD, kept),
+        under(SERVER + UPLOAD, sent),
+        rows,
+    )
     return upload.but(made), links
 
 

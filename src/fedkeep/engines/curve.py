@@ -69,10 +69,17 @@ def curve(job: Job, client: int, sent: Sent, tuning: Tuning) -> dict[str, tuple[
     if not isinstance(turns, tuple):
         turns = "batches" if len(tuning.phases) > 1 else "phases"
     local_run(
-        job.net, Split("*"), Client(phases=tuning.phases, turns=turns, tables=job.method.client.tables), start,
-        sent.flat, job.data, np.arange(rows.start, rows.stop), draws, device=job.device,
+        job.net,
+        Split("*"),
+        Client(phases=tuning.phases, turns=turns, tables=job.method.client.tables),
+        start,
+        sent.flat,
+        job.data,
+        np.arange(rows.start, rows.stop),
+        draws,
+        device=job.device,
         watch=Watch(tuning.every, lambda _, params: test(params)),
-    )  # fmt: skip
+    )
     return {way: tuple(values) for way, values in found.items()}
 
 

@@ -245,12 +245,15 @@ class LocalDevice:
         split, given = own_split(job.method, adapt), start or {}
         fittings = [
             Fitting(
-                client, sent, first_rows(job, client, adaptation.examples),
-                given[name] if (name := str(job.data.ids[client])) in given
+                client,
+                sent,
+                first_rows(job, client, adaptation.examples),
+                given[name]
+                if (name := str(job.data.ids[client])) in given
                 else starting(job, split, adaptation.begin, client),
             )
             for client, sent in self._asked(orders)
-        ]  # fmt: skip
+        ]
         if not fittings:
             raise ConfigError("There is no client to adapt.")
         first = own_default(job, split, fittings[0].sent, str(job.data.ids[0]))

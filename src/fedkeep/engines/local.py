@@ -142,9 +142,17 @@ class Lanes(ABC):
     tables: Sequence[Sequence[LocalTable]]
 
     def __init__(
-        self, net: Net, split: Split, client: Client, data: Examples, rows: Sequence[np.ndarray],
-        valid: Sequence[np.ndarray | None], draws: Sequence[Stream], device: str, progress: float,
-    ) -> None:  # fmt: skip
+        self,
+        net: Net,
+        split: Split,
+        client: Client,
+        data: Examples,
+        rows: Sequence[np.ndarray],
+        valid: Sequence[np.ndarray | None],
+        draws: Sequence[Stream],
+        device: str,
+        progress: float,
+    ) -> None:
         self.net, self.split, self.client, self.data = net, split, client, data
         self.rows, self.valid, self.draws = rows, valid, draws
         self.device, self.progress, self.trainable = device, progress, net.trainable()
@@ -242,9 +250,15 @@ class Lanes(ABC):
         for table in tables:
             trained[table.parameter] = trained[table.parameter][: len(table.rows)]
         return LocalResult(
-            trained, self.starts[position], tables, self.losses[position], self.looked_at[position],
-            self.dropped[position], self.steps[position], stopped=[each[position] for each in self.stopped],
-        )  # fmt: skip
+            trained,
+            self.starts[position],
+            tables,
+            self.losses[position],
+            self.looked_at[position],
+            self.dropped[position],
+            self.steps[position],
+            stopped=[each[position] for each in self.stopped],
+        )
 
 
 class Pass(ABC):

@@ -99,7 +99,7 @@ def warn_of_the_model(method: Method, net: Net, data: FederatedData, seed: int, 
 
     Both layers of a private network that starts at zero, for example. Values of the module's own are the user's; for
     these ``fedkeep check`` tells.
-    """  # fmt: skip
+    """
     names = sorted(net.trainable())
     if not names:
         warnings.warn("No parameter of the model requires a gradient, so rounds train nothing.", stacklevel=2)

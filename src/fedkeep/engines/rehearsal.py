@@ -87,9 +87,12 @@ class Writes(EagerMode):
         self.places = set[int]()
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (),
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Call, and note what it writes into."""
         given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **(kwargs or {})}
         for argument in func._schema.arguments:

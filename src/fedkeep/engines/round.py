@@ -108,7 +108,7 @@ class Sampler:
     def _fallen(self, round: int) -> np.ndarray:
         """Return the places whose coins fell for them. From one to the next there is a geometric number of places, so
         nobody looks at the others.
-        """  # fmt: skip
+        """
         rng, parts, last = numpy_generator(self.seed, "cohort", round=round), [], -1
         while last < self.count:
             parts.append(last + np.cumsum(rng.geometric(self.rate, self.cohort + 16)))
@@ -203,11 +203,15 @@ def run_round(
     sent = Sent(params=server.params, state={**server.state, **links})
     orders = [
         Order(
-            round=server.round, client=client, progress=server.progress,
-            sent=sent if method.server.send is None else with_links(method.server.sent(server, client), links),
+            round=server.round,
+            client=client,
+            progress=server.progress,
+            sent=sent
+            if method.server.send is None
+            else with_links(method.server.sent(server, client), links),
         )
         for client in cohort
-    ]  # fmt: skip
+    ]
     start = {**server.params, **declared}
     reduction = method.server.reduce.begin(server, start, cohort)
     received = Received()

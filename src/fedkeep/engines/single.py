@@ -164,9 +164,15 @@ class LanePass(Pass):
         self.lazy: LazyRows | None = None
         if tables:
             self.lazy = LazyRows(
-                tables, self.names, lane.params, lane.received, self.phase.optimizer, self.state, self.scale,
+                tables,
+                self.names,
+                lane.params,
+                lane.received,
+                self.phase.optimizer,
+                self.state,
+                self.scale,
                 self.phase.loss.pull or 0.0,
-            )  # fmt: skip
+            )
             self.seen = dict(lane.params)
         dense = [n for n in self.names if self.lazy is None or n not in self.lazy.of]
         self.leaves = {name: lane.params[name] for name in dense}

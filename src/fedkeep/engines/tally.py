@@ -139,9 +139,12 @@ class Tallies:
         if i > j:
             table, sign = table.transpose(0, 2, 1), -1
         return Pair(
-            clients=self.clients, count=self.count, table=table, difference=sign * self.difference[:, p, 0],
+            clients=self.clients,
+            count=self.count,
+            table=table,
+            difference=sign * self.difference[:, p, 0],
             square=self.difference[:, p, 1],
-        )  # fmt: skip
+        )
 
     def _place(self, model: Model) -> int:
         if model not in self.models:
@@ -217,9 +220,14 @@ class Judged:
 
 
 def to_records(
-    judged: Sequence[Judged], model: Model, round: int, epoch: float, split: str, per_client: bool,
+    judged: Sequence[Judged],
+    model: Model,
+    round: int,
+    epoch: float,
+    split: str,
+    per_client: bool,
     also: Sequence[str] = (),
-) -> list[Record]:  # fmt: skip
+) -> list[Record]:
     """Return a model's records: the aggregates, and with ``per_client`` a line for each client too.
 
     ``also`` names metrics as for ``Judged.metrics``.
@@ -266,14 +274,19 @@ def tallied(
         tables.append(table.reshape(people, 2, 2))
     scores = [_histogram(j, place, people) for j in judgements] if task.kind == "binary" else []
     return Tallies(
-        task=task, models=tuple(models), clients=tuple(str(roster[int(c)]) for c in clients),
-        people=np.ones(people, np.int64), count=count.astype(np.int64), loss=sums([j.loss for j in judgements]),
-        right=right.astype(np.int64), absolute=sums([of_score(j.score) for j in judgements]),
+        task=task,
+        models=tuple(models),
+        clients=tuple(str(roster[int(c)]) for c in clients),
+        people=np.ones(people, np.int64),
+        count=count.astype(np.int64),
+        loss=sums([j.loss for j in judgements]),
+        right=right.astype(np.int64),
+        absolute=sums([of_score(j.score) for j in judgements]),
         accuracy=right / count[:, None],
         agreed=np.stack(tables, 1) if tables else np.zeros((people, 0, 2, 2), np.int64),
         difference=np.stack(differences, 1) if differences else np.zeros((people, 0, 2)),
         scores=np.stack(scores, 1) if scores else np.zeros((people, len(models), 2, 0), np.int64),
-    )  # fmt: skip
+    )
 
 
 def bin_of(score: np.ndarray) -> np.ndarray:

@@ -95,9 +95,17 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
     first = first_global(method, net, run.data)
     last = run.last.but(links=first.links, optimizer=first.optimizer)
     return replace(
-        run, net=net, method=method, server=server, state=first.state, last=last,
-        private=MemoryStore(default, run.data.ids), history=[], folder=None, examples=None,
-    )  # fmt: skip
+        run,
+        net=net,
+        method=method,
+        server=server,
+        state=first.state,
+        last=last,
+        private=MemoryStore(default, run.data.ids),
+        history=[],
+        folder=None,
+        examples=None,
+    )
 
 
 def adapt_clients(

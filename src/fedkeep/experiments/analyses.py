@@ -121,15 +121,19 @@ def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: in
                 "numbers": _numbers(tables[name], traits, trait.kind),
                 "points": [
                     {
-                        "client": name, "x": float(x), "y": float(y), "trait": t,
-                        "value": own.get(c, (None, 0))[0], "n": run.data.count(c, "train"),
+                        "client": name,
+                        "x": float(x),
+                        "y": float(y),
+                        "trait": t,
+                        "value": own.get(c, (None, 0))[0],
+                        "n": run.data.count(c, "train"),
                     }
                     for name, c, t, (x, y) in zip(
                         chosen, chosen.positions.tolist(), traits, placed.points, strict=True
                     )
                 ],
             }
-        )  # fmt: skip
+        )
     aligned = list(tables.values())
     return {
         "title": "User vectors",

@@ -30,15 +30,25 @@ from fedkeep.privacy import Release, epsilon
 from fedkeep.report.attacks import Finding
 
 TITLES = {
-    "who": "Who is she", "label": "Which class does she hold", "trait": "Which class, by a linear classifier",
-    "membership": "Was this example trained on", "words": "Which words", "image": "Which image",
-    "predictions": "The private vector from predictions", "upload": "The private vector from one upload",
-}  # fmt: skip
+    "who": "Who is she",
+    "label": "Which class does she hold",
+    "trait": "Which class, by a linear classifier",
+    "membership": "Was this example trained on",
+    "words": "Which words",
+    "image": "Which image",
+    "predictions": "The private vector from predictions",
+    "upload": "The private vector from one upload",
+}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "who": a.recognised, "label": a.label_guesses, "trait": a.trait_guesses, "membership": a.membership,
-    "words": a.rows_seen, "image": a.invert_image, "predictions": a.vector_from_predictions,
+    "who": a.recognised,
+    "label": a.label_guesses,
+    "trait": a.trait_guesses,
+    "membership": a.membership,
+    "words": a.rows_seen,
+    "image": a.invert_image,
+    "predictions": a.vector_from_predictions,
     "upload": a.vector_in_upload,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +89,13 @@ class Attacked:
 
 
 def attack(
-    config: Config, asked: Asked = Asked(), *, run: Run | None = None, folder: Path | None = None,
+    config: Config,
+    asked: Asked = Asked(),
+    *,
+    run: Run | None = None,
+    folder: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> Attacked:  # fmt: skip
+) -> Attacked:
     """Measure what an attacker gets, under each protection.
 
     Args:

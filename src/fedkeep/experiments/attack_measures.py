@@ -166,7 +166,7 @@ def words(view: View, config: Config) -> Iterator[Row]:
     for sightings, data, measure in (
         (view.step, scene.few, f"F1, one step on {scene.few.counts('train').max()} texts"),
         (view.first, scene.data, "F1, a whole round"),
-    ):  # fmt: skip
+    ):
         true = {c: set(scene.batch(c, data=data)["text"].flatten().tolist()) - {0} for c in scene.clients}
         common = [w for w, _ in Counter(w for some in true.values() for w in sorted(some)).most_common()]
         found = {c: rows for s in sightings for rows in [a.rows_seen(s, tables[0])] for c in s.clients}
@@ -277,9 +277,11 @@ def upload(view: View, config: Config) -> Iterator[Row]:
     }
     for measure, sightings in rounds:
         if not fits:
-            why = "everybody shares one vector, which is federated." if view.name == "plain" else (
-                "no private vector goes into a federated linear layer as it is."
-            )  # fmt: skip
+            why = (
+                "everybody shares one vector, which is federated."
+                if view.name == "plain"
+                else ("no private vector goes into a federated linear layer as it is.")
+            )
             yield measure, None, None, why
             continue
         name, (layer, inputs) = next(iter(fits.items()))
@@ -319,6 +321,11 @@ def _cosine(one: Tensor, two: Tensor) -> float:
 
 
 MEASURES: dict[str, Callable[[View, Config], Iterator[Row]]] = {
-    "who": who, "label": label, "trait": trait, "words": words, "image": image, "predictions": predictions,
+    "who": who,
+    "label": label,
+    "trait": trait,
+    "words": words,
+    "image": image,
+    "predictions": predictions,
     "upload": upload,
-}  # fmt: skip
+}

@@ -134,8 +134,11 @@ class Scene:
         """Return what is released of sums over cohorts, which a method's reduction makes."""
         made: list[list[Sighting]] = []
         rounds: Sequence[tuple[Global, Mapping[str, Observed]]] = (
-            (self.server, self.first), (self.later, self.second), (self.server, self.step), (self.server, self.single),
-        )  # fmt: skip
+            (self.server, self.first),
+            (self.later, self.second),
+            (self.server, self.step),
+            (self.server, self.single),
+        )
         for number, (server, seen) in enumerate(rounds):
             start = {**server.params, **{n: v for n, v in self.start.items() if n not in server.params}}
             cohorts: list[list[str]] = []
@@ -147,14 +150,27 @@ class Scene:
             shifted = server.but(round=server.round + 1000 * (number + 1))  # noise of its own
             made.append(summed(seen, method, shifted, start, cohorts))
         return View(
-            name=name, scene=self, first=made[0], second=made[1], step=made[2], single=made[3], privacy=privacy,
+            name=name,
+            scene=self,
+            first=made[0],
+            second=made[1],
+            step=made[2],
+            single=made[3],
+            privacy=privacy,
             note=note,
-        )  # fmt: skip
+        )
 
 
 def views(
-    plain: Run, split: Run, clients: Sequence[str], *, batch: int, epsilons: Sequence[float], cohort: int, rounds: int
-) -> list[View]:  # fmt: skip
+    plain: Run,
+    split: Run,
+    clients: Sequence[str],
+    *,
+    batch: int,
+    epsilons: Sequence[float],
+    cohort: int,
+    rounds: int,
+) -> list[View]:
     """Return what is seen of a plain run, of a split, and of the split under differential privacy and secure sums.
 
     Clipping is at the median norm of an upload. ε is that of the whole run, of ``rounds`` rounds with cohorts drawn

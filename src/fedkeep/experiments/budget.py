@@ -31,9 +31,14 @@ def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, pooled: bool = Fals
     if privacy.budget is not None:
         epsilon({}, privacy.delta)  # says now if the package is missing
     return Terms(
-        clients=sampler.count, cohort=sampler.cohort, release=privacy.release(sampler.rate), delta=privacy.delta,
-        budget=privacy.budget, accountant=privacy.accountant, repeatable=privacy.noise_seed is not None,
-    )  # fmt: skip
+        clients=sampler.count,
+        cohort=sampler.cohort,
+        release=privacy.release(sampler.rate),
+        delta=privacy.delta,
+        budget=privacy.budget,
+        accountant=privacy.accountant,
+        repeatable=privacy.noise_seed is not None,
+    )
 
 
 def ledger_of(terms: Terms | None, directory: RunDirectory | None) -> Ledger | None:

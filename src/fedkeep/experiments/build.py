@@ -43,14 +43,30 @@ from fedkeep.nn.accelerate import swap_, swaps_of
 from fedkeep.privacy import GaussianNoise
 
 __all__ = [
-    "MODELS", "build_data", "build_method", "build_model", "build_rules", "build_source", "data_folder", "encoding_of",
-    "method_maker", "offered_methods", "read_source", "rehearse_config", "run_config", "sizes_of", "start_from_vectors",
-]  # fmt: skip
+    "MODELS",
+    "build_data",
+    "build_method",
+    "build_model",
+    "build_rules",
+    "build_source",
+    "data_folder",
+    "encoding_of",
+    "method_maker",
+    "offered_methods",
+    "read_source",
+    "rehearse_config",
+    "run_config",
+    "sizes_of",
+    "start_from_vectors",
+]
 
 LOCAL: dict[str, Any] = {
-    "epochs": int, "batch_size": int, "merge_single": bool, "clip_norm": float | None,
+    "epochs": int,
+    "batch_size": int,
+    "merge_single": bool,
+    "clip_norm": float | None,
     "clip_over": Literal["all", "halves"],
-}  # fmt: skip
+}
 """Keys of a method's table that its local phase is made of, beside ``loss`` and ``optimizer``."""
 SERVER: dict[str, Any] = {"weighting": Literal["examples", "uniform"]}
 """Likewise of its server, beside ``server_optimizer``."""
@@ -160,8 +176,14 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
             )  # a size of 0: nothing could learn
             return make(**checked)
     except (
-        TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError, AssertionError, UserWarning
-    ) as error:  # fmt: skip
+        TypeError,
+        ValueError,
+        RuntimeError,
+        MemoryError,
+        ArithmeticError,
+        AssertionError,
+        UserWarning,
+    ) as error:
         why = first_line(error, 1000).rstrip(".")
         shown = str({n: options.get(n, v) for n, v in checked.items()})[:400]
         raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {why}.") from error
@@ -315,9 +337,13 @@ def run_config(
     if line := str(swaps_of(settings["model"])):
         tell(f"Layers {line}.")
     run = simulate(
-        **settings, out=out, resume=resume, config=config.model_dump(), config_text=text or config.to_toml(),
+        **settings,
+        out=out,
+        resume=resume,
+        config=config.model_dump(),
+        config_text=text or config.to_toml(),
         progress=progress,
-    )  # fmt: skip
+    )
     if config.personalization is not None:
         add_curve(run, Protocol(**config.personalization.model_dump()), progress)
     return run
@@ -340,7 +366,11 @@ def _settings(config: Config, data: FederatedData, folder: Path | None) -> dict[
         Protocol(**config.personalization.model_dump())
         check_task(data)
     return {
-        "model": build_model(config, data, folder), "method": build_method(config.method), "data": data,
-        "privacy": None if config.privacy is None else config.privacy.build(), "seed": config.seed,
-        "name": config.name, **config.run.model_dump(),
-    }  # fmt: skip
+        "model": build_model(config, data, folder),
+        "method": build_method(config.method),
+        "data": data,
+        "privacy": None if config.privacy is None else config.privacy.build(),
+        "seed": config.seed,
+        "name": config.name,
+        **config.run.model_dump(),
+    }

@@ -152,9 +152,15 @@ class Plan:
 
 
 def plan(
-    configs: Sequence[Config], methods: Sequence[str], seeds: Sequence[int], out: Path, *,
-    folder: Path | None = None, references: bool = True, metric: str | None = None,
-) -> Plan:  # fmt: skip
+    configs: Sequence[Config],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    folder: Path | None = None,
+    references: bool = True,
+    metric: str | None = None,
+) -> Plan:
     """Return what is to be run, checked before anything is: every method fits, and the folder is free or holds this.
 
     Args:
@@ -206,9 +212,15 @@ def plan(
         raise misfits[0]
     title = wording.printable(first.name or data.meta.get("name") or "Comparison")
     made = Plan(
-        out=out, variants=tuple(variants), seeds=tuple(seeds), data=data, folder=folder, references=references,
-        metric=metric, title=title,
-    )  # fmt: skip
+        out=out,
+        variants=tuple(variants),
+        seeds=tuple(seeds),
+        data=data,
+        folder=folder,
+        references=references,
+        metric=metric,
+        title=title,
+    )
     _check_folder(made)
     return made
 

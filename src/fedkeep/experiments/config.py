@@ -117,9 +117,14 @@ class AdaptConfig(Strict):
             else EarlyStopping(**self.early_stopping.model_dump())
         )
         return replace(
-            phase, optimizer=self.optimizer.build(), epochs=self.epochs, steps=None, batch_size=self.batch_size,
-            clip_norm=self.clip_norm, early_stopping=stop,
-        )  # fmt: skip
+            phase,
+            optimizer=self.optimizer.build(),
+            epochs=self.epochs,
+            steps=None,
+            batch_size=self.batch_size,
+            clip_norm=self.clip_norm,
+            early_stopping=stop,
+        )
 
 
 class MethodConfig(Open):

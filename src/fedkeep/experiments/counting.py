@@ -119,8 +119,10 @@ def _judged(data: FederatedData, task: Task, decay: float, rows: Array) -> dict[
         return {"own/loss": loss, "own/score": np.log(mine[:, 1]) - np.log(mine[:, 0])}
     likeliest = mine.argmax(1)
     return {
-        "own/loss": loss, "own/score": (likeliest == true).astype(np.uint8), "own/class": likeliest.astype(np.int32)
-    }  # fmt: skip
+        "own/loss": loss,
+        "own/score": (likeliest == true).astype(np.uint8),
+        "own/class": likeliest.astype(np.int32),
+    }
 
 
 def _popular(item: Array, label: Array, train: Array, rows: Array) -> dict[str, Array]:

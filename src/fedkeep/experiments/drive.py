@@ -43,9 +43,13 @@ from fedkeep.privacy import Ledger
 
 SHARED, ADAPTED = "test/shared", "test/adapted"
 HEADLINE = {
-    "multiclass": "accuracy", "binary": "auc", "regression": "rmse", "ranking": "ndcg10", "tokens": "accuracy",
+    "multiclass": "accuracy",
+    "binary": "auc",
+    "regression": "rmse",
+    "ranking": "ndcg10",
+    "tokens": "accuracy",
     "next_token": "perplexity",
-}  # fmt: skip
+}
 LOWER = ("regression", "next_token")
 """Tasks whose headline is better the lower it is."""
 
@@ -339,10 +343,11 @@ def restored(
     if isinstance(engine, Centralised):
         engine.states = [OptimizerState.from_tensors(under(prefix, tensors)) for prefix in pooled]
     return server.but(
-        params=ordered(under("params/", tensors), server.params), state=ordered(under("state/", tensors), server.state),
+        params=ordered(under("params/", tensors), server.params),
+        state=ordered(under("state/", tensors), server.state),
         links=under("links/", tensors),
         optimizer=OptimizerState.from_tensors(under("optimizer/", tensors)),
-    )  # fmt: skip
+    )
 
 
 def after_round(server: Global, round: int, rounds: int) -> Global:

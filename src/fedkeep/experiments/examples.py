@@ -13,9 +13,13 @@ from fedkeep.engines import Judged
 
 
 def examples_of(
-    round: int, test: Sequence[Judged], valid: Sequence[Judged] = (), roster: Roster | None = None,
-    *, classes: bool = False,
-) -> Examples | None:  # fmt: skip
+    round: int,
+    test: Sequence[Judged],
+    valid: Sequence[Judged] = (),
+    roster: Roster | None = None,
+    *,
+    classes: bool = False,
+) -> Examples | None:
     """Return what was judged, as it is kept; None where the device's policy lets no example's result leave.
 
     Args:

@@ -101,7 +101,21 @@ def load_run(
         server = restored(folder, state, server, Sequential(), 0)
         server = after_round(server, directory.round, int(info["rounds"]))
     return Run(
-        net, method, data, server.params, store, str(info["engine"]), int(info["rounds_per_epoch"]),
-        SomeIds(data.ids, clients), SomeIds(data.ids, held_out), history, directory.round, folder, device,
-        state=server.state, last=server, examples=examples, metrics=config.run.metrics or (),
-    )  # fmt: skip
+        net,
+        method,
+        data,
+        server.params,
+        store,
+        str(info["engine"]),
+        int(info["rounds_per_epoch"]),
+        SomeIds(data.ids, clients),
+        SomeIds(data.ids, held_out),
+        history,
+        directory.round,
+        folder,
+        device,
+        state=server.state,
+        last=server,
+        examples=examples,
+        metrics=config.run.metrics or (),
+    )

@@ -78,9 +78,13 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
             shown = _Columns(model, tasks)
             program = torch.export.export(shown, (few,), dynamic_shapes={"columns": shapes}, strict=False)
             written = torch.onnx.export(
-                program, (few,), input_names=list(few), output_names=[task.name or "output" for task in tasks],
-                dynamo=True, verbose=False,
-            )  # fmt: skip
+                program,
+                (few,),
+                input_names=list(few),
+                output_names=[task.name or "output" for task in tasks],
+                dynamo=True,
+                verbose=False,
+            )
             assert written is not None
             written.save(path)
             session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

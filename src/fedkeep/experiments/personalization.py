@@ -139,9 +139,13 @@ def personalization_curve(
     found: dict[str, dict[str, tuple[float, ...]]] = {way: {} for way in ways}
     phases = tuning_phases(run.method, sorted(run.net.trainable()), protocol) if protocol.ratio else ()
     tuning = Tuning(
-        phases=phases, tests=protocol.steps // protocol.every, every=protocol.every, round=run.round, predicts=ways,
+        phases=phases,
+        tests=protocol.steps // protocol.every,
+        every=protocol.every,
+        round=run.round,
+        predicts=ways,
         split=split,
-    )  # fmt: skip
+    )
     curves = run.local_device().curves(run.orders(chosen), tuning)
     with make_progress(progress, "personalisation", len(chosen)) as bar:
         for number, (name, curve) in enumerate(zip(chosen, curves, strict=True), 1):

@@ -219,9 +219,17 @@ def cold_start(
             name = f"cold_start/{'all' if k is None else k}"
             records += to_records(judged, "adapted", run.round, run.epoch, name, per_client=True)
     return ColdStart(
-        metric, user_metric, tuple(ks), tuple(mean), tuple(std), tuple(pooled), len(chosen), tuple(records),
-        tuple(every), tuple(_frequent(run, task, chosen, k, split) for k in ks),
-    )  # fmt: skip
+        metric,
+        user_metric,
+        tuple(ks),
+        tuple(mean),
+        tuple(std),
+        tuple(pooled),
+        len(chosen),
+        tuple(records),
+        tuple(every),
+        tuple(_frequent(run, task, chosen, k, split) for k in ks),
+    )
 
 
 def _frequent(run: Run, task: Task, clients: SomeIds, k: int | None, split: str) -> float | None:

@@ -24,8 +24,11 @@ from fedkeep.methods import (
 from fedkeep.privacy import Adaptive, DifferentialPrivacy
 
 REDUCTIONS: dict[str, Callable[..., Reduction]] = {
-    "median": Median, "trimmed_mean": TrimmedMean, "krum": Krum, "clipped_mean": ClippedMean,
-}  # fmt: skip
+    "median": Median,
+    "trimmed_mean": TrimmedMean,
+    "krum": Krum,
+    "clipped_mean": ClippedMean,
+}
 
 
 class AuditConfig(Strict):

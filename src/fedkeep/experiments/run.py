@@ -106,9 +106,12 @@ class Run:
     def whole(self) -> Global:
         """All that the server has."""
         return self.last.but(
-            params=self.server, state=self.state, round=self.round, trainable=self.net.trainable(),
+            params=self.server,
+            state=self.state,
+            round=self.round,
+            trainable=self.net.trainable(),
             clients=self.data,
-        )  # fmt: skip
+        )
 
     def evaluate(
         self,

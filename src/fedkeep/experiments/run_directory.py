@@ -294,9 +294,17 @@ class RunDirectory:
         before = {self.last.server, self.last.examples}
         named, found = self._examples(examples)
         last = Commit(
-            run=self.id, round=round, server=name, server_sha256=hashlib.sha256(content).hexdigest(),
-            tensors=layout(state), private=private, extra=extra, **extents, examples=named, examples_sha256=found,
-        )  # fmt: skip
+            run=self.id,
+            round=round,
+            server=name,
+            server_sha256=hashlib.sha256(content).hexdigest(),
+            tensors=layout(state),
+            private=private,
+            extra=extra,
+            **extents,
+            examples=named,
+            examples_sha256=found,
+        )
         write_of_run(self.folder / "commit.json", last.to_bytes())
         self.last = last
         clients.apply()

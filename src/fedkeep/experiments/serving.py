@@ -152,10 +152,16 @@ def _write(run: Run, part: Path, chosen: SomeIds, adapt: bool, config: str) -> N
         content = {n: v for n, v in values.items() if n not in same}
         entries[name] = _tensors(part / "clients" / state_name(name), content)
     info = {
-        "kind": "personalised models", "format": FORMAT, "fedkeep": __version__, "method": run.method.name,
-        "round": run.round, "config": config, "encoding": _encoding(run, config),
-        "shared": _tensors(part / SHARED, shared), "clients": entries,
-    }  # fmt: skip
+        "kind": "personalised models",
+        "format": FORMAT,
+        "fedkeep": __version__,
+        "method": run.method.name,
+        "round": run.round,
+        "config": config,
+        "encoding": _encoding(run, config),
+        "shared": _tensors(part / SHARED, shared),
+        "clients": entries,
+    }
     (part / INFO).write_bytes(sealed_bytes(info))
 
 

@@ -131,12 +131,32 @@ def simulate(
         FedkeepError: with what was wanted, what was got and what to do.
     """
     simulation = Simulation(
-        model, method, data, rounds=rounds, epochs=epochs, cohort=cohort, seed=seed, engine=engine, workers=workers,
-        device=device, sampling=sampling, evaluate_every=evaluate_every, evaluate_shared=evaluate_shared,
-        evaluate_adapted=evaluate_adapted, hold_out=hold_out, on_nonfinite=on_nonfinite, min_clients=min_clients,
-        private=private, privacy=privacy, name=name, config=config, config_text=config_text, trackers=trackers,
-        accelerate=accelerate, metrics=metrics,
-    )  # fmt: skip
+        model,
+        method,
+        data,
+        rounds=rounds,
+        epochs=epochs,
+        cohort=cohort,
+        seed=seed,
+        engine=engine,
+        workers=workers,
+        device=device,
+        sampling=sampling,
+        evaluate_every=evaluate_every,
+        evaluate_shared=evaluate_shared,
+        evaluate_adapted=evaluate_adapted,
+        hold_out=hold_out,
+        on_nonfinite=on_nonfinite,
+        min_clients=min_clients,
+        private=private,
+        privacy=privacy,
+        name=name,
+        config=config,
+        config_text=config_text,
+        trackers=trackers,
+        accelerate=accelerate,
+        metrics=metrics,
+    )
     with removed_if_it_fails(None if out is None else Path(out)) as folder:
         return simulation.run(folder, resume, progress)
 
@@ -145,14 +165,34 @@ class Simulation:
     """The pieces of one simulation, put together and checked before anything is written; the rest is ``simulate``'s."""
 
     def __init__(
-        self, model: nn.Module, method: Method, data: FederatedData, *, rounds: int | None, epochs: float | None,
-        cohort: int, seed: int, engine: str, workers: int | None, device: str | torch.device, sampling: Sampling,
-        evaluate_every: int | None, evaluate_shared: bool, evaluate_adapted: bool, hold_out: float,
-        on_nonfinite: Literal["stop", "skip"], min_clients: int, privacy: DifferentialPrivacy | None, name: str,
-        trackers: Sequence[str | Tracker], accelerate: bool, metrics: Sequence[str] | None = None,
+        self,
+        model: nn.Module,
+        method: Method,
+        data: FederatedData,
+        *,
+        rounds: int | None,
+        epochs: float | None,
+        cohort: int,
+        seed: int,
+        engine: str,
+        workers: int | None,
+        device: str | torch.device,
+        sampling: Sampling,
+        evaluate_every: int | None,
+        evaluate_shared: bool,
+        evaluate_adapted: bool,
+        hold_out: float,
+        on_nonfinite: Literal["stop", "skip"],
+        min_clients: int,
+        privacy: DifferentialPrivacy | None,
+        name: str,
+        trackers: Sequence[str | Tracker],
+        accelerate: bool,
+        metrics: Sequence[str] | None = None,
         private: PrivateStore | None = None,
-        config: Mapping[str, Any] | None = None, config_text: str | None = None,
-    ) -> None:  # fmt: skip
+        config: Mapping[str, Any] | None = None,
+        config_text: str | None = None,
+    ) -> None:
         check_kind("model", model, nn.Module, "a torch.nn.Module")
         check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
         check_kind("data", data, FederatedData, "a data set, e.g. fedkeep.FederatedData.from_columns(...)")
@@ -270,11 +310,25 @@ class Simulation:
             ):
                 warnings.warn(note, stacklevel=3)
             return Run(
-                self.net, self.method, self.data, drive.server.params, store, name, self.sampler.rounds_per_epoch,
-                SomeIds(self.data.ids, self.clients), SomeIds(self.data.ids, self.held_out), history,
-                drive.server.round, out, self.device, reason, drive.server.state, drive.examples, drive.server,
+                self.net,
+                self.method,
+                self.data,
+                drive.server.params,
+                store,
+                name,
+                self.sampler.rounds_per_epoch,
+                SomeIds(self.data.ids, self.clients),
+                SomeIds(self.data.ids, self.held_out),
+                history,
+                drive.server.round,
+                out,
+                self.device,
+                reason,
+                drive.server.state,
+                drive.examples,
+                drive.server,
                 self.metrics,
-            )  # fmt: skip
+            )
         finally:
             self.engine.close()
             if directory is not None:
@@ -295,29 +349,55 @@ class Simulation:
             directory.write_info({**info, "engine": name, "engine_reason": reason})
 
     def _drive(
-        self, store: PrivateStore, server: Global, history: list[Record], best: dict[str, Any],
-        directory: RunDirectory | None, progress: bool | None,
-    ) -> Drive:  # fmt: skip
+        self,
+        store: PrivateStore,
+        server: Global,
+        history: list[Record],
+        best: dict[str, Any],
+        directory: RunDirectory | None,
+        progress: bool | None,
+    ) -> Drive:
         method = resolved(self.method, self.net, self.data, self.device)
         warn_of_the_model(method, self.net, self.data, self.seed, self.device)
         job = Job(
-            method, self.net, self.data, store, self.seed, self.device,
+            method,
+            self.net,
+            self.data,
+            store,
+            self.seed,
+            self.device,
             after_step=lambda part: drive.finished(part),
-        )  # fmt: skip
+        )
         personal = bool(store.default.initial) or self.method.predict is not self.method.predict_shared
         plan = Plan(
-            name=self.name, method=self.method, rounds=self.rounds, sampler=self.sampler, roster=self.data.ids,
-            judged=self.clients.tolist(), tasks=tasks_of(self.data), every=self.every, faults=self.faults,
-            evaluate_shared=self.evaluate_shared, evaluate_adapted=self.evaluate_adapted,
-            trained=self.data.counts("train"), reference="shared" if personal else "own",
-            pooled=self.identity["pooled"], declared=job.declared, progress=progress,
+            name=self.name,
+            method=self.method,
+            rounds=self.rounds,
+            sampler=self.sampler,
+            roster=self.data.ids,
+            judged=self.clients.tolist(),
+            tasks=tasks_of(self.data),
+            every=self.every,
+            faults=self.faults,
+            evaluate_shared=self.evaluate_shared,
+            evaluate_adapted=self.evaluate_adapted,
+            trained=self.data.counts("train"),
+            reference="shared" if personal else "own",
+            pooled=self.identity["pooled"],
+            declared=job.declared,
+            progress=progress,
             metrics=self.metrics,
-        )  # fmt: skip
+        )
         drive = Drive(
-            plan=plan, server=server, device=LocalDevice(job, self.engine, leaves="examples"), history=history,
-            best=best, examples=None if directory is None else directory.examples(), directory=directory,
+            plan=plan,
+            server=server,
+            device=LocalDevice(job, self.engine, leaves="examples"),
+            history=history,
+            best=best,
+            examples=None if directory is None else directory.examples(),
+            directory=directory,
             state=lambda: pooled_state(self.engine),
-        )  # fmt: skip
+        )
         return drive
 
     def _directory(self, out: Path, resume: bool) -> RunDirectory:

@@ -186,9 +186,12 @@ class _Bars(_Lines):
 
         super().__init__(count)
         self.rich = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
             console=Console(stderr=True),
-        )  # fmt: skip
+        )
         self.bars: dict[tuple[str, str], Any] = {}
         self.all = self.rich.add_task("all", total=count)
         self.rich.start()

@@ -127,9 +127,15 @@ def _try(config: Config, model: nn.Module, method: Method, data: FederatedData) 
         warnings.simplefilter("ignore", UserWarning)  # fedkeep's own: the run itself says them again
         try:
             simulate(
-                model, method, few, rounds=1, cohort=max(1, len(trains)), engine=engine, progress=False,
+                model,
+                method,
+                few,
+                rounds=1,
+                cohort=max(1, len(trains)),
+                engine=engine,
+                progress=False,
                 accelerate=False,
-            )  # fmt: skip
+            )
         except NonFiniteError:
             return
 
@@ -141,9 +147,10 @@ def _with_layers(config: Config, model: nn.Module) -> tuple[Config, str]:
     }
     names = [name for name, _ in model.named_parameters()]
     wanted = {
-        option: part for option, part in usual.items()
+        option: part
+        for option, part in usual.items()
         if option not in config.method.options and not any(n.startswith(part[:-1]) for n in names)
-    }  # fmt: skip
+    }
     if not wanted:
         return config, ""
     layers = [

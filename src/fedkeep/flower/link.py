@@ -42,9 +42,11 @@ class Link:
         settings = to_toml({"superlink": {"default": "local", "local": connection}})
         (home / "config.toml").write_text(settings, encoding="utf-8")
         self.environment = {
-            **environment(home / "bin"), "FLWR_HOME": str(home), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll),
+            **environment(home / "bin"),
+            "FLWR_HOME": str(home),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll),
             "PYTHONUNBUFFERED": "1",
-        }  # fmt: skip
+        }
         self.processes = Processes(self.folder / "logs", self.environment)
 
     @property
@@ -106,19 +108,35 @@ class Link:
 
     def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(program("flwr")), *words], env=self.processes.environment, capture_output=True, text=True,
-            stdin=subprocess.DEVNULL, cwd=self.folder, check=False,
-        )  # fmt: skip
+            [str(program("flwr")), *words],
+            env=self.processes.environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            cwd=self.folder,
+            check=False,
+        )
 
 
 def command(keys: Path, host: str, port: int, database: Path) -> list[str]:
     """Return the command that starts a link with TLS, which nodes join by their keys."""
     return [
-        str(program("flower-superlink")), "--host", host, "--port", str(port),
-        "--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "link.pem"),
-        "--ssl-keyfile", str(keys / "link.key"), "--enable-supernode-auth",
-        "--database", str(database), "--disable-runtime-dependency-installation",
-    ]  # fmt: skip
+        str(program("flower-superlink")),
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--ssl-ca-certfile",
+        str(keys / "ca.pem"),
+        "--ssl-certfile",
+        str(keys / "link.pem"),
+        "--ssl-keyfile",
+        str(keys / "link.key"),
+        "--enable-supernode-auth",
+        "--database",
+        str(database),
+        "--disable-runtime-dependency-installation",
+    ]
 
 
 def environment(commands: Path) -> dict[str, str]:

@@ -100,11 +100,14 @@ class Local:
             "seed": self.seed,
             "device": device,
             "link": {
-                "address": link, "certificate": str((keys / "ca.pem").resolve()), "port": free_port(),
-                "key": str((keys / f"{name}.key").resolve()), "trusted": [str((keys / "signer.pub").resolve())],
+                "address": link,
+                "certificate": str((keys / "ca.pem").resolve()),
+                "port": free_port(),
+                "key": str((keys / f"{name}.key").resolve()),
+                "trusted": [str((keys / "signer.pub").resolve())],
             },
             "data": dict(self.data),
-        }  # fmt: skip
+        }
         (home / "node.toml").write_text(to_toml(table), encoding="utf-8")
         return SuperNode.read(home / "node.toml", home / "flower")
 
@@ -248,9 +251,13 @@ def local_of(folder: Path, text: str, data_folder: Path | None, nodes: int, port
     config = parse_config(text)
     ids = [str(client) for client in build_source(config.data, config.seed, data_folder).ids]
     return Local(
-        folder=folder.resolve(), config_text=text, data=located_data(config, data_folder),
-        clients=share_out(ids, nodes), seed=config.seed, port=port,
-    )  # fmt: skip
+        folder=folder.resolve(),
+        config_text=text,
+        data=located_data(config, data_folder),
+        clients=share_out(ids, nodes),
+        seed=config.seed,
+        port=port,
+    )
 
 
 def located_data(config: Config, folder: Path | None) -> dict[str, Any]:

@@ -50,9 +50,13 @@ class Processes:
         """Start a command; its output goes to its log, and it ends if this process dies."""
         with open(self.logs / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
-                [sys.executable, str(WATCH), "--with-parent", *map(str, command)], stdin=subprocess.PIPE, stdout=log,
-                stderr=log, env={**self.environment, **environment}, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, str(WATCH), "--with-parent", *map(str, command)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**self.environment, **environment},
+                start_new_session=True,
+            )
 
     def await_text(self, name: str, wanted: str, patience: float) -> None:
         """Wait until a text stands in a log.

@@ -71,15 +71,22 @@ def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | N
     }
     project = {
         "project": {
-            "name": project_name(name or folder.name), "version": "1.0.0", "license": "Apache-2.0",
-            "description": "Personalised federated learning with fedkeep.", "dependencies": [],
+            "name": project_name(name or folder.name),
+            "version": "1.0.0",
+            "license": "Apache-2.0",
+            "description": "Personalised federated learning with fedkeep.",
+            "dependencies": [],
         },
-        "tool": {"flwr": {"app": {
-            "publisher": "fedkeep",
-            "components": {"serverapp": SERVER_APP, "clientapp": CLIENT_APP},
-            "config": settings,
-        }}},
-    }  # fmt: skip
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedkeep",
+                    "components": {"serverapp": SERVER_APP, "clientapp": CLIENT_APP},
+                    "config": settings,
+                }
+            }
+        },
+    }
     ignored = [place.relative_to(folder).as_posix() for place in places if place.is_relative_to(folder)]
     write_whole(folder / ".gitignore", "".join(f"/{place}/\n" for place in ignored).encode())
     write_whole(folder / CONFIG, config_text.encode())

@@ -58,13 +58,25 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         )
     sent = sent_of(config)
     return Federation(
-        name=config.name, text=sent, build=lambda encoding: experiment(sent, encoding), encode=encode,
-        summarise=asdict(build_rules(config)), clients=clients, rounds=run.rounds,
-        epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling=run.sampling,
-        evaluate_every=run.evaluate_every, evaluate_shared=run.evaluate_shared, on_nonfinite=run.on_nonfinite,
-        privacy=None if config.privacy is None else config.privacy.build(), policy=policy,
-        config=config.model_dump(mode="json"), trackers=run.trackers,
-    )  # fmt: skip
+        name=config.name,
+        text=sent,
+        build=lambda encoding: experiment(sent, encoding),
+        encode=encode,
+        summarise=asdict(build_rules(config)),
+        clients=clients,
+        rounds=run.rounds,
+        epochs=run.epochs,
+        cohort=run.cohort,
+        seed=config.seed,
+        sampling=run.sampling,
+        evaluate_every=run.evaluate_every,
+        evaluate_shared=run.evaluate_shared,
+        on_nonfinite=run.on_nonfinite,
+        privacy=None if config.privacy is None else config.privacy.build(),
+        policy=policy,
+        config=config.model_dump(mode="json"),
+        trackers=run.trackers,
+    )
 
 
 def sent_of(config: Config) -> str:

@@ -94,6 +94,11 @@ def _serve(grid: Grid, settings: Settings) -> None:
     LOG.setLevel(logging.INFO)
     LOG.handlers = [Told()]
     serve_run(
-        federation, GridTransport(grid, limit=settings.limit or LIMIT), settings.run, patience=settings.patience,
-        keep_rounds=settings.keep_rounds, judge_only=settings.judge_only, poll=POLL,
-    )  # fmt: skip
+        federation,
+        GridTransport(grid, limit=settings.limit or LIMIT),
+        settings.run,
+        patience=settings.patience,
+        keep_rounds=settings.keep_rounds,
+        judge_only=settings.judge_only,
+        poll=POLL,
+    )

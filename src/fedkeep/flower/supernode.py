@@ -103,11 +103,18 @@ class SuperNode:
     def command(self) -> list[str]:
         """Return the command that starts the node."""
         return [
-            str(program("flower-supernode")), "--superlink", self.link.address,
-            "--root-certificates", str(self._beside(self.link.certificate)),
-            "--auth-supernode-private-key", str(self._beside(self.link.key)),
-            "--port", str(self.link.port), "--node-config", f"{NODE_CONFIG}='{self.config}'",
-        ]  # fmt: skip
+            str(program("flower-supernode")),
+            "--superlink",
+            self.link.address,
+            "--root-certificates",
+            str(self._beside(self.link.certificate)),
+            "--auth-supernode-private-key",
+            str(self._beside(self.link.key)),
+            "--port",
+            str(self.link.port),
+            "--node-config",
+            f"{NODE_CONFIG}='{self.config}'",
+        ]
 
     def environment(self) -> dict[str, str]:
         """Return the environment that the command needs, and write the commands that stand before Flower's own.
@@ -123,8 +130,10 @@ class SuperNode:
         ours = {
             "PATH": search_path(commands),
             guard.TRUSTED: listed(map(self._beside, self.link.trusted)),
-            "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-        }  # fmt: skip
+            "FLWR_HOME": str(self.home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
         guard.install(commands)
         return {**os.environ, **ours}
 

@@ -107,10 +107,15 @@ class Watch:
 
     def _once(self) -> tuple[int, str]:
         process = self.process = subprocess.Popen(
-            self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", process_group=0 if GROUPS else None,
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0 if GROUPS else None,
             preexec_fn=None if LIBC is None else functools.partial(end_with, os.getpid()),
-        )  # fmt: skip
+        )
         if self.ended.is_set():  # since it was asked last
             signal_all(process, signal.SIGTERM)
         said: list[str] = []

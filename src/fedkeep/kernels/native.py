@@ -62,8 +62,12 @@ VALUES = (
     "mean",
 )
 _FIELDS = {
-    "recurrent": RECURRENT, "convolution": CONVOLUTION, "linear": LINEAR, "rows": ROWS, "values": VALUES
-}  # fmt: skip
+    "recurrent": RECURRENT,
+    "convolution": CONVOLUTION,
+    "linear": LINEAR,
+    "rows": ROWS,
+    "values": VALUES,
+}
 _DOUBLES = ("weight", "held_weight")
 _WORDS = {
     kernel: struct.Struct("=" + "".join("d" if kernel == "values" and f in _DOUBLES else "q" for f in fields))

@@ -86,10 +86,30 @@ def _takes(values: Tensor) -> bool:
 
 
 def _call(
-    phase: int, values: Tensor, place: int, held: int = 0, total: int = 0, fresh: bool = False, weight: float = 0.0,
+    phase: int,
+    values: Tensor,
+    place: int,
+    held: int = 0,
+    total: int = 0,
+    fresh: bool = False,
+    weight: float = 0.0,
     share: float = 0.0,
-) -> int:  # fmt: skip
-    return native.call("values", False, (
-        phase, torch.get_num_threads(), native.load().level, values.dtype == torch.float64, values.numel(),
-        place, held, total, fresh, weight, share, place if phase == MEAN else 0,
-    ))  # fmt: skip
+) -> int:
+    return native.call(
+        "values",
+        False,
+        (
+            phase,
+            torch.get_num_threads(),
+            native.load().level,
+            values.dtype == torch.float64,
+            values.numel(),
+            place,
+            held,
+            total,
+            fresh,
+            weight,
+            share,
+            place if phase == MEAN else 0,
+        ),
+    )

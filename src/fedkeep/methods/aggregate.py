@@ -315,9 +315,13 @@ class Sums:
             else:
                 means[name] = mean(total, share, start.dtype)
         return Reduced(
-            changes={n: v for n, v in means.items() if not n.startswith(SERVER)}, state=under(SERVER, means),
-            rows=rows, tables={n: self.start[n] for n in rows}, weight=self.weight, count=self.count,
-        )  # fmt: skip
+            changes={n: v for n, v in means.items() if not n.startswith(SERVER)},
+            state=under(SERVER, means),
+            rows=rows,
+            tables={n: self.start[n] for n in rows},
+            weight=self.weight,
+            count=self.count,
+        )
 
     def _share(self, name: str, total: Tensor, rows: Tensor | None) -> Tensor | float:
         if name not in self._held:
@@ -359,6 +363,8 @@ class SumsByGroup(Sums):
         found = {k: sums.mean() for k, sums in sorted(self.by_group.items()) if sums.weight > 0}
         state = {f"{k}/{n}": v for k, each in found.items() if k for n, v in each.params.items()}
         return replace(
-            found.get(0, Reduced(changes={})), state=state, weight=sum(each.weight for each in found.values()),
+            found.get(0, Reduced(changes={})),
+            state=state,
+            weight=sum(each.weight for each in found.values()),
             count=sum(each.count for each in found.values()),
-        )  # fmt: skip
+        )

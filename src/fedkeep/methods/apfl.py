@@ -134,7 +134,11 @@ def apfl(
         optimizer = replace(optimizer, bounds=((SHARE, (0.0, 1.0)), *optimizer.bounds))
     phase = local.but(loss=local.loss + own, optimizer=optimizer)
     return Method(
-        name="apfl", split=Split((*COPY.private, SHARE)) if adaptive else COPY, client=Client(phases=(phase,)),
-        server=server, adapt=private_part(phase.but(loss=own)), predict=PredictMixture(alpha=share),
+        name="apfl",
+        split=Split((*COPY.private, SHARE)) if adaptive else COPY,
+        client=Client(phases=(phase,)),
+        server=server,
+        adapt=private_part(phase.but(loss=own)),
+        predict=PredictMixture(alpha=share),
         extend=AddShare(alpha=float(alpha)) if adaptive else with_copy,
-    )  # fmt: skip
+    )

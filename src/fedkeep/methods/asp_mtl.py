@@ -179,6 +179,12 @@ def asp_mtl(
     loss = AdversarialLoss(loss=local.loss, adversarial=float(adversarial), difference=float(difference))
     phase = local.but(loss=loss)
     return Method(
-        name="asp_mtl", split=PRIVATE, client=Client(phases=(phase,), pools="clients"), server=server,
-        adapt=private_part(phase), predict=predict_task, predict_shared=None, extend=AddTask(tasks=tasks),
-    )  # fmt: skip
+        name="asp_mtl",
+        split=PRIVATE,
+        client=Client(phases=(phase,), pools="clients"),
+        server=server,
+        adapt=private_part(phase),
+        predict=predict_task,
+        predict_shared=None,
+        extend=AddTask(tasks=tasks),
+    )

@@ -35,12 +35,19 @@ def ditto(
     """
     shared = local.but(trains="federated")
     own = local.but(
-        loss=PulledCopy(term=local.loss + Proximal(mu=float(lam))), trains="private",
-        optimizer=own_optimizer or local.optimizer, examples="all",
-    )  # fmt: skip
+        loss=PulledCopy(term=local.loss + Proximal(mu=float(lam))),
+        trains="private",
+        optimizer=own_optimizer or local.optimizer,
+        examples="all",
+    )
     if own_epochs is not None:
         own = own.but(epochs=own_epochs)
     return Method(
-        name="ditto", split=COPY, client=Client(phases=(shared, own)), server=server,
-        adapt=Adapt(phases=(own.but(epochs=10),)), predict=predict_copy, extend=with_copy,
-    )  # fmt: skip
+        name="ditto",
+        split=COPY,
+        client=Client(phases=(shared, own)),
+        server=server,
+        adapt=Adapt(phases=(own.but(epochs=10),)),
+        predict=predict_copy,
+        extend=with_copy,
+    )

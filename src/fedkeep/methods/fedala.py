@@ -160,6 +160,10 @@ def fedala(
     start = LearnWeights(phase=learn, most=most_passes, tolerance=float(tolerance))
     client = Client(phases=(local.but(trains="federated"),), state=no_model, start=start, finish=keep_model)
     return Method(
-        name="fedala", split=Split((f"{MIX}*",)), client=client, server=server, predict=predict_mixture,
+        name="fedala",
+        split=Split((f"{MIX}*",)),
+        client=client,
+        server=server,
+        predict=predict_mixture,
         extend=AddWeights(layers=names),
-    )  # fmt: skip
+    )

@@ -164,10 +164,18 @@ def fedamp(alpha: float = 1.0, sigma: float = 1.0, *, lam: float = 1.0, local: P
     mixture = Mixture(alpha=float(alpha), sigma=float(sigma))
     own = local.but(loss=PulledCopy(term=local.loss + Proximal(mu=float(lam / alpha))), trains="private")
     return Method(
-        name="fedamp", split=COPY, client=Client(phases=(own,), finish=publish_parameters),
+        name="fedamp",
+        split=COPY,
+        client=Client(phases=(own,), finish=publish_parameters),
         server=Server(
-            state=first_models, send=mixture, reduce=KeepEach(mixture=mixture), update=keep_models, synchronous=True
+            state=first_models,
+            send=mixture,
+            reduce=KeepEach(mixture=mixture),
+            update=keep_models,
+            synchronous=True,
         ),
-        adapt=Adapt(phases=(own.but(epochs=10, examples="all"),)), predict=predict_copy, predict_shared=None,
+        adapt=Adapt(phases=(own.but(epochs=10, examples="all"),)),
+        predict=predict_copy,
+        predict_shared=None,
         extend=with_copy,
-    )  # fmt: skip
+    )

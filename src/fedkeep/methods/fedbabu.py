@@ -39,6 +39,9 @@ def fedbabu(
     check_choice("tunes", tunes, ("all", "head"))
     own = Split("*" if tunes == "all" else private)
     return Method(
-        name="fedbabu", split=Split(frozen=private), client=Client(phases=(local,)), server=server,
+        name="fedbabu",
+        split=Split(frozen=private),
+        client=Client(phases=(local,)),
+        server=server,
         adapt=private_part(local).but(split=own),
-    )  # fmt: skip
+    )

@@ -191,10 +191,17 @@ def fedcp(
     """
     phase = local.but(loss=SeparatedLoss(lam=float(lam), loss=local.loss))
     return Method(
-        name="fedcp", split=PRIVATE, server=server,
+        name="fedcp",
+        split=PRIVATE,
+        server=server,
         client=Client(
-            phases=(phase,), state=FirstCondition(classifier), start=TakeCondition(classifier), finish=publish_half
+            phases=(phase,),
+            state=FirstCondition(classifier),
+            start=TakeCondition(classifier),
+            finish=publish_half,
         ),
-        adapt=private_part(phase), predict=PredictSeparated(classifier),
-        predict_shared=PredictSeparated(classifier, alone=True), extend=AddPolicy(classifier=classifier),
-    )  # fmt: skip
+        adapt=private_part(phase),
+        predict=PredictSeparated(classifier),
+        predict_shared=PredictSeparated(classifier, alone=True),
+        extend=AddPolicy(classifier=classifier),
+    )

@@ -160,8 +160,12 @@ def feddbe(
     phase = local.but(loss=NearMean(kappa=float(kappa), loss=local.loss))
     moving = server.but(state=no_mean, update=AgreeOnce(step=server.update), synchronous=True)
     return Method(
-        name="feddbe", split=Split((BIAS,)), server=moving, adapt=private_part(phase),
+        name="feddbe",
+        split=Split((BIAS,)),
+        server=moving,
+        adapt=private_part(phase),
         client=Client(phases=(phase,), start=begin_mean, finish=send_mean_once),
-        predict=predict_with_bias, predict_shared=predict_with_bias,
+        predict=predict_with_bias,
+        predict_shared=predict_with_bias,
         extend=AddMemory(momentum=float(momentum), classifier=classifier),
-    )  # fmt: skip
+    )

@@ -84,7 +84,7 @@ def feddyn(alpha: float = 0.1, *, local: Phase = Phase(), server: Server = avera
 
     Raises:
         MethodError: α is not positive, or the server weights clients.
-    """  # fmt: skip
+    """
     check_positive(alpha=alpha)
     check_uniform("feddyn", server)
     loss = local.loss + Proximal(mu=float(alpha)) + Linear()

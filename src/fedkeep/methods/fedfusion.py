@@ -190,9 +190,13 @@ def fedfusion(
     usual = averaging(sgd(1.0) if operator == "conv" else sgd(1.0, rates={"fusion.gamma": 0.1}))
     phase = local.but(loss=FusionLoss(local.loss, persistent_local, train_received))
     method = Method(
-        name="fedfusion", client=Client(phases=(phase,)), server=server or usual, predict=fused_with_itself,
-        predict_shared=fused_with_itself, extend=AddFusion(operator, persistent_local, gamma=gamma),
-    )  # fmt: skip
+        name="fedfusion",
+        client=Client(phases=(phase,)),
+        server=server or usual,
+        predict=fused_with_itself,
+        predict_shared=fused_with_itself,
+        extend=AddFusion(operator, persistent_local, gamma=gamma),
+    )
     if not persistent_local:
         return method
     start = start_as_received if reset_local else None

@@ -214,11 +214,15 @@ def fedpac(
     near = NearPrototypes(lam=float(lam), loss=local.loss, label=label)
     body = local.but(loss=WithHeadStill(classifier=classifier, loss=near))
     return Method(
-        name="fedpac", predict_shared=None,
+        name="fedpac",
+        predict_shared=None,
         client=Client(phases=(head, body), sends=NoStatistics(classifier), finish=Statistics(label)),
         server=server.but(
-            state=FirstHeads(classifier), send=own_head, reduce=GatherHeads(mean=server.reduce),
-            update=CombineHeads(step=server.update), synchronous=True,
+            state=FirstHeads(classifier),
+            send=own_head,
+            reduce=GatherHeads(mean=server.reduce),
+            update=CombineHeads(step=server.update),
+            synchronous=True,
         ),
         adapt=Adapt(phases=(head.but(epochs=10, examples="all"),), split=Split((f"{classifier}.*",))),
-    )  # fmt: skip
+    )

@@ -21,6 +21,10 @@ def fedper(private: Patterns = "head.*", *, local: Phase = Phase(), server: Serv
     With no private pattern its rounds are FedAvg's. A new client's head is fitted on the frozen base.
     """
     return Method(
-        name="fedper", split=Split(private), client=Client(phases=(local,)), server=server, adapt=private_part(local),
+        name="fedper",
+        split=Split(private),
+        client=Client(phases=(local,)),
+        server=server,
+        adapt=private_part(local),
         predict_shared=None,
-    )  # fmt: skip
+    )

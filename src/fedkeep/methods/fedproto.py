@@ -139,10 +139,17 @@ def fedproto(
     check_choice("predict", predict, ("prototype", "head"))
     phase = local.but(loss=NearPrototypes(lam=float(lam), loss=local.loss, label=label))
     server = Server(
-        state=NoPrototypes(classifier), reduce=WeightedMean(by="uniform"), update=new_prototypes, synchronous=True
-    )  # fmt: skip
+        state=NoPrototypes(classifier),
+        reduce=WeightedMean(by="uniform"),
+        update=new_prototypes,
+        synchronous=True,
+    )
     return Method(
-        name="fedproto", split=Split(("*",)), server=server, adapt=private_part(phase), predict_shared=None,
+        name="fedproto",
+        split=Split(("*",)),
+        server=server,
+        adapt=private_part(phase),
+        predict_shared=None,
         client=Client(phases=(phase,), sends=NoSums(classifier), finish=SumFeatures(label)),
         predict=predict_nearest if predict == "prototype" else forward,
-    )  # fmt: skip
+    )

@@ -44,11 +44,16 @@ def fedrecon(
     """
     query = local.but(trains="federated", examples="query" if halves else "opted_in")
     support = local.but(
-        trains="private", optimizer=reconstruction_optimizer, steps=reconstruction_steps,
+        trains="private",
+        optimizer=reconstruction_optimizer,
+        steps=reconstruction_steps,
         examples="support" if halves else "opted_in",
-    )  # fmt: skip
+    )
     return Method(
-        name="fedrecon", split=Split(private),
-        client=Client(phases=(support, query), keep=Init(value=private_init, every_round=True)), server=server,
-        adapt=Adapt(phases=(support.but(examples="all"),)), predict_shared=None,
-    )  # fmt: skip
+        name="fedrecon",
+        split=Split(private),
+        client=Client(phases=(support, query), keep=Init(value=private_init, every_round=True)),
+        server=server,
+        adapt=Adapt(phases=(support.but(examples="all"),)),
+        predict_shared=None,
+    )

@@ -37,6 +37,10 @@ def fedrep(
     body = local.but(trains="federated")
     head = local.but(trains="private", optimizer=head_optimizer or local.optimizer, epochs=head_epochs)
     return Method(
-        name="fedrep", split=Split(private), client=Client(phases=(head, body)), server=server,
-        adapt=Adapt(phases=(head.but(examples="all"),)), predict_shared=None,
-    )  # fmt: skip
+        name="fedrep",
+        split=Split(private),
+        client=Client(phases=(head, body)),
+        server=server,
+        adapt=Adapt(phases=(head.but(examples="all"),)),
+        predict_shared=None,
+    )

@@ -106,8 +106,11 @@ def fedrod(
     """
     phase = local.but(loss=TwoHeads(loss=local.loss))
     return Method(
-        name="fedrod", split=PRIVATE, server=server,
+        name="fedrod",
+        split=PRIVATE,
+        server=server,
         client=Client(phases=(phase,), state=NoCounts(classifier=classifier), start=Count(label=label)),
-        adapt=private_part(phase), predict=predict_both,
+        adapt=private_part(phase),
+        predict=predict_both,
         extend=TwoBranches(copies=(classifier,), projections=False, classifier=classifier),
-    )  # fmt: skip
+    )

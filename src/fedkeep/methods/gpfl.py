@@ -133,8 +133,12 @@ def gpfl(
     """
     phase = local.but(loss=GenericAndPersonal(lam=float(lam), loss=local.loss, label=label))
     return Method(
-        name="gpfl", split=Split((f"{classifier}.*",)), server=server,
+        name="gpfl",
+        split=Split((f"{classifier}.*",)),
+        server=server,
         client=Client(phases=(phase,), state=NoCounts(classifier=classifier), start=Count(label=label)),
-        adapt=private_part(phase), predict=predict_personal, predict_shared=predict_personal,
+        adapt=private_part(phase),
+        predict=predict_personal,
+        predict_shared=predict_personal,
         extend=AddValve(classifier=classifier),
-    )  # fmt: skip
+    )

@@ -140,10 +140,16 @@ def ifca(
             f"Use server=averaging(sgd(rate))."
         )
     client = Client(
-        phases=(local,), state=first_pick, sends=first_pick, start=Nearest(clusters=clusters), finish=change_of_pick
-    )  # fmt: skip
+        phases=(local,),
+        state=first_pick,
+        sends=first_pick,
+        start=Nearest(clusters=clusters),
+        finish=change_of_pick,
+    )
     keeping = Server(
-        state=OtherModels(clusters=clusters, spread=float(spread), seed=seed), update=MoveEach(step=step),
-        reduce=MeanByGroup(group=CLUSTER, groups=clusters, mean=mean), synchronous=True,
-    )  # fmt: skip
+        state=OtherModels(clusters=clusters, spread=float(spread), seed=seed),
+        update=MoveEach(step=step),
+        reduce=MeanByGroup(group=CLUSTER, groups=clusters, mean=mean),
+        synchronous=True,
+    )
     return Method(name="ifca", client=client, server=keeping, predict=predict_with_pick, predict_shared=None)

@@ -231,15 +231,26 @@ def kteps(
     copies = ARCHITECTURES[architecture] if isinstance(architecture, str) else tuple(architecture)
     branches = TwoBranches(copies, projections)
     loss = BranchLoss(
-        branches=branches, loss=local.loss, diversity=float(diversity), transfer=float(transfer),
-        temperature=float(temperature), student_temperature=float(student_temperature),
-        widths=MIXTURE if kernel == "mixture" else SINGLE, share=float(share),
-        unit="median" if kernel == "median" else "mean", normalised=normalised,
-    )  # fmt: skip
+        branches=branches,
+        loss=local.loss,
+        diversity=float(diversity),
+        transfer=float(transfer),
+        temperature=float(temperature),
+        student_temperature=float(student_temperature),
+        widths=MIXTURE if kernel == "mixture" else SINGLE,
+        share=float(share),
+        unit="median" if kernel == "median" else "mean",
+        normalised=normalised,
+    )
     phase = local.but(loss=loss)
     return Method(
-        name="kteps", split=PRIVATE, client=Client(phases=(phase,), tables=tables), server=server,
-        adapt=private_part(phase), predict=PredictBranches(branches=branches, how=predict),
-        predict_shared=PredictBranches(branches=branches, how="s"), extend=branches,
+        name="kteps",
+        split=PRIVATE,
+        client=Client(phases=(phase,), tables=tables),
+        server=server,
+        adapt=private_part(phase),
+        predict=PredictBranches(branches=branches, how=predict),
+        predict_shared=PredictBranches(branches=branches, how="s"),
+        extend=branches,
         upload=(GaussianNoise(float(noise)),) if noise else (),
-    )  # fmt: skip
+    )

@@ -80,9 +80,11 @@ class KeptUploads:
         uploads = self.counted()
         found = {name: self._reduced(name, start, uploads) for name, start in self.start.items()}
         return Reduced(
-            changes={n: v for n, v in found.items() if not n.startswith(SERVER)}, state=under(SERVER, found),
-            weight=float(len(uploads)), count=len(uploads),
-        )  # fmt: skip
+            changes={n: v for n, v in found.items() if not n.startswith(SERVER)},
+            state=under(SERVER, found),
+            weight=float(len(uploads)),
+            count=len(uploads),
+        )
 
     def counted(self) -> list[Upload]:
         """Return the uploads that count, in the order of ids; UploadError: there is none."""

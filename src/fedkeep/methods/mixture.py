@@ -109,12 +109,18 @@ def mixture(
     if mu:
         shared = shared.but(loss=shared.loss + Proximal(mu=float(mu)))
     own = local.but(
-        loss=OnOutput(output="local_logits", term=local.loss), trains=(f"{LOCAL}*",), examples="all",
-        optimizer=local_optimizer or local.optimizer, epochs=local_epochs, early_stopping=early_stopping,
-    )  # fmt: skip
+        loss=OnOutput(output="local_logits", term=local.loss),
+        trains=(f"{LOCAL}*",),
+        examples="all",
+        optimizer=local_optimizer or local.optimizer,
+        epochs=local_epochs,
+        early_stopping=early_stopping,
+    )
     trained: dict[str, str | tuple[str, ...]] = {
-        "local_copy": "all", "frozen": "private", "gate_only": (f"{GATE}*",),
-    }  # fmt: skip
+        "local_copy": "all",
+        "frozen": "private",
+        "gate_only": (f"{GATE}*",),
+    }
     proper = mix == "probability"
     mixed = local.loss if proper else OnOutput(output="log_mixture", term=as_likelihood(local.loss))
     joint = own.but(
@@ -124,11 +130,17 @@ def mixture(
         epochs=mixture_epochs,
     )
     adapt = Adapt(
-        phases=(own, joint), split=Split("*") if tune_global == "local_copy" else None,
+        phases=(own, joint),
+        split=Split("*") if tune_global == "local_copy" else None,
         start=local_from_global if local_init == "finetuned" else None,
-    )  # fmt: skip
+    )
     return Method(
-        name="mixture", split=OWN, client=Client(phases=(shared,)), server=server, adapt=adapt,
+        name="mixture",
+        split=OWN,
+        client=Client(phases=(shared,)),
+        server=server,
+        adapt=adapt,
         predict=forward if proper else PredictOutput(output="log_mixture"),
-        predict_shared=PredictOutput(output="global_logits"), extend=is_mixture,
-    )  # fmt: skip
+        predict_shared=PredictOutput(output="global_logits"),
+        extend=is_mixture,
+    )

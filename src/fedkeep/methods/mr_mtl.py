@@ -35,6 +35,11 @@ def mr_mtl(lam: float = 0.1, *, local: Phase = Phase(), server: Server = Server(
     """
     own = local.but(loss=PulledCopy(term=local.loss + Proximal(mu=float(lam))), trains="private")
     return Method(
-        name="mr_mtl", split=COPY, client=Client(phases=(own,), finish=publish_own), server=server,
-        adapt=Adapt(phases=(own.but(epochs=10, examples="all"),)), predict=predict_copy, extend=with_copy,
-    )  # fmt: skip
+        name="mr_mtl",
+        split=COPY,
+        client=Client(phases=(own,), finish=publish_own),
+        server=server,
+        adapt=Adapt(phases=(own.but(epochs=10, examples="all"),)),
+        predict=predict_copy,
+        extend=with_copy,
+    )

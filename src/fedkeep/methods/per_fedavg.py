@@ -37,9 +37,15 @@ from fedkeep.split import Split
 
 Order = Literal["first", "exact", "free"]
 NORMS = {
-    torch.layer_norm, torch.native_layer_norm, functional.layer_norm, torch.batch_norm, torch.native_batch_norm,
-    functional.batch_norm, torch.instance_norm, functional.instance_norm,
-}  # fmt: skip
+    torch.layer_norm,
+    torch.native_layer_norm,
+    functional.layer_norm,
+    torch.batch_norm,
+    torch.native_batch_norm,
+    functional.batch_norm,
+    torch.instance_norm,
+    functional.instance_norm,
+}
 Value = Callable[[Params, Batch], Tensor]
 
 
@@ -155,6 +161,8 @@ def per_fedavg(
     meta = AfterOneStep(rate=float(rate), loss=local.loss, order=order, delta=float(delta))
     step = local.but(optimizer=sgd(float(rate)), steps=1, examples="all")
     return Method(
-        name="per_fedavg", client=Client(phases=(local.but(loss=meta),)), server=server,
+        name="per_fedavg",
+        client=Client(phases=(local.but(loss=meta),)),
+        server=server,
         adapt=Adapt(phases=(step,), split=Split("*")),
-    )  # fmt: skip
+    )

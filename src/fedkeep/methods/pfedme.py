@@ -83,6 +83,11 @@ def pfedme(
     outer = local.but(loss=apart, trains="federated")
     inner = local.but(loss=OnCopy(term=local.loss) + apart, trains="private", optimizer=own_optimizer)
     return Method(
-        name="pfedme", split=COPY, client=Client(phases=(inner, outer), turns=(steps, 1)), server=server,
-        adapt=Adapt(phases=(inner.but(epochs=10, examples="all"),)), predict=predict_copy, extend=with_copy,
-    )  # fmt: skip
+        name="pfedme",
+        split=COPY,
+        client=Client(phases=(inner, outer), turns=(steps, 1)),
+        server=server,
+        adapt=Adapt(phases=(inner.but(epochs=10, examples="all"),)),
+        predict=predict_copy,
+        extend=with_copy,
+    )

@@ -108,6 +108,11 @@ def pfl_da(*, general: float = 0.0, local: Phase = Phase(), server: Server = Ser
     """
     phase = local.but(loss=MixtureLoss(loss=local.loss, general=general))
     return Method(
-        name="pfl_da", split=Split((f"{PREFIX}*", "gate.*")), client=Client(phases=(phase,)), server=server,
-        adapt=private_part(phase), predict=mixed_log_probabilities, extend=AddGate(),
-    )  # fmt: skip
+        name="pfl_da",
+        split=Split((f"{PREFIX}*", "gate.*")),
+        client=Client(phases=(phase,)),
+        server=server,
+        adapt=private_part(phase),
+        predict=mixed_log_probabilities,
+        extend=AddGate(),
+    )

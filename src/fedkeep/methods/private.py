@@ -107,9 +107,11 @@ class NoisyMean(RunningMean):
             )
             state[INSIDE] = centred / rule.cohort + 0.5
         return Reduced(
-            changes={n: v for n, v in found.items() if not n.startswith(SERVER)}, state=state, weight=rule.cohort,
+            changes={n: v for n, v in found.items() if not n.startswith(SERVER)},
+            state=state,
+            weight=rule.cohort,
             count=round(rule.cohort),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +159,15 @@ def without_bound(server: Global) -> Global:
 
 
 def bounded_mean(
-    method: Method, heaviest: float | None, *, wants: str, heaviest_name: str, other: str, rows: str, shares: str
-) -> WeightedMean:  # fmt: skip
+    method: Method,
+    heaviest: float | None,
+    *,
+    wants: str,
+    heaviest_name: str,
+    other: str,
+    rows: str,
+    shares: str,
+) -> WeightedMean:
     """Return a method's reduction if it is a sum over clients in which each weighs at most 1.
 
     Args:
@@ -212,11 +221,14 @@ def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort:
         MethodError: a change of one client would reach others by another way than the sum of clipped changes.
     """
     mean = bounded_mean(
-        method, privacy.heaviest, wants="Differential privacy wants", heaviest_name="privacy.heaviest",
+        method,
+        privacy.heaviest,
+        wants="Differential privacy wants",
+        heaviest_name="privacy.heaviest",
         other="which is no plain sum over clients, so what one client changes is not bounded by clipping",
         rows="and who does is private",
         shares="so each client's number reaches the others' private values, and from there their uploads",
-    )  # fmt: skip
+    )
     if why := why_unfit(method.server.update, "noise"):
         raise MethodError(f"{method.name!r} bears no noise: {why}. Take another method.")
     if privacy.heaviest is not None and mean.by == "uniform":

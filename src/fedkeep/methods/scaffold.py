@@ -82,8 +82,10 @@ def scaffold(*, local: Phase = Phase(), server: Server = averaging(by="uniform")
         )
     check_uniform("scaffold", server)
     client = Client(
-        phases=(local.but(loss=local.loss + Correction()),), state=zeros_like_trainable,
-        sends=zeros_like_trainable, finish=new_control,
-    )  # fmt: skip
+        phases=(local.but(loss=local.loss + Correction()),),
+        state=zeros_like_trainable,
+        sends=zeros_like_trainable,
+        finish=new_control,
+    )
     moving = server.but(state=zeros_on_server, update=MoveControl(step=server.update), synchronous=True)
     return Method(name="scaffold", client=client, server=moving)

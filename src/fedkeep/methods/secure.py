@@ -137,9 +137,11 @@ class Vectors:
             values = torch.from_numpy(total[place : place + start.numel()] / weight).reshape(start.shape)
             found[name], place = values.to(start), place + start.numel()
         return Reduced(
-            changes={n: v for n, v in found.items() if not n.startswith(SERVER)}, state=under(SERVER, found),
-            weight=weight * (self.rule.heaviest or 1.0), count=count,
-        )  # fmt: skip
+            changes={n: v for n, v in found.items() if not n.startswith(SERVER)},
+            state=under(SERVER, found),
+            weight=weight * (self.rule.heaviest or 1.0),
+            count=count,
+        )
 
 
 class Undivided:
@@ -218,10 +220,14 @@ def securely(method: Method, sums: SecureSums) -> Method:
         MethodError: the method looks at single uploads.
     """
     mean = bounded_mean(
-        method, sums.heaviest, wants="Secure sums want", heaviest_name="heaviest",
-        other="which looks at single uploads, and secure sums show none", rows="which secure sums hide",
+        method,
+        sums.heaviest,
+        wants="Secure sums want",
+        heaviest_name="heaviest",
+        other="which looks at single uploads, and secure sums show none",
+        rows="which secure sums hide",
         shares="which the server tells it and secure sums hide",
-    )  # fmt: skip
+    )
     kinds = [type(link) for link in method.upload]
     alone = next((k for k in kinds if k.decode is not Link.decode or k.update is not Link.update), None)
     if alone is not None:

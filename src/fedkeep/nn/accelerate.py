@@ -15,8 +15,11 @@ from fedkeep.core.net import is_compiled
 from fedkeep.nn.swapped import FastGRU, FastLinear, FastLSTM, FastSequential, hooked, pools
 
 KINDS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.LSTM: FastLSTM, nn.GRU: FastGRU, nn.Linear: FastLinear, nn.Sequential: FastSequential,
-}  # fmt: skip
+    nn.LSTM: FastLSTM,
+    nn.GRU: FastGRU,
+    nn.Linear: FastLinear,
+    nn.Sequential: FastSequential,
+}
 HIDDEN = {nn.LSTM: 256, nn.GRU: 512}
 """Hidden units up to which the recurrent kernels are the faster ones."""
 WEIGHTS = 1 << 18

@@ -180,10 +180,18 @@ def save_adapter(
             written[PREFIX + layer + dot + leaf] = values[parameter]
             others.add(layer)
     config = {
-        "peft_type": "LORA", "task_type": None, "base_model_name_or_path": None, "inference_mode": True,
-        "r": rank, "lora_alpha": scale * rank, "lora_dropout": dropout, "target_modules": sorted(layers),
-        "modules_to_save": sorted(others) or None, "bias": "none", "fan_in_fan_out": turn,
-    }  # fmt: skip
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "lora_dropout": dropout,
+        "target_modules": sorted(layers),
+        "modules_to_save": sorted(others) or None,
+        "bias": "none",
+        "fan_in_fan_out": turn,
+    }
     Path(folder).mkdir(parents=True, exist_ok=True)
     write_tensors(Path(folder) / WEIGHTS, {n: v.detach().contiguous() for n, v in written.items()})
     write_whole(Path(folder) / CONFIG, json.dumps(config, indent=2).encode())

@@ -173,8 +173,12 @@ def _channels_last(
     """Shape and strides of a tensor (B, channels, high, wide) with the channels together in memory."""
     size = channels * high * wide
     return (*front, images, channels, high, wide), (
-        *(images * size for _ in front), size, 1, wide * channels, channels,
-    )  # fmt: skip
+        *(images * size for _ in front),
+        size,
+        1,
+        wide * channels,
+        channels,
+    )
 
 
 _plan = lru_cache(maxsize=256)(Plan)
@@ -208,11 +212,29 @@ class _Passes(Operation):
         (weight, weight_stride), (bias, bias_stride) = per_client(weight, cohort), per_client(bias, cohort)
         x = x.resolve_neg()  # a conjugate's imaginary part holds the numbers as they were, and a note
         output, kept = _results(weight, plan, keep)
-        native.call("convolution", False, (
-            torch.get_num_threads(), native.load().level, *plan.head, x.dtype == torch.uint8,
-            x.data_ptr(), *plan.five(x.stride()), weight.data_ptr(), bias.data_ptr(), weight_stride, bias_stride,
-            output.data_ptr(), *plan.five_of_output(output.stride()), kept.data_ptr(), *_NOTHING, *_NOTHING, 0, 0,
-        ))  # fmt: skip
+        native.call(
+            "convolution",
+            False,
+            (
+                torch.get_num_threads(),
+                native.load().level,
+                *plan.head,
+                x.dtype == torch.uint8,
+                x.data_ptr(),
+                *plan.five(x.stride()),
+                weight.data_ptr(),
+                bias.data_ptr(),
+                weight_stride,
+                bias_stride,
+                output.data_ptr(),
+                *plan.five_of_output(output.stride()),
+                kept.data_ptr(),
+                *_NOTHING,
+                *_NOTHING,
+                0,
+                0,
+            ),
+        )
         return [output, kept]
 
     def backward(
@@ -224,11 +246,28 @@ class _Passes(Operation):
         kept = kept.contiguous()
         found = self.empty_gradients((weight, bias, x), how, cohort, input_grad)
         images = (found[2].data_ptr(), *plan.five(plan.images[1])) if input_grad else _NOTHING
-        native.call("convolution", True, (
-            torch.get_num_threads(), native.load().level, *plan.head, False,
-            *_NOTHING, weight.data_ptr(), 0, weight_stride, 0, *_NOTHING, kept.data_ptr(),
-            grad.data_ptr(), *plan.five_of_output(grad.stride()), *images, found[0].data_ptr(), found[1].data_ptr(),
-        ))  # fmt: skip
+        native.call(
+            "convolution",
+            True,
+            (
+                torch.get_num_threads(),
+                native.load().level,
+                *plan.head,
+                False,
+                *_NOTHING,
+                weight.data_ptr(),
+                0,
+                weight_stride,
+                0,
+                *_NOTHING,
+                kept.data_ptr(),
+                grad.data_ptr(),
+                *plan.five_of_output(grad.stride()),
+                *images,
+                found[0].data_ptr(),
+                found[1].data_ptr(),
+            ),
+        )
         return found
 
     def empty(self, tensors: Tensors, how: How, cohort: bool) -> list[Tensor]:

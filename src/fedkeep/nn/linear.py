@@ -100,10 +100,25 @@ class _Passes(Operation):
         x, x_stride, row_stride = _rows(x, cohort)
         (weight, weight_stride), (bias, bias_stride) = per_client(weight, cohort), per_client(bias, cohort)
         found = self.empty((weight, bias, x), how, cohort)
-        native.call("linear", False, (
-            *_head(x, weight, how), x.data_ptr(), x_stride, row_stride, weight.data_ptr(), bias.data_ptr(),
-            weight_stride, bias_stride, found[0].data_ptr(), 0, 0, 0, 0,
-        ))  # fmt: skip
+        native.call(
+            "linear",
+            False,
+            (
+                *_head(x, weight, how),
+                x.data_ptr(),
+                x_stride,
+                row_stride,
+                weight.data_ptr(),
+                bias.data_ptr(),
+                weight_stride,
+                bias_stride,
+                found[0].data_ptr(),
+                0,
+                0,
+                0,
+                0,
+            ),
+        )
         return found
 
     def backward(
@@ -115,11 +130,25 @@ class _Passes(Operation):
         weight, weight_stride = per_client(weight, cohort)
         grad, output = grads[0].contiguous(), kept.contiguous()
         found = self.empty_gradients((weight, bias, x), how, cohort, input_grad)
-        native.call("linear", True, (
-            *_head(x, weight, how), x.data_ptr(), x_stride, row_stride, weight.data_ptr(), 0, weight_stride, 0,
-            output.data_ptr(), grad.data_ptr(), found[2].data_ptr() if input_grad else 0, found[0].data_ptr(),
-            found[1].data_ptr(),
-        ))  # fmt: skip
+        native.call(
+            "linear",
+            True,
+            (
+                *_head(x, weight, how),
+                x.data_ptr(),
+                x_stride,
+                row_stride,
+                weight.data_ptr(),
+                0,
+                weight_stride,
+                0,
+                output.data_ptr(),
+                grad.data_ptr(),
+                found[2].data_ptr() if input_grad else 0,
+                found[0].data_ptr(),
+                found[1].data_ptr(),
+            ),
+        )
         return found
 
     def empty(self, tensors: Tensors, how: How, cohort: bool) -> list[Tensor]:

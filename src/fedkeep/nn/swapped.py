@@ -202,9 +202,13 @@ def _zeros(hx: Any, layer: nn.RNNBase, x: Tensor) -> bool:
     if not isinstance(hx, tuple) or len(hx) != (1 if isinstance(layer, nn.GRU) else 2) or functorch_active():
         return False
     return all(
-        isinstance(h, Tensor) and h.shape == shape and h.dtype == x.dtype and not h.requires_grad and not h.any()
+        isinstance(h, Tensor)
+        and h.shape == shape
+        and h.dtype == x.dtype
+        and not h.requires_grad
+        and not h.any()
         for h in hx
-    )  # fmt: skip
+    )
 
 
 def _packed(output: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequence:

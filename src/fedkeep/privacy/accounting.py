@@ -77,8 +77,13 @@ def epsilon(releases: Mapping[Release, int], delta: float, accountant: Accountan
 
 
 def rounds_within(
-    budget: float, release: Release, spent: Mapping[Release, int], delta: float, accountant: Accountant, most: int
-) -> int:  # fmt: skip
+    budget: float,
+    release: Release,
+    spent: Mapping[Release, int],
+    delta: float,
+    accountant: Accountant,
+    most: int,
+) -> int:
     """Return how many more rounds of a kind fit in a budget, at most ``most``."""
 
     def fits(count: int) -> bool:

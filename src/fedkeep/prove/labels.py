@@ -216,9 +216,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else 0
         )
         for place in range(wide) if rule.rows else (None,):
-            mine = parents if place is None else tuple(
-                dict.fromkeys(before[id(t)] for v in given.values() for t in tensors(at(v, place, wide)))
-            )  # fmt: skip
+            mine = (
+                parents
+                if place is None
+                else tuple(
+                    dict.fromkeys(before[id(t)] for v in given.values() for t in tensors(at(v, place, wide)))
+                )
+            )
             node = made(what, mine, random)
             for argument in rule.written:
                 for tensor in tensors(at(given.get(argument), place, wide)):

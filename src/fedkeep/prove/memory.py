@@ -7,9 +7,14 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 SHARE = {
-    "numpy", "data_ptr", "untyped_storage", "_to_dlpack", "to_dlpack", "_to_dlpack_versioned",
+    "numpy",
+    "data_ptr",
+    "untyped_storage",
+    "_to_dlpack",
+    "to_dlpack",
+    "_to_dlpack_versioned",
     "_to_dlpack_unversioned",
-}  # fmt: skip
+}
 """Functions that hand out a tensor's memory, not a copy of it."""
 
 

@@ -35,9 +35,14 @@ PACKED = (
 
 
 def prove(
-    model: nn.Module, method: Method, data: FederatedData, *, seed: int = 0, allow: Sequence[str] = PROTOCOL,
+    model: nn.Module,
+    method: Method,
+    data: FederatedData,
+    *,
+    seed: int = 0,
+    allow: Sequence[str] = PROTOCOL,
     name: str = "",
-) -> Proof:  # fmt: skip
+) -> Proof:
     """Follow what must stay through a client's round, and say by which ways it reaches what leaves.
 
     Args:
@@ -77,11 +82,15 @@ def prove(
     if any("_pack_padded_sequence" in step for one in items if one.verdict == "unknown" for step in one.path):
         notes.append(PACKED)
     return Proof(
-        name=name or method.name, items=items,
-        claims=(*claims, last), notes=tuple(notes),
-        rounds=sum(len(judge.made.taken) for judge in judges) // len(some), clients=len(some),
-        storages=sum(judge.tracer.storages for judge in judges), seconds=time.perf_counter() - began,
-    )  # fmt: skip
+        name=name or method.name,
+        items=items,
+        claims=(*claims, last),
+        notes=tuple(notes),
+        rounds=sum(len(judge.made.taken) for judge in judges) // len(some),
+        clients=len(some),
+        storages=sum(judge.tracer.storages for judge in judges),
+        seconds=time.perf_counter() - began,
+    )
 
 
 def _cut(method: Method, data: FederatedData) -> Method:
@@ -90,9 +99,10 @@ def _cut(method: Method, data: FederatedData) -> Method:
     size = next((b for b in BATCHES if all(c % b != 1 for c in counts)), max(np.max(counts), 1))
     phases = tuple(
         p.but(
-            epochs=min(p.epochs, PASSES), steps=None if p.steps is None else min(p.steps, 4 * PASSES),
+            epochs=min(p.epochs, PASSES),
+            steps=None if p.steps is None else min(p.steps, 4 * PASSES),
             batch_size=min(p.batch_size, int(size)),
         )
         for p in method.client.phases
-    )  # fmt: skip
+    )
     return method.on_client(phases=phases)

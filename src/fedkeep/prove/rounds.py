@@ -275,9 +275,16 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
     handed.__class__ = Handed
     server = first_global(method, net, handed)
     promised = declared(method, net)
-    for value in (*every_tensor(net.module).values(), *net.module.buffers(), *default.initial.values(),
-                  *server.params.values(), *server.state.values(), *server.links.values(), *promised.values(),
-                  *job.declared.values()):  # fmt: skip
+    for value in (
+        *every_tensor(net.module).values(),
+        *net.module.buffers(),
+        *default.initial.values(),
+        *server.params.values(),
+        *server.state.values(),
+        *server.links.values(),
+        *promised.values(),
+        *job.declared.values(),
+    ):
         tracer.put(value, Node("a first value", 0))
     device = LocalDevice(job, engine)
     before: Mapping[Any, int] = {}
@@ -285,9 +292,13 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
         try:
             with tracer:
                 server, _ = run_round(
-                    method, device, server.but(progress=number / MOST_ROUNDS), list(data.ids), promised,
+                    method,
+                    device,
+                    server.but(progress=number / MOST_ROUNDS),
+                    list(data.ids),
+                    promised,
                     Faults(broken="skip", malformed="skip", minimum=0),
-                )  # fmt: skip
+                )
         except (FedkeepError, RuntimeError) as error:
             if isinstance(error, FedkeepError) and not engine.taken:
                 raise  # they do not fit each other
@@ -336,6 +347,7 @@ def _elsewhere(made: Rounds, secret: int) -> list[Node]:
         )
         kept |= {v.untyped_storage()._cdata for v in noted}
     return [
-        node for place, (ref, node) in made.tracer._nodes.items()
+        node
+        for place, (ref, node) in made.tracer._nodes.items()
         if node.labels & secret and not ref.expired() and place not in kept  # type: ignore[no-untyped-call]
-    ]  # fmt: skip
+    ]

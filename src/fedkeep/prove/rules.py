@@ -37,24 +37,41 @@ OF_SHAPES = {
 ROWS = re.compile(r"_foreach_|_fused_(sgd|adam|adamw|adagrad)_?$")
 """Operations on lists: what is at one place of the result is made of what is at that place of each list."""
 HIDDEN = {
-    "native_batch_norm": ("running_mean", "running_var"), "cudnn_batch_norm": ("running_mean", "running_var"),
-    "miopen_batch_norm": ("running_mean", "running_var"), "instance_norm": ("running_mean", "running_var"),
+    "native_batch_norm": ("running_mean", "running_var"),
+    "cudnn_batch_norm": ("running_mean", "running_var"),
+    "miopen_batch_norm": ("running_mean", "running_var"),
+    "instance_norm": ("running_mean", "running_var"),
     "batch_norm_update_stats": ("running_mean", "running_var"),
     "batch_norm_gather_stats": ("running_mean", "running_var"),
     "batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
-}  # fmt: skip
+}
 """Arguments that are written though the operation's schema does not say so."""
 TELL = {
-    "_nested_tensor_from_mask", "_nested_from_padded", "_nested_view_from_buffer", "_nested_view_from_buffer_copy",
-    "poisson", "binomial", "_standard_gamma", "_sample_dirichlet",
-    "rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional",
-}  # fmt: skip
+    "_nested_tensor_from_mask",
+    "_nested_from_padded",
+    "_nested_view_from_buffer",
+    "_nested_view_from_buffer_copy",
+    "poisson",
+    "binomial",
+    "_standard_gamma",
+    "_sample_dirichlet",
+    "rrelu_with_noise",
+    "rrelu_with_noise_",
+    "rrelu_with_noise_functional",
+}
 """Operations without a tag that tell of values: by the sizes of a nested tensor, or by how often they draw, which all
 that is drawn later depends on."""
 SPARSE = {
-    "_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "_sparse_compressed_tensor_unsafe",
-    "sparse_compressed_tensor", "detach", "alias", "t", "transpose", "clone",
-}  # fmt: skip
+    "_sparse_coo_tensor_with_dims_and_tensors",
+    "_sparse_coo_tensor_unsafe",
+    "_sparse_compressed_tensor_unsafe",
+    "sparse_compressed_tensor",
+    "detach",
+    "alias",
+    "t",
+    "transpose",
+    "clone",
+}
 """Operations whose sparse results have as many entries as what they are given; of others the number tells of values."""
 
 TABLES = "fedkeep.engines.tables"
@@ -63,10 +80,25 @@ ROW_NUMBERS = {"index_select": "index", "index_copy_": "index", "index_fill_": "
 READERS = {"tensor_split", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu"}
 """Functions that read whole numbers of their second argument unseen, for the shapes of their results."""
 CROSSINGS = {
-    "numpy", "tolist", "data_ptr", "untyped_storage", "_to_dlpack", "to_dlpack", "_to_dlpack_versioned",
-    "_to_dlpack_unversioned", "apply_", "map_", "map2_", "set_state", "register_hook", "register_prehook",
-    "start_new_thread", "start_joinable_thread", "fork", "fork_exec",
-}  # fmt: skip
+    "numpy",
+    "tolist",
+    "data_ptr",
+    "untyped_storage",
+    "_to_dlpack",
+    "to_dlpack",
+    "_to_dlpack_versioned",
+    "_to_dlpack_unversioned",
+    "apply_",
+    "map_",
+    "map2_",
+    "set_state",
+    "register_hook",
+    "register_prehook",
+    "start_new_thread",
+    "start_joinable_thread",
+    "fork",
+    "fork_exec",
+}
 """Functions by which values leave tensors unseen, or something begins that is not seen."""
 
 OWN_NODES = (operation.Eager, operation.Transformed, operation.Gradient)
@@ -115,10 +147,12 @@ def rule_of(func: OpOverload) -> Rule:
     numbers = any("Tensor" not in str(r.type) for r in schema.returns) and name not in OF_SHAPES
     known = func.namespace in ("aten", "fedkeep")
     return Rule(
-        shapes=bool(SHAPES.match(name)), rows=bool(ROWS.match(name)), written=frozenset(written),
+        shapes=bool(SHAPES.match(name)),
+        rows=bool(ROWS.match(name)),
+        written=frozenset(written),
         tells=numbers or name in TELL or (bool(tags & {*func.tags}) and name != "index"),
         unknown="" if known else f"the operation {schema.name} has no rule",
-    )  # fmt: skip
+    )
 
 
 def foreign(node: Any) -> bool:

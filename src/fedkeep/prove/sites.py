@@ -75,9 +75,10 @@ PASSES = (
 )
 """Modules that take addresses for kernels with a rule (``rules.WRITES``)."""
 PASSED_ON = {
-    (f"{_ENGINES}.client", "mean_loss"), (f"{_ENGINES}.client", "begin.<locals>.<lambda>"),
+    (f"{_ENGINES}.client", "mean_loss"),
+    (f"{_ENGINES}.client", "begin.<locals>.<lambda>"),
     (f"{_ENGINES}.rehearsal", "Writes.__torch_dispatch__"),
-}  # fmt: skip
+}
 """Functions that read a number for a hook, or stand beneath a model that does: it goes to the hook or the model."""
 
 

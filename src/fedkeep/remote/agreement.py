@@ -57,10 +57,13 @@ def agreement(
     method = job.method
     made = made_of_all(method.client.phases, method.split, job.net, job.data) | {*before.get("opted_out", ())}
     return {
-        "hello": message.hello.model_dump(), "fingerprint": dict(parts), "encoding": parts["encoding"],
-        "encoded": message.encoding, "accept": describe(method.client.accept),
+        "hello": message.hello.model_dump(),
+        "fingerprint": dict(parts),
+        "encoding": parts["encoding"],
+        "encoded": message.encoding,
+        "accept": describe(method.client.accept),
         "opted_out": sorted(made),
-    }  # fmt: skip
+    }
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -44,9 +44,13 @@ class Buffered:
     """
 
     def __init__(
-        self, method: Method, fleet: Fleet, draw: Callable[[int], Sequence[str]], concurrency: int,
+        self,
+        method: Method,
+        fleet: Fleet,
+        draw: Callable[[int], Sequence[str]],
+        concurrency: int,
         population: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_buffered(method)
         self.fleet, self.concurrency, self.population = fleet, concurrency, population
         self._under_way: dict[str, _UnderWay] = {}

@@ -92,9 +92,14 @@ class Older:
             if entry.version or client in before
         }
         return cls(
-            run=directory.id, round=directory.round, versions=versions, clients=list(roster.ids),
-            encoding=info["encoding"], charged=charged, values=values,
-        )  # fmt: skip
+            run=directory.id,
+            round=directory.round,
+            versions=versions,
+            clients=list(roster.ids),
+            encoding=info["encoding"],
+            charged=charged,
+            values=values,
+        )
 
     def plain(self) -> dict[str, Any]:
         """Return what the new run's ``run.json`` says of it."""

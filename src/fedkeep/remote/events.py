@@ -75,9 +75,14 @@ class Events:
         """Note an event."""
         when = datetime.datetime.fromtimestamp(self.today(), datetime.UTC).isoformat(timespec="milliseconds")
         event = Event(
-            time=when, seconds=round(self.now() - self._began, 3), round=self.round, kind=kind, text=text, node=node,
+            time=when,
+            seconds=round(self.now() - self._began, 3),
+            round=self.round,
+            kind=kind,
+            text=text,
+            node=node,
             client=client,
-        )  # fmt: skip
+        )
         if self._keeps:
             self.said.append(event)
         self._write([event])

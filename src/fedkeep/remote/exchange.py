@@ -194,9 +194,14 @@ class Exchange:
     def _packet(self, orders: Mapping[str, ClientOrder]) -> Packet:
         rules = self.rules
         work = Work(
-            run=rules.run, fingerprint=rules.fingerprint, encoding=rules.encoding, round=self.round,
-            attempt=self.attempt, orders=tuple(orders.values()), leaves=rules.leaves,
-        )  # fmt: skip
+            run=rules.run,
+            fingerprint=rules.fingerprint,
+            encoding=rules.encoding,
+            round=self.round,
+            attempt=self.attempt,
+            orders=tuple(orders.values()),
+            leaves=rules.leaves,
+        )
         return work_packet(work)
 
     def _hear(self, sent: _Sent, packet: Packet | None, reason: str) -> None:

@@ -163,9 +163,15 @@ class Fleet:
         round, deadline = next(iter(orders.values())).order.round, self.policy.deadline
         self.events.round = round
         return Exchange(
-            self.rules, self.nodes, self.events, round, self._next_attempt(), orders,
-            None if deadline is None else self.nodes.transport.now() + deadline, enough,
-        )  # fmt: skip
+            self.rules,
+            self.nodes,
+            self.events,
+            round,
+            self._next_attempt(),
+            orders,
+            None if deadline is None else self.nodes.transport.now() + deadline,
+            enough,
+        )
 
     def _with_judging(self, orders: Sequence[Order]) -> dict[str, ClientOrder]:
         """Return a round's orders to train, and those to judge that were announced; one for each client.
@@ -190,11 +196,15 @@ class Fleet:
         entries = self.ledger.entries([order.client for order, _, _ in wanted])
         return {
             order.client: ClientOrder(
-                order=order, version=entries[order.client].version, attempt=entries[order.client].attempt,
-                share=entries[order.client].share, train=train, judge=_judgings(asked),
+                order=order,
+                version=entries[order.client].version,
+                attempt=entries[order.client].attempt,
+                share=entries[order.client].share,
+                train=train,
+                judge=_judgings(asked),
             )
             for order, train, asked in wanted
-        }  # fmt: skip
+        }
 
     def _heard(self, exchange: Exchange) -> None:
         begun = (client for client in exchange.heard if exchange.orders[client].begins)

@@ -104,7 +104,7 @@ class Refused(Header):
 
     ``busy``: an earlier message is still being served there; this one, said again later, may be. ``failed``: the method
     or the model failed on it.
-    """  # fmt: skip
+    """
 
     kind: Literal["refused"] = "refused"
     run: str

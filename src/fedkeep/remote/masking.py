@@ -267,9 +267,13 @@ def _to_plain(one: _Sum) -> dict[str, Any]:
     secrets = None if one.secrets is None else one.secrets.to_plain()
     loss = one.loss.hex()  # JSON has no NaN
     return {
-        "cohort": one.cohort, "secrets": secrets, "answered": list(one.answered.items()), "made": one.made,
-        "weight": one.weight, "loss": loss,
-    }  # fmt: skip
+        "cohort": one.cohort,
+        "secrets": secrets,
+        "answered": list(one.answered.items()),
+        "made": one.made,
+        "weight": one.weight,
+        "loss": loss,
+    }
 
 
 def _from_plain(plain: Mapping[str, Any], vector: torch.Tensor | None) -> _Sum:

@@ -275,17 +275,26 @@ class Node:
             Default(first_kept(method, net), method.client.keep.value, hello.seed, net.buffers()), data.ids
         )
         job = Job(
-            resolved(method, net, data, self.terms.compute), net, data, held, hello.seed, self.terms.compute,
+            resolved(method, net, data, self.terms.compute),
+            net,
+            data,
+            held,
+            hello.seed,
+            self.terms.compute,
             entropy="run" if hello.simulated_noise else "system",
-        )  # fmt: skip
+        )
         return Running(hello, parts, job, held, method.split.halves(module).federated(initial), list(faults))
 
     def _create(self, path: Path, message: Encode, running: Running, agreed: Mapping[str, Any]) -> None:
         """Make the run's file; with ``continue_from`` clients begin it with what they kept of that run."""
         default, old = running.held.default, message.hello.continue_from
         about = About(
-            owner=self.terms.owner, run=message.run, columns=columns_of(default.initial), agreed=agreed, began_from=old
-        )  # fmt: skip
+            owner=self.terms.owner,
+            run=message.run,
+            columns=columns_of(default.initial),
+            agreed=agreed,
+            began_from=old,
+        )
         wanted, here = {}, set(self.clients)
         for client, v in message.versions.items():
             if client in here:
@@ -306,10 +315,14 @@ class Node:
             rows = (
                 (Version(0, client, 0, 0, 0, 0, accepted=True), packed(form, values, client))
                 for client, values in migrated(
-                    file, wanted, default, encoding=running.parts["encoding"], on_change=self.terms.on_change,
+                    file,
+                    wanted,
+                    default,
+                    encoding=running.parts["encoding"],
+                    on_change=self.terms.on_change,
                     on_missing=self.terms.on_missing,
                 )
-            )  # fmt: skip
+            )
             made = opted_out(file, default, running.parts["encoding"])
             create(path, replace(about, began=list(wanted), opted_out=made), rows)
         finally:
@@ -317,9 +330,14 @@ class Node:
 
     def _open(self, run: str, running: Running) -> DeviceStore:
         return DeviceStore(
-            self.folder, self.terms.owner, run, running.held.default, history=self.terms.history,
-            accept=running.job.method.client.accept, patience=self.terms.patience,
-        )  # fmt: skip
+            self.folder,
+            self.terms.owner,
+            run,
+            running.held.default,
+            history=self.terms.history,
+            accept=running.job.method.client.accept,
+            patience=self.terms.patience,
+        )
 
     @contextmanager
     def _opened(self, run: str, running: Running) -> Iterator[DeviceStore]:
@@ -385,8 +403,15 @@ class Node:
         leaves: Leaves = min(work.leaves, self.terms.leaves, key=LEAVES.index)
         work = replace(work, leaves=leaves)
         answers = serve(
-            work, running.job, running.held, running.store, self.engine, running.received,
-            anew=self.terms.on_missing == "anew", tell=self.tell, masking=running.masking(self.folder),
+            work,
+            running.job,
+            running.held,
+            running.store,
+            self.engine,
+            running.received,
+            anew=self.terms.on_missing == "anew",
+            tell=self.tell,
+            masking=running.masking(self.folder),
             unfit=running.unfit,
-        )  # fmt: skip
+        )
         return answers_packet(answers)

@@ -21,9 +21,18 @@ from fedkeep.core.params import Params
 
 CHECKSUM = 4
 TYPES = (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool, torch.uint8, torch.int8,
-    torch.int16, torch.int32, torch.int64,
-)  # fmt: skip
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
 """What a tensor that travels may be."""
 
 

@@ -62,9 +62,13 @@ def _divided(data: FederatedData, part: NDArray[np.int64]) -> FederatedData:
     counts = np.bincount(client * len(SPLITS) + part, minlength=len(SPLITS) * len(data))
     order = np.lexsort((part, client))  # stable
     return FederatedData(
-        take(data.columns, order), data.offsets, data.ids, bounds_of(counts.reshape(-1, len(SPLITS))), data.meta,
+        take(data.columns, order),
+        data.offsets,
+        data.ids,
+        bounds_of(counts.reshape(-1, len(SPLITS))),
+        data.meta,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def _hashes(data: FederatedData, rows: range) -> list[bytes]:

@@ -166,8 +166,14 @@ class _Serving:
     """The pieces of one run across machines."""
 
     def __init__(
-        self, federation: Federation, transport: Transport, out: Path, patience: float, poll: float, again: float
-    ) -> None:  # fmt: skip
+        self,
+        federation: Federation,
+        transport: Transport,
+        out: Path,
+        patience: float,
+        poll: float,
+        again: float,
+    ) -> None:
         self.federation, self.transport, self.out = federation, transport, out
         self.patience, self.poll, self.again = patience, poll, again
         self.events = Events(transport.now)
@@ -195,10 +201,13 @@ class _Serving:
         self.parts = fingerprint.parts(self.net.module, self.method, self.net.initial(), self.encoding)
         self.nodes.encode(
             Encode(
-                run=str(info["run"]), hello=self.nodes.hello, encoding=dict(self.encoding),
-                fingerprint=dict(self.parts), versions={} if older is None else dict(older.versions),
+                run=str(info["run"]),
+                hello=self.nodes.hello,
+                encoding=dict(self.encoding),
+                fingerprint=dict(self.parts),
+                versions={} if older is None else dict(older.versions),
             )
-        )  # fmt: skip
+        )
         if goes_on:
             self.roster = Roster.from_plain(info["roster"])
         else:
@@ -254,10 +263,15 @@ class _Serving:
         seed = federation.seed if federation.device_seed is None else federation.device_seed
         asked = None if federation.summarise is None or self.older is not None else dict(federation.summarise)
         return Hello(
-            protocol=PROTOCOL, run=run, code=fingerprint.code(), experiment=federation.text, seed=seed,
-            simulated_noise=federation.simulated_noise, summarise=asked,
+            protocol=PROTOCOL,
+            run=run,
+            code=fingerprint.code(),
+            experiment=federation.text,
+            seed=seed,
+            simulated_noise=federation.simulated_noise,
+            summarise=asked,
             continue_from="" if self.older is None else self.older.run,
-        )  # fmt: skip
+        )
 
     def _wait(self, what: str, count: Callable[[], int]) -> None:
         wanted = self.federation.clients
@@ -304,14 +318,21 @@ class _Serving:
         every = federation.evaluate_every
         self.every = self.sampler.rounds_per_epoch if every is None else every
         self.identity = {
-            "seed": federation.seed, "rounds": self.rounds, "cohort": federation.cohort,
-            "sampling": federation.sampling, "pooled": False, "evaluate_every": self.every, "hold_out": 0.0,
-            "on_nonfinite": federation.on_nonfinite, "min_clients": federation.policy.minimum,
+            "seed": federation.seed,
+            "rounds": self.rounds,
+            "cohort": federation.cohort,
+            "sampling": federation.sampling,
+            "pooled": False,
+            "evaluate_every": self.every,
+            "hold_out": 0.0,
+            "on_nonfinite": federation.on_nonfinite,
+            "min_clients": federation.policy.minimum,
             "method": describe(self.method),
             **({"evaluate_shared": True} if federation.evaluate_shared else {}),
             "model": model_identity(self.net.module, self.method, self.net.initial()),
-            "encoding": self.parts["encoding"], "policy": asdict(federation.policy),
-        }  # fmt: skip
+            "encoding": self.parts["encoding"],
+            "policy": asdict(federation.policy),
+        }
 
     def _recover(self, directory: RunDirectory) -> None:
         federation = self.federation
@@ -324,38 +345,68 @@ class _Serving:
         self.budget = ledger_of(self.terms, directory)
         draw_anew(self.sampler, self.budget, directory)
         rules = Rules(
-            run=directory.id, fingerprint=fingerprint.digest(self.parts), encoding=self.parts["encoding"],
-            split=self.method.split, tasks=self.tasks, leaves=federation.leaves, poll=self.poll, again=self.again,
-        )  # fmt: skip
-        self.fleet = fleet_of(self.method, lambda number: self._cohort(number) if number < self.rounds else [])(
-            self.nodes, rules, Ledger(store, self.roster, self.method.client.accept is not newest), federation.policy,
-            cohort=min(federation.cohort, len(self.roster.trains)), events=self.events, attempts=Attempts(directory),
-        )  # fmt: skip
+            run=directory.id,
+            fingerprint=fingerprint.digest(self.parts),
+            encoding=self.parts["encoding"],
+            split=self.method.split,
+            tasks=self.tasks,
+            leaves=federation.leaves,
+            poll=self.poll,
+            again=self.again,
+        )
+        self.fleet = fleet_of(
+            self.method, lambda number: self._cohort(number) if number < self.rounds else []
+        )(
+            self.nodes,
+            rules,
+            Ledger(store, self.roster, self.method.client.accept is not newest),
+            federation.policy,
+            cohort=min(federation.cohort, len(self.roster.trains)),
+            events=self.events,
+            attempts=Attempts(directory),
+        )
 
     def _drive(self, directory: RunDirectory, progress: bool | None) -> Drive:
         federation, method = self.federation, summing(self.method, self.fleet)
         personal = bool(first_kept(method, self.net)) or method.predict is not method.predict_shared
         least = federation.policy.minimum
         faults = Faults(
-            broken=federation.on_nonfinite, malformed=federation.on_malformed, minimum=least,
+            broken=federation.on_nonfinite,
+            malformed=federation.on_malformed,
+            minimum=least,
             tell=self.fleet.tell_fault,
-        )  # fmt: skip
+        )
         plan = Plan(
-            name=federation.name, method=method, rounds=self.rounds, sampler=self.sampler, roster=self.roster.ids,
-            judged=range(len(self.roster)), tasks=self.tasks, every=self.every, faults=faults,
-            evaluate_shared=federation.evaluate_shared, reference="shared" if personal else "own",
-            declared=declared(method, self.net), progress=progress,
-        )  # fmt: skip
+            name=federation.name,
+            method=method,
+            rounds=self.rounds,
+            sampler=self.sampler,
+            roster=self.roster.ids,
+            judged=range(len(self.roster)),
+            tasks=self.tasks,
+            every=self.every,
+            faults=faults,
+            evaluate_shared=federation.evaluate_shared,
+            reference="shared" if personal else "own",
+            declared=declared(method, self.net),
+            progress=progress,
+        )
         train: Any = run_round
         if federation.policy.mode == "buffered":
             train = Buffered(method, self.fleet, self._cohort, self.sampler.cohort, self.sampler.count)
         extra = directory.extra
         pending = self.server if extra.get("pending") == self.server.round and self.server.round else None
         return Drive(
-            plan=plan, server=self.server, device=self.fleet, history=directory.history(),
-            best=dict(extra.get("best", {})), directory=directory, pending=pending, train=train,
+            plan=plan,
+            server=self.server,
+            device=self.fleet,
+            history=directory.history(),
+            best=dict(extra.get("best", {})),
+            directory=directory,
+            pending=pending,
+            train=train,
             ledger=self.budget,
-        )  # fmt: skip
+        )
 
     def _cohort(self, number: int) -> list[str]:
         return [str(self.roster.ids[place]) for place in self.sampler(number)]
@@ -370,18 +421,37 @@ class _Serving:
         size = sum(v.numel() * v.element_size() for v in federated.values())
         counts = {s: sum(c.get(s, 0) for c in self.roster.counts) for s in ("train", "valid", "test")}
         return {
-            "name": federation.name, "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "status": "running", **self._length(), "seed": federation.seed,
-            "initial": initial_hashes(initial, self.net.trainable()), "method": self.method.name,
-            "identity": self.identity, "split_table": self.method.split.table(self.net.module),
+            "name": federation.name,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "status": "running",
+            **self._length(),
+            "seed": federation.seed,
+            "initial": initial_hashes(initial, self.net.trainable()),
+            "method": self.method.name,
+            "identity": self.identity,
+            "split_table": self.method.split.table(self.net.module),
             "environment": environment(),
             "data": {
-                "name": meta.get("name", "data"), "task": kinds_of(self.tasks), "clients": len(self.roster),
-                "held_out": 0, "counts": counts, "fingerprint": {"encoding": self.parts["encoding"]}, "source": None,
+                "name": meta.get("name", "data"),
+                "task": kinds_of(self.tasks),
+                "clients": len(self.roster),
+                "held_out": 0,
+                "counts": counts,
+                "fingerprint": {"encoding": self.parts["encoding"]},
+                "source": None,
             },
-            "engine": "remote", "engine_reason": "clients on other machines", "device": "cpu", "pooled": False,
-            "rounds": self.rounds, "rounds_per_epoch": self.sampler.rounds_per_epoch, "cohort": self.sampler.cohort,
-            "metric": HEADLINE[self.tasks[0].kind], "bytes_down": size, "bytes_up": size,
-            "encoding": self.encoding, "roster": self.roster.plain(), "cohort_seed": self.sampler.seed,
+            "engine": "remote",
+            "engine_reason": "clients on other machines",
+            "device": "cpu",
+            "pooled": False,
+            "rounds": self.rounds,
+            "rounds_per_epoch": self.sampler.rounds_per_epoch,
+            "cohort": self.sampler.cohort,
+            "metric": HEADLINE[self.tasks[0].kind],
+            "bytes_down": size,
+            "bytes_up": size,
+            "encoding": self.encoding,
+            "roster": self.roster.plain(),
+            "cohort_seed": self.sampler.seed,
             **({} if self.older is None else {"began_from": self.older.plain()}),
-        }  # fmt: skip
+        }

@@ -139,11 +139,13 @@ def serve(
         judged = ()
     made = {} if masking is None else _steps(work, training, masking, answers, tell)
     return Answers(
-        run=work.run, round=work.round, attempt=work.attempt, judged=judged, made=made,
-        answers=tuple(
-            answers.get(one.order.client, Answer(client=one.order.client)) for one in work.orders
-        ),
-    )  # fmt: skip
+        run=work.run,
+        round=work.round,
+        attempt=work.attempt,
+        judged=judged,
+        made=made,
+        answers=tuple(answers.get(one.order.client, Answer(client=one.order.client)) for one in work.orders),
+    )
 
 
 def _check_asks(one: ClientOrder, masking: Masking | None) -> None:

@@ -58,9 +58,14 @@ def judged_tensors(split: str, judged: Judged) -> tuple[dict[str, Any], Params]:
         tensors = {name: torch.from_numpy(np.array(getattr(judged.tallies, name))) for name in ROWS}
     task = judged.task
     header = {
-        "split": split, "kind": task.kind, "label": task.label, "name": task.name, "models": list(judged.models),
-        "leaves": judged.leaves, "clients": clients,
-    }  # fmt: skip
+        "split": split,
+        "kind": task.kind,
+        "label": task.label,
+        "name": task.name,
+        "models": list(judged.models),
+        "leaves": judged.leaves,
+        "clients": clients,
+    }
     return header, tensors
 
 
@@ -86,9 +91,12 @@ def read_judged(header: JudgedHeader, tensors: Params) -> Judged:
 def _table(task: Task, models: tuple[Model, ...], clients: Sequence[str], tensors: Params) -> Tallies:
     k, m, p = len(clients), len(models), len(list(combinations(models, 2)))
     shapes = dict.fromkeys(ROWS, (k, m)) | {
-        "people": (k,), "count": (k,), "agreed": (k, p, 2, 2), "difference": (k, p, 2),
+        "people": (k,),
+        "count": (k,),
+        "agreed": (k, p, 2, 2),
+        "difference": (k, p, 2),
         "scores": (k, m, 2, BINS if task.kind == "binary" else 0),
-    }  # fmt: skip
+    }
     if fault := difference_of_names(shapes, tensors):
         raise _refused(fault)
     for name, shape in shapes.items():

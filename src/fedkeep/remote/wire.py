@@ -30,8 +30,11 @@ makes up would tell their number, and of each client its gradient."""
 Step = Literal["keys", "shares", "masked", "revealed"]
 LEAVES: Sequence[Leaves] = get_args(Leaves)  # from the least to the most
 FAULTS: dict[str, type[NonFiniteError | UploadError | LostError]] = {
-    "broken": NonFiniteError, "failed": FailedError, "malformed": UploadError, "lost": LostError
-}  # fmt: skip
+    "broken": NonFiniteError,
+    "failed": FailedError,
+    "malformed": UploadError,
+    "lost": LostError,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,20 +195,32 @@ def work_packet(work: Work) -> Packet:
         asks = [{"step": a.step, "sum": a.sum, "given": dict(a.given)} for a in one.asks]
         orders.append(
             {
-                "client": one.order.client, "group": group, "version": one.version, "attempt": one.attempt,
-                "share": one.share, "progress": one.order.progress, "train": one.train, "judge": judge,
+                "client": one.order.client,
+                "group": group,
+                "version": one.version,
+                "attempt": one.attempt,
+                "share": one.share,
+                "progress": one.order.progress,
+                "train": one.train,
+                "judge": judge,
                 **({"asks": asks} if asks else {}),
             }
-        )  # fmt: skip
+        )
     tensors: Params = {}
     for group, sent in groups.values():
         tensors |= prefixed(f"group/{group}/params/", sent.params) | prefixed(
             f"group/{group}/state/", sent.state
         )
     header = {
-        "kind": "work", "run": work.run, "fingerprint": work.fingerprint, "encoding": work.encoding,
-        "round": work.round, "attempt": work.attempt, "leaves": work.leaves, "orders": orders,
-    }  # fmt: skip
+        "kind": "work",
+        "run": work.run,
+        "fingerprint": work.fingerprint,
+        "encoding": work.encoding,
+        "round": work.round,
+        "attempt": work.attempt,
+        "leaves": work.leaves,
+        "orders": orders,
+    }
     return Packet(header, tensors)
 
 
@@ -230,16 +245,24 @@ def read_work(packet: Packet) -> Work:
     orders = tuple(
         ClientOrder(
             order=Order(round=header.round, client=o.client, sent=sent[o.group], progress=o.progress),
-            version=o.version, attempt=o.attempt, share=o.share, train=o.train,
+            version=o.version,
+            attempt=o.attempt,
+            share=o.share,
+            train=o.train,
             judge=tuple(Judging(split=j.split, models=tuple(j.models)) for j in o.judge),
             asks=tuple(Ask(step=a.step, sum=a.sum, given=a.given) for a in o.asks),
         )
         for o in header.orders
-    )  # fmt: skip
+    )
     return Work(
-        run=header.run, fingerprint=header.fingerprint, encoding=header.encoding, round=header.round,
-        attempt=header.attempt, orders=orders, leaves=header.leaves,
-    )  # fmt: skip
+        run=header.run,
+        fingerprint=header.fingerprint,
+        encoding=header.encoding,
+        round=header.round,
+        attempt=header.attempt,
+        orders=orders,
+        leaves=header.leaves,
+    )
 
 
 def answers_packet(answers: Answers) -> Packet:
@@ -265,9 +288,13 @@ def answers_packet(answers: Answers) -> Packet:
         judged.append(header)
         tensors |= prefixed(f"judged/{number}/", columns)
     header = {
-        "kind": "answers", "run": answers.run, "round": answers.round, "attempt": answers.attempt, "answers": told,
+        "kind": "answers",
+        "run": answers.run,
+        "round": answers.round,
+        "attempt": answers.attempt,
+        "answers": told,
         "judged": judged,
-    }  # fmt: skip
+    }
     return Packet(header, tensors)
 
 
@@ -304,9 +331,13 @@ def read_answers(packet: Packet, split: Split) -> Answers:
         for number, one in enumerate(header.judged)
     )
     return Answers(
-        run=header.run, round=header.round, attempt=header.attempt, answers=tuple(answers), judged=judged,
+        run=header.run,
+        round=header.round,
+        attempt=header.attempt,
+        answers=tuple(answers),
+        judged=judged,
         made={one.client: one.made for one in header.answers if one.made},
-    )  # fmt: skip
+    )
 
 
 def _parted(

@@ -90,8 +90,14 @@ def _cold_start(analysis: Analysis, label: str) -> Iterator[Block]:
         return
     unit = " (%)" if wording.is_fraction(metric) else ""
     y_label = f"{wording.metric_name(metric)}{unit}"
-    axes = Axes("own examples k, to which the private part is fitted", y_label, metric, hover_x="k =", x_names=names,
-                marks=True)  # fmt: skip
+    axes = Axes(
+        "own examples k, to which the private part is fitted",
+        y_label,
+        metric,
+        hover_x="k =",
+        x_names=names,
+        marks=True,
+    )
     title = _titled(analysis, f"{wording.metric_name(metric)} against a new user's own examples", label)
     legend = tuple(Legend(s.label, s.slot) for s in series if s.label)
     drawings = tuple(line_chart(title, series, axes))
@@ -137,8 +143,14 @@ def _time(analysis: Analysis, label: str) -> Iterator[Block]:
     rows = tuple((wording.plain(c), wording.duration(s), wording.duration(s / c)) for c, s in pairs)
     table = Table(("clients in the cohort", "time", "time per client"), rows)
     log = pairs[-1][0] / pairs[0][0] > 20
-    axes = Axes("clients in the cohort", "Time per round", y_format=wording.duration, hover_x="cohort of", log=log,
-                marks=True)  # fmt: skip
+    axes = Axes(
+        "clients in the cohort",
+        "Time per round",
+        y_format=wording.duration,
+        hover_x="cohort of",
+        log=log,
+        marks=True,
+    )
     series = [Series("", tuple(c for c, _ in pairs), tuple(s for _, s in pairs), "0")]
     caption = " ".join(filter(None, (_note(analysis), "Both axes are logarithmic." if log else "")))
     title = _titled(analysis, "Time to combine one round's uploads", label)

@@ -37,9 +37,15 @@ def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
             )
         )
     columns = (
-        "configuration", "down per client and round", "up per client and round", "private, stays with each user",
-        "down, whole run", "up, whole run", "aggregation per round", "time, whole run",
-    )  # fmt: skip
+        "configuration",
+        "down per client and round",
+        "up per client and round",
+        "private, stays with each user",
+        "down, whole run",
+        "up, whole run",
+        "aggregation per round",
+        "time, whole run",
+    )
     note = (
         "1 kB = 1000 bytes. Totals add up what was recorded: bytes of one client times the clients of a round; "
         "refused ones have downloaded too. Bytes per client and round are their mean."

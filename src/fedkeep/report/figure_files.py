@@ -72,9 +72,15 @@ def standalone(root: ElementTree.Element) -> str:
     width, height = _size(root)
     namespace = "http://www.w3.org/2000/svg"
     whole = ElementTree.Element(
-        "svg", {"xmlns": namespace, "width": f"{width:g}", "height": f"{height:g}", "viewBox": root.attrib["viewBox"],
-                "font-family": "Helvetica, Arial, sans-serif"},
-    )  # fmt: skip
+        "svg",
+        {
+            "xmlns": namespace,
+            "width": f"{width:g}",
+            "height": f"{height:g}",
+            "viewBox": root.attrib["viewBox"],
+            "font-family": "Helvetica, Arial, sans-serif",
+        },
+    )
     ElementTree.SubElement(whole, "rect", {"width": "100%", "height": "100%", "fill": "#ffffff"})
     for tag, attributes, text in elements(root):
         ElementTree.SubElement(whole, tag, attributes).text = text or None
@@ -139,18 +145,28 @@ def _artist(tag: str, a: Mapping[str, str], text: str) -> Any:
     if tag == "text":
         sides = {"end": "right", "middle": "center"}
         return texts.Text(
-            number("x"), number("y"), text, color=a["fill"], fontsize=float(a["font-size"]), parse_math=False,
-            fontweight="bold" if "font-weight" in a else "normal", ha=sides.get(a.get("text-anchor", ""), "left"),
-            va="baseline", clip_on=False,
-        )  # fmt: skip
+            number("x"),
+            number("y"),
+            text,
+            color=a["fill"],
+            fontsize=float(a["font-size"]),
+            parse_math=False,
+            fontweight="bold" if "font-weight" in a else "normal",
+            ha=sides.get(a.get("text-anchor", ""), "left"),
+            va="baseline",
+            clip_on=False,
+        )
     dashes = a.get("stroke-dasharray")
     width = float(a.get("stroke-width", 1))
     style: Any = "-" if dashes is None else (0, tuple(float(d) / width for d in dashes.split()))
     if tag == "line":
         return lines.Line2D(
-            [number("x1"), number("x2")], [number("y1"), number("y2")], color=a.get("stroke", SOFT),
-            linewidth=width, linestyle=style,
-        )  # fmt: skip
+            [number("x1"), number("x2")],
+            [number("y1"), number("y2")],
+            color=a.get("stroke", SOFT),
+            linewidth=width,
+            linestyle=style,
+        )
     fill, stroke = a.get("fill", "none"), a.get("stroke", "none")
     look: dict[str, Any] = {
         "facecolor": fill,

@@ -125,9 +125,8 @@ def _apart(alike: Sequence[RunFiles]) -> list[list[RunFiles]]:
     first = {run.seed: run for run in reversed(alike)}  # of each seed
     names = sorted({name for run in alike for name in run.begins_with})
     telling = [
-        name for name in names
-        if 1 < len({run.begins_with.get(name) for run in first.values()}) < len(seeds)
-    ]  # fmt: skip
+        name for name in names if 1 < len({run.begins_with.get(name) for run in first.values()}) < len(seeds)
+    ]
     groups: dict[tuple[str | None, ...], list[RunFiles]] = {}
     for run in alike:
         key = tuple(run.begins_with.get(name) for name in telling)

@@ -300,7 +300,16 @@ def _users_table(summaries: Sequence[tuple[str, ClientSummary]], metric: str) ->
         numbers = (s.mean, s.std, s.min, s.deciles[0], s.median, s.deciles[8], s.max)
         rows.append((label, f"{s.clients:,}", *map(text, numbers), f"{s.undefined:,}", worst))
     columns = (
-        "configuration", "users", "mean", "std", "lowest", "1st decile", "median", "9th decile", "highest",
-        "not defined", "worst user",
-    )  # fmt: skip
+        "configuration",
+        "users",
+        "mean",
+        "std",
+        "lowest",
+        "1st decile",
+        "median",
+        "9th decile",
+        "highest",
+        "not defined",
+        "worst user",
+    )
     return Table(columns, tuple(rows))

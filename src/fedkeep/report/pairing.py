@@ -214,11 +214,14 @@ def pair(ours: Side, theirs: Side, task: str | None, metric: str) -> Paired:
         mine, others = (np.stack(side) for side in zip(*both, strict=True))
         return Paired(clients=clients, seeds=seeds, client=np.arange(len(client)), ours=mine, theirs=others)
     return Paired(
-        clients=clients, seeds=seeds, client=place,
-        ours=np.stack([_values(a, metric) for a, _ in tests]), theirs=np.stack([_values(b, metric) for _, b in tests]),
+        clients=clients,
+        seeds=seeds,
+        client=place,
+        ours=np.stack([_values(a, metric) for a, _ in tests]),
+        theirs=np.stack([_values(b, metric) for _, b in tests]),
         trained=np.array([known[c][1] for c in client.tolist()]) if known else None,
         valid=_valid(sides, ours, theirs, task, metric, client),
-    )  # fmt: skip
+    )
 
 
 def check_metric(metric: str, kind: str) -> None:
@@ -365,9 +368,13 @@ def _counted(results: Results) -> str:
 
 
 def _valid(
-    sides: Sequence[tuple[RunFiles, RunFiles]], ours: Side, theirs: Side, task: str | None, metric: str,
+    sides: Sequence[tuple[RunFiles, RunFiles]],
+    ours: Side,
+    theirs: Side,
+    task: str | None,
+    metric: str,
     client: np.ndarray[Any, Any],
-) -> np.ndarray[Any, Any] | None:  # fmt: skip
+) -> np.ndarray[Any, Any] | None:
     """Return (2, K) each client's mean result on validation, over seeds; None where a run keeps none."""
     if not all(kept(run).valid for pair in sides for run in pair):
         return None

@@ -109,9 +109,14 @@ def compared(sides: Sequence[Side], metric: str | None = None) -> Iterator[Compa
         by = metric or ("loss" if kind == "regression" else "accuracy")
         models = [pairing.pair(side, sides[0], task, by) for side in sides]
         yield Compared(
-            task=task, metric=counted(by, kind), unit=unit_of(by, kind), labels=tuple(side.label for side in sides),
-            standings=tuple(standings(models)), users=len(models[0].clients), seeds=models[0].seeds,
-        )  # fmt: skip
+            task=task,
+            metric=counted(by, kind),
+            unit=unit_of(by, kind),
+            labels=tuple(side.label for side in sides),
+            standings=tuple(standings(models)),
+            users=len(models[0].clients),
+            seeds=models[0].seeds,
+        )
 
 
 def against_references(
@@ -238,13 +243,23 @@ def plain_rows(c: Compared) -> list[dict[str, Any]]:
     for label, s in zip(c.labels, c.standings, strict=True):
         mean, std = mean_std(sign * v for v in s.by_seed)
         gap, tested = s.behind, s.close or s.told_apart
-        rows.append({
-            "method": label, "task": c.task, "metric": c.metric if c.unit != "in squared error" else "squared_error",
-            "mean": mean, "std": std, "users": c.users, "seeds": len(c.seeds),
-            "gain_to_best": c.distance(s), "low": None if gap is None else gap.low,
-            "high": None if gap is None else gap.high, "p_holm": s.p if tested and not s.is_best else None,
-            "bold": "yes" if s.close else "no" if tested else "",
-        } | {f"seed_{seed}": sign * v for seed, v in zip(c.seeds, s.by_seed, strict=True)})  # fmt: skip
+        rows.append(
+            {
+                "method": label,
+                "task": c.task,
+                "metric": c.metric if c.unit != "in squared error" else "squared_error",
+                "mean": mean,
+                "std": std,
+                "users": c.users,
+                "seeds": len(c.seeds),
+                "gain_to_best": c.distance(s),
+                "low": None if gap is None else gap.low,
+                "high": None if gap is None else gap.high,
+                "p_holm": s.p if tested and not s.is_best else None,
+                "bold": "yes" if s.close else "no" if tested else "",
+            }
+            | {f"seed_{seed}": sign * v for seed, v in zip(c.seeds, s.by_seed, strict=True)}
+        )
     return rows
 
 
@@ -337,15 +352,27 @@ def plain_gains(found: Sequence[Comparison]) -> list[dict[str, Any]]:
     for c in found:
         i, w = c.found.headline, c.found
         told: dict[str, int | None] = {
-            "at_least_better": w.at_least_better, "at_least_worse": w.at_least_worse, "better": w.count("better"),
+            "at_least_better": w.at_least_better,
+            "at_least_worse": w.at_least_worse,
+            "better": w.count("better"),
             "worse": w.count("worse"),
-        }  # fmt: skip
+        }
         if c.metric in CLASS_METRICS:
             told = dict.fromkeys(told)
-        rows.append({
-            "method": c.ours, "against": c.theirs, "task": c.task, "metric": c.metric, "unit": c.unit,
-            "gain": c.headline.mean, "low": None if i is None else i.low,
-            "high": None if i is None else i.high, "helps": "yes" if w.helps else "no", "users": len(w.clients),
-            "seeds": len(w.seeds), **told,
-        })  # fmt: skip
+        rows.append(
+            {
+                "method": c.ours,
+                "against": c.theirs,
+                "task": c.task,
+                "metric": c.metric,
+                "unit": c.unit,
+                "gain": c.headline.mean,
+                "low": None if i is None else i.low,
+                "high": None if i is None else i.high,
+                "helps": "yes" if w.helps else "no",
+                "users": len(w.clients),
+                "seeds": len(w.seeds),
+                **told,
+            }
+        )
     return rows

@@ -45,9 +45,15 @@ class Found:
 
 
 def find(
-    title: str, groups: Sequence[Configuration], counting: Side | None = None, metric: str | None = None,
-    *, references: bool = True, notes: Sequence[str] = (), how: str = "",
-) -> Found:  # fmt: skip
+    title: str,
+    groups: Sequence[Configuration],
+    counting: Side | None = None,
+    metric: str | None = None,
+    *,
+    references: bool = True,
+    notes: Sequence[str] = (),
+    how: str = "",
+) -> Found:
     """Compare finished runs.
 
     Args:
@@ -65,10 +71,15 @@ def find(
     known = [reference_side(g) for g in groups if g.runs[0].method in REFERENCE and not g.pooled]
     federated = [own_side(g) for g in groups if g.runs[0].method != "local" and not g.pooled]
     return Found(
-        title=title, groups=tuple(groups), compared=tuple(standings.compared([*own, *counted], metric)),
-        gains=tuple(standings.against_references(federated, [*known, *counted], metric)) if references else (),
-        notes=tuple(notes), how=how,
-    )  # fmt: skip
+        title=title,
+        groups=tuple(groups),
+        compared=tuple(standings.compared([*own, *counted], metric)),
+        gains=tuple(standings.against_references(federated, [*known, *counted], metric))
+        if references
+        else (),
+        notes=tuple(notes),
+        how=how,
+    )
 
 
 def content(found: Found) -> Content:
@@ -92,10 +103,14 @@ def content(found: Found) -> Content:
         Section("environment", "Environment", tuple(facts.table_of(groups, "environment")), folded=True),
     ]
     first = found.compared[0]
-    lead = " · ".join((
-        wording.count(len(groups), "method"), wording.count(len(first.seeds), "seed"),
-        wording.count(first.users, "user"), f"data {wording.printable(groups[0].runs[0].data_name)}",
-    ))  # fmt: skip
+    lead = " · ".join(
+        (
+            wording.count(len(groups), "method"),
+            wording.count(len(first.seeds), "seed"),
+            wording.count(first.users, "user"),
+            f"data {wording.printable(groups[0].runs[0].data_name)}",
+        )
+    )
     summary = tuple(row for c in found.compared for row in standings.plain_rows(c))
     return Content(found.title, lead, (), tuple(s for s in sections if s.blocks), summary)
 

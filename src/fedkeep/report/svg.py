@@ -73,11 +73,13 @@ def shape_path(shape: str, x: float, y: float, r: float) -> str:
         "plus": _cross(0.42, 1.2, 0.0),
         "cross": _cross(0.42, 1.2, math.pi / 4),
         "star": [
-            ((1.35 if i % 2 == 0 else 0.6) * math.sin(i * math.pi / 5),
-             -(1.35 if i % 2 == 0 else 0.6) * math.cos(i * math.pi / 5))
+            (
+                (1.35 if i % 2 == 0 else 0.6) * math.sin(i * math.pi / 5),
+                -(1.35 if i % 2 == 0 else 0.6) * math.cos(i * math.pi / 5),
+            )
             for i in range(10)
         ],
-    }[shape]  # fmt: skip
+    }[shape]
     return "M" + "L".join(f"{_short(x + r * a)},{_short(y + r * b)}" for a, b in points) + "Z"
 
 

@@ -94,10 +94,19 @@ def to_latex(table: Table) -> str:
 
 
 _LATEX = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
-    ">": r"\textgreater{}", "|": r"\textbar{}", "−": "$-$", "±": r"$\pm$", "–": "--", "…": r"\dots{}", "×": r"$\times$",
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "−": "$-$",
+    "±": r"$\pm$",
+    "–": "--",
+    "…": r"\dots{}",
+    "×": r"$\times$",
     "[": "{[}",  # after the end of a line, LaTeX would read it as a length
-} | {character: f"\\{character}" for character in "&%$#_{}"}  # fmt: skip
+} | {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 def latex_escape(text: str) -> str:

@@ -110,10 +110,15 @@ def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Com
         paired = pairing.pair(ours, theirs, task, by)
         unit = unit_of(by, kind)
         yield Comparison(
-            ours=ours.label, theirs=theirs.label, task=task, metric=counted(by, kind), unit=unit, found=worth(paired),
+            ours=ours.label,
+            theirs=theirs.label,
+            task=task,
+            metric=counted(by, kind),
+            unit=unit,
+            found=worth(paired),
             reference=theirs.reference,
             **({} if by in CLASS_METRICS else _of_examples(ours, theirs, task, paired.client)),
-        )  # fmt: skip
+        )
 
 
 def _of_examples(ours: Side, theirs: Side, task: str | None, client: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -258,12 +263,26 @@ def plain(c: Comparison) -> dict[str, Any]:
     """Return a comparison as plain values, for programs; gains in fractions, nats or squared error."""
     w = c.found
     return {
-        "model": c.ours, "against": c.theirs, "task": c.task, "metric": c.metric, "unit": c.unit,
-        "sentences": [*sentences(c), *tenths(c), *limits(w)], "seeds": list(w.seeds), "users": len(w.clients),
-        "helps": w.helps, "like_these": _plain(w.like_these), "these": _plain(w.these),
-        "at_least_better": w.at_least_better, "at_least_worse": w.at_least_worse, "better": w.count("better"),
-        "worse": w.count("worse"), "needed": w.needed, "worst": _plain(w.worst), "worst_off": _plain(w.worst_off),
-        "by_examples": [_plain(g) for g in w.by_examples], "fairness": asdict(w.fairness),
+        "model": c.ours,
+        "against": c.theirs,
+        "task": c.task,
+        "metric": c.metric,
+        "unit": c.unit,
+        "sentences": [*sentences(c), *tenths(c), *limits(w)],
+        "seeds": list(w.seeds),
+        "users": len(w.clients),
+        "helps": w.helps,
+        "like_these": _plain(w.like_these),
+        "these": _plain(w.these),
+        "at_least_better": w.at_least_better,
+        "at_least_worse": w.at_least_worse,
+        "better": w.count("better"),
+        "worse": w.count("worse"),
+        "needed": w.needed,
+        "worst": _plain(w.worst),
+        "worst_off": _plain(w.worst_off),
+        "by_examples": [_plain(g) for g in w.by_examples],
+        "fairness": asdict(w.fairness),
         "pooled": {metric: _plain(i) for metric, i in c.pooled},
         "aucs": None if c.aucs is None else {"ours": c.aucs[0].tolist(), "theirs": c.aucs[1].tolist()},
         "clients": [
@@ -272,7 +291,7 @@ def plain(c: Comparison) -> dict[str, Any]:
                 w.clients, w.examples, w.gain, w.spans.tolist(), w.verdicts, strict=True
             )
         ],
-    }  # fmt: skip
+    }
 
 
 def _plain(value: Interval | Group | None) -> dict[str, Any] | None:

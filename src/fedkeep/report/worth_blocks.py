@@ -33,19 +33,30 @@ def table(found: Sequence[Comparison], title: str = "") -> Table:
         w, people = c.found, len(c.found.clients)
         rows.append(
             (
-                c.ours, c.against,
-                *([c.unit] if several else []), c.interval(w.like_these if people >= FEW else None, unit=False),
+                c.ours,
+                c.against,
+                *([c.unit] if several else []),
+                c.interval(w.like_these if people >= FEW else None, unit=False),
                 c.interval(w.these, unit=False),
                 *(f"{math.floor(100 * n / people)} %" for n in (w.at_least_better, w.at_least_worse)),
                 *(f"{w.count(verdict):,}" for verdict in ("better", "worse")),
-                c.interval(w.worst.gain if w.worst else None, unit=False), f"{len(w.seeds)}",
+                c.interval(w.worst.gain if w.worst else None, unit=False),
+                f"{len(w.seeds)}",
             )
-        )  # fmt: skip
+        )
     columns = (
-        "model", "against", *(["unit"] if several else []), f"gain, users like these{tail}", f"gain, these users{tail}",
-        "at least gain", "at least lose", "better off", "worse off",
-        f"gain of the tenth that gained least on validation{tail}", "seeds",
-    )  # fmt: skip
+        "model",
+        "against",
+        *(["unit"] if several else []),
+        f"gain, users like these{tail}",
+        f"gain, these users{tail}",
+        "at least gain",
+        "at least lose",
+        "better off",
+        "worse off",
+        f"gain of the tenth that gained least on validation{tail}",
+        "seeds",
+    )
     note = (
         "Each user counts once. Intervals are 95 %. Users are named better or worse off by exact paired tests, so "
         "that of those named about 5 % at most are named wrongly."
@@ -82,12 +93,16 @@ def examples_table(found: Sequence[Comparison]) -> Table:
     """Return the gain of each quarter of users by number of training examples."""
     rows = [
         (
-            c.ours, c.against, _range(g), f"{g.clients:,}", c.interval(g.gain),
+            c.ours,
+            c.against,
+            _range(g),
+            f"{g.clients:,}",
+            c.interval(g.gain),
             "users like these" if g.alike else "these users",
         )
         for c in found
         for g in c.found.by_examples
-    ]  # fmt: skip
+    ]
     return Table(("model", "against", "training examples", "users", "gain", "for"), tuple(rows), left=2)
 
 
@@ -99,11 +114,14 @@ def told_table(found: Sequence[Comparison]) -> Table:
     shown = told if len(told) <= MOST_NAMED else told[:half] + told[-half:]
     rows = [
         (
-            wording.printable(c.found.clients[k]), c.against, SAID[c.found.verdicts[k]],
-            c.interval(Interval(float(c.found.gain[k]), *c.found.spans[k].tolist())), f"{c.found.examples[k]:,}",
+            wording.printable(c.found.clients[k]),
+            c.against,
+            SAID[c.found.verdicts[k]],
+            c.interval(Interval(float(c.found.gain[k]), *c.found.spans[k].tolist())),
+            f"{c.found.examples[k]:,}",
         )
         for c, k in shown
-    ]  # fmt: skip
+    ]
     note = "" if len(shown) == len(told) else f"Of {len(told):,} users the {half} at either end."
     columns = ("user", "against", "named", "gain", "test examples")
     return Table(columns, tuple(rows), "", note, left=3)
@@ -121,9 +139,14 @@ def fairness_table(found: Sequence[Comparison]) -> Table:
         off = c.found.worst_off
         rows.append((c.ours, c.against, *cells, c.interval(off.gain if off else None)))
     columns = (
-        "model", "against", "deviation between users, reference", "model's", "worst tenth begins at, reference",
-        "model's", "gain of the tenth worst off on validation",
-    )  # fmt: skip
+        "model",
+        "against",
+        "deviation between users, reference",
+        "model's",
+        "worst tenth begins at, reference",
+        "model's",
+        "gain of the tenth worst off on validation",
+    )
     note = (
         "Deviations and tenths are of users' results on test; with few test examples much of them is chance. A "
         "tenth of users has a worse result than where it begins. The last column chooses users on validation, by the "
@@ -183,9 +206,14 @@ def _figures(found: Sequence[Comparison], title: str) -> Iterator[Block]:
         columns = zip(*((float(i), g.mean, g.low, g.high) for i, g in known), strict=True)
         x, y, low, high = (tuple(column) for column in columns)
         axes = Axes(
-            "training examples of a user", f"Gain ({c.unit})", y_format=c.write, hover_x="training examples",
-            x_names=tuple(_range(g) for g in c.found.by_examples), marks=True, references=((0.0, ""),),
-        )  # fmt: skip
+            "training examples of a user",
+            f"Gain ({c.unit})",
+            y_format=c.write,
+            hover_x="training examples",
+            x_names=tuple(_range(g) for g in c.found.by_examples),
+            marks=True,
+            references=((0.0, ""),),
+        )
         drawn = line_chart(
             "Gain by number of training examples", [Series("", x, y, "0", False, low, high)], axes, ("panel",)
         )

@@ -138,9 +138,11 @@ def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()
         h: tuple(n for n, half in halves.items() if half == h) for h in ("private", "federated", "frozen")
     }
     return Halves(
-        private_names=names["private"], federated_names=names["federated"], frozen_names=names["frozen"],
+        private_names=names["private"],
+        federated_names=names["federated"],
+        frozen_names=names["frozen"],
         trainable=frozenset(n for n in halves if n in parameters and halves[n] != "frozen"),
-    )  # fmt: skip
+    )
 
 
 def updated_buffers(module: nn.Module) -> frozenset[str]:

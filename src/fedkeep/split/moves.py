@@ -69,8 +69,14 @@ def immovable(
 
 
 def _gradients(
-    net: Net, params: Params, batch: Batch, loss: LocalLoss, names: frozenset[str], received: Params, seed: int
-) -> Params:  # fmt: skip
+    net: Net,
+    params: Params,
+    batch: Batch,
+    loss: LocalLoss,
+    names: frozenset[str],
+    received: Params,
+    seed: int,
+) -> Params:
     """Return the loss's gradients for those of ``names`` that it reaches; buffers of ``params`` change in place."""
     leaves = {n: v.detach().requires_grad_() for n, v in params.items() if n in names}
     # what forward assigns to buffers is copied into them as ``bound`` ends: the gradient may need the old values

@@ -210,10 +210,14 @@ class Probe:
         size = slope.abs().reshape(self.users, -1).amax(1)
         size[user] = 0
         if bool((size != 0).any()):
-            self._add(1, name, (
-                f"the loss of user {user} has a gradient of up to {float(size.max()):.3g} for the private "
-                f"values of user {int(size.argmax())}. A penalty must be taken on each user's own values."
-            ))  # fmt: skip
+            self._add(
+                1,
+                name,
+                (
+                    f"the loss of user {user} has a gradient of up to {float(size.max()):.3g} for the private "
+                    f"values of user {int(size.argmax())}. A penalty must be taken on each user's own values."
+                ),
+            )
 
     def remembered(self, here: Point, there: Point, step: Step, user: int) -> None:
         """Equation 1: a step may not depend on the private values of a user who was trained before, in one process."""
@@ -224,10 +228,15 @@ class Probe:
             return self.step(here, user, anew=False)
 
         if differs(step, after(list(here.private)), user):  # else nothing at all was remembered
-            self._blame(after(()), after, user, (
-                f"changes with the private values of user {before}, who was trained before: the model or the loss "
-                f"remembers them, in an attribute or in a buffer that is not persistent."
-            ))  # fmt: skip
+            self._blame(
+                after(()),
+                after,
+                user,
+                (
+                    f"changes with the private values of user {before}, who was trained before: the model or the loss "
+                    f"remembers them, in an attribute or in a buffer that is not persistent."
+                ),
+            )
 
     def filled(self, here: Point, there: Point, steps: Mapping[int, Step]) -> None:
         """Equation 2: what training writes into federated and frozen tensors may not depend on private values."""
@@ -237,10 +246,14 @@ class Probe:
             for name, value in step.shared.items():
                 filled = not same(value, other.shared[name])
                 if filled:
-                    self._add(2, name, (
-                        f"training fills it from private values: after one step of user {user} it changes when that "
-                        f"user's private values are replaced, so they would leave with it. Name it private too."
-                    ))  # fmt: skip
+                    self._add(
+                        2,
+                        name,
+                        (
+                            f"training fills it from private values: after one step of user {user} it changes when that "
+                            f"user's private values are replaced, so they would leave with it. Name it private too."
+                        ),
+                    )
                 if name in self.halves.frozen_names and not (filled or same(value, here.shared[name])):
                     self._add(None, name, frozen_changed(name))
 

@@ -34,8 +34,15 @@ CREATE TABLE kept (
 """
 # Commits are flushed, on macOS by F_FULLFSYNC. One connection alone: no index of the log in a file of its own. Nothing
 # in the file is run as code.
-PRAGMAS = ("locking_mode = EXCLUSIVE", "synchronous = FULL", "fullfsync = ON", "secure_delete = OFF",
-           "cache_size = -16384", "cell_size_check = ON", "trusted_schema = OFF")  # fmt: skip
+PRAGMAS = (
+    "locking_mode = EXCLUSIVE",
+    "synchronous = FULL",
+    "fullfsync = ON",
+    "secure_delete = OFF",
+    "cache_size = -16384",
+    "cell_size_check = ON",
+    "trusted_schema = OFF",
+)
 _HEAD = b"SQLite format 3\0"
 _LOGGED = b"\2\2"  # at 18
 

@@ -119,10 +119,14 @@ def test_the_server_may_say_what_texts_are_cut_into() -> None:
 @pytest.mark.parametrize(
     ("own", "asked", "size"),
     [
-        ("char", "word", 20_000), ("char", "token", 20_000), ("word", "char", 256), ("word", "hashed_words", 16_384),
-        ("word", "word", 10), ("char", None, 10),
+        ("char", "word", 20_000),
+        ("char", "token", 20_000),
+        ("word", "char", 256),
+        ("word", "hashed_words", 16_384),
+        ("word", "word", 10),
+        ("char", None, 10),
     ],
-)  # fmt: skip
+)
 def test_other_tokens_than_the_readers_have_their_own_usual_number(
     own: str, asked: str | None, size: int
 ) -> None:
@@ -259,8 +263,12 @@ def test_whole_numbers_from_one_are_told_of() -> None:
 
 
 @hypothesis.given(
-    arrays.arrays(np.float32, st.tuples(st.integers(0, 6), st.just(2)), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
-)  # fmt: skip
+    arrays.arrays(
+        np.float32,
+        st.tuples(st.integers(0, 6), st.just(2)),
+        elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    )
+)
 def test_sums_of_features_are_exact(values: np.ndarray) -> None:
     sums, squares = exact_sums(values)
     for column, total, square in zip(values.T.tolist(), sums, squares, strict=True):
@@ -368,9 +376,13 @@ def test_an_array_is_taken_as_it_is_if_its_type_is_the_same(column: Any, fault: 
 
 
 RAW: list[RawColumn] = [
-    texts(), Labels(values=["a", "b", "c", "c"]), Features(names=("f",), values=np.ones((4, 1), np.float32)),
-    Times(values=np.arange(4.0)), Keys(values=np.arange(4)), Plain(values=np.arange(4)),
-]  # fmt: skip
+    texts(),
+    Labels(values=["a", "b", "c", "c"]),
+    Features(names=("f",), values=np.ones((4, 1), np.float32)),
+    Times(values=np.arange(4.0)),
+    Keys(values=np.arange(4)),
+    Plain(values=np.arange(4)),
+]
 
 
 @pytest.mark.parametrize("raw", RAW, ids=lambda raw: raw.kind)

@@ -29,7 +29,7 @@ from fedkeep.data.preparation import (
     agreeing,
     merged,
     prepared,
-)  # fmt: skip
+)
 
 RULES = Rules(clients_a_word=2, standardise=True)
 
@@ -105,7 +105,10 @@ TEXT = ("columns", "text")
         (changed(*TEXT, "kind", to="texts"), "columns.text: Input tag 'texts'"),
         (changed(*TEXT, "note", to="hi"), "columns.text.text.note: Unexpected keyword argument"),
         (changed(*TEXT, "counts", "w", to=0), "Wanted counts of words of at least 1"),
-        (changed(*TEXT, "counts", "w", to=1.5), "columns.text.text.counts.w: Input should be a valid integer"),
+        (
+            changed(*TEXT, "counts", "w", to=1.5),
+            "columns.text.text.counts.w: Input should be a valid integer",
+        ),
         (changed(*TEXT, "clients", "w"), "Wanted for each word how many clients have it"),
         (changed(*TEXT, "clients", "w", to=4), "how many of 3 clients have it, or more than that"),
         (changed("clients_a_word", to=1), "how many of 3 clients have it, or more than that"),
@@ -113,7 +116,7 @@ TEXT = ("columns", "text")
         (changed("columns", "x", "squares", to=[-1]), "Wanted 1 sums of features"),
         (changed("about", "vocabulary", to={"size": "9"}), "Wanted a vocabulary that tells its size"),
     ],
-)  # fmt: skip
+)
 def test_a_summary_is_read_strictly(text: str, why: str) -> None:
     with pytest.raises(DataError) as error:
         Summary.from_json(text, "s.json")
@@ -189,7 +192,8 @@ def test_what_a_summary_reveals_is_said_in_plain_words() -> None:
 def test_nothing_undeclared_leaves() -> None:
     """A canary in every place of a source that has no business in a summary."""
     source = Raw(
-        client=["CANARY"] * 2, split=["train", "test"],
+        client=["CANARY"] * 2,
+        split=["train", "test"],
         columns={
             "text": Texts(values=["seen", "CANARY"], tokens="word", size=9, max_length=5),
             "label": Labels(values=["CANARY", "CANARY"], names=("CANARIES", "CANARY")),
@@ -198,7 +202,7 @@ def test_nothing_undeclared_leaves() -> None:
             "_words": Plain(values=np.array([4242, 4242])),
         },
         meta={"name": "CANARY", "traits": {"CANARY": ["CANARY"]}, "source": {"CANARY": "CANARY"}},
-    )  # fmt: skip
+    )
     text = source.summary(Rules(label_names=("p",))).to_json()
     assert "CANARY" not in text
     assert "4242" not in text
@@ -243,8 +247,13 @@ def test_nodes_with_ready_data_get_the_classes_of_all() -> None:
 
 
 NEW = {
-    "text": ["w w", "v"], "label": ["n", "x"], "x": [[3], [0.5]], "item": [99, 97], "time": [1, 2.5], "_words": [1, 2]
-}  # fmt: skip
+    "text": ["w w", "v"],
+    "label": ["n", "x"],
+    "x": [[3], [0.5]],
+    "item": [99, 97],
+    "time": [1, 2.5],
+    "_words": [1, 2],
+}
 
 
 def test_new_examples_become_numbers_as_the_data_did() -> None:
@@ -277,11 +286,17 @@ def replace_columns(source: Raw, client: list[str], **values: Any) -> Raw:
     ("columns", "said"),
     [
         ({"y": [1]}, "There is no column 'y' in the encoding; there are text, label, x, item, time, _words."),
-        ({"x": [[1, 2]]}, r"The column 'x': wanted numbers of shape \(examples, 1\) \(the features f\); got int64"),
+        (
+            {"x": [[1, 2]]},
+            r"The column 'x': wanted numbers of shape \(examples, 1\) \(the features f\); got int64",
+        ),
         ({"x": [["1"]]}, r"The column 'x': wanted numbers .*; got <U1 of shape \(1, 1\)."),
         ({"x": [[1], [2, 3]]}, "The column 'x': wanted numbers .* inhomogeneous"),
         ({"x": [[float("nan")]]}, "Column 'x' holds nan in row 0"),
-        ({"item": [1.5]}, r"The column 'item': wanted numbers .*, whole ones as int64 holds them; got \[1.5\]"),
+        (
+            {"item": [1.5]},
+            r"The column 'item': wanted numbers .*, whole ones as int64 holds them; got \[1.5\]",
+        ),
         ({"item": [5]}, "item, row 0: 5 is not one of the 5 items that are known"),
         ({"text": "w"}, "The column 'text': wanted a list of texts, one an example; got 'w'"),
         ({"text": 3}, "The column 'text': wanted a list of texts, one an example; got 3"),
@@ -289,7 +304,7 @@ def replace_columns(source: Raw, client: list[str], **values: Any) -> Raw:
         ({"text": ["w"], "label": ["n", "n"]}, "Wanted . rows in column"),
         ({}, "Wanted at least one column"),
     ],
-)  # fmt: skip
+)
 def test_new_examples_that_do_not_fit(columns: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         Encoding.of(merged(SUMMARIES)).batch(**columns)

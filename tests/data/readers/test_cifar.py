@@ -108,21 +108,36 @@ def test_png_in_parquet_as_datasets_writes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"jpg": [b""], "label": [1]},
-         "F/train.parquet has no column 'jpeg' or 'png' or 'image' or 'img'; it has ['jpg', 'label']. Did you mean 'jpg'?"),
-        ({"img": [b""], "labels": [1]},
-         "F/train.parquet has no column 'label'; it has ['img', 'labels']. Did you mean 'labels'?"),
-        ({"img": [b"no image"], "label": [1]},
-         "F/train.parquet, row 0: the image cannot be decoded (not JPEG or PNG). Fetch the file again."),
-        ({"img": [encoded(pixels(1)[0, :, :, :31])], "label": [1]},
-         "F/train.parquet, row 0: wanted an image of 32 × 32 pixels; got 31 × 32."),
-        ({"img": [None], "label": [1]}, "F/train.parquet, row 0: wanted the bytes of an image; got NoneType."),
-        ({"img": [encoded(pixels(1)[0])] * 2, "label": [1, None]},
-         "F/train.parquet, row 1: wanted an integer in column 'label'; got None."),
-        ({"img": [encoded(pixels(1)[0])] * 2, "label": [1, 10]},
-         "F/train.parquet: wanted labels 0 to 9; got 10 at image 1 and 0 more out of range. Fetch the file again."),
+        (
+            {"jpg": [b""], "label": [1]},
+            "F/train.parquet has no column 'jpeg' or 'png' or 'image' or 'img'; it has ['jpg', 'label']. Did you mean 'jpg'?",
+        ),
+        (
+            {"img": [b""], "labels": [1]},
+            "F/train.parquet has no column 'label'; it has ['img', 'labels']. Did you mean 'labels'?",
+        ),
+        (
+            {"img": [b"no image"], "label": [1]},
+            "F/train.parquet, row 0: the image cannot be decoded (not JPEG or PNG). Fetch the file again.",
+        ),
+        (
+            {"img": [encoded(pixels(1)[0, :, :, :31])], "label": [1]},
+            "F/train.parquet, row 0: wanted an image of 32 × 32 pixels; got 31 × 32.",
+        ),
+        (
+            {"img": [None], "label": [1]},
+            "F/train.parquet, row 0: wanted the bytes of an image; got NoneType.",
+        ),
+        (
+            {"img": [encoded(pixels(1)[0])] * 2, "label": [1, None]},
+            "F/train.parquet, row 1: wanted an integer in column 'label'; got None.",
+        ),
+        (
+            {"img": [encoded(pixels(1)[0])] * 2, "label": [1, 10]},
+            "F/train.parquet: wanted labels 0 to 9; got 10 at image 1 and 0 more out of range. Fetch the file again.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_faults_of_parquet(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
     table(tmp_path / "train.parquet", columns)
     assert refused(tmp_path, cifar10) == message
@@ -191,18 +206,32 @@ def test_binary_cifar10(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "whole", "message"),
     [
-        (records([[0, 5]], pixels(1))[:-1], False,
-         ("F/train.bin is truncated or another kind of file: wanted a multiple of 3,074 bytes, one record an image; got "
-          "3,073, of which the last 3,073 are no whole record. Fetch it again.")),
-        (records([[0, 5]], pixels(1)), True,
-         "F/train.bin holds 1 images; wanted 50,000. Fetch it again, or say whole=False to take what is there."),
-        (records([[0, 100]], pixels(1)), False,
-         "F/train.bin: wanted labels 0 to 99; got 100 at image 0 and 0 more out of range. Fetch the file again."),
-        (records([[20, 0]], pixels(1)), False,
-         "F/train.bin: wanted labels 0 to 19; got 20 at image 0 and 0 more out of range. Fetch the file again."),
+        (
+            records([[0, 5]], pixels(1))[:-1],
+            False,
+            (
+                "F/train.bin is truncated or another kind of file: wanted a multiple of 3,074 bytes, one record an image; got "
+                "3,073, of which the last 3,073 are no whole record. Fetch it again."
+            ),
+        ),
+        (
+            records([[0, 5]], pixels(1)),
+            True,
+            "F/train.bin holds 1 images; wanted 50,000. Fetch it again, or say whole=False to take what is there.",
+        ),
+        (
+            records([[0, 100]], pixels(1)),
+            False,
+            "F/train.bin: wanted labels 0 to 99; got 100 at image 0 and 0 more out of range. Fetch the file again.",
+        ),
+        (
+            records([[20, 0]], pixels(1)),
+            False,
+            "F/train.bin: wanted labels 0 to 19; got 20 at image 0 and 0 more out of range. Fetch the file again.",
+        ),
         (b"", False, "The data file F/train.bin is empty. Fetch it again."),
     ],
-)  # fmt: skip
+)
 def test_faults_of_binary_files(content: bytes, whole: bool, message: str, tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(content)
     assert refused(tmp_path, cifar100, whole=whole) == message
@@ -251,16 +280,24 @@ def test_lossless(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": np.zeros((2, 32, 32, 3), np.uint8)},
-         "F: wanted the arrays 'images' and 'labels'; 'labels' is not among ['images']."),
-        ({"images": np.zeros((2, 28, 28, 3), np.uint8), "labels": np.zeros(2, np.uint8)},
-         "F: wanted images as uint8 (n, 32, 32, 3); got uint8, shape (2, 28, 28, 3)."),
-        ({"images": np.zeros((2, 32, 32, 3), np.uint8), "labels": np.zeros(3, np.uint8)},
-         "F: wanted an integer label for each of 2 images, at least one; got uint8, shape (3,)."),
-        ({"images": np.zeros((1, 32, 32, 3), np.uint8), "labels": np.array([10])},
-         "F: wanted labels 0 to 9; got 10 at image 0 and 0 more out of range. Fetch the file again."),
+        (
+            {"images": np.zeros((2, 32, 32, 3), np.uint8)},
+            "F: wanted the arrays 'images' and 'labels'; 'labels' is not among ['images'].",
+        ),
+        (
+            {"images": np.zeros((2, 28, 28, 3), np.uint8), "labels": np.zeros(2, np.uint8)},
+            "F: wanted images as uint8 (n, 32, 32, 3); got uint8, shape (2, 28, 28, 3).",
+        ),
+        (
+            {"images": np.zeros((2, 32, 32, 3), np.uint8), "labels": np.zeros(3, np.uint8)},
+            "F: wanted an integer label for each of 2 images, at least one; got uint8, shape (3,).",
+        ),
+        (
+            {"images": np.zeros((1, 32, 32, 3), np.uint8), "labels": np.array([10])},
+            "F: wanted labels 0 to 9; got 10 at image 0 and 0 more out of range. Fetch the file again.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_faults_of_the_lossless_file(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = tmp_path / "cifar10_train4000_lossless.npz"
     np.savez(file, **arrays)

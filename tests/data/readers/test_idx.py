@@ -67,7 +67,10 @@ def test_images_and_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("replaced", "message"),
     [
-        ({"t10k_labels": None}, "Wanted the data file F/t10k-labels-idx1-ubyte.gz, which does not exist. Check the path."),
+        (
+            {"t10k_labels": None},
+            "Wanted the data file F/t10k-labels-idx1-ubyte.gz, which does not exist. Check the path.",
+        ),
         (
             {"train_images": labels("train")},
             "F/train-images-idx3-ubyte.gz: wanted images, magic number 2051; got 2049 (labels).",
@@ -112,7 +115,7 @@ def test_images_and_labels(tmp_path: Path) -> None:
             ),
         ),
     ],
-)  # fmt: skip
+)
 def test_faults(replaced: dict[str, bytes | None], message: str, tmp_path: Path) -> None:
     assert refused(folder(tmp_path, **replaced)) == message
 

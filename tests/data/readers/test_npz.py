@@ -41,17 +41,37 @@ def test_grey_images_and_classes_without_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "options", "fault"),
     [
-        ({"images": PIXELS.astype(float), "label": LABELS}, {}, "wanted 'images' as uint8 (n, height, width, 1 or 3 channels); got float64"),
+        (
+            {"images": PIXELS.astype(float), "label": LABELS},
+            {},
+            "wanted 'images' as uint8 (n, height, width, 1 or 3 channels); got float64",
+        ),
         ({"images": PIXELS[..., :2], "label": LABELS}, {}, "got uint8, shape (4, 2, 3, 2)."),
-        ({"images": PIXELS, "label": LABELS[:2]}, {}, "wanted 'label' with a whole number for each of 4 images, at least one; got uint8, shape (2,)."),
+        (
+            {"images": PIXELS, "label": LABELS[:2]},
+            {},
+            "wanted 'label' with a whole number for each of 4 images, at least one; got uint8, shape (2,).",
+        ),
         ({"images": PIXELS, "label": LABELS.astype(float)}, {}, "got float64, shape (4,)."),
         ({"images": PIXELS}, {}, "wanted the arrays 'images' and 'label'; 'label' is not among ['images']."),
-        ({"images": PIXELS, "label": LABELS, "n": np.asarray(["a"])}, {"names": "n"}, "wanted labels 0 to 0; got 2 at image 0 and 2 more out of range"),
-        ({"images": PIXELS, "label": LABELS, "n": np.arange(3)}, {"names": "n"}, "wanted 'n' with a text for each class; got int64."),
-        ({"images": PIXELS, "label": LABELS}, {"train": 5}, "Wanted 1 to 4 training images, the number of all; got 5."),
+        (
+            {"images": PIXELS, "label": LABELS, "n": np.asarray(["a"])},
+            {"names": "n"},
+            "wanted labels 0 to 0; got 2 at image 0 and 2 more out of range",
+        ),
+        (
+            {"images": PIXELS, "label": LABELS, "n": np.arange(3)},
+            {"names": "n"},
+            "wanted 'n' with a text for each class; got int64.",
+        ),
+        (
+            {"images": PIXELS, "label": LABELS},
+            {"train": 5},
+            "Wanted 1 to 4 training images, the number of all; got 5.",
+        ),
         ({"images": PIXELS, "label": LABELS.astype(np.int64) - 1}, {}, "out of range"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(arrays: dict[str, Any], options: dict[str, Any], fault: str, tmp_path: Path) -> None:
     file = written(tmp_path, **arrays)
     with pytest.raises(DataError) as error:

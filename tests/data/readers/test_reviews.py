@@ -43,8 +43,12 @@ def test_a_file_for_each_client_and_split(tmp_path: Path) -> None:
     assert shown(data, "b", "valid") == [("bad <unk>", 0)]
     assert shown(data, "b", "test") == [("good tea", 1)]
     assert sorted(data.meta["source"]) == [
-        "b.dev.tsv", "b.test.tsv", "b.train.jsonl.gz", "shop.a.test.csv", "shop.a.train.csv",
-    ]  # fmt: skip
+        "b.dev.tsv",
+        "b.test.tsv",
+        "b.train.jsonl.gz",
+        "shop.a.test.csv",
+        "shop.a.train.csv",
+    ]
     clean = review_files(tmp_path, drop_duplicates=True, valid=1)
     assert clean.meta["dropped_duplicates"] == 1
     assert [clean.counts(s).tolist() for s in ("train", "valid", "test")] == [[1, 1], [2, 1], [1, 1]]

@@ -180,9 +180,18 @@ def test_an_opted_in_that_is_no_truth(tmp_path: Path) -> None:
 
 def test_columns_have_other_names_than_the_usual(tmp_path: Path) -> None:
     rows = [
-        {"user": "a", "text": "x", "label": n % 2, "part": part, "day": 9 - n, "agreed": n > 0, "time": "?", "split": "?"}
+        {
+            "user": "a",
+            "text": "x",
+            "label": n % 2,
+            "part": part,
+            "day": 9 - n,
+            "agreed": n > 0,
+            "time": "?",
+            "split": "?",
+        }
         for n, part in enumerate(("train", "test", "train"))
-    ]  # fmt: skip
+    ]
     data = read(tmp_path, rows, split="part", time="day", opted_in="agreed")
     assert data.counts("train").tolist() == [2]
     assert data.columns["time"].tolist() == [9, 7, 8]  # type: ignore[union-attr]

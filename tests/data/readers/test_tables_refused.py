@@ -147,21 +147,44 @@ def test_features_and_labels_that_are_not_finite(tmp_path: Path) -> None:
     ("content", "name", "expected"),
     [
         (b"", "t.csv", "The data file {path} is empty. Fetch it again."),
-        (b"user,text,label\n", "t.csv", "The data file {path} holds no example, only a header. Fetch it again."),
+        (
+            b"user,text,label\n",
+            "t.csv",
+            "The data file {path} holds no example, only a header. Fetch it again.",
+        ),
         (b"user,text,label\na,b\n", "t.csv", "{path}, line 2: wanted 3 cells, as in the header; got 2."),
-        (b'user,text,label\na,"b,0\n', "t.csv",
-         "{path}, line 2: malformed (unexpected end of data). Check the quotes."),
-        (b'user,text,label\na,"b"c,0\n', "t.csv", ("{path}, line 2: malformed (',' expected after '\"'). Check the "
-         "quotes.")),
-        (b"user,text,label\na,\xff,0\n", "t.csv", "{path}, line 2: not utf-8 text (invalid start byte at byte 2). Save the file as UTF-8."),
+        (
+            b'user,text,label\na,"b,0\n',
+            "t.csv",
+            "{path}, line 2: malformed (unexpected end of data). Check the quotes.",
+        ),
+        (
+            b'user,text,label\na,"b"c,0\n',
+            "t.csv",
+            ("{path}, line 2: malformed (',' expected after '\"'). Check the quotes."),
+        ),
+        (
+            b"user,text,label\na,\xff,0\n",
+            "t.csv",
+            "{path}, line 2: not utf-8 text (invalid start byte at byte 2). Save the file as UTF-8.",
+        ),
         (b"\n", "t.jsonl", "The data file {path} holds no line. Fetch it again."),
-        (b"{}x\n", "t.jsonl", ("{path}, line 1: not JSON (Extra data: line 1 column 3 (char 2)). One object a line is "
-         "wanted.")),
-        (b"x", "t.xlsx", ("Wanted a file that ends in one of .csv, .csv.gz, .tsv, .tsv.gz, .jsonl, .jsonl.gz, "
-         ".parquet; "
-         "got t.xlsx.")),
+        (
+            b"{}x\n",
+            "t.jsonl",
+            ("{path}, line 1: not JSON (Extra data: line 1 column 3 (char 2)). One object a line is wanted."),
+        ),
+        (
+            b"x",
+            "t.xlsx",
+            (
+                "Wanted a file that ends in one of .csv, .csv.gz, .tsv, .tsv.gz, .jsonl, .jsonl.gz, "
+                ".parquet; "
+                "got t.xlsx."
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_malformed_files(tmp_path: Path, content: bytes, name: str, expected: str) -> None:
     assert refused(tmp_path, content, name) == expected.format(path=tmp_path / name)
 

@@ -239,10 +239,13 @@ def with_layer(**options: Any) -> nn.Module:
         (Tied, "it is tied to 'again.weight'"),
         (lambda: with_layer(max_norm=1.0), "max_norm changes rows as they are looked up"),
         (lambda: with_layer(scale_grad_by_freq=True), "scale_grad_by_freq divides gradients by how often a"),
-        (lambda: with_layer(padding_idx=3), "padding_idx is 3, and rows are renumbered; only row 0 stays where"),
+        (
+            lambda: with_layer(padding_idx=3),
+            "padding_idx is 3, and rows are renumbered; only row 0 stays where",
+        ),
         (lambda: Changed(lambda m, i, t, out: out + m.item.weight.sum()), "the model uses it in sum, too"),
     ],
-)  # fmt: skip
+)
 def test_a_table_whose_rows_are_not_independent_stays_whole_with_a_warning(model: Any, why: str) -> None:
     with pytest.warns(UserWarning, match="The table 'item.weight' is trained and sent whole, though") as said:
         assert found(model()) == {"tag.weight": "tags"}
@@ -266,11 +269,23 @@ class Otherwise(Ratings):
 @pytest.mark.parametrize(
     ("when", "early", "why"),
     [
-        (lambda _, item: len(item) == 1, None, "for 1 example in training mode the rows in use alone give another output"),
-        (lambda _, item: len(item) > 8, None, "for 9 examples in training mode the rows in use alone give another output"),
-        (lambda m, _: not m.training, EarlyStopping(), "in evaluation mode the rows in use alone give another output"),
+        (
+            lambda _, item: len(item) == 1,
+            None,
+            "for 1 example in training mode the rows in use alone give another output",
+        ),
+        (
+            lambda _, item: len(item) > 8,
+            None,
+            "for 9 examples in training mode the rows in use alone give another output",
+        ),
+        (
+            lambda m, _: not m.training,
+            EarlyStopping(),
+            "in evaluation mode the rows in use alone give another output",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_one_mini_batch_does_not_show_is_found_by_numbers(when: Any, early: Any, why: str) -> None:
     method = methods.local(local=Phase(early_stopping=early))
     with pytest.warns(
@@ -325,9 +340,14 @@ def test_ids_may_have_any_integer_type(kind: str) -> None:
     assert done.net.lookup == FOUND
     plan = cohorts(data, 3, 2, 5)
     expected = federated(
-        Ratings(), data, plan, method.client.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.5), seed=5,
+        Ratings(),
+        data,
+        plan,
+        method.client.phases[0],
+        lambda m: torch.optim.SGD(m.parameters(), 0.5),
+        seed=5,
         loss=loss_of,
-    )  # fmt: skip
+    )
     close(done.server, expected, atol=1e-12)
 
 
@@ -354,9 +374,14 @@ def test_a_model_that_reads_a_whole_table_where_it_is_trained(trains: Any) -> No
     ):
         ours = run(Sized(trains))
     expected = federated(
-        Sized(trains), DATA, cohorts(DATA, 3, 4, 5), Phase(batch_size=2, epochs=3),
-        lambda m: torch.optim.SGD(m.parameters(), 0.2, momentum=0.9), seed=5, loss=loss_of,
-    )  # fmt: skip
+        Sized(trains),
+        DATA,
+        cohorts(DATA, 3, 4, 5),
+        Phase(batch_size=2, epochs=3),
+        lambda m: torch.optim.SGD(m.parameters(), 0.2, momentum=0.9),
+        seed=5,
+        loss=loss_of,
+    )
     close(ours.server, expected, atol=1e-12)
 
 

@@ -182,9 +182,16 @@ def test_early_stopping_sees_every_row_as_it_is(client: int) -> None:
     for net in (Net(Words()), Net(Dense())):
         held, start = data.rows(client, "valid"), net.initial()
         result = local_run(
-            net, Split(), Client(phases=(rule,)), start, start, data, rows_of(data, client), Stream(3, f"user-{client}"),
+            net,
+            Split(),
+            Client(phases=(rule,)),
+            start,
+            start,
+            data,
+            rows_of(data, client),
+            Stream(3, f"user-{client}"),
             valid=np.arange(held.start, held.stop),
-        )  # fmt: skip
+        )
         found.append((result.stopped, result.params, bool(result.tables)))
     assert [lazily for _, _, lazily in found] == [True, False]
     assert found[0][0] == found[1][0]

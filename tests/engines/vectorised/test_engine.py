@@ -90,40 +90,63 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
     "adam": (Logits, furl(adam(0.05, schedule="cosine"), clip_norm=0.3), RAGGED),
     "adamw, two rates": (
         Wide,
-        methods.fedavg(local=Phase(batch_size=4, epochs=2, optimizer=adam(0.05, weight_decay=0.1, decoupled=True, rates={"*bias": 0.2}))),
+        methods.fedavg(
+            local=Phase(
+                batch_size=4,
+                epochs=2,
+                optimizer=adam(0.05, weight_decay=0.1, decoupled=True, rates={"*bias": 0.2}),
+            )
+        ),
         RAGGED,
     ),
     "adagrad": (Logits, furl(adagrad(0.05, weight_decay=0.1)), RAGGED),
     "decay, bounds": (
         Wide,
-        methods.fedavg(local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.5, weight_decay=0.1, bounds={"linear.*": (-0.3, 0.3)}))),
+        methods.fedavg(
+            local=Phase(
+                batch_size=4, epochs=2, optimizer=sgd(0.5, weight_decay=0.1, bounds={"linear.*": (-0.3, 0.3)})
+            )
+        ),
         RAGGED,
     ),
     "noise and batch statistics": (lambda: Noisy(dropout=0.4), furl(), classes(counts=(6, 10, 4, 14, 3, 8))),
     "steps, two halves": (
         lambda: Noisy(),
-        methods.fedrecon("user", reconstruction_steps=7, reconstruction_optimizer=adam(0.1), local=Phase(batch_size=2)),
+        methods.fedrecon(
+            "user", reconstruction_steps=7, reconstruction_optimizer=adam(0.1), local=Phase(batch_size=2)
+        ),
         classes(counts=(8, 16, 4, 12, 12, 8)),
     ),
     "turns": (
         Logits,
-        methods.furl("user").on_client(turns=(2, 1), phases=(
+        methods.furl("user").on_client(
+            turns=(2, 1),
+            phases=(
                 Phase(trains="private", batch_size=4, epochs=2, optimizer=adam(0.1)),
                 Phase(trains="federated", batch_size=4, epochs=2, optimizer=STEEP),
-            )),
+            ),
+        ),
         RAGGED,
     ),
     "own copy, opted-out examples": (
-        lambda: with_copy(Noisy(dropout=0.3)), methods.ditto(0.4, local=Phase(batch_size=30)), classes(counts=(8, 9, 7, 30), opted_in=True),
+        lambda: with_copy(Noisy(dropout=0.3)),
+        methods.ditto(0.4, local=Phase(batch_size=30)),
+        classes(counts=(8, 9, 7, 30), opted_in=True),
     ),
     "the received model too": (Normed, methods.fedmmd(local=Phase(batch_size=40, epochs=2)), RAGGED),
     "recurrent": (document, methods.furl("user", local=Phase(batch_size=4, optimizer=STEEP)), TEXTS),
     "rows": (words, furl(), TEXTS),
     "rows, adam, pulled": (words, furl(adam(0.05), loss=cross_entropy() + Proximal(mu=0.3)), TEXTS),
-    "rows by decree": (words, furl(sgd(0.2, weight_decay=0.1), loss=cross_entropy() + 0.1 * l2_penalty("*")).on_client(tables="local"), TEXTS),
+    "rows by decree": (
+        words,
+        furl(sgd(0.2, weight_decay=0.1), loss=cross_entropy() + 0.1 * l2_penalty("*")).on_client(
+            tables="local"
+        ),
+        TEXTS,
+    ),
     "private rows": (words, methods.local(local=Phase(batch_size=4, optimizer=STEEP)), TEXTS),
     "nobody to train": (Logits, furl(), classes(counts=(0, 3, 0, 5))),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ TABLES: dict[str, Callable[[], Model]] = {
     ),
     "bag": lambda: Model(bag, nn.EmbeddingBag(6, VECTORS, mode="sum", padding_idx=0)),
     "by frequency": lambda: Model(summed, nn.Embedding(6, VECTORS, padding_idx=0, scale_grad_by_freq=True)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore:.*batching rule for aten..embedding_bag")
@@ -96,9 +96,11 @@ def long(length: int) -> FederatedData:
     owner = np.repeat([f"user-{k}" for k in range(20)], 4)
     rows = [rng.integers(1, 40, length - rng.integers(0, 9)) for _ in owner]
     return FederatedData.from_columns(
-        owner, {"text": Ragged.from_rows(rows), "label": rng.integers(0, 3, len(owner))}, ["train"] * len(owner),
+        owner,
+        {"text": Ragged.from_rows(rows), "label": rng.integers(0, 3, len(owner))},
+        ["train"] * len(owner),
         meta={"task": "multiclass", "classes": 3},
-    )  # fmt: skip
+    )
 
 
 def largest(model: Model, text: Tensor) -> Tensor:
@@ -112,7 +114,7 @@ DEPENDENT: dict[str, tuple[Callable[[], Model], FederatedData]] = {
     "largest, or zero": (lambda: Model(largest, nn.Embedding(12, VECTORS, padding_idx=0)), SHORT),
     "mean": (lambda: Model(lambda m, text: m.table(text).mean(1)), TEXTS),
     "zero that is trained": (lambda: Model(summed, zero_first(nn.Embedding(40, VECTORS))), TEXTS),
-}  # fmt: skip
+}
 
 
 def zero_first(table: nn.Embedding) -> nn.Embedding:
@@ -173,7 +175,7 @@ INDIFFERENT: dict[str, tuple[Callable[[], nn.Module], FederatedData]] = {
     "attention": (lambda: Attention(8), TEXTS),
     "a factor": (Factor, TEXTS),
     "one length": (lambda: Model(largest), ids()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", INDIFFERENT)

@@ -94,30 +94,42 @@ class Packed(nn.Module):
 
 REASONS: dict[str, tuple[nn.Module, Method, FederatedData, str]] = {
     "looks at values": (
-        Logits(), furl(loss=Judged()), RAGGED,
+        Logits(),
+        furl(loss=Judged()),
+        RAGGED,
         "its loss cannot be computed for several clients at once (vmap: It looks like you're calling .item() on a Tensor. We don't support vmap over calling .item() on a Tensor, please try to rewrite what you're doing with other operations. If error is occurring somewhere inside PyTorch internals, please file a bug report).",
     ),
     "draws": (
-        Shaken(), furl(), RAGGED,
+        Shaken(),
+        furl(),
+        RAGGED,
         "its loss cannot be computed for several clients at once (it draws random numbers otherwise than by dropout).",
     ),
     "PyTorch's layers": (
-        Torchs(), methods.fedavg(), TEXTS,
+        Torchs(),
+        methods.fedavg(),
+        TEXTS,
         "its loss cannot be computed for several clients at once (Batching rule not implemented for aten::lstm.input. We could not generate a fallback; fedkeep.nn.LSTM has the parameters of torch.nn.LSTM and can).",
     ),
     "counts padding": (
-        Diluted(), methods.fedavg(), TEXTS,
+        Diluted(),
+        methods.fedavg(),
+        TEXTS,
         "the loss depends on how far texts are padded, which differs with the clients trained at once.",
     ),
     "draws in training, after a start in evaluation mode": (
-        ShakenInTraining(), methods.ifca(), classes(),
+        ShakenInTraining(),
+        methods.ifca(),
+        classes(),
         "its loss cannot be computed for several clients at once (it draws random numbers otherwise than by dropout).",
     ),
     "counts padding in training, after a start in evaluation mode": (
-        DilutedInTraining(), methods.ifca(), TEXTS,
+        DilutedInTraining(),
+        methods.ifca(),
+        TEXTS,
         "the loss depends on how far texts are padded, which differs with the clients trained at once.",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore:The model predicts otherwise:UserWarning")

@@ -48,9 +48,13 @@ def machine(
     ],
 )
 def test_cores(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, siblings: list[str], allowed: set[int], limits: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    siblings: list[str],
+    allowed: set[int],
+    limits: dict[str, str],
     expected: int,
-) -> None:  # fmt: skip
+) -> None:
     machine(monkeypatch, tmp_path, siblings, allowed, limits)
     assert available_cores() == expected
 

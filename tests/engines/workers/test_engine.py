@@ -37,9 +37,11 @@ def test_any_cohort_on_any_number_of_workers(cohorts: list[list[int]]) -> None:
 def test_clients_without_examples(engine: Workers) -> None:
     owner = ["a", "a", "empty", "c"]
     data = FederatedData.from_columns(
-        owner, {"x": np.ones((4, 3)), "label": np.array([0, 1, 2, 1])}, ["train", "test", "test", "train"],
+        owner,
+        {"x": np.ones((4, 3)), "label": np.array([0, 1, 2, 1])},
+        ["train", "test", "test", "train"],
         meta={"task": "multiclass", "classes": 3},
-    )  # fmt: skip
+    )
     for cohorts in ([[0, 1, 2]], [[1]]):
         check(rounds(engine, cohorts, data=data), rounds(Sequential(), cohorts, data=data))
 

@@ -23,9 +23,12 @@ def paired(ours: list[Scores], theirs: list[Scores]) -> Paired:
         for side in (ours, theirs)
     )
     return Paired(
-        clients=tuple(f"user-{k}" for k in range(len(sizes))), seeds=tuple(range(len(ours))),
-        client=np.repeat(np.arange(len(sizes)), sizes), ours=a, theirs=b,
-    )  # fmt: skip
+        clients=tuple(f"user-{k}" for k in range(len(sizes))),
+        seeds=tuple(range(len(ours))),
+        client=np.repeat(np.arange(len(sizes)), sizes),
+        ours=a,
+        theirs=b,
+    )
 
 
 def ranked(methods: list[list[Scores]]) -> list[Standing]:

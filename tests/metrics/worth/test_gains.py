@@ -142,8 +142,10 @@ def test_quarters_by_training_examples_keep_equals_together() -> None:
     better = [0, 2] * 10 + [1, 3] * 10
     found = worth(paired(better, [0] * 40, [10 - b for b in better], trained=trained)).by_examples
     assert [(g.clients, g.least, g.most, g.alike) for g in found] == [
-        (20, 5, 5, True), (10, 8, 8, True), (10, 9, 9, True)
-    ]  # fmt: skip
+        (20, 5, 5, True),
+        (10, 8, 8, True),
+        (10, 9, 9, True),
+    ]
     assert [round(g.gain.mean, 3) for g in found if g.gain] == [0.1, 0.2, 0.2]
 
 
@@ -159,8 +161,12 @@ def test_losses_have_no_number_of_examples_needed() -> None:
     client = np.repeat(np.arange(12), 20)
     theirs = -rng.exponential(1, (1, 240))
     p = Paired(
-        clients=tuple(map(str, range(12))), seeds=(4,), client=client, ours=theirs + 0.1 + 0.01 * theirs, theirs=theirs
-    )  # fmt: skip
+        clients=tuple(map(str, range(12))),
+        seeds=(4,),
+        client=client,
+        ours=theirs + 0.1 + 0.01 * theirs,
+        theirs=theirs,
+    )
     found = worth(p)
     assert found.needed is None
     assert found.helps
@@ -169,8 +175,12 @@ def test_losses_have_no_number_of_examples_needed() -> None:
 
 
 GOOD: dict[str, Any] = {
-    "clients": ("a", "b"), "seeds": (0,), "client": np.array([0, 0, 1]), "ours": np.ones((1, 3)), "theirs": np.zeros((1, 3))
-}  # fmt: skip
+    "clients": ("a", "b"),
+    "seeds": (0,),
+    "client": np.array([0, 0, 1]),
+    "ours": np.ones((1, 3)),
+    "theirs": np.zeros((1, 3)),
+}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "seeds": ({"seeds": (0, 1)}, "wanted two arrays of shape (seeds, examples) = (2, 3)"),
     "no seed": ({"seeds": (), "ours": np.ones((0, 3))}, "with at least one seed"),

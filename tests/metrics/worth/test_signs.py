@@ -57,9 +57,14 @@ def test_losses_are_tested_as_scipy_does() -> None:
     for n in (12, 60):  # all signs, and 9,999 random ones
         x = rng.normal(0.3, 1, n)
         wanted = stats.permutation_test(
-            (x,), lambda v, axis: v.sum(axis), permutation_type="samples", vectorized=True, alternative="greater",
-            n_resamples=40_000, rng=1,
-        ).pvalue  # fmt: skip
+            (x,),
+            lambda v, axis: v.sum(axis),
+            permutation_type="samples",
+            vectorized=True,
+            alternative="greater",
+            n_resamples=40_000,
+            rng=1,
+        ).pvalue
         assert sign_flips(x).better == pytest.approx(wanted, rel=1e-12 if n == 12 else 0.2)
         assert n == 12 or 0.001 < wanted < 0.1
     assert sign_flips(np.ones(200) * 0.3).better == 1e-4  # the least that random signs can say

@@ -75,12 +75,18 @@ def folder(tmp_path: Path) -> Path:
     )
     lines = [
         {
-            "user": user, "community": "lean", "label": int(label), "time": int(time),
-            "split": ("train", "valid", "test")[max(0, n - 17)], "text": f"say {'abc'[label]} {time}",
+            "user": user,
+            "community": "lean",
+            "label": int(label),
+            "time": int(time),
+            "split": ("train", "valid", "test")[max(0, n - 17)],
+            "text": f"say {'abc'[label]} {time}",
         }
         for user in range(4)
-        for n, (label, time) in enumerate(zip(draw.integers(0, 3, 20), draw.permutation(20) * DAY, strict=True))
-    ]  # fmt: skip
+        for n, (label, time) in enumerate(
+            zip(draw.integers(0, 3, 20), draw.permutation(20) * DAY, strict=True)
+        )
+    ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (place / "messages.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     return place
@@ -194,12 +200,18 @@ def test_differences_are_paired_over_users() -> None:
     lines = [line.split("|")[1:-1] for line in gains(by_arm).splitlines() if "FURL" in line]
     # over counts: 0.1, 0, 0.2, 0, whose mean is 0.075 and whose sd is 0.0957; t of 3 is 3.18
     assert [cell.strip() for cell in lines[0]] == [
-        "FURL vector with a global adapter", "counts alone", "+7.50 (-7.73 to +22.73)", "1",
-    ]  # fmt: skip
+        "FURL vector with a global adapter",
+        "counts alone",
+        "+7.50 (-7.73 to +22.73)",
+        "1",
+    ]
     # the adapter over it, of the one seed that both have: 0.1, 0, 0, 0.1
     assert [cell.strip() for cell in lines[1]] == [
-        "private adapter", "FURL vector with a global adapter", "+5.00 (-4.19 to +14.19)", "1",
-    ]  # fmt: skip
+        "private adapter",
+        "FURL vector with a global adapter",
+        "+5.00 (-4.19 to +14.19)",
+        "1",
+    ]
 
 
 def test_a_table_from_end_to_end_goes_on_where_it_stopped(
@@ -283,9 +295,12 @@ def test_messages_are_read_before_cells_run_side_by_side(
         reproduce("channel-adapters", Request(folder.parent, tmp_path / "out", workers=2, only=only))
     assert order == [
         "adapters-40-counts",
-        "MiniLM reads all messages, which is kept", "read",
-        "adapters-40-counts", "adapters-40-head-0", "adapters-40-private-head-0",
-    ]  # fmt: skip
+        "MiniLM reads all messages, which is kept",
+        "read",
+        "adapters-40-counts",
+        "adapters-40-head-0",
+        "adapters-40-private-head-0",
+    ]
 
 
 def test_without_its_package_minilm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,9 +327,14 @@ def test_texts_of_unequal_length_are_encoded_as_one_by_one(monkeypatch: pytest.M
     transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     bert = transformers.BertModel(config, add_pooling_layer=False).eval().requires_grad_(False)
     words = {"[UNK]": 0, **{f"w{n}": n for n in range(1, 50)}}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
@@ -336,4 +356,6 @@ def test_texts_of_unequal_length_are_encoded_as_one_by_one(monkeypatch: pytest.M
         assert (made.hidden[row, made.length[row] :] == 0).all()
         hidden = torch.from_numpy(made.hidden[row : row + 1])
         logits = model(hidden, torch.tensor([made.length[row]]), torch.zeros(1, 4))
-        assert logits[0].tolist() == pytest.approx(model.logits(alone[None], torch.zeros(1, 4))[0].tolist(), abs=2e-2)  # fmt: skip
+        assert logits[0].tolist() == pytest.approx(
+            model.logits(alone[None], torch.zeros(1, 4))[0].tolist(), abs=2e-2
+        )

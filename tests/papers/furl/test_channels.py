@@ -120,12 +120,18 @@ def folder(tmp_path: Path) -> Path:
     )
     lines = [
         {
-            "user": user, "community": "lean", "label": int(label), "time": int(time),
-            "split": ("train", "valid", "test")[max(0, n - 27)], "text": f"say {'abc'[label]} {n % 4}",
+            "user": user,
+            "community": "lean",
+            "label": int(label),
+            "time": int(time),
+            "split": ("train", "valid", "test")[max(0, n - 27)],
+            "text": f"say {'abc'[label]} {n % 4}",
         }
         for user in range(10)
-        for n, (label, time) in enumerate(zip(draw.integers(0, 3, 30), draw.permutation(30) * DAY, strict=True))
-    ]  # fmt: skip
+        for n, (label, time) in enumerate(
+            zip(draw.integers(0, 3, 30), draw.permutation(30) * DAY, strict=True)
+        )
+    ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (place / "messages.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     return place
@@ -183,9 +189,13 @@ def test_counting_and_decayed_counting() -> None:
     # One user: trains on 0 0 0 (long ago) 1 1 (now), validates and tests on 1.
     data = FederatedData.from_columns(
         ["a"] * 7,
-        {"x": np.zeros((7, 1)), "label": np.array([0, 0, 0, 1, 1, 1, 1]), "time": np.array([0, 0, 0, 90, 90, 91, 92]) * DAY},
+        {
+            "x": np.zeros((7, 1)),
+            "label": np.array([0, 0, 0, 1, 1, 1, 1]),
+            "time": np.array([0, 0, 0, 90, 90, 91, 92]) * DAY,
+        },
         ["train"] * 5 + ["valid", "test"],
-    )  # fmt: skip
+    )
     found = counted(data)
     assert (found["counting"].test, found["decayed"].test) == (0.0, 1.0)
     assert found["decayed"].chosen == {"half_life": 2.0}

@@ -18,9 +18,10 @@ def messages(seed: int, clients: int = 7) -> FederatedData:
     split[owner == 0] = "test"
     split[0] = "test"
     columns = {
-        "x": np.zeros(len(owner)), "label": rng.integers(0, 3, len(owner)),
+        "x": np.zeros(len(owner)),
+        "label": rng.integers(0, 3, len(owner)),
         "time": rng.choice(4 * 3600, len(owner), replace=False),
-    }  # fmt: skip
+    }
     return FederatedData.from_columns(owner, columns, split.tolist(), {"classes": 3})
 
 

@@ -252,8 +252,10 @@ def test_a_table_is_run_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     }
     first = values()
     assert {name: seeds for name, (_, seeds) in first.items() if seeds} == {
-        "Global Server": [1], "Personalized Server": [1], "Global FL, best recipe": [0]
-    }  # fmt: skip
+        "Global Server": [1],
+        "Personalized Server": [1],
+        "Global FL, best recipe": [0],
+    }
     assert piece("*-global-fl-?") == {"sticker-global-fl-1"}  # what is there is not run again
     second = values()
     assert second["Global FL, best recipe"][1] == [0, 1]
@@ -303,8 +305,9 @@ def test_a_sweep_multiplies_all_rates(tmp_path: Path, monkeypatch: pytest.Monkey
             assert own.learning_rate == 0.5 * packaged.learning_rate
             assert own.rates == {name: 0.5 * rate for name, rate in packaged.rates.items()}
     assert [s.name for s in asked if s.name.endswith("0-rates-0.5")] == [
-        "sticker-global-fl-paper-0-rates-0.5", "sticker-personalized-fl-0-rates-0.5"
-    ]  # fmt: skip
+        "sticker-global-fl-paper-0-rates-0.5",
+        "sticker-personalized-fl-0-rates-0.5",
+    ]
     rows = json.loads((tmp_path / "furl-sweep-quick.json").read_text(encoding="utf-8"))
     found = {r["method"]: (r["value"], r["seeds"]) for r in rows}
     assert len(found) == len(scene().rows) * 2

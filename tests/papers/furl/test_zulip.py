@@ -94,19 +94,27 @@ def line(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("bad", "expected"),
     [
-        ('{"user": 1,', ("not JSON (Expecting property name enclosed in double quotes: line 1 column 12 (char 11)). "
-         "One object a line is wanted.")),
+        (
+            '{"user": 1,',
+            (
+                "not JSON (Expecting property name enclosed in double quotes: line 1 column 12 (char 11)). "
+                "One object a line is wanted."
+            ),
+        ),
         ("[1, 2]", "wanted a JSON object; got list."),
         (line(label=2), "label 2 is not in channels.tsv, which lists 0 to 1."),
         (line(label=-1), "label -1 is not in channels.tsv, which lists 0 to 1."),
         (line(label="0"), "wanted 'label' to be int; got '0'."),
         (line(label=True), "wanted 'label' to be int; got True."),
         (line(text=None), "wanted 'text' to be str; got None."),
-        (line(text=...), "wanted 'text' to be str; it has only ['community', 'label', 'split', 'time', 'user']."),
+        (
+            line(text=...),
+            "wanted 'text' to be str; it has only ['community', 'label', 'split', 'time', 'user'].",
+        ),
         (line(time=float("nan")), "wanted 'time' to be int; got nan."),
         (line(split="dev"), "wanted the split 'train', 'valid' or 'test'; got 'dev'."),
     ],
-)  # fmt: skip
+)
 def test_a_bad_line(tmp_path: Path, bad: Any, expected: str) -> None:
     folder(tmp_path, [MESSAGES[0], "", bad])
     with pytest.raises(DataError) as error:
@@ -119,13 +127,18 @@ def test_a_bad_line(tmp_path: Path, bad: Any, expected: str) -> None:
     [
         ("", "The data file {path} is empty. Fetch it again."),
         (None, "Wanted the data file {path}, which does not exist. Check the path."),
-        ("label\tchannel\n", ("{path}, line 1: wanted the header ['label', 'community', 'channel', 'messages']; got "
-         "['label', 'channel'].")),
+        (
+            "label\tchannel\n",
+            (
+                "{path}, line 1: wanted the header ['label', 'community', 'channel', 'messages']; got "
+                "['label', 'channel']."
+            ),
+        ),
         (CHANNELS.splitlines()[0] + "\n", "{path} lists no channel. Fetch it again."),
         (CHANNELS + "3\ta\tb\t1\n", "{path}, line 4: wanted label 2 and 4 cells; got ['3', 'a', 'b', '1']."),
         (CHANNELS + "2\ta\n", "{path}, line 4: wanted label 2 and 4 cells; got ['2', 'a']."),
     ],
-)  # fmt: skip
+)
 def test_bad_channels(tmp_path: Path, channels: str | None, expected: str) -> None:
     with pytest.raises(DataError) as error:
         zulip_channels(folder(tmp_path, channels=channels))
@@ -205,8 +218,13 @@ def test_the_real_messages() -> None:
     assert data.meta["source"]["messages.jsonl.gz"].startswith("169fff161bcdf987")
     communities, users = np.unique(data.meta["traits"]["community"], return_counts=True)
     assert dict(zip(communities.tolist(), users.tolist(), strict=True)) == {
-        "lean": 375, "rust": 159, "bytecodealliance": 36, "brlcad": 29, "julia": 13, "isabelle": 12,
-    }  # fmt: skip
+        "lean": 375,
+        "rust": 159,
+        "bytecodealliance": 36,
+        "brlcad": 29,
+        "julia": 13,
+        "isabelle": 12,
+    }
     text = data.columns["text"]
     assert isinstance(text, Ragged)
     assert np.diff(text.offsets).max() == 160

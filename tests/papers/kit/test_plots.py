@@ -23,16 +23,20 @@ def test_every_figure_is_drawn_and_repeats(tmp_path: Path) -> None:
             ("not run", None, 0.5),
         ]
         made[turn] = [
-            plots.learning_curves(curves, folder / "curves.svg", metric="accuracy", title="$t", best=0.7,
-                                  dashed=["FL"]),
+            plots.learning_curves(
+                curves, folder / "curves.svg", metric="accuracy", title="$t", best=0.7, dashed=["FL"]
+            ),
             plots.comparison_bars(bars, folder / "bars.svg", metric="accuracy", std={"Global FL": 0.01}),
-            plots.client_distribution({"FL": {"u": 0.5, "v": float("nan")}, "S": [0.1, 0.9]}, folder / "users.svg",
-                                      metric="accuracy"),
+            plots.client_distribution(
+                {"FL": {"u": 0.5, "v": float("nan")}, "S": [0.1, 0.9]},
+                folder / "users.svg",
+                metric="accuracy",
+            ),
             plots.embedding_map(analyses["embedding_map"], folder / "map.svg"),
             plots.embedding_map(map_of(20, 1, ["A", "B"], continuous=True), folder / "ramp.svg"),
             plots.cold_start(analyses["cold_start"], folder / "cold.svg"),
             plots.aggregation_time(analyses["aggregation_time"], folder / "time.svg"),
-        ]  # fmt: skip
+        ]
     for first, second in zip(made["a"], made["b"], strict=True):
         assert first.read_bytes() == second.read_bytes(), first.name
         assert len(first.read_bytes()) > 5000

@@ -23,11 +23,14 @@ PANELS = {
 def test_panels_are_drawn_the_same_again(ending: str, tmp_path: Path) -> None:
     drawn = [
         sweep_panels(
-            PANELS, tmp_path / f"{n}.{ending}", metric="accuracy", setting="p",
+            PANELS,
+            tmp_path / f"{n}.{ending}",
+            metric="accuracy",
+            setting="p",
             published={"q = 0": {"Local": [(0.2, 0.31), (1.0, 0.79)], "other": [(0.2, 0.1)]}},
         ).read_bytes()
         for n in range(2)
-    ]  # fmt: skip
+    ]
     assert drawn[0] == drawn[1]
     assert len(drawn[0]) > 5_000
 

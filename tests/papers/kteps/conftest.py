@@ -19,9 +19,12 @@ from tests.papers.kteps.runs import request
 
 WORDS = ("man", "good", "bad", "book", "film", *(f"w{n}" for n in range(300)))
 TINY = (
-    ("run.rounds", "2"), ("method.epochs", "1"), ("model.hidden", "3"), ("personalization.steps", "4"),
+    ("run.rounds", "2"),
+    ("method.epochs", "1"),
+    ("model.hidden", "3"),
+    ("personalization.steps", "4"),
     ("personalization.every", "2"),
-)  # fmt: skip
+)
 READY = ["kteps/indiv", "kteps/fedavg", "kteps/kteps", "kteps/kteps-star", "kteps/kteps-star-own-words"]
 
 

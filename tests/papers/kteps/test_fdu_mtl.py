@@ -51,8 +51,15 @@ def test_what_is_read(tmp_path: Path) -> None:
     assert data.meta["source"] == {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
     # By hand: books counts good 2, book 1, "," 1, a 1, one 1, bad 1; MR counts good\x85film 1, bad 2, book 1, unseen 1.
     assert data.meta["vocabulary"]["symbols"] == [
-        "bad", "book", "good", ",", "a", "good\x85film", "one", "unseen",
-    ]  # fmt: skip
+        "bad",
+        "book",
+        "good",
+        ",",
+        "a",
+        "good\x85film",
+        "one",
+        "unseen",
+    ]
     assert texts(data, "books", "train") == [["good", "book", ",", "a"], ["bad"]]
     assert texts(data, "MR", "train") == [["good\x85film", "bad"], ["<unk>"], ["bad", "book", "unseen"]]
     assert texts(data, "MR", "test") == [["<unk>"]]  # an empty review has one token

@@ -71,9 +71,13 @@ def test_what_is_read_and_set(reviews: Path) -> None:
     assert max(np.diff(text.offsets)) == 400
     assert (found.run.rounds, found.run.cohort, found.method.options["batch_size"]) == (20, 3, 64)
     optimizer = build_method(found.method).client.phases[0].optimizer
-    assert [optimizer.rate(n) for n in ("embedding.weight", "encoder.weight_ih_l0", "private.classifier.0.weight")] == [
-        0.01, 0.1, 0.1,
-    ]  # fmt: skip
+    assert [
+        optimizer.rate(n) for n in ("embedding.weight", "encoder.weight_ih_l0", "private.classifier.0.weight")
+    ] == [
+        0.01,
+        0.1,
+        0.1,
+    ]
     assert optimizer.momentum == 0.9
 
 

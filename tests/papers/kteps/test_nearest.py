@@ -37,16 +37,40 @@ def test_a_rotation_keeps_all_neighbours() -> None:
 @pytest.mark.parametrize(
     ("table", "row", "k", "similarity", "kind", "message"),
     [
-        (TABLE, 0, 0, "cosine", ConfigError,
-         "Neighbours want a similarity 'cosine' or 'inner' and k of at least 1; got 'cosine' and 0."),
-        (TABLE, 0, 1, "dot", ConfigError,
-         "Neighbours want a similarity 'cosine' or 'inner' and k of at least 1; got 'dot' and 1."),
-        (TABLE, 5, 1, "cosine", DataError,
-         "Neighbours want a finite table (n, d) and a row of it; got shape (5, 2), row 5."),
-        (TABLE * torch.nan, 0, 1, "cosine", DataError,
-         "Neighbours want a finite table (n, d) and a row of it; got shape (5, 2), row 0."),
+        (
+            TABLE,
+            0,
+            0,
+            "cosine",
+            ConfigError,
+            "Neighbours want a similarity 'cosine' or 'inner' and k of at least 1; got 'cosine' and 0.",
+        ),
+        (
+            TABLE,
+            0,
+            1,
+            "dot",
+            ConfigError,
+            "Neighbours want a similarity 'cosine' or 'inner' and k of at least 1; got 'dot' and 1.",
+        ),
+        (
+            TABLE,
+            5,
+            1,
+            "cosine",
+            DataError,
+            "Neighbours want a finite table (n, d) and a row of it; got shape (5, 2), row 5.",
+        ),
+        (
+            TABLE * torch.nan,
+            0,
+            1,
+            "cosine",
+            DataError,
+            "Neighbours want a finite table (n, d) and a row of it; got shape (5, 2), row 0.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(
     table: Any, row: int, k: int, similarity: Any, kind: type[Exception], message: str
 ) -> None:

@@ -42,9 +42,13 @@ def judged(data: FederatedData, right: dict[str, list[float]]) -> Judged:
     client, row = (np.array(part) for part in zip(*rows, strict=True))
     zeros = np.zeros(len(rows))
     return Judged(
-        task=Task("multiclass"), models=tuple(right), leaves="examples",
-        examples=tuple(Judgement(Task("multiclass"), client, zeros, np.array(r), zeros, row) for r in right.values()),
-    )  # fmt: skip
+        task=Task("multiclass"),
+        models=tuple(right),
+        leaves="examples",
+        examples=tuple(
+            Judgement(Task("multiclass"), client, zeros, np.array(r), zeros, row) for r in right.values()
+        ),
+    )
 
 
 def test_words_tell_repeats() -> None:

@@ -251,9 +251,14 @@ def test_a_table_is_run_in_pieces(
     ],
 )
 def test_the_cells_of_the_other_tables(
-    table: str, settings: int, row: tuple[str, str], published: float, data: Path, tmp_path: Path,
+    table: str,
+    settings: int,
+    row: tuple[str, str],
+    published: float,
+    data: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     asked: list[Task] = []
     monkeypatch.setattr(book, "run_tasks", lambda tasks, *_, **__: asked.extend(tasks))
     reproduce(table, request(data, tmp_path))

@@ -42,9 +42,13 @@ def test_what_is_read(tmp_path: Path) -> None:
     assert (data.meta["name"], data.meta["task"], data.meta["classes"]) == ("tang", "multiclass", 5)
     assert data.meta["label_names"] == ["1", "2", "3", "4", "5"]
     assert sorted(data.meta["source"]) == [
-        "imdb.test.txt.ss", "imdb.train.txt.ss", "yelp-2013-test.ss", "yelp-2013-train.txt.ss.gz",
-        "yelp-2014-test.txt.ss", "yelp-2014-train.txt.ss",
-    ]  # fmt: skip
+        "imdb.test.txt.ss",
+        "imdb.train.txt.ss",
+        "yelp-2013-test.ss",
+        "yelp-2013-train.txt.ss.gz",
+        "yelp-2014-test.txt.ss",
+        "yelp-2014-train.txt.ss",
+    ]
     # IMDB's ten levels are merged by neighbours: 10 and 9 → 4, 1 and 2 → 0. Yelp's five only start at 0.
     assert data.batch(data.rows(0, "train"))["label"].tolist() == [4, 4, 0]
     assert data.batch(data.rows(0, "test"))["label"].tolist() == [0]
@@ -97,14 +101,20 @@ def test_a_missing_or_doubled_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("u\t\tp\t\t3", "wanted user, product, rating, text with two tabs between them; got 'u\\t\\tp\\t\\t3'."),
-        ("u\tp\t3\tgood", "wanted user, product, rating, text with two tabs between them; got 'u\\tp\\t3\\tgood'."),
+        (
+            "u\t\tp\t\t3",
+            "wanted user, product, rating, text with two tabs between them; got 'u\\t\\tp\\t\\t3'.",
+        ),
+        (
+            "u\tp\t3\tgood",
+            "wanted user, product, rating, text with two tabs between them; got 'u\\tp\\t3\\tgood'.",
+        ),
         ("u\t\tp\t\t6\t\tgood", "wanted a rating of 1 to 5; got '6'."),
         ("u\t\tp\t\t0\t\tgood", "wanted a rating of 1 to 5; got '0'."),
         ("u\t\tp\t\tfour\t\tgood", "wanted a rating of 1 to 5; got 'four'."),
         ("u\t\tp\t\t²\t\tgood", "wanted a rating of 1 to 5; got '²'."),
     ],
-)  # fmt: skip
+)
 def test_a_bad_line(tmp_path: Path, line: str, expected: str) -> None:
     folder(tmp_path)
     path = tmp_path / "yelp-2014-train.txt.ss"

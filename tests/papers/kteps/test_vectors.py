@@ -87,12 +87,16 @@ def test_how_far_kteps_is_ahead_is_paired_by_seed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ap_ag = {
-        "fdu-kteps-full-0": (0.81, 0.80), "fdu-kteps-full-1": (0.84, 0.83), "fdu-kteps-full-2": (0.99, 0.99),
-        "fdu-fedavg-full-0": (0.80, 0.80), "fdu-fedavg-full-1": (0.81, 0.81),
+        "fdu-kteps-full-0": (0.81, 0.80),
+        "fdu-kteps-full-1": (0.84, 0.83),
+        "fdu-kteps-full-2": (0.99, 0.99),
+        "fdu-fedavg-full-0": (0.80, 0.80),
+        "fdu-fedavg-full-1": (0.81, 0.81),
         "fdu-kteps-vectors-twice-as-long-full-1": (0.7, 0.6),
         "fdu-fedavg-vectors-twice-as-long-full-1": (0.8, 0.9),
-        "fdu-kteps-no-vectors-full-0": (0.8, 0.8), "fdu-fedavg-no-vectors-full-1": (0.8, 0.8),
-    }  # fmt: skip
+        "fdu-kteps-no-vectors-full-0": (0.8, 0.8),
+        "fdu-fedavg-no-vectors-full-1": (0.8, 0.8),
+    }
 
     def done(tasks: list[Task], *_: object) -> None:
         for task in tasks:

@@ -94,5 +94,6 @@ def test_where_nobody_opts_out() -> None:
     assert [round(x, 1) for x in (min(gaps[:7]), max(gaps[:7]), *gaps[7:])] == told
     local = [points(p, "Mixture", "Local") for p in P]
     assert said(r"of local training by (\S+) points at p = 0.2, which falls to (\S+) at p = 1\.") == [
-        round(local[0], 1), round(local[-1], 1)
-    ]  # fmt: skip
+        round(local[0], 1),
+        round(local[-1], 1),
+    ]

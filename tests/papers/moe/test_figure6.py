@@ -66,8 +66,14 @@ def test_a_hidden_class_is_the_clients_own_and_nobody_elses(images: Path, tmp_pa
 
 @pytest.mark.parametrize(
     ("q", "by", "expected"),
-    [(0.5, "client", 0.4), (0.9, "client", 0.8), (0.4, "example", 0.4), (0.5, "class", 0.4), (0.0, "class", 0.0)],
-)  # fmt: skip
+    [
+        (0.5, "client", 0.4),
+        (0.9, "client", 0.8),
+        (0.4, "example", 0.4),
+        (0.5, "class", 0.4),
+        (0.0, "class", 0.0),
+    ],
+)
 def test_shares_are_those_of_the_data(
     q: float, by: Any, expected: float, images: Path, tmp_path: Path
 ) -> None:
@@ -101,8 +107,9 @@ def test_what_leaves_does_not_depend_on_what_opted_out(
     plain = build_method(config.method)
     mixed = mixture(local=plain.client.phases[0], local_epochs=1, mixture_epochs=1)
     for model, method, prefix in (
-        (build_model(config, data), plain, ""), (mixture_model(SCENE, LINEAR, data), mixed, "global_expert."),
-    ):  # fmt: skip
+        (build_model(config, data), plain, ""),
+        (mixture_model(SCENE, LINEAR, data), mixed, "global_expert."),
+    ):
         uploads, states, _ = leaves(model, method, data)
         assert leaves(model, method, other)[:2] == (uploads, states)
         assert {weight for weight, _ in uploads} == {6.0}  # of ten images
@@ -207,12 +214,14 @@ def test_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(local) == 1
     text = path.read_text(encoding="utf-8")
     for part in (
-        "| clean protocol | p = 0.6 | nobody | 0 % |", "| clean protocol | p = 0.6 | whole clients | 80 % |",
+        "| clean protocol | p = 0.6 | nobody | 0 % |",
+        "| clean protocol | p = 0.6 | whole clients | 80 % |",
         "| clean protocol | p = 0.6 | each client's images, at random | 40 % |",
         "| clean protocol | p = 0.6 | each client's majority class | 30 % |",
-        "0.4 of each client's images out, paper's protocol", "1 of each client's 2 majority classes out, clean protocol",
+        "0.4 of each client's images out, paper's protocol",
+        "1 of each client's 2 majority classes out, clean protocol",
         "| clean protocol | p = 0.6 | several kinds |",
-    ):  # fmt: skip
+    ):
         assert part in text
     assert drawn == ["out-p0.6-paper", "kinds-paper", "out-p0.6-clean", "kinds-clean"]
     assert all(f"moe-figure6-quick/{name}.png" in text for name in drawn)

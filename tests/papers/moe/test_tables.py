@@ -37,9 +37,14 @@ from fedkeep_papers.moe.variants import (
 from tests.papers.moe.images import drawn, write_cifar, write_fashion
 
 TINY = replace(
-    moe_sheet.SIZES["quick"], federation=Federation(1, 1), adapting=Adapting(1, 1, 1), p=(0.6,), train=(4, 6),
-    p5=(0.6,), small=Federation(1, 1),
-)  # fmt: skip
+    moe_sheet.SIZES["quick"],
+    federation=Federation(1, 1),
+    adapting=Adapting(1, 1, 1),
+    p=(0.6,),
+    train=(4, 6),
+    p5=(0.6,),
+    small=Federation(1, 1),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -98,9 +103,14 @@ def test_table2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(r["published"] is None for r in rows if "clean" in r["scene"])
     text = path.read_text(encoding="utf-8")
     for word in (
-        "Mixture 67.17 ± 1.96", "JPEG re-encoding", "1 rounds of 1 local epochs", "difference in points, paired by seed",
-        "moe-table2-quick/p0.8.png", "partition-p1-q0.png", "Mixture − Fine-tuned",
-    ):  # fmt: skip
+        "Mixture 67.17 ± 1.96",
+        "JPEG re-encoding",
+        "1 rounds of 1 local epochs",
+        "difference in points, paired by seed",
+        "moe-table2-quick/p0.8.png",
+        "partition-p1-q0.png",
+        "Mixture − Fine-tuned",
+    ):
         assert word in text
     for figure in ("p0.8", "p0.9", "p1", "partition-p0.8-q0", "partition-p1-q0"):
         assert (tmp_path / "results" / "moe-table2-quick" / f"{figure}.png").stat().st_size > 5_000
@@ -128,8 +138,11 @@ def test_figures_3_and_5_share_cells_and_nothing_is_computed_twice(
             local.setdefault(r["scene"].split("p = ")[1][:3], set()).add(r["value"])
     assert [len(values) for values in local.values()] == [1]  # the same, whoever opts out
     assert {p.stem for p in (out / "moe-figure3-quick").iterdir()} == {
-        "paper", "clean", "partition-p0.6-q0", "partition-p0.6-q0.9",
-    }  # fmt: skip
+        "paper",
+        "clean",
+        "partition-p0.6-q0",
+        "partition-p0.6-q0.9",
+    }
     computed: list[str] = []
     real = Work.compute
     monkeypatch.setattr(
@@ -217,9 +230,11 @@ def test_figure_4_is_fashion(tmp_path: Path) -> None:
 
 def test_differences_by_hand() -> None:
     found = {
-        ("Fine-tuned", 0.0): {0: 0.5, 1: 0.75}, ("Fine-tuned", 0.9): {0: 0.25, 1: 0.625}, ("Mixture", 0.0): {0: 0.625},
+        ("Fine-tuned", 0.0): {0: 0.5, 1: 0.75},
+        ("Fine-tuned", 0.9): {0: 0.25, 1: 0.625},
+        ("Mixture", 0.0): {0: 0.625},
         ("Mixture", 0.9): {0: 0.5, 1: 0.25},
-    }  # fmt: skip
+    }
     own: Any = SimpleNamespace(
         values=lambda scene, way, split: found[way.name, scene.q] if split == "test" else {}
     )
@@ -369,9 +384,13 @@ def test_the_best_mixture_is_chosen_on_validation_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {
-        ("valid", MIXTURE): 0.5, ("valid", OTHERS[0]): 0.6, ("valid", OTHERS[1]): 0.4, ("test", MIXTURE): 0.5,
-        ("test", OTHERS[0]): 0.45, ("test", OTHERS[1]): 0.9,
-    }  # fmt: skip
+        ("valid", MIXTURE): 0.5,
+        ("valid", OTHERS[0]): 0.6,
+        ("valid", OTHERS[1]): 0.4,
+        ("test", MIXTURE): 0.5,
+        ("test", OTHERS[0]): 0.45,
+        ("test", OTHERS[1]): 0.9,
+    }
     monkeypatch.setitem(moe_sheet.SIZES, "quick", replace(TINY, variants=(OTHERS[0], OTHERS[1])))
     monkeypatch.setattr(moe_sheet.Sheet, "run", lambda self: None)
     monkeypatch.setattr(moe_sheet, "source_of", lambda *_: {})

@@ -66,7 +66,13 @@ def test_it_runs_and_compares_and_goes_on_where_it_stopped(
     assert len(computed) == len(METHODS)  # nothing twice
     text = path.read_text()
     assert "Not finished" not in text
-    for against in ("FedAvg", "local training alone", "FedAvg with fine-tuning", "each user's mean label", "the shared part alone"):  # fmt: skip
+    for against in (
+        "FedAvg",
+        "local training alone",
+        "FedAvg with fine-tuning",
+        "each user's mean label",
+        "the shared part alone",
+    ):
         assert f"| FURL | {against} |" in text
     rows = {(r.method, r.metric): r.value for r in read_results(path.with_suffix(".json"))}
     assert f"| Counting | {counting(ratings):.4f} |" in text

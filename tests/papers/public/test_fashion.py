@@ -84,9 +84,17 @@ def test_the_network_is_theirs_in_plain_pytorch() -> None:
     net = FourLayerCNN(10)
     assert sum(p.numel() for p in net.parameters()) == 582_026
     plain = nn.Sequential(
-        nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1024, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    )
     plain.load_state_dict(dict(zip(plain.state_dict(), net.state_dict().values(), strict=True)))
     images = torch.randint(0, 256, (3, 1, 28, 28), dtype=torch.uint8)
     assert torch.allclose(net(images), plain((images / 255 - 0.5) / 0.5), atol=1e-5)

@@ -25,9 +25,16 @@ ARMS: Mapping[str, Arm] = {
 }
 """By the name in files. Private are at most 1536 numbers: a rank-1 adapter on queries and values has 4 × 384."""
 RECIPE: Mapping[str, Any] = {
-    "batch_size": 16, "cohort": 5, "epochs": 2, "rate": 0.01, "adapter_rate": 0.3, "server_rate": 0.02,
-    "server_eps": 1e-3, "adapter_server_rate": 0.001, "clip_norm": 1.0,
-}  # fmt: skip
+    "batch_size": 16,
+    "cohort": 5,
+    "epochs": 2,
+    "rate": 0.01,
+    "adapter_rate": 0.3,
+    "server_rate": 0.02,
+    "server_eps": 1e-3,
+    "adapter_server_rate": 0.001,
+    "clip_norm": 1.0,
+}
 
 
 def recipe(arm: str) -> Method:
@@ -36,15 +43,20 @@ def recipe(arm: str) -> Method:
     own = dict.fromkeys(it.private, it.own_rate)
     local = Phase(
         optimizer=sgd(
-            RECIPE["rate"], schedule="linear",
+            RECIPE["rate"],
+            schedule="linear",
             rates=own | ({shared: RECIPE["adapter_rate"]} if it.shared_rank else {}),
         ),
-        batch_size=RECIPE["batch_size"], clip_norm=RECIPE["clip_norm"], clip_over="halves",
-    )  # fmt: skip
+        batch_size=RECIPE["batch_size"],
+        clip_norm=RECIPE["clip_norm"],
+        clip_over="halves",
+    )
     step = adagrad(
-        RECIPE["server_rate"], eps=RECIPE["server_eps"], schedule="linear",
+        RECIPE["server_rate"],
+        eps=RECIPE["server_eps"],
+        schedule="linear",
         rates={shared: RECIPE["adapter_server_rate"]} if it.shared_rank else None,
-    )  # fmt: skip
+    )
     if it.private:
         return methods.furl(list(it.private), local=local, server=averaging(step))
     return methods.fedavg(local=local, server=averaging(step))

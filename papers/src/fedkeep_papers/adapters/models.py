@@ -34,8 +34,14 @@ class Channel(nn.Module):
     per_example = ("user", "user_bias")
 
     def __init__(
-        self, width: int, classes: int, *, user_dim: int = 0, bias: bool = False, last: nn.ModuleList | None = None
-    ) -> None:  # fmt: skip
+        self,
+        width: int,
+        classes: int,
+        *,
+        user_dim: int = 0,
+        bias: bool = False,
+        last: nn.ModuleList | None = None,
+    ) -> None:
         super().__init__()
         self.last = last
         self.head = nn.Linear(width, classes)
@@ -115,8 +121,10 @@ class Arm:
         )
         train = [name for name, _ in made.named_parameters() if not name.startswith("last.")]
         steps: Sequence[tuple[int, str | tuple[str, ...], str]] = (
-            (self.shared_rank, ON, "default"), (self.own_rank, ON, "own"), (self.head_rank, "head", "own"),
-        )  # fmt: skip
+            (self.shared_rank, ON, "default"),
+            (self.own_rank, ON, "own"),
+            (self.head_rank, "head", "own"),
+        )
         for rank, on, name in steps:
             if rank:
                 made = fedkeep.adapters(made, rank, on, train=train, name=name)

@@ -110,15 +110,24 @@ class Cell:
         if self.arm != "counts":
             sizes = {n: v for n, v in vars(it).items() if n not in ("title", "private")}
             trained = {
-                "sizes": sizes, "private": list(it.private), "recipe": dict(RECIPE),
-                "tokens": backbone.TOKENS, "layers": LAYERS, "seed": self.seed,
-            }  # fmt: skip
+                "sizes": sizes,
+                "private": list(it.private),
+                "recipe": dict(RECIPE),
+                "tokens": backbone.TOKENS,
+                "layers": LAYERS,
+                "seed": self.seed,
+            }
         settings = same | trained
         file = self.results / f"{self.name}-{digest(settings, dict(self.source))}.json"
         revision = REVISION if trained else 0
         return Slot(
-            kind=Found, file=file, settings=settings, source=dict(self.source), rounded=True, revision=revision
-        )  # fmt: skip
+            kind=Found,
+            file=file,
+            settings=settings,
+            source=dict(self.source),
+            rounded=True,
+            revision=revision,
+        )
 
     @property
     def cache(self) -> Path:
@@ -146,10 +155,19 @@ class Cell:
             private, sent = sizes_of(self.arm, model)
             folder = self.runs / self.slot.run
             run = simulate(
-                model, recipe(self.arm), data, epochs=RECIPE["epochs"], cohort=RECIPE["cohort"], seed=self.seed,
-                engine="sequential", device=self.device, evaluate_every=0, out=folder,
-                resume=(folder / "run.json").exists(), progress=progress,
-            )  # fmt: skip
+                model,
+                recipe(self.arm),
+                data,
+                epochs=RECIPE["epochs"],
+                cohort=RECIPE["cohort"],
+                seed=self.seed,
+                engine="sequential",
+                device=self.device,
+                evaluate_every=0,
+                out=folder,
+                resume=(folder / "run.json").exists(),
+                progress=progress,
+            )
             gpu = environment(self.device).get("gpu", "")
             found = {s: run.judge(("own",), s)[0].per_client("own") for s in ("valid", "test")}
         valid, test = (pooled(found[s]) for s in ("valid", "test"))

@@ -38,9 +38,17 @@ ROWS = {
 }
 """Rows of the tables: the title, and the cell that it is read from."""
 RECIPE: Mapping[str, Any] = {
-    "dim": 64, "dropout": 0.3, "word_dropout": 0.3, "batch_size": 16, "cohort": 10, "local_rate": 1.0,
-    "server": "adagrad", "server_rate": 0.2, "server_eps": 1e-4, "epochs": 3,
-}  # fmt: skip
+    "dim": 64,
+    "dropout": 0.3,
+    "word_dropout": 0.3,
+    "batch_size": 16,
+    "cohort": 10,
+    "local_rate": 1.0,
+    "server": "adagrad",
+    "server_rate": 0.2,
+    "server_eps": 1e-4,
+    "epochs": 3,
+}
 ABOUT = """\
 The channel of a message of `zulip_channels`, of 163, from its words and its author. By time, each user's first 80 % of
 messages train, the next 10 % validate and the last 10 % test. In the random split half of the test messages lie within
@@ -100,8 +108,13 @@ class Cell:
         file = self.slot_folder / f"{self.name}-{digest(settings, dict(self.source))}.json"
         revision = REVISION if (self.order, self.part) == ("time", "own") else 0
         return Slot(
-            kind=Found, file=file, settings=settings, source=dict(self.source), rounded=True, revision=revision
-        )  # fmt: skip
+            kind=Found,
+            file=file,
+            settings=settings,
+            source=dict(self.source),
+            rounded=True,
+            revision=revision,
+        )
 
     def _own(self) -> dict[str, Any]:
         """Return what the own counts and the memory depend on; the text alone has neither."""
@@ -150,10 +163,19 @@ class Cell:
         )
         folder = self.runs / self.slot.run
         run = simulate(
-            model, recipe(), data, epochs=RECIPE["epochs"], cohort=RECIPE["cohort"], seed=self.seed,
-            engine="sequential" if not alone else "auto", workers=1, evaluate_every=0, out=folder,
-            resume=(folder / "run.json").exists(), progress=progress,
-        )  # fmt: skip
+            model,
+            recipe(),
+            data,
+            epochs=RECIPE["epochs"],
+            cohort=RECIPE["cohort"],
+            seed=self.seed,
+            engine="sequential" if not alone else "auto",
+            workers=1,
+            evaluate_every=0,
+            out=folder,
+            resume=(folder / "run.json").exists(),
+            progress=progress,
+        )
         model.load_state_dict(dict(run.server), strict=False)
         return {split: text_logits(model, data, split) for split in ("valid", "test")}
 
@@ -259,8 +281,10 @@ def written(request: Request, cells: Sequence[Cell]) -> Path:
     )
     chosen = "\n".join(
         f"- {cell.name}, {ROWS[key][0]}: {', '.join(f'{n} {v:.4g}' for n, v in row.chosen.items())}"
-        for cell, f in finished.items() for key, row in f.result.rows.items() if row.chosen
-    )  # fmt: skip
+        for cell, f in finished.items()
+        for key, row in f.result.rows.items()
+        if row.chosen
+    )
     said = f"Chosen on valid:\n\n{chosen}" if chosen else ""
     recipe_said = "Recipe: " + ", ".join(f"`{n} = {v}`" for n, v in RECIPE.items()) + "."
     faults = {

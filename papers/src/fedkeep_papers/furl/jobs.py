@@ -75,9 +75,13 @@ class JobSpec:
         resume = (self.folder / "run.json").exists()
         try:
             return run_config(
-                config, folder=self.data, out=self.folder, resume=resume, progress=progress,
+                config,
+                folder=self.data,
+                out=self.folder,
+                resume=resume,
+                progress=progress,
                 workers=None if alone or config.run.engine == "pooled" else 1,
-            )  # fmt: skip
+            )
         except (NonFiniteError, RoundError) as error:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self.folder / "fault.txt", f"{error}\n".encode())

@@ -47,10 +47,14 @@ def counted(data: FederatedData) -> dict[str, Scored]:
     classes = int(data.meta["classes"])
 
     def scores(half_life: float) -> dict[str, Array]:
-        table = np.stack([
-            decayed(label[r.start : r.stop], time[r.start : r.stop].astype(float), classes, half_life).sum(0)
-            for r in (data.rows(client, "train") for client in range(len(data)))
-        ])  # fmt: skip
+        table = np.stack(
+            [
+                decayed(
+                    label[r.start : r.stop], time[r.start : r.stop].astype(float), classes, half_life
+                ).sum(0)
+                for r in (data.rows(client, "train") for client in range(len(data)))
+            ]
+        )
         return {s: table[data.clients_of(data.split_rows(s))] for s in ("valid", "test")}
 
     every = {days: scores(days) for days in HALF_LIVES}

@@ -50,9 +50,12 @@ def sweep(request: Request) -> Path:
             first = [row for row in own if values and row.value == max(values)]
             best += first if len(first) == 1 else []
         _, markdown = write_results(
-            request.out, result_name("furl-sweep", request.scale), rows, title="FURL: learning rates swept",
+            request.out,
+            result_name("furl-sweep", request.scale),
+            rows,
+            title="FURL: learning rates swept",
             preamble=_preamble(request.scale, best),
-        )  # fmt: skip
+        )
         return markdown
 
     jobs.run_jobs([s for s in specs if request.wants(s.name)], request.workers, request.progress, write)
@@ -79,9 +82,13 @@ def _row(scene: str, method: str, metric: str, specs: Mapping[int, JobSpec], sca
         (read_info(folder).get("environment") or {}).get("commit") or "" for folder in folders.values()
     }
     return over_seeds(
-        scene, method, metric, {seed: value for seed, value in values.items() if not math.isnan(value)}, scale=scale,
+        scene,
+        method,
+        metric,
+        {seed: value for seed, value in values.items() if not math.isnan(value)},
+        scale=scale,
         commit=", ".join(sorted(commits - {""})),
-    )  # fmt: skip
+    )
 
 
 def _preamble(scale: str, best: Sequence[Row]) -> str:

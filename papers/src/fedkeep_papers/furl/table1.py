@@ -14,14 +14,22 @@ from fedkeep_papers.furl.scenes import SCENES, read, result_name, specs_of
 
 PUBLISHED = {
     "Sticker": {
-        "training_samples": 750e3, "evaluation_samples": 94e3, "test_samples": 96e3, "users": 3.4e3,
-        "mean_samples_of_a_user": 274.0, "classes": 2.0,
+        "training_samples": 750e3,
+        "evaluation_samples": 94e3,
+        "test_samples": 96e3,
+        "users": 3.4e3,
+        "mean_samples_of_a_user": 274.0,
+        "classes": 2.0,
     },
     "Subreddit": {
-        "training_samples": 752e3, "evaluation_samples": 94e3, "test_samples": 96e3, "users": 3.8e3,
-        "mean_samples_of_a_user": 248.0, "classes": 256.0,
+        "training_samples": 752e3,
+        "evaluation_samples": 94e3,
+        "test_samples": 96e3,
+        "users": 3.8e3,
+        "mean_samples_of_a_user": 248.0,
+        "classes": 256.0,
     },
-}  # fmt: skip
+}
 
 
 MINUTES = 10
@@ -44,7 +52,7 @@ def statistics(data: FederatedData) -> dict[str, float]:
 def near_training(data: FederatedData) -> dict[str, float]:
     """Return how many test examples lie within ten minutes of a training example of the same user, and of how many of
     these the nearest one in time (the earlier of two) has the same label.
-    """  # fmt: skip
+    """
     time, label = (np.asarray(data.columns[name]) for name in ("time", "label"))
     near = same = 0
     for client in range(len(data)):
@@ -79,11 +87,16 @@ def table1(request: Request) -> Path:
         found, known = statistics(read(scene, request)), PUBLISHED[scene.stands_for]
         rows += [
             over_seeds(
-                scene.name, scene.stands_for, metric, {seed: float(value)}, published=known.get(metric),
-                scale=request.scale, commit=now,
+                scene.name,
+                scene.stands_for,
+                metric,
+                {seed: float(value)},
+                published=known.get(metric),
+                scale=request.scale,
+                commit=now,
             )
             for metric, value in found.items()
-        ]  # fmt: skip
+        ]
     text = "The published numbers are of the paper's data, in whose place these stand; see `furl-table3`."
     name = result_name("furl-table1", request.scale)
     return write_results(request.out, name, rows, title="FURL, Table 1: the data", preamble=text)[1]

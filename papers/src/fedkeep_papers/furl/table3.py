@@ -187,10 +187,15 @@ class _Sheet:
                 values = {seed: o.test for seed, o in own.items() if not math.isnan(o.test)}
                 rows.append(
                     over_seeds(
-                        scene.name, configuration.name, scene.metric, values, published=configuration.published,
-                        scale=self.request.scale, commit=", ".join(sorted({o.commit for o in own.values()} - {""})),
+                        scene.name,
+                        configuration.name,
+                        scene.metric,
+                        values,
+                        published=configuration.published,
+                        scale=self.request.scale,
+                        commit=", ".join(sorted({o.commit for o in own.values()} - {""})),
                     )
-                )  # fmt: skip
+                )
                 faults += [
                     f"- {scene.name}, {configuration.name}, seed {s}: {o.fault}"
                     for s, o in own.items()
@@ -199,9 +204,13 @@ class _Sheet:
             rows += [row for row in self.references if row.scene == scene.name]
             figures += [path for kind in FIGURES if (path := _figure(self.folder, scene, kind)).exists()]
         _, markdown = write_results(
-            self.request.out, self.result, rows, title="FURL, Table 3 and Figures 2-5",
-            preamble="\n\n".join(self._text(faults)), figures=figures,
-        )  # fmt: skip
+            self.request.out,
+            self.result,
+            rows,
+            title="FURL, Table 3 and Figures 2-5",
+            preamble="\n\n".join(self._text(faults)),
+            figures=figures,
+        )
         return markdown
 
     def _text(self, faults: Sequence[str]) -> list[str]:
@@ -298,16 +307,19 @@ def _draw(
     }
     if ran:
         plots.learning_curves(
-            {row.name: list(o.curve) for row, o in ran.items()}, _figure(folder, scene, "figure3"),
-            metric=scene.metric, title=f"{scene.name}, validation examples, seed {seed}",
-        )  # fmt: skip
+            {row.name: list(o.curve) for row, o in ran.items()},
+            _figure(folder, scene, "figure3"),
+            metric=scene.metric,
+            title=f"{scene.name}, validation examples, seed {seed}",
+        )
     pair = {row.name: o for row, o in ran.items() if row.name in PAIR}
     if len(pair) < len(PAIR):
         return
     plots.client_distribution(
         {name: dict(o.clients) for name, o in pair.items()},
-        _figure(folder, scene, "users"), metric="accuracy",
-    )  # fmt: skip
+        _figure(folder, scene, "users"),
+        metric="accuracy",
+    )
     federated = specs[PAIR[1], seed]
     if all(jobs.is_finished(specs[name, seed].folder) for name in PAIR):
         loaded = {name: jobs.load_job(specs[name, seed]) for name in PAIR}

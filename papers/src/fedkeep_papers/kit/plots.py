@@ -156,9 +156,15 @@ def _scatter_numbers(axes: Axes, points: Sequence[Mapping[str, Any]], palette: P
     rest = [p for p in points if p.get("trait") is None]
     axes.scatter([p["x"] for p in rest], [p["y"] for p in rest], c=GREY, s=size, linewidths=0)
     return axes.scatter(
-        [p["x"] for p in known], [p["y"] for p in known], c=[p["trait"] for p in known], s=size, cmap="cividis",
-        vmin=palette.low, vmax=palette.high, linewidths=0,
-    )  # fmt: skip
+        [p["x"] for p in known],
+        [p["y"] for p in known],
+        c=[p["trait"] for p in known],
+        s=size,
+        cmap="cividis",
+        vmin=palette.low,
+        vmax=palette.high,
+        linewidths=0,
+    )
 
 
 def _scatter_categories(
@@ -171,9 +177,15 @@ def _scatter_categories(
         if own or i >= 0:
             label = palette.text(trait) if i >= 0 else "other"
             axes.scatter(
-                [p["x"] for p in own], [p["y"] for p in own], color=COLOURS[i] if i >= 0 else GREY, s=size,
-                marker=MARKERS[i] if i >= 0 else "o", alpha=0.85, linewidths=0, label=plain(label),
-            )  # fmt: skip
+                [p["x"] for p in own],
+                [p["y"] for p in own],
+                color=COLOURS[i] if i >= 0 else GREY,
+                s=size,
+                marker=MARKERS[i] if i >= 0 else "o",
+                alpha=0.85,
+                linewidths=0,
+                label=plain(label),
+            )
 
 
 def client_distribution(
@@ -299,9 +311,14 @@ def cold_start(analysis: Mapping[str, Any], path: Path) -> Path:
                 (j, m, s) for j, (m, s) in enumerate(zip(entry["mean"], std, strict=True)) if m is not None
             ]
             axes.errorbar(
-                [j for j, *_ in known], [scale * m for _, m, _ in known], yerr=[scale * (s or 0) for *_, s in known],
-                fmt="o-", color=COLOURS[i % len(COLOURS)], capsize=2, label=plain(entry.get("name") or ""),
-            )  # fmt: skip
+                [j for j, *_ in known],
+                [scale * m for _, m, _ in known],
+                yerr=[scale * (s or 0) for *_, s in known],
+                fmt="o-",
+                color=COLOURS[i % len(COLOURS)],
+                capsize=2,
+                label=plain(entry.get("name") or ""),
+            )
         axes.set_xticks(range(len(names)), names)
         axes.set_xlabel("own examples k, to which the private part is fitted")
         axes.set_ylabel(axis_name(metric, " of new users"))

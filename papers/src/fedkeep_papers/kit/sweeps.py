@@ -60,16 +60,25 @@ def sweep_panels(
                 known = sorted((x, scale * m, scale * (s or 0.0)) for x, m, s in points if math.isfinite(m))
                 xs, means = [x for x, _, _ in known], [m for _, m, _ in known]
                 axes.plot(
-                    xs, means, color=colour, marker=MARKERS[place % len(MARKERS)], markersize=4, label=plain(name)
-                )  # fmt: skip
+                    xs,
+                    means,
+                    color=colour,
+                    marker=MARKERS[place % len(MARKERS)],
+                    markersize=4,
+                    label=plain(name),
+                )
                 low, high = [m - s for _, m, s in known], [m + s for _, m, s in known]
                 axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
             for name, pairs in ((published or {}).get(title) or {}).items():
                 if name in names:
                     axes.plot(
-                        [x for x, _ in pairs], [scale * y for _, y in pairs], linestyle=(0, (4, 3)), linewidth=1.0,
-                        color=COLOURS[names.index(name) % len(COLOURS)], alpha=0.8,
-                    )  # fmt: skip
+                        [x for x, _ in pairs],
+                        [scale * y for _, y in pairs],
+                        linestyle=(0, (4, 3)),
+                        linewidth=1.0,
+                        color=COLOURS[names.index(name) % len(COLOURS)],
+                        alpha=0.8,
+                    )
             axes.set_title(title, fontsize=10, parse_math=False)
             axes.set_xlabel(setting)
         every[0].set_ylabel(axis_name(metric, ""))

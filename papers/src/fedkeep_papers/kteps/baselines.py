@@ -113,11 +113,15 @@ def baselines(request: Request) -> Path:
         ways = {"sp": "own"} | {how: how for how in BRANCHES}
         lines += [
             Line(
-                book.fdu.name, f"Table 8, {architecture}, λ2 = {two:g}, {how}", "accuracy_ap", cells,
-                personalized(METHODS["KTEPS"], predict=kept), known,
+                book.fdu.name,
+                f"Table 8, {architecture}, λ2 = {two:g}, {how}",
+                "accuracy_ap",
+                cells,
+                personalized(METHODS["KTEPS"], predict=kept),
+                known,
             )
             for how, kept in ways.items()
-        ]  # fmt: skip
+        ]
     return book.make(lines, "KTEPS: how PFL-DA, FedFusion, FedProx, Tables 7 and 8 are read", ABOUT)
 
 

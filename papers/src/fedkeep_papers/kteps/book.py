@@ -338,10 +338,15 @@ class Book:
             values = {seed: value for seed, value in values.items() if not math.isnan(value)}
             rows.append(
                 over_seeds(
-                    line.scene, line.method, line.metric, values, published=line.published, scale=self.scale,
+                    line.scene,
+                    line.method,
+                    line.metric,
+                    values,
+                    published=line.published,
+                    scale=self.scale,
                     commit=commits,
                 )
-            )  # fmt: skip
+            )
         tasks = [*(self.task(cell) for line in lines for cell in line.cells.values()), *others]
         known = {task.cell.name: task.slot.find() for task in tasks}
         faults = [

@@ -181,9 +181,13 @@ class Task:
         began = time.perf_counter()
         try:
             run = run_config(
-                config if alone else _for_one_core(config), data=data, folder=self.data, out=scratch,
-                resume=(scratch / "run.json").exists(), progress=progress,
-            )  # fmt: skip
+                config if alone else _for_one_core(config),
+                data=data,
+                folder=self.data,
+                out=scratch,
+                resume=(scratch / "run.json").exists(),
+                progress=progress,
+            )
             seconds = _seconds(run, time.perf_counter() - began)
             self.slot.write(
                 Numbers(**about, seconds=seconds, **_measured(run), **_curves(run, cell, progress))

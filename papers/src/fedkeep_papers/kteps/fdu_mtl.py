@@ -17,9 +17,23 @@ from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 
 DOMAINS = (
-    "apparel", "baby", "books", "camera_photo", "dvd", "electronics", "health_personal_care", "kitchen_housewares",
-    "magazines", "music", "software", "sports_outdoors", "toys_games", "video", "imdb", "MR",
-)  # fmt: skip
+    "apparel",
+    "baby",
+    "books",
+    "camera_photo",
+    "dvd",
+    "electronics",
+    "health_personal_care",
+    "kitchen_housewares",
+    "magazines",
+    "music",
+    "software",
+    "sports_outdoors",
+    "toys_games",
+    "video",
+    "imdb",
+    "MR",
+)
 SPLITS = ("train", "test")
 LABELS = ("negative", "positive")
 ONE_FILE = "fdu_mtl.jsonl.gz"
@@ -76,9 +90,16 @@ def raw_fdu_mtl(
                 )
     meta = {"name": "fdu_mtl", "source": {file.name: sha256(file) for file in files}}
     return raw_reviews(
-        reviews, meta, label_names=LABELS, max_length=max_length, vocabulary=vocabulary, valid=valid,
-        drop_duplicates=drop_duplicates, limit=limit, seed=seed,
-    )  # fmt: skip
+        reviews,
+        meta,
+        label_names=LABELS,
+        max_length=max_length,
+        vocabulary=vocabulary,
+        valid=valid,
+        drop_duplicates=drop_duplicates,
+        limit=limit,
+        seed=seed,
+    )
 
 
 fdu_mtl = encoded_alone(raw_fdu_mtl)

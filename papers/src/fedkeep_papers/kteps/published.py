@@ -10,12 +10,31 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 AG_METHODS = (
-    "Indiv", "FS", "ASP-MTL", "FedAvg", "FedFusion", "PFL-DA", "FedProx", "FedMMD", "KTEPS", "KTEPS⋆",
-)  # fmt: skip
-AP_METHODS = (
-    "Indiv", "FS", "ASP-MTL", "FedAvg", "FedPer", "LG-FedAvg", "FedFusion", "PFL-DA", "FedProx", "FedMMD", "KTEPS",
+    "Indiv",
+    "FS",
+    "ASP-MTL",
+    "FedAvg",
+    "FedFusion",
+    "PFL-DA",
+    "FedProx",
+    "FedMMD",
+    "KTEPS",
     "KTEPS⋆",
-)  # fmt: skip
+)
+AP_METHODS = (
+    "Indiv",
+    "FS",
+    "ASP-MTL",
+    "FedAvg",
+    "FedPer",
+    "LG-FedAvg",
+    "FedFusion",
+    "PFL-DA",
+    "FedProx",
+    "FedMMD",
+    "KTEPS",
+    "KTEPS⋆",
+)
 
 _AG = """
 apparel              83.6 86.4 86.0 86.2 84.1 85.2 86.0 87.6 85.7 84.4

@@ -100,9 +100,12 @@ def _cell(book: Book, method: str, name: str, seed: int, *, held_out: bool) -> C
     if held_out:
         further += (("data.valid", str(HELD_OUT)),)
     return Cell(
-        f"{book.fdu.name.lower()}-reading-{slug}-{book.scale}-{seed}", config,
-        book.overrides(book.fdu, config, further, seed), (RATIO,), split="valid" if held_out else "test",
-    )  # fmt: skip
+        f"{book.fdu.name.lower()}-reading-{slug}-{book.scale}-{seed}",
+        config,
+        book.overrides(book.fdu, config, further, seed),
+        (RATIO,),
+        split="valid" if held_out else "test",
+    )
 
 
 def _lines(asked: Cells, scene: str, metric: str) -> list[Line]:

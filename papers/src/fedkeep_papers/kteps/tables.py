@@ -128,13 +128,17 @@ def table5(request: Request) -> Path:
     book = Book(request, "kteps-table5")
     lines = [
         Line(
-            book.title(scene), f"{method}, ratio {ratio:g}", "accuracy_ap", book.cells(scene, method),
-            personalized(METHODS[method], ratio=ratio), published.TUNING_RATES.get(scene.name, {}).get((method, ratio)),
+            book.title(scene),
+            f"{method}, ratio {ratio:g}",
+            "accuracy_ap",
+            book.cells(scene, method),
+            personalized(METHODS[method], ratio=ratio),
+            published.TUNING_RATES.get(scene.name, {}).get((method, ratio)),
         )
         for scene in book.every
         for method in STARS
         for ratio in published.RATIOS
-    ]  # fmt: skip
+    ]
     return book.make(
         lines,
         "KTEPS, Table 5: the learning rate of personalisation",
@@ -147,13 +151,17 @@ def table6(request: Request) -> Path:
     book = Book(request, "kteps-table6")
     lines = [
         Line(
-            book.title(scene), f"{method}, {how}", "accuracy_ap", book.cells(scene, method),
-            personalized(METHODS[method], predict=how), published.INFERENCE.get(scene.name, {}).get((method, how)),
+            book.title(scene),
+            f"{method}, {how}",
+            "accuracy_ap",
+            book.cells(scene, method),
+            personalized(METHODS[method], predict=how),
+            published.INFERENCE.get(scene.name, {}).get((method, how)),
         )
         for scene in book.every
         for method in STARS
         for how in published.INFERENCES
-    ]  # fmt: skip
+    ]
     return book.make(
         lines,
         "KTEPS, Table 6: which branch predicts",

@@ -68,9 +68,16 @@ def raw_tang(
             reviews.add(name, split, LABELS[(rating - 1) * CLASSES // corpora[name]], words)
     meta = {"name": "tang", "source": {file.name: sha256(file) for file in files.values()}}
     return raw_reviews(
-        reviews, meta, label_names=LABELS, max_length=max_length, vocabulary=vocabulary, valid=valid,
-        drop_duplicates=drop_duplicates, limit=limit, seed=seed,
-    )  # fmt: skip
+        reviews,
+        meta,
+        label_names=LABELS,
+        max_length=max_length,
+        vocabulary=vocabulary,
+        valid=valid,
+        drop_duplicates=drop_duplicates,
+        limit=limit,
+        seed=seed,
+    )
 
 
 tang = encoded_alone(raw_tang)

@@ -121,9 +121,12 @@ def _cell(book: Book, name: str, seed: int, held_out: bool = False, method: str 
         own += (("data.valid", str(HELD_OUT)),)
     slug = (name if method == "KTEPS" else f"{method} {name}").replace(", ", "-").replace(" ", "-").lower()
     return Cell(
-        f"{book.fdu.name.lower()}-variant-{slug}-{'held-out-' if held_out else ''}{book.scale}-{seed}", config,
-        book.overrides(book.fdu, config, own, seed), (RATIO,), split="valid" if held_out else "test",
-    )  # fmt: skip
+        f"{book.fdu.name.lower()}-variant-{slug}-{'held-out-' if held_out else ''}{book.scale}-{seed}",
+        config,
+        book.overrides(book.fdu, config, own, seed),
+        (RATIO,),
+        split="valid" if held_out else "test",
+    )
 
 
 def _tries(found: Mapping[str, float], rounds: Mapping[str, int]) -> str:

@@ -94,9 +94,13 @@ class Work:
         found = self.adapted(variant)
         seconds = time.perf_counter() - began
         return Result(
-            tuple(found.accuracies("valid")), tuple(found.accuracies("test")), self.balanced(found),
-            tuple(found.stopped.get(c, ()) for c in found.clients), round(seconds, 1), commit() or "",
-        )  # fmt: skip
+            tuple(found.accuracies("valid")),
+            tuple(found.accuracies("test")),
+            self.balanced(found),
+            tuple(found.stopped.get(c, ()) for c in found.clients),
+            round(seconds, 1),
+            commit() or "",
+        )
 
     def adapted(self, variant: Variant) -> AdaptedClients:
         """Return the clients with the models that a variant gives them."""
@@ -166,9 +170,13 @@ class Work:
                 run = replace(start, server=read_tensors(final), round=cell.federation.rounds)
             else:
                 run = run_config(
-                    config, data=self.data(), out=out, resume=(out / "run.json").exists(),
-                    progress=self.progress, workers=self.workers,
-                )  # fmt: skip
+                    config,
+                    data=self.data(),
+                    out=out,
+                    resume=(out / "run.json").exists(),
+                    progress=self.progress,
+                    workers=self.workers,
+                )
                 write_tensors(final, run.server)
             self._known["run"] = run
         found: Run = self._known["run"]

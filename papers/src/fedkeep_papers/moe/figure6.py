@@ -40,8 +40,10 @@ FEW: dict[By, tuple[float, ...]] = {"client": (0.5, 0.9), "example": (0.4, 0.8),
 """What opts out: 2 and 4 of five clients, as in Figure 3, and as many images; one of a client's majority classes."""
 MANY: dict[By, tuple[float, ...]] = {**FEW, "client": (0.2, 0.5, 0.7, 0.9), "example": (0.2, 0.4, 0.6, 0.8)}
 WHO: dict[By, str] = {
-    "client": "whole clients", "example": "each client's images, at random", "class": "each client's majority class",
-}  # fmt: skip
+    "client": "whole clients",
+    "example": "each client's images, at random",
+    "class": "each client's majority class",
+}
 ARCHITECTURES = ("the paper's CNN", "small CNN", "linear")
 WAYS = tuple(Way(v) for v in PAPER)
 ALIKE = {v.name: tuple(Way(k) for k in (v, *KINDS) if k.kind == v.kind) for v in (LOCAL, MIXTURE)}
@@ -57,11 +59,14 @@ def figure6(request: Request) -> Path:
         [scene, *(replace(scene, q=q, by=by) for by in fractions for q in fractions[by])] for scene in scenes
     ]
     cells = tuple(
-        (Cell(replace(scene, seed=seed), size.federation, size.adapting), PAPER if scene.q else (*PAPER, *KINDS))
+        (
+            Cell(replace(scene, seed=seed), size.federation, size.adapting),
+            PAPER if scene.q else (*PAPER, *KINDS),
+        )
         for group in groups
         for scene in group
         for seed in seeds_of(request, size)
-    )  # fmt: skip
+    )
     own = Sheet(request, size, cells)
     own.run()
     rows: list[Row] = []

@@ -81,7 +81,8 @@ METHODS: dict[str, Entry] = {
     "FedMMD": Entry("λ = 0.01", lambda p: fedmmd(local=p)),
     "FedPer": Entry("a private last layer", lambda p: fedper(HEAD, local=p)),
     "FedRep": Entry(
-        "a private last layer, 3 epochs of it, then 3 of the rest", lambda p: fedrep(HEAD, head_epochs=3, local=p)
+        "a private last layer, 3 epochs of it, then 3 of the rest",
+        lambda p: fedrep(HEAD, head_epochs=3, local=p),
     ),
     "LG-FedAvg": Entry(
         "both convolutions and the first linear layer are private", lambda p: lg_fedavg(ENCODER, local=p)
@@ -98,12 +99,14 @@ METHODS: dict[str, Entry] = {
         ),
     ),
     "Per-FedAvg": Entry(
-        "first order, α = 0.01; judged after one step of each client", lambda p: per_fedavg(local=p), adapts=True
+        "first order, α = 0.01; judged after one step of each client",
+        lambda p: per_fedavg(local=p),
+        adapts=True,
     ),
     "PFL-DA": Entry(
         "a private copy and a linear gate on features", lambda p: pfl_da(local=p).but(extend=AddGate("out"))
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -200,10 +203,16 @@ class MethodTask:
         curve = tuple((number, valid[number], test[number]) for number in sorted(valid))
         self.cell.slot(self.results, source_of(self.cell.scene, self.data)).write(
             Found(
-                self.cell.name, valid[best], test[best], best, valid[run.round], test[run.round], curve,
+                self.cell.name,
+                valid[best],
+                test[best],
+                best,
+                valid[run.round],
+                test[run.round],
+                curve,
                 commit() or "",
             )
-        )  # fmt: skip
+        )
 
     def run(self, workers: int | None = None, progress: bool | None = None) -> Run:
         """Train, or go on with a run that was stopped; the arguments are ``simulate``'s."""
@@ -212,10 +221,19 @@ class MethodTask:
         data = build_data(config, self.data)
         out = self.runs / cell.file(self.results).stem
         return simulate(
-            build_model(config, data), cell.method(), data, rounds=cell.rounds, cohort=cell.scene.clients,
-            seed=cell.scene.seed, out=out, resume=(out / "run.json").exists(), name=cell.name, progress=progress,
-            evaluate_every=max(1, cell.rounds // 50), workers=workers,
-        )  # fmt: skip
+            build_model(config, data),
+            cell.method(),
+            data,
+            rounds=cell.rounds,
+            cohort=cell.scene.clients,
+            seed=cell.scene.seed,
+            out=out,
+            resume=(out / "run.json").exists(),
+            name=cell.name,
+            progress=progress,
+            evaluate_every=max(1, cell.rounds // 50),
+            workers=workers,
+        )
 
 
 def _curve(history: Sequence[Record], split: str) -> dict[int, float]:
@@ -259,7 +277,7 @@ def table(request: Request) -> Path:
                     over_seeds(
                         scene_name(scene, split), name, METRIC, values, scale=request.scale, commit=commits
                     )
-                )  # fmt: skip
+                )
     settings = "\n".join(f"- {name}: {entry.about}" for name, entry in METHODS.items())
     adapting = ", ".join(name for name, entry in METHODS.items() if entry.adapts)
     extra = (

@@ -5,18 +5,24 @@ from __future__ import annotations
 # Table 2: CIFAR-10, 5 clients, 500 images, q = 0, four runs: by p and method, (mean, deviation).
 TABLE2: dict[float, dict[str, tuple[float, float]]] = {
     1.0: {
-        "FedAvg": (0.2735, 0.0327), "Local": (0.8405, 0.0184), "Fine-tuned": (0.8530, 0.0330),
+        "FedAvg": (0.2735, 0.0327),
+        "Local": (0.8405, 0.0184),
+        "Fine-tuned": (0.8530, 0.0330),
         "Mixture": (0.8645, 0.0528),
     },
     0.9: {
-        "FedAvg": (0.3505, 0.0347), "Local": (0.7505, 0.0369), "Fine-tuned": (0.7521, 0.0288),
+        "FedAvg": (0.3505, 0.0347),
+        "Local": (0.7505, 0.0369),
+        "Fine-tuned": (0.7521, 0.0288),
         "Mixture": (0.7535, 0.0262),
     },
     0.8: {
-        "FedAvg": (0.3914, 0.0332), "Local": (0.6566, 0.0137), "Fine-tuned": (0.6561, 0.0152),
+        "FedAvg": (0.3914, 0.0332),
+        "Local": (0.6566, 0.0137),
+        "Fine-tuned": (0.6561, 0.0152),
         "Mixture": (0.6717, 0.0196),
     },
-}  # fmt: skip
+}
 
 # A plot in the authors' repository of 23 November 2020 (50 clients, 100 images each), read by eye to about a point; it
 # is not certain to be the printed Figure 2. p = 0.2 to 1.0 in steps of 0.1.

@@ -35,8 +35,12 @@ class Cell:
     def slot(self, folder: Path, variant: Variant, source: Mapping[str, str]) -> Slot[Result]:
         """Return where a variant's result is kept, given the sha256 of the images' files."""
         return Slot(
-            kind=Result, file=self.file(folder, variant), settings=self.settings(variant), source=source, shared=True
-        )  # fmt: skip
+            kind=Result,
+            file=self.file(folder, variant),
+            settings=self.settings(variant),
+            source=source,
+            shared=True,
+        )
 
     def settings(self, variant: Variant) -> dict[str, Any]:
         """Return all that a variant's result depends on, as plain data."""

@@ -89,9 +89,13 @@ class Scene:
     def tables(self) -> dict[str, Any]:
         """Return the configuration's table ``data``."""
         partition = {
-            "kind": "majority", "clients": self.clients, "p": float(self.p), "train": self.train,
-            "valid": self.valid, "test": self.test,
-        }  # fmt: skip
+            "kind": "majority",
+            "clients": self.clients,
+            "p": float(self.p),
+            "train": self.train,
+            "valid": self.valid,
+            "test": self.test,
+        }
         if self.dataset == "cifar100":
             partition["valid_from"] = "train"
         data: dict[str, Any] = {"reader": self.dataset, "partition": partition}
@@ -109,9 +113,10 @@ class Scene:
     def opted_out(self) -> str:
         """Who opts out, for tables; empty: nobody."""
         ways = {
-            "client": f"q = {self.q:g}", "example": f"{self.q:g} of each client's images out",
+            "client": f"q = {self.q:g}",
+            "example": f"{self.q:g} of each client's images out",
             "class": f"{self.hidden} of each client's {MAJORITY} majority classes out",
-        }  # fmt: skip
+        }
         return ways[self.by] if self.q else ""
 
 
@@ -142,9 +147,13 @@ class Federation:
         """The settings' part of a file's name; what is the paper's is left out."""
         parts = [f"r{self.rounds}"]
         for name, letter in (
-            ("epochs", "e"), ("batch_size", "b"), ("learning_rate", "lr"), ("fraction", "f"), ("mu", "mu"),
+            ("epochs", "e"),
+            ("batch_size", "b"),
+            ("learning_rate", "lr"),
+            ("fraction", "f"),
+            ("mu", "mu"),
             ("server_momentum", "sm"),
-        ):  # fmt: skip
+        ):
             if getattr(self, name) != getattr(Federation, name):
                 parts.append(f"{letter}{getattr(self, name):g}")
         return "-".join([*parts, *(["aug"] if self.augment else [])])
@@ -152,25 +161,36 @@ class Federation:
     def config(self, scene: Scene) -> Config:
         """Return the configuration of the federated run."""
         method: dict[str, Any] = {
-            "kind": "fedprox" if self.mu else "fedavg", "epochs": self.epochs, "batch_size": self.batch_size,
+            "kind": "fedprox" if self.mu else "fedavg",
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
             "optimizer": {"kind": "adam", "learning_rate": self.learning_rate},
-        }  # fmt: skip
+        }
         if self.mu:
             method["mu"] = float(self.mu)
         if self.augment:
             method["loss"] = {"augment": {}}
         if self.server_momentum:
             method["server_optimizer"] = {
-                "learning_rate": 1 - self.server_momentum, "momentum": self.server_momentum
-            }  # fmt: skip
+                "learning_rate": 1 - self.server_momentum,
+                "momentum": self.server_momentum,
+            }
         run = {
-            "rounds": self.rounds, "cohort": max(1, round(self.fraction * scene.clients)),
-            "sampling": "independent", "evaluate_every": max(1, self.rounds // 20),
-        }  # fmt: skip
-        config = Config.model_validate({
-            "name": "FedProx" if self.mu else "FedAvg", "seed": scene.seed, "data": scene.tables(),
-            "model": {"kind": scene.model}, "method": method, "run": run,
-        })  # fmt: skip
+            "rounds": self.rounds,
+            "cohort": max(1, round(self.fraction * scene.clients)),
+            "sampling": "independent",
+            "evaluate_every": max(1, self.rounds // 20),
+        }
+        config = Config.model_validate(
+            {
+                "name": "FedProx" if self.mu else "FedAvg",
+                "seed": scene.seed,
+                "data": scene.tables(),
+                "model": {"kind": scene.model},
+                "method": method,
+                "run": run,
+            }
+        )
         return parse_config(config.to_toml(), "The scene", dict(scene.changes)) if scene.changes else config
 
 

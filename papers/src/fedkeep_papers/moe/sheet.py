@@ -67,18 +67,37 @@ PULLED = ({"mu": 0.01}, "FedProx", (FEDAVG, TUNED, MIXTURE))
 MOMENTUM = ({"server_momentum": 0.9}, "server momentum", (FEDAVG, TUNED, MIXTURE))
 SIZES = {
     "quick": Size(
-        Federation(30), Adapting(16, 5, 2), (0,), (0.2, 0.6, 1.0), (10, 100), (0.2, 0.6, 1.0),
-        Federation(30), (FROM_TUNED, AUGMENTED[2]),
+        Federation(30),
+        Adapting(16, 5, 2),
+        (0,),
+        (0.2, 0.6, 1.0),
+        (10, 100),
+        (0.2, 0.6, 1.0),
+        Federation(30),
+        (FROM_TUNED, AUGMENTED[2]),
     ),
     "medium": Size(
-        Federation(300), Adapting(), (0, 1), COARSE_P, (10, 50, 100), (0.2, 0.6, 1.0), Federation(),
-        (*OTHERS, *AUGMENTED), (AUGMENT, PULLED, MOMENTUM),
+        Federation(300),
+        Adapting(),
+        (0, 1),
+        COARSE_P,
+        (10, 50, 100),
+        (0.2, 0.6, 1.0),
+        Federation(),
+        (*OTHERS, *AUGMENTED),
+        (AUGMENT, PULLED, MOMENTUM),
     ),
     "full": Size(
-        Federation(), Adapting(), (0, 1, 2, 3), EVERY_P, (10, 50, 100, 500), COARSE_P,
-        Federation(), (AUTHORS, FROM_TUNED, *AUGMENTED),
+        Federation(),
+        Adapting(),
+        (0, 1, 2, 3),
+        EVERY_P,
+        (10, 50, 100, 500),
+        COARSE_P,
+        Federation(),
+        (AUTHORS, FROM_TUNED, *AUGMENTED),
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -195,7 +214,7 @@ def seeds_of(request: Request, size: Size) -> tuple[int, ...]:
 
 def sheet(
     request: Request, scenes: Iterable[Scene], ways: Sequence[Way], federation: Federation | None = None
-) -> Sheet:  # fmt: skip
+) -> Sheet:
     """Return the cells of these scenes for all seeds of a scale; ``federation`` replaces the scale's FedAvg."""
     size = SIZES[request.scale]
     size = replace(size, federation=federation or size.federation)
@@ -213,15 +232,20 @@ def sheet(
 
 def row(
     own: Sheet, scene: Scene, way: Way, split: str, published: float | None = None, *, title: str = ""
-) -> Row:  # fmt: skip
+) -> Row:
     """Return the row of a way in a scene; ``title`` tells the scene from others."""
     name = scene_name(scene, split) + (f", {title}" if title and f"q = {scene.q:g}" not in title else "")
     found = [own.result(scene, way, seed) for seed in own.seeds]
     commits = dict.fromkeys(r.commit for r in found if r is not None and r.commit)
     return over_seeds(
-        name, way.name, METRIC, own.values(scene, way, split), published=published, scale=own.request.scale,
+        name,
+        way.name,
+        METRIC,
+        own.values(scene, way, split),
+        published=published,
+        scale=own.request.scale,
         commit=", ".join(commits),
-    )  # fmt: skip
+    )
 
 
 def scene_name(scene: Scene, split: str) -> str:
@@ -294,10 +318,14 @@ def partitions(own: Sheet, folder: Path) -> list[Path]:
         path = folder / f"partition-p{cell.p:g}-q{cell.q:g}.png"
         made.append(
             plots.partition_plot(
-                class_counts(data, "train").tolist(), path, clients=list(data.ids), classes=data.meta["label_names"],
-                title=f"{cell.title}, training images, p = {cell.p:g}, seed {cell.seed}", opted_out=out,
+                class_counts(data, "train").tolist(),
+                path,
+                clients=list(data.ids),
+                classes=data.meta["label_names"],
+                title=f"{cell.title}, training images, p = {cell.p:g}, seed {cell.seed}",
+                opted_out=out,
             )
-        )  # fmt: skip
+        )
     return made
 
 

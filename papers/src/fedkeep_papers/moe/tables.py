@@ -44,8 +44,10 @@ from fedkeep_papers.moe.variants import (
 )
 
 TEST_IMAGES_ALONE = {
-    "data.partition.valid": "40", "data.partition.test": "50", "data.partition.test_from": '"train"',
-}  # fmt: skip
+    "data.partition.valid": "40",
+    "data.partition.test": "50",
+    "data.partition.test_from": '"train"',
+}
 """How 50 clients share CIFAR-100's official test images, where there are no others: with 100 to train it is 9,500."""
 
 Part = tuple[str, Sequence[Scene], Sequence[Way]]  # a panel
@@ -71,10 +73,12 @@ def table2(request: Request) -> Path:
             continue
         path = request.out / name / f"p{scene.p:g}.png"
         plots.comparison_bars(
-            pairs, path, metric=METRIC,
+            pairs,
+            path,
+            metric=METRIC,
             title=f"{scene.title}, p = {scene.p:g}, {PROTOCOLS['valid']}",
             std={r.method: r.std for r in here if r.std is not None},
-        )  # fmt: skip
+        )
         figures.append(path)
     figures += partitions(own, request.out / name)
     gaps = paired(own, scenes, [(Way(MIXTURE), Way(TUNED)), (Way(MIXTURE), Way(LOCAL))])
@@ -130,9 +134,7 @@ def figure2(request: Request) -> Path:
     changes = {**(TEST_IMAGES_ALONE if alone else {}), **request.changes}
     scenes = [changed(scene, changes) for scene in usual]
     federations = [size.federation, replace(size.federation, fraction=0.1)]
-    published = {
-        name: list(zip(FIGURE2_P, values, strict=True)) for name, values in FIGURE2.items()
-    }  # fmt: skip
+    published = {name: list(zip(FIGURE2_P, values, strict=True)) for name, values in FIGURE2.items()}
     published[AUTHORS.name] = published[MIXTURE.name]
     variants = (*PAPER, AUTHORS)
     own = sheet(request, scenes, [Way(v, f) for f in federations for v in variants])
@@ -236,10 +238,14 @@ def figure5(request: Request) -> Path:
         path = request.out / result / f"{'paper' if split == 'valid' else 'clean'}.png"
         figures.append(
             difference_maps(
-                maps, path, metric=METRIC, across="fraction p of majority classes",
-                down="training images a client", label="mixture − fine-tuned",
+                maps,
+                path,
+                metric=METRIC,
+                across="fraction p of majority classes",
+                down="training images a client",
+                label="mixture − fine-tuned",
             )
-        )  # fmt: skip
+        )
     extra = (
         f"The paper's grid has nine fractions and ten sizes from 5 to 500; here p is {_listed(size.p5)} and the size "
         f"{_listed(size.train)}. Blue: the mixture is ahead of the fine-tuned model."

@@ -117,10 +117,15 @@ def mixture_model(scene: Scene, variant: Variant, data: FederatedData) -> nn.Mod
     if variant.gate != "network":
         gate = {"kind": "confidence_gate", **({"network": gate} if variant.gate == "both" else {})}
     tables = {"kind": "mixture_of_experts", "global_expert": expert, "local_expert": local, "gate": gate}
-    whole = Config.model_validate({
-        "seed": scene.seed, "data": scene.tables(), "model": ModelConfig.model_validate(tables),
-        "method": {"kind": "mixture"}, "run": {"rounds": 0},
-    })  # fmt: skip
+    whole = Config.model_validate(
+        {
+            "seed": scene.seed,
+            "data": scene.tables(),
+            "model": ModelConfig.model_validate(tables),
+            "method": {"kind": "mixture"},
+            "run": {"rounds": 0},
+        }
+    )
     return build_model(whole, data)
 
 
@@ -132,23 +137,31 @@ def adapting_method(variant: Variant, settings: Adapting) -> Method:
     stop = EarlyStopping(every=settings.every, patience=settings.patience)
     if variant.kind == "mixture":
         method = mixture(
-            tune_global=variant.tune_global, local_init=variant.local_init, mix=variant.mix,
-            local_epochs=settings.epochs, mixture_epochs=settings.epochs, early_stopping=stop,
+            tune_global=variant.tune_global,
+            local_init=variant.local_init,
+            mix=variant.mix,
+            local_epochs=settings.epochs,
+            mixture_epochs=settings.epochs,
+            early_stopping=stop,
             local=Phase(optimizer=optimizer, batch_size=settings.batch_size, epochs=3),
-        )  # fmt: skip
+        )
     elif variant.kind == "local":
         phase = Phase(
-            optimizer=optimizer, epochs=settings.epochs, batch_size=settings.batch_size, examples="all",
+            optimizer=optimizer,
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            examples="all",
             early_stopping=stop,
-        )  # fmt: skip
+        )
         method = local(local=Phase(optimizer=optimizer, batch_size=settings.batch_size)).adapting(
             phases=(phase,)
         )
     else:
         method = fine_tuned(
-            tune_epochs=settings.epochs, early_stopping=stop,
+            tune_epochs=settings.epochs,
+            early_stopping=stop,
             local=Phase(optimizer=optimizer, batch_size=settings.batch_size),
-        )  # fmt: skip
+        )
     if not variant.augment:
         return method
     return method.adapting(phases=tuple(replace(p, loss=Augmented(p.loss)) for p in method.adapt.phases))

@@ -77,9 +77,16 @@ class Gain:
         """Return what is kept of a comparison."""
         w, i = c.found, c.found.headline
         return cls(
-            c.theirs, c.unit, len(w.clients), None if i is None else (i.mean, i.low, i.high), w.at_least_better,
-            w.at_least_worse, w.count("better"), w.count("worse"), sentences(c),
-        )  # fmt: skip
+            c.theirs,
+            c.unit,
+            len(w.clients),
+            None if i is None else (i.mean, i.low, i.high),
+            w.at_least_better,
+            w.at_least_worse,
+            w.count("better"),
+            w.count("worse"),
+            sentences(c),
+        )
 
 
 @dataclass(frozen=True)
@@ -114,9 +121,13 @@ class Run:
         """Compute the cell and leave its file; see ``tasks.Task``."""
         folder, began = self.runs / self.slot.run, time.perf_counter()
         run_config(
-            self.cell.config(), folder=self.data, out=folder, resume=(folder / "run.json").exists(),
-            progress=progress, workers=None if alone else 1,
-        )  # fmt: skip
+            self.cell.config(),
+            folder=self.data,
+            out=folder,
+            resume=(folder / "run.json").exists(),
+            progress=progress,
+            workers=None if alone else 1,
+        )
         seconds = time.perf_counter() - began
         side = side_of([folder])
         environment = read_info(folder).get("environment") or {}
@@ -168,13 +179,18 @@ def gains_slot(cells: Sequence[Cell], folder: Path, source: Mapping[str, str]) -
         name: settings_of(replace(first, method=name).config()) for name in REFERENCES if name != first.method
     }
     settings = settings_of(first.config()) | {
-        "seeds": [cell.seed for cell in cells], "worth": first.method, "against": others,
-    }  # fmt: skip
+        "seeds": [cell.seed for cell in cells],
+        "worth": first.method,
+        "against": others,
+    }
     name = first.name.rpartition("-")[0]
     return Slot(
-        kind=Gains, file=folder / f"{name}-worth-{digest(settings, source)}.json", settings=settings,
-        source=source, rounded=True,
-    )  # fmt: skip
+        kind=Gains,
+        file=folder / f"{name}-worth-{digest(settings, source)}.json",
+        settings=settings,
+        source=source,
+        rounded=True,
+    )
 
 
 def is_finished(folder: Path) -> bool:

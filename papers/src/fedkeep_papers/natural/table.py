@@ -155,12 +155,16 @@ class Sheet:
         commits = ", ".join(dict.fromkeys(c for f in found.values() if (c := f.environment.get("commit"))))
         return [
             over_seeds(
-                scene.title, method, metric, {seed: f.metrics[metric] for seed, f in found.items()},
+                scene.title,
+                method,
+                metric,
+                {seed: f.metrics[metric] for seed, f in found.items()},
                 published=scene.published.get(method) if metric == scene.metrics[0] else None,
-                scale=self.request.scale, commit=commits,
+                scale=self.request.scale,
+                commit=commits,
             )
             for metric in scene.metrics
-        ]  # fmt: skip
+        ]
 
     def _unfinished(self) -> str:
         missing = [
@@ -186,9 +190,15 @@ class Sheet:
         if not lines:
             return ""
         columns = (
-            "method", "against", "gain (95 % interval)", "at least gain", "at least lose", "named better",
-            "named worse", "seeds",
-        )  # fmt: skip
+            "method",
+            "against",
+            "gain (95 % interval)",
+            "at least gain",
+            "at least lose",
+            "named better",
+            "named worse",
+            "seeds",
+        )
         note = "Each user counts once, whatever the number of examples; docs/worth.md says how to read it."
         table = Table(columns, tuple(lines), f"{scene.title}: what personalisation was worth", note, left=2)
         return to_markdown(table, level=2)

@@ -90,13 +90,16 @@ class Cell:
     def config(self) -> Config:
         """Return the run's configuration: PFLlib's defaults."""
         limit = {} if self.limit is None else {"limit": self.limit}
-        return Config.model_validate({
-            "name": self.method, "seed": self.seed,
-            "data": {"reader": "pfllib_fashion", "seed": 1, **limit},
-            "model": {"kind": "fedkeep_papers.public.pfllib:FourLayerCNN"},
-            "method": {**METHODS[self.method], "batch_size": 10, "optimizer": {"learning_rate": 0.005}},
-            "run": {"rounds": self.rounds, "cohort": 20, "evaluate_every": 1},
-        })  # fmt: skip
+        return Config.model_validate(
+            {
+                "name": self.method,
+                "seed": self.seed,
+                "data": {"reader": "pfllib_fashion", "seed": 1, **limit},
+                "model": {"kind": "fedkeep_papers.public.pfllib:FourLayerCNN"},
+                "method": {**METHODS[self.method], "batch_size": 10, "optimizer": {"learning_rate": 0.005}},
+                "run": {"rounds": self.rounds, "cohort": 20, "evaluate_every": 1},
+            }
+        )
 
     @cached_property
     def slot(self) -> Slot[Found]:
@@ -114,9 +117,13 @@ class Cell:
         """Train, or go on with a run that was stopped; see ``tasks.Task``."""
         resume = (self.folder / "run.json").exists()
         run_config(
-            self.config(), folder=self.data, out=self.folder, resume=resume, progress=progress,
+            self.config(),
+            folder=self.data,
+            out=self.folder,
+            resume=resume,
+            progress=progress,
             workers=None if alone else 1,
-        )  # fmt: skip
+        )
 
 
 def found_of(folder: Path) -> Found:
@@ -172,10 +179,15 @@ def public_fashion(request: Request) -> Path:
                 values = {seed: asdict(f)[field] for seed, f in own.items()}
                 rows.append(
                     over_seeds(
-                        f"{rounds:,} rounds, {title}", method, "accuracy", values,
-                        published=published, scale=request.scale, commit=", ".join(commits),
+                        f"{rounds:,} rounds, {title}",
+                        method,
+                        "accuracy",
+                        values,
+                        published=published,
+                        scale=request.scale,
+                        commit=", ".join(commits),
                     )
-                )  # fmt: skip
+                )
         stale = note_on_stale({cells[key].slot.file.stem: f for key, f in found.items()})
         name = NAME if request.scale == "full" else f"{NAME}-{request.scale}"
         text = "\n\n".join(part for part in (PREAMBLE, stale) if part)

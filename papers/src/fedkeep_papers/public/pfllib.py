@@ -89,10 +89,14 @@ def divided(
         columns={"image": images.images[order], "label": labels[order], "_image": order},
         split=split,
         meta={
-            "name": f"{images.name}-pfllib", "task": "multiclass", "classes": images.classes, "partition": about,
-            "label_names": list(images.label_names), "source": dict(images.source),
+            "name": f"{images.name}-pfllib",
+            "task": "multiclass",
+            "classes": images.classes,
+            "partition": about,
+            "label_names": list(images.label_names),
+            "source": dict(images.source),
         },
-    )  # fmt: skip
+    )
 
 
 def _dealt(labels: Rows, classes: int, clients: int, alpha: float, rng: np.random.Generator) -> list[Rows]:

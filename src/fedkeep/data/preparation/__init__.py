@@ -17,7 +17,25 @@ from fedkeep.data.preparation.summary import About, Summary, agreeing, merged
 from fedkeep.data.preparation.texts import Texts
 
 __all__ = [
-    "About", "Code", "ColumnSummary", "Encoding", "Features", "Keys", "Labels", "Plain", "Raw", "RawColumn",
-    "Ready", "RuleError", "Rules", "Source", "Summary", "Texts", "Times", "agreeing", "encoded_alone", "merged",
+    "About",
+    "Code",
+    "ColumnSummary",
+    "Encoding",
+    "Features",
+    "Keys",
+    "Labels",
+    "Plain",
+    "Raw",
+    "RawColumn",
+    "Ready",
+    "RuleError",
+    "Rules",
+    "Source",
+    "Summary",
+    "Texts",
+    "Times",
+    "agreeing",
+    "encoded_alone",
+    "merged",
     "prepared",
-]  # fmt: skip
+]

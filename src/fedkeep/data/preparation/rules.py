@@ -10,9 +10,13 @@ from fedkeep.core.errors import ConfigError, check_choice
 TOKENS = ("char", "word", "token", "hashed_words")
 
 KINDS = {
-    "standardise": "features", "tokens": "text", "vocabulary": "text", "max_length": "text", "clients_a_word": "text",
+    "standardise": "features",
+    "tokens": "text",
+    "vocabulary": "text",
+    "max_length": "text",
+    "clients_a_word": "text",
     "label_names": "label",
-}  # fmt: skip
+}
 """The kind of column that each rule is for; ``clients_a_word_here`` is a device's own, whatever its data."""
 
 LEAST = {"clients_a_word": 1, "clients_a_word_here": 1, "vocabulary": 2, "max_length": 1}

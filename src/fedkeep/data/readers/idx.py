@@ -20,8 +20,17 @@ from fedkeep.data.images import ImageSet, Pixels, check_range, joined
 from fedkeep.data.readers.files import existing, sha256, unreadable
 
 FASHION = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 SIDE = 28
 MAGIC = {2051: "images", 2049: "labels"}
 

@@ -53,5 +53,10 @@ def npz_images(
     check_range(numbers, len(known), file)
     planes = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
     return ImageSet(
-        planes, numbers, len(planes) if train is None else train, tuple(known), file.stem, {file.name: sha256(file)}
-    )  # fmt: skip
+        planes,
+        numbers,
+        len(planes) if train is None else train,
+        tuple(known),
+        file.stem,
+        {file.name: sha256(file)},
+    )

@@ -66,9 +66,17 @@ def raw_review_files(
     reviews = Reviews(clients, parts, words, texts, list(range(len(words))))
     meta = {"name": Path(folder).name, "source": {file.name: sha256(file) for file in files}}
     return raw_reviews(
-        reviews, meta, label_names=label_names, max_length=max_length, vocabulary=vocabulary, valid=valid,
-        drop_duplicates=drop_duplicates, limit=limit, seed=seed, where=table.where,
-    )  # fmt: skip
+        reviews,
+        meta,
+        label_names=label_names,
+        max_length=max_length,
+        vocabulary=vocabulary,
+        valid=valid,
+        drop_duplicates=drop_duplicates,
+        limit=limit,
+        seed=seed,
+        where=table.where,
+    )
 
 
 review_files = encoded_alone(raw_review_files)

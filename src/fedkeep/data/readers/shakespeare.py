@@ -80,10 +80,13 @@ def shakespeare(
             "time": np.concatenate(times),
         },
         meta={
-            "name": "shakespeare", "task": "multiclass", "classes": len(ALPHABET), "label_names": list(ALPHABET),
+            "name": "shakespeare",
+            "task": "multiclass",
+            "classes": len(ALPHABET),
+            "label_names": list(ALPHABET),
             "source": {play.name: sha256(play) for play in plays},
         },
-    )  # fmt: skip
+    )
 
 
 def speeches(play: Path) -> Iterator[tuple[str, str]]:

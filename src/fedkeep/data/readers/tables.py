@@ -103,10 +103,21 @@ def raw_table(
     wanted, usual = columns_of(user, label, text, features, split=split, time=time, opted_in=opted_in)
     table = load_table(file, wanted, usual)
     return raw_from(
-        table, user=user, text=text, features=features, label=label, split=split, time=time, opted_in=opted_in,
-        task=task, label_names=label_names, tokens=tokens, vocabulary=vocabulary, max_length=max_length,
+        table,
+        user=user,
+        text=text,
+        features=features,
+        label=label,
+        split=split,
+        time=time,
+        opted_in=opted_in,
+        task=task,
+        label_names=label_names,
+        tokens=tokens,
+        vocabulary=vocabulary,
+        max_length=max_length,
         meta={"name": file.name.split(".")[0], "source": {file.name: sha256(file)}},
-    )  # fmt: skip
+    )
 
 
 read_table = encoded_alone(raw_table)
@@ -168,10 +179,14 @@ def raw_from(
     if time in table.columns:
         columns["time"] = Times(values=times_of(table, time))
     return Raw(
-        client=users_of(table, user), split=parts, columns=columns, meta=meta, where=table.where,
+        client=users_of(table, user),
+        split=parts,
+        columns=columns,
+        meta=meta,
+        where=table.where,
         opted_in=truths_of(table, opted_in) if opted_in in table.columns else None,
         about=About(task=task) if task == "regression" else About(),
-    )  # fmt: skip
+    )
 
 
 def load_table(

@@ -22,9 +22,14 @@ from fedkeep.engines.tables.trace import tensors_in
 
 
 def differing(
-    net: Net, tables: Mapping[str, str], params: Mapping[str, Tensor], batch: Batch, device: str,
-    modes: Sequence[bool], trained: Collection[Collection[str]],
-) -> dict[str, str]:  # fmt: skip
+    net: Net,
+    tables: Mapping[str, str],
+    params: Mapping[str, Tensor],
+    batch: Batch,
+    device: str,
+    modes: Sequence[bool],
+    trained: Collection[Collection[str]],
+) -> dict[str, str]:
     """Return tables that may not be cut, each with the reason.
 
     Args:
@@ -63,9 +68,13 @@ def differing(
 
 
 def _outputs(
-    net: Net, values: Mapping[str, Tensor], tables: Mapping[str, str], batch: Batch, device: str,
+    net: Net,
+    values: Mapping[str, Tensor],
+    tables: Mapping[str, str],
+    batch: Batch,
+    device: str,
     leaves: Collection[str],
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Return what the model gives, with noise that is always the same."""
     mine: Params = {n: v.detach() if n in tables else v.detach().clone() for n, v in values.items()}
     for name in mine.keys() & leaves:

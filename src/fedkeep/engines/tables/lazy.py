@@ -69,9 +69,13 @@ class LazyRows:
                 fresh = torch.zeros_like(params[name])
                 velocity = state.first.setdefault(name, fresh) if optimizer.momentum else fresh
                 self.moving[name] = MovingRows(
-                    params[name], velocity, self.rates[name], optimizer.momentum, anchor,
+                    params[name],
+                    velocity,
+                    self.rates[name],
+                    optimizer.momentum,
+                    anchor,
                     0.0 if anchor is None else pull,
-                )  # fmt: skip
+                )
         self.used: dict[str, Tensor] = {}
         # The proximal term's value for the rows that the batch does not look up.
         self.penalty: Tensor | float = 0.0

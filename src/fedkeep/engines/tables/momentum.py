@@ -134,11 +134,23 @@ class MovingRows:
     def _call(self, back: bool, used: Tensor, rows: Tensor, grads: Tensor | None) -> None:
         width = self.table[:1].numel()
         words = (
-            torch.get_num_threads(), native.load().level, self.table.dtype == torch.float64, len(used), width,
-            self.step, used.data_ptr(), self.table.data_ptr(), self.velocity.data_ptr(), native.address(self.anchor),
-            native.address(self._products), self.last.data_ptr(), self._powers.data_ptr(), self._rates.data_ptr(),
-            rows.data_ptr(), native.address(grads),
-        )  # fmt: skip
+            torch.get_num_threads(),
+            native.load().level,
+            self.table.dtype == torch.float64,
+            len(used),
+            width,
+            self.step,
+            used.data_ptr(),
+            self.table.data_ptr(),
+            self.velocity.data_ptr(),
+            native.address(self.anchor),
+            native.address(self._products),
+            self.last.data_ptr(),
+            self._powers.data_ptr(),
+            self._rates.data_ptr(),
+            rows.data_ptr(),
+            native.address(grads),
+        )
         native.call("rows", back, words)
 
 

@@ -105,9 +105,14 @@ def tables_of(net: Net, data: FederatedData) -> dict[str, str]:
 
 
 def _tried(
-    method: Method, phase: Phase, net: Net, data: FederatedData, rows: np.ndarray, tables: Mapping[str, str],
+    method: Method,
+    phase: Phase,
+    net: Net,
+    data: FederatedData,
+    rows: np.ndarray,
+    tables: Mapping[str, str],
     device: str,
-) -> Term:  # fmt: skip
+) -> Term:
     try:
         found = [_reads(method, phase, net, data, rows, tables, device, scale) for scale in SCALES]
     except (FedkeepError, RuntimeError, ValueError, IndexError):
@@ -120,9 +125,15 @@ def _tried(
 
 
 def _reads(
-    method: Method, phase: Phase, net: Net, data: FederatedData, rows: np.ndarray, tables: Mapping[str, str],
-    device: str, scale: float,
-) -> tuple[bool, bool]:  # fmt: skip
+    method: Method,
+    phase: Phase,
+    net: Net,
+    data: FederatedData,
+    rows: np.ndarray,
+    tables: Mapping[str, str],
+    device: str,
+    scale: float,
+) -> tuple[bool, bool]:
     """Tell whether rows that no example looks up have a gradient, where they are as received, and where they moved."""
     received = to(first_global(method, net, data).params, device)
     start = {**received, **{n: v for n, v in first_kept(method, net).items() if not is_state(n)}}

@@ -26,9 +26,28 @@ LOOKS = {"__get__", "size", "dim", "numel", "__len__", "is_floating_point", "ndi
 ROWS = {"shape", "size", "numel", "__len__", "nbytes"}
 """Of these what tells how many rows a table has: fewer where it is cut."""
 VIEWS = {
-    "view", "reshape", "flatten", "squeeze", "unsqueeze", "__getitem__", "select", "narrow", "transpose", "permute",
-    "contiguous", "expand", "expand_as", "unbind", "split", "chunk", "clone", "detach", "long", "int", "to",
-}  # fmt: skip
+    "view",
+    "reshape",
+    "flatten",
+    "squeeze",
+    "unsqueeze",
+    "__getitem__",
+    "select",
+    "narrow",
+    "transpose",
+    "permute",
+    "contiguous",
+    "expand",
+    "expand_as",
+    "unbind",
+    "split",
+    "chunk",
+    "clone",
+    "detach",
+    "long",
+    "int",
+    "to",
+}
 """What gives some of a column's ids, or all of them, in another form."""
 PADDING = {"eq", "ne", "gt", "__eq__", "__ne__", "__gt__"}
 """Comparisons that see no more than padding if they are made with 0: row 0 stays row 0."""
@@ -79,9 +98,12 @@ class Watching(TorchFunctionMode):
         self._held: list[Any] = []  # what was freed could give its place to another tensor
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Call, and look at what with."""
         given, name = dict(kwargs or {}), getattr(func, "__name__", str(func))
         out = func(*args, **given)
@@ -153,9 +175,16 @@ class Watched(Net):
 
 
 def traced(
-    net: Net, losses: Sequence[Callable[[Net, Params, Batch, Params], Tensor]], trained: Sequence[Sequence[str]],
-    tables: Sequence[str], params: Params, received: Params, batch: Batch, columns: Sequence[str], device: str = "cpu",
-) -> Found:  # fmt: skip
+    net: Net,
+    losses: Sequence[Callable[[Net, Params, Batch, Params], Tensor]],
+    trained: Sequence[Sequence[str]],
+    tables: Sequence[str],
+    params: Params,
+    received: Params,
+    batch: Batch,
+    columns: Sequence[str],
+    device: str = "cpu",
+) -> Found:
     """Compute losses once, and return what becomes of tables and columns.
 
     Args:

@@ -48,7 +48,7 @@ def lockstep(
         plans: each client's mini-batches.
         full: how many examples a full one has.
         through: who takes no more steps, by client; may change on the way.
-    """  # fmt: skip
+    """
     at = [0] * len(plans)
     while ahead := [k for k, plan in enumerate(plans) if at[k] < len(plan) and not through[k]]:
         groups: dict[int, list[int]] = {}
@@ -72,9 +72,13 @@ class Gathered:
     """
 
     def __init__(
-        self, data: Examples, rows: Sequence[np.ndarray], tables: Sequence[Sequence[LocalTable]], kind: torch.dtype,
+        self,
+        data: Examples,
+        rows: Sequence[np.ndarray],
+        tables: Sequence[Sequence[LocalTable]],
+        kind: torch.dtype,
         device: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         ends = np.cumsum([len(r) for r in rows])
         starts = ends - [len(r) for r in rows]
         self.device = device

@@ -156,9 +156,13 @@ def work_of(job: Job, client: int) -> Work:
         with flops, counting:
             phase.take(step)
     return Work(
-        calls=counting.calls, kept=counting.kept, moved=counting.moved, flops=flops.products,
-        convolved=flops.convolved, measured=counting.measured,
-    )  # fmt: skip
+        calls=counting.calls,
+        kept=counting.kept,
+        moved=counting.moved,
+        flops=flops.products,
+        convolved=flops.convolved,
+        measured=counting.measured,
+    )
 
 
 def _convolves(func: Any) -> bool:

@@ -74,9 +74,16 @@ class Noise(TorchFunctionMode):
         return input.mul_(mask) if inplace else input * mask
 
     def _attention(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
         """Compute in steps that vmap knows; torch's fused kernels would be called client by client."""
         if enable_gqa:
             several = query.shape[-3] // key.shape[-3]
@@ -103,9 +110,16 @@ class Noise(TorchFunctionMode):
 
 
 def _likelihood(
-    func: Callable[..., Any], input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None,
-    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
-) -> Tensor:  # fmt: skip
+    func: Callable[..., Any],
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """Compute cross-entropy of (examples, classes) by the steps that torch takes under vmap, to the bit.
 
     Torch takes them in Python, and loads sympy for it: a second in each process.

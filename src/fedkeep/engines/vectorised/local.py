@@ -57,10 +57,16 @@ class Stacked(Lanes):
         self.clients = [work[k].client for k in self.order]
         stops = any(phase.early_stopping for phase in method.client.phases)
         super().__init__(
-            job.net, method.split, method.client, job.data, [rows[k] for k in self.order],
+            job.net,
+            method.split,
+            method.client,
+            job.data,
+            [rows[k] for k in self.order],
             [valid_rows(job.data, client) if stops else None for client in self.clients],
-            [Stream(job.seed, job.data.ids[client], round) for client in self.clients], job.device, progress,
-        )  # fmt: skip
+            [Stream(job.seed, job.data.ids[client], round) for client in self.clients],
+            job.device,
+            progress,
+        )
         self.sent = [work[k].sent for k in self.order]
         self.own = [{n: v[k] for n, v in own.items()} for k in self.order]
         self.broken = list[NonFiniteError | None]()
@@ -105,7 +111,7 @@ class Stacked(Lanes):
     ) -> tuple[Params, set[str]]:
         """Return every client's tensors by name, and which names have a client axis: tables, those to be copied, and
         those that are not one tensor for all, which of a client alone is said by ``own``; of the others there is one.
-        """  # fmt: skip
+        """
         out, stacked = Params(), set()
         for name, value in each[0].items():
             same = all(tensors[name] is value for tensors in each) and (len(each) > 1 or name not in own)
@@ -271,8 +277,12 @@ class StackedPass(Pass):
     def move(self, step: Step, grads: Params) -> None:
         """Let the optimiser step on some clients; those who have taken equally many steps at once."""
         optimizer, whole, pick, values, who = (
-            self.phase.optimizer, self.lanes.params, self.pick, self.values, np.array(step.lanes),
-        )  # fmt: skip
+            self.phase.optimizer,
+            self.lanes.params,
+            self.pick,
+            self.values,
+            np.array(step.lanes),
+        )
         for kept in (self.state.first, self.state.second)[: optimizer.moments]:
             kept.update({n: torch.zeros_like(whole[n]) for n in grads if n not in kept})
         first, second = picked(self.state.first, pick), picked(self.state.second, pick)

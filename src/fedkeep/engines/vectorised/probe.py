@@ -211,7 +211,7 @@ class Padding:
     def _plain(self, start: Params, wide: Sequence[int]) -> tuple[Found, dict[str, bool]]:
         """Return what is found for lanes without noise, and the tables that look texts up, with whether their first
         row has a gradient where a text is nothing but padding.
-        """  # fmt: skip
+        """
         lanes, values = list(self.rows), {n: torch.cat([v, v]) for n, v in start.items()}
         empty = self.count + lanes[0]
         try:

@@ -84,9 +84,16 @@ class Pool:
         self.job, self.parent = job, os.getpid()
         forked = self.start == "fork"
         self.task = Task(
-            job.method, job.net if forked else copy.deepcopy(job.net), job.data if forked else SentData(job.data),
-            job.seed, Arena(), self.parent, forked, is_tuned(), job.entropy,
-        )  # fmt: skip
+            job.method,
+            job.net if forked else copy.deepcopy(job.net),
+            job.data if forked else SentData(job.data),
+            job.seed,
+            Arena(),
+            self.parent,
+            forked,
+            is_tuned(),
+            job.entropy,
+        )
         self.workers: list[Worker] = []
 
     def serves(self, job: Job) -> bool:

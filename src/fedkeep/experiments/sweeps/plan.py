@@ -77,10 +77,13 @@ class Sweep:
             "none": optuna.pruners.NopPruner(),
         }
         return optuna.create_study(
-            study_name=method, storage=JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path))),
-            direction="minimize" if lower_is_better(self.metric) else "maximize", pruner=pruners[self.prune],
-            sampler=optuna.samplers.RandomSampler(), load_if_exists=True,
-        )  # fmt: skip
+            study_name=method,
+            storage=JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path))),
+            direction="minimize" if lower_is_better(self.metric) else "maximize",
+            pruner=pruners[self.prune],
+            sampler=optuna.samplers.RandomSampler(),
+            load_if_exists=True,
+        )
 
     def config(self, method: str, values: Mapping[str, Any]) -> Config:
         """Return the experiment of a method with values by dotted key."""
@@ -97,15 +100,24 @@ class Sweep:
             config["run"].pop("trackers")
         return {
             "space": {m: {k: r.plain() for k, r in s.ranges.items()} for m, s in self.spaces.items()},
-            "seeds": list(self.seeds), "prune": self.prune, "data": describe(dict(self.data)), "numerics": NUMERICS,
+            "seeds": list(self.seeds),
+            "prune": self.prune,
+            "data": describe(dict(self.data)),
+            "numerics": NUMERICS,
             "settings": configs,
-        }  # fmt: skip
+        }
 
 
 def plan(
-    config: Config, spaces: Mapping[str, Space], out: Path, *, trials: int, seeds: int = 1, prune: Prune = "median",
+    config: Config,
+    spaces: Mapping[str, Space],
+    out: Path,
+    *,
+    trials: int,
+    seeds: int = 1,
+    prune: Prune = "median",
     folder: Path | None = None,
-) -> Sweep:  # fmt: skip
+) -> Sweep:
     """Return a sweep, checked before anything is trained: every setting is known, and its bounds are allowed.
 
     Args:
@@ -139,10 +151,16 @@ def plan(
         run = made.run.model_copy(update={"evaluate_shared": config.run.evaluate_shared})
         configs[method] = made.model_copy(update={"run": run})
     sweep = Sweep(
-        out=out, configs=configs, spaces=spaces, trials=trials,
-        seeds=tuple(range(config.seed, config.seed + seeds)), prune=prune, metric=task.metric(HEADLINE[task.kind]),
-        folder=folder, data=data.fingerprint(),
-    )  # fmt: skip
+        out=out,
+        configs=configs,
+        spaces=spaces,
+        trials=trials,
+        seeds=tuple(range(config.seed, config.seed + seeds)),
+        prune=prune,
+        metric=task.metric(HEADLINE[task.kind]),
+        folder=folder,
+        data=data.fingerprint(),
+    )
     for method, space in spaces.items():
         first = {key: one.ends[0] for key, one in space.ranges.items()}
         for key, one in space.ranges.items():

@@ -23,9 +23,20 @@ from fedkeep.report.wording import count, duration, lower_is_better, metric_inli
 from fedkeep.version import NUMERICS
 
 COLUMNS = (
-    "method", "metric", "valid", "valid_sd", "test", "test_sd", "seeds", "trials", "finished", "ended_early",
-    "diverged", "rounds", "seconds",
-)  # fmt: skip
+    "method",
+    "metric",
+    "valid",
+    "valid_sd",
+    "test",
+    "test_sd",
+    "seeds",
+    "trials",
+    "finished",
+    "ended_early",
+    "diverged",
+    "rounds",
+    "seconds",
+)
 """Of the CSV; a column for every setting follows."""
 
 
@@ -79,13 +90,17 @@ def _result(sweep: Sweep, method: str) -> Result:
         "seconds": sum(one["seconds"] or 0.0 for one in plain),
     }
     return Result(
-        method=method, number=None if best is None else best.number,
+        method=method,
+        number=None if best is None else best.number,
         values={} if best is None else best.user_attrs["values"],
         valid=[] if best is None else best.user_attrs["valid"],
         test=[] if best is None else _test(sweep, method, best.number),
-        finished=states.count("finished"), ended=states.count("ended early"), diverged=states.count("diverged"),
-        trials=plain, **spent,
-    )  # fmt: skip
+        finished=states.count("finished"),
+        ended=states.count("ended early"),
+        diverged=states.count("diverged"),
+        trials=plain,
+        **spent,
+    )
 
 
 _STATES = {"COMPLETE": "finished", "PRUNED": "ended early"}
@@ -113,13 +128,16 @@ def table(sweep: Sweep, found: Sequence[Result]) -> Table:
     metric = metric_inline(sweep.metric)
     rows = [
         (
-            r.method, ", ".join(f"{key} = {_short(value)}" for key, value in r.values.items()) or "none finished",
-            spread(*mean_std(r.valid), sweep.metric), spread(*mean_std(r.test), sweep.metric),
-            f"{len(r.trials)}: {r.finished} finished, {r.ended} ended early, {r.diverged} diverged", f"{r.rounds:,}",
+            r.method,
+            ", ".join(f"{key} = {_short(value)}" for key, value in r.values.items()) or "none finished",
+            spread(*mean_std(r.valid), sweep.metric),
+            spread(*mean_std(r.test), sweep.metric),
+            f"{len(r.trials)}: {r.finished} finished, {r.ended} ended early, {r.diverged} diverged",
+            f"{r.rounds:,}",
             duration(r.seconds),
         )
         for r in found
-    ]  # fmt: skip
+    ]
     trials = count(max(len(r.trials) for r in found), "trial")
     seeds = f"seed{'s' if len(sweep.seeds) > 1 else ''} {', '.join(map(str, sweep.seeds))}"
     note = (
@@ -189,17 +207,26 @@ def write(sweep: Sweep, found: Sequence[Result]) -> Path:
         )
     write_whole(out / "results.csv", text.getvalue().encode())
     content = {
-        "metric": sweep.metric, "trials": sweep.trials, "seeds": list(sweep.seeds), "prune": sweep.prune,
-        "numerics": NUMERICS, "space": sweep.about()["space"],
+        "metric": sweep.metric,
+        "trials": sweep.trials,
+        "seeds": list(sweep.seeds),
+        "prune": sweep.prune,
+        "numerics": NUMERICS,
+        "space": sweep.about()["space"],
         "methods": [
             {
-                "method": r.method, "best": r.number, "values": r.values, "valid": list(r.valid),
-                "test": [v if math.isfinite(v) else None for v in r.test], "rounds": r.rounds,
-                "seconds": round(r.seconds, 1), "trials": list(r.trials),
+                "method": r.method,
+                "best": r.number,
+                "values": r.values,
+                "valid": list(r.valid),
+                "test": [v if math.isfinite(v) else None for v in r.test],
+                "rounds": r.rounds,
+                "seconds": round(r.seconds, 1),
+                "trials": list(r.trials),
             }
             for r in found
         ],
-    }  # fmt: skip
+    }
     write_whole(
         out / "results.json", (json.dumps(_in_json(content), indent=1, allow_nan=False) + "\n").encode()
     )

@@ -102,7 +102,7 @@ class TrialTask:
 
     def _run(
         self, trial: optuna.Trial, config: Config, valid: list[float], alone: bool, progress: bool | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add the best value on ``valid`` with each seed, until the trial is ended early."""
         sweep, rounds, steps = self.sweep, 0, 0
         for seed in sweep.seeds:
@@ -111,10 +111,15 @@ class TrialTask:
             watch = Watch(trial, sweep.metric, valid, steps)
             try:
                 made = run_config(
-                    own, data=_data(own, sweep.folder), folder=sweep.folder, out=out,
-                    resume=(out / "run.json").exists(), progress=progress,
-                    workers=None if alone or own.run.engine == "pooled" else 1, trackers=[watch],
-                )  # fmt: skip
+                    own,
+                    data=_data(own, sweep.folder),
+                    folder=sweep.folder,
+                    out=out,
+                    resume=(out / "run.json").exists(),
+                    progress=progress,
+                    workers=None if alone or own.run.engine == "pooled" else 1,
+                    trackers=[watch],
+                )
             finally:  # what a run that breaks down has spent counts too
                 rounds, steps = rounds + watch.rounds, watch.steps
                 trial.set_user_attr("rounds", rounds)

@@ -9,5 +9,14 @@ from fedkeep.experiments.trackers.stores import MLflow, TensorBoard, WandB
 from fedkeep.experiments.trackers.telling import Tell, named_trackers, tracked
 
 __all__ = [
-    "End", "EndRun", "Facts", "MLflow", "Tell", "TensorBoard", "Tracker", "WandB", "named_trackers", "tracked",
-]  # fmt: skip
+    "End",
+    "EndRun",
+    "Facts",
+    "MLflow",
+    "Tell",
+    "TensorBoard",
+    "Tracker",
+    "WandB",
+    "named_trackers",
+    "tracked",
+]

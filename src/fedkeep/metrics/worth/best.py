@@ -76,12 +76,14 @@ def standings(models: Sequence[Paired]) -> list[Standing]:
     p = dict(zip(pairs, holm([found[pair][1] for pair in pairs]).tolist(), strict=True))
     return [
         Standing(
-            mean=float(own[m].mean()), by_seed=tuple(own[m].tolist()),
+            mean=float(own[m].mean()),
+            by_seed=tuple(own[m].tolist()),
             behind=Interval(0.0, 0.0, 0.0) if m == best else _difference(models[m], models[best])[0],
-            p=1.0 if m == best else p[min(m, best), max(m, best)], is_best=m == best,
+            p=1.0 if m == best else p[min(m, best), max(m, best)],
+            is_best=m == best,
         )
         for m in range(len(models))
-    ]  # fmt: skip
+    ]
 
 
 def best_of(by_seed: Sequence[Floats]) -> int:

@@ -228,16 +228,23 @@ def worth(paired: Paired) -> Worth:
     share = float(np.mean(p.differences.mean(0) ** 2)) if p.most == 1 else None
     attainable = [f.attainable for f in flips]
     return Worth(
-        clients=p.clients, seeds=p.seeds, examples=p.examples, gain=gain,
-        spans=np.clip(np.stack([gain - half, gain + half], 1), -p.most, p.most), verdicts=_verdicts(flips),
-        like_these=_like_these(p, y), these=_these(p, y, everyone), tested=sum(f.differing >= ENOUGH for f in flips),
+        clients=p.clients,
+        seeds=p.seeds,
+        examples=p.examples,
+        gain=gain,
+        spans=np.clip(np.stack([gain - half, gain + half], 1), -p.most, p.most),
+        verdicts=_verdicts(flips),
+        like_these=_like_these(p, y),
+        these=_these(p, y, everyone),
+        tested=sum(f.differing >= ENOUGH for f in flips),
         at_least_better=at_least([f.better for f in flips], attainable),
         at_least_worse=at_least([f.worse for f in flips], attainable),
         needed=None if share is None else examples_needed(share),
         worst=_tenth(p, y, None if p.valid is None else p.valid[0] - p.valid[1]),
         worst_off=_tenth(p, y, None if p.valid is None else p.valid[1]),
-        by_examples=_quarters(p, y), fairness=_fairness(p),
-    )  # fmt: skip
+        by_examples=_quarters(p, y),
+        fairness=_fairness(p),
+    )
 
 
 def _like_these(p: Paired, y: Floats) -> Interval | None:

@@ -110,9 +110,13 @@ def shares(number: Pooled) -> Floats:
 
 
 def _of_classes(
-    client: Array, label: Array, predicted: Array, fraction: Callable[..., tuple[Array, Array]],
-    *, unlabelled: bool = True,
-) -> Pooled:  # fmt: skip
+    client: Array,
+    label: Array,
+    predicted: Array,
+    fraction: Callable[..., tuple[Array, Array]],
+    *,
+    unlabelled: bool = True,
+) -> Pooled:
     """Return the mean over classes of a fraction of right answers, labels and predictions of the class.
 
     Leaving out a client changes the fractions of the classes that it has alone, so that these are computed anew, and
@@ -162,9 +166,13 @@ def _wins(scores: Array, positive: Array) -> Floats:
 
 
 def pooled_gain(
-    number: Callable[..., Pooled], client: Array, ours: Sequence[tuple[Array, ...]],
-    theirs: Sequence[tuple[Array, ...]], *, lower_is_better: bool = False,
-) -> Interval:  # fmt: skip
+    number: Callable[..., Pooled],
+    client: Array,
+    ours: Sequence[tuple[Array, ...]],
+    theirs: Sequence[tuple[Array, ...]],
+    *,
+    lower_is_better: bool = False,
+) -> Interval:
     """Return the gain in a pooled number, positive where ours is better.
 
     It is cut at ±1, but for errors. Its ends are NaN where the number is not defined without some client, e.g. the AUC

@@ -10,5 +10,12 @@ from fedkeep.privacy.secure.ring import FixedPoint
 from fedkeep.privacy.secure.server import SecureServer, Spent, threshold_for
 
 __all__ = [
-    "FixedPoint", "Keys", "Revealed", "SecureClient", "SecureServer", "Spent", "WrongShareError", "threshold_for",
-]  # fmt: skip
+    "FixedPoint",
+    "Keys",
+    "Revealed",
+    "SecureClient",
+    "SecureServer",
+    "Spent",
+    "WrongShareError",
+    "threshold_for",
+]

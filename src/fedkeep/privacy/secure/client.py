@@ -41,9 +41,10 @@ class SecureClient:
     def keys(self) -> Keys:
         """Return the public keys, step 1; the same at every call."""
         return Keys(
-            sealing=crypto.public(self._sealing), masking=crypto.public(self._masking),
+            sealing=crypto.public(self._sealing),
+            masking=crypto.public(self._masking),
             commitment=hashlib.sha256(self._seed).digest(),
-        )  # fmt: skip
+        )
 
     def shares(self, keys: Mapping[str, Keys]) -> dict[str, bytes]:
         """Return shares of this client's secrets, sealed for each other client, step 2.
@@ -65,8 +66,10 @@ class SecureClient:
         halves = zip(*(shamir.split(secret, self.threshold, places) for secret in secrets), strict=True)
         made = {name: key + seed for name, (key, seed) in zip(self._keys, halves, strict=True)}
         self._own = made.pop(self.name)
-        return {to: crypto.sealed(self._sealing_key(to, self.name, to), pair, self._about(self.name, to))
-                for to, pair in made.items()}  # fmt: skip
+        return {
+            to: crypto.sealed(self._sealing_key(to, self.name, to), pair, self._about(self.name, to))
+            for to, pair in made.items()
+        }
 
     def masked(self, shares: Mapping[str, bytes], values: np.ndarray) -> np.ndarray:
         """Return the masked vector, step 3.
@@ -92,8 +95,11 @@ class SecureClient:
         self._held = {**opened, self.name: self._own}
         total: np.ndarray = values + crypto.mask(self._seed, values.size, values.dtype)
         for other in sorted(shares):
-            one = crypto.mask(pair_key(self._masking, self._keys[other].masking, self.round, self.name, other),
-                              values.size, values.dtype)  # fmt: skip
+            one = crypto.mask(
+                pair_key(self._masking, self._keys[other].masking, self.round, self.name, other),
+                values.size,
+                values.dtype,
+            )
             if self.name < other:
                 total += one
             else:
@@ -125,12 +131,17 @@ class SecureClient:
     def to_plain(self) -> dict[str, Any]:
         """Return all its secrets as plain values, for a device whose process ends between two steps."""
         return {
-            "name": self.name, "round": self.round, "threshold": self.threshold, "step": self._step,
-            "sealing": self._sealing.private_bytes_raw().hex(), "masking": self._masking.private_bytes_raw().hex(),
-            "seed": self._seed.hex(), "own": self._own.hex(),
+            "name": self.name,
+            "round": self.round,
+            "threshold": self.threshold,
+            "step": self._step,
+            "sealing": self._sealing.private_bytes_raw().hex(),
+            "masking": self._masking.private_bytes_raw().hex(),
+            "seed": self._seed.hex(),
+            "own": self._own.hex(),
             "held": {name: pair.hex() for name, pair in self._held.items()},
             "keys": {name: keys.to_bytes().hex() for name, keys in self._keys.items()},
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> SecureClient:

@@ -153,8 +153,9 @@ class SecureServer:
                 continue
             key = crypto.key_from(secret)
             for other in sorted(self._in):
-                one = crypto.mask(pair_key(key, self._keys[other].masking, self.round, name, other), self.size,
-                                  total.dtype)  # fmt: skip
+                one = crypto.mask(
+                    pair_key(key, self._keys[other].masking, self.round, name, other), self.size, total.dtype
+                )
                 if other < name:  # the survivor has added it
                     total -= one
                 else:

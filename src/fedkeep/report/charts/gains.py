@@ -34,9 +34,13 @@ class Gainer:
 
 
 def gains_chart(
-    title: str, heading: str, users: Sequence[Gainer], mean: Interval | None, write: Callable[[float], str],
+    title: str,
+    heading: str,
+    users: Sequence[Gainer],
+    mean: Interval | None,
+    write: Callable[[float], str],
     y_label: str,
-) -> Drawing:  # fmt: skip
+) -> Drawing:
     """Draw users from the least gain to the greatest; intervals that reach beyond the axes are cut there."""
     ranked = list(enumerate(sorted(users, key=lambda u: u.gain), start=1))
     shown = evenly(ranked, MOST)
@@ -53,9 +57,14 @@ def gains_chart(
         canvas.text(left - 8, y(t) + 4, write(t), anchor="end")
     if mean is not None:
         canvas.add(
-            "rect", tip=f"mean {write(mean.mean)} ({write(mean.low)} to {write(mean.high)})", cls="tip band s0",
-            x=left, y=y(mean.high), width=PANEL - 8 - left, height=max(y(mean.low) - y(mean.high), 1.0),
-        )  # fmt: skip
+            "rect",
+            tip=f"mean {write(mean.mean)} ({write(mean.low)} to {write(mean.high)})",
+            cls="tip band s0",
+            x=left,
+            y=y(mean.high),
+            width=PANEL - 8 - left,
+            height=max(y(mean.low) - y(mean.high), 1.0),
+        )
         canvas.add("line", cls="line s0", x1=left, x2=PANEL - 8, y1=y(mean.mean), y2=y(mean.mean))
     canvas.add("line", cls="axis", x1=left, x2=PANEL - 8, y1=y(0.0), y2=y(0.0))
     for rank, user in shown:

@@ -65,9 +65,14 @@ def _grid(entry: Mapping[str, Any], title: str, most: int) -> str:
             shade = f"q{min(int(RAMP * n / most), RAMP - 1)}" if n else "frame"
             tip = f"{_name(entry, i)}\n{wording.printable(classes[j])}: {wording.count(n, 'example')}"
             canvas.add(
-                "rect", tip=tip, cls=f"tip {shade}", x=LEFT + wide * j + 0.5, y=top + 0.5,
-                width=max(wide - 1, 1.0), height=max(tall - 1, 1.0),
-            )  # fmt: skip
+                "rect",
+                tip=tip,
+                cls=f"tip {shade}",
+                x=LEFT + wide * j + 0.5,
+                y=top + 0.5,
+                width=max(wide - 1, 1.0),
+                height=max(tall - 1, 1.0),
+            )
     return canvas.svg()
 
 
