@@ -84,7 +84,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     def killed(name: str, engine: str) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             here = Path(__file__).resolve()
-            words = [sys.executable, str(here), "--killed", name, engine, f"{folder}/run"]
+            words = [sys.executable, "-P", str(here), "--killed", name, engine, f"{folder}/run"]
             done = subprocess.run(words, capture_output=True, text=True)
             if done.returncode != -signal.SIGKILL:
                 raise RuntimeError(f"it was not killed: {done.stderr[-2000:]}")
@@ -234,7 +234,7 @@ def digests(checkout: Path, path: Path, only: Sequence[str]) -> dict[str, dict[s
     """Train a checkout's cases in a process; return their digests by name."""
     paths = [str(checkout / "src"), str(checkout / "papers" / "src"), str(checkout)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, str(Path(__file__).resolve()), "--write", str(path), "--only", *only]
+    words = [sys.executable, "-P", str(Path(__file__).resolve()), "--write", str(path), "--only", *only]
     subprocess.run(words, env=environment, cwd=checkout, check=True)
     lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     return {line.pop("case"): line for line in lines}
