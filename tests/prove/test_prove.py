@@ -25,9 +25,8 @@ from fedkeep.engines.tables import local_rows
 from fedkeep.methods import Finish, Finished, Global, Reduced, Start, Started
 from fedkeep.methods.copies import PulledCopy
 from fedkeep.prove import prove, proving, rounds
-from fedkeep.prove.falsifier import AGREES, CHANGES
 from fedkeep.prove.labels import Tracer
-from fedkeep.prove.proving import PACKED
+from fedkeep.prove.proving import AGREES, CHANGES, PACKED
 from fedkeep.prove.rounds import Channels, Labelled
 from fedkeep.report.page import write_content
 from tests.audit import leaks

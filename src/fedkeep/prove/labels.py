@@ -4,7 +4,7 @@
 of tensors by which numbers leave for Python (``.item()``, numpy, addresses) and scripts of ``torch.jit`` it sees
 whoever calls them, Python or C code such as ``map``. The rest of ``rules.CROSSINGS`` (DLPack's capsules, threads,
 processes, a generator's state, hooks of gradient functions) and native code of other packages it sees where Python
-calls it.
+calls it. ``Makers`` sees tensors that are made of Python's values; ``Shared`` watches memory that Python's code has too.
 
 Labels stand with storages, not with tensors, so views, ``.data`` and ``set_`` hide nothing. Where nothing is known, the
 label is ``OUTSIDE``.
@@ -13,26 +13,21 @@ label is ``OUTSIDE``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep.kernels import native
-from fedkeep.prove.frames import NATIVE, others, own, where
-from fedkeep.prove.makers import Makers, called_back
-from fedkeep.prove.memory import SHARE, Shared, held, lent
-from fedkeep.prove.nested import at, flat, tensors
-from fedkeep.prove.nodes import Crossing, Node, made
 from fedkeep.prove.rules import (
     CROSSINGS,
     OUTSIDE,
@@ -45,7 +40,198 @@ from fedkeep.prove.rules import (
     rule_of,
     short,
 )
-from fedkeep.prove.sites import DATA, SITES, site_of
+from fedkeep.prove.sites import DATA, NATIVE, SITES, others, own, site_of, where
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """What a storage holds.
+
+    Attributes:
+        what: the operation, and the module that it was computed in; of a beginning its label.
+        labels: a bit for each label.
+        parents: what it was made of.
+    """
+
+    what: str
+    labels: int
+    parents: tuple[Node, ...] = ()
+
+    def path(self, label: int) -> list[str]:
+        """Return the operations by which a label came here, from its beginning."""
+        found, node = [self.what], self
+        while (before := next((p for p in node.parents if p.labels & label), None)) is not None:
+            node = before
+            if node.what != found[-1]:
+                found.append(node.what)
+        return found[::-1]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Numbers that left tensors for Python, or came from there.
+
+    Attributes:
+        node: what they may depend on.
+        what: how they left.
+        site: the function, with its module.
+        told: the channel that they go to, or empty: nobody says where they go.
+    """
+
+    node: Node
+    what: str
+    site: str
+    told: str = ""
+
+
+def made(what: str, parents: tuple[Node, ...], more: int) -> Node:
+    """Return what is known of something that was made of parents; ``more``: labels of its own."""
+    labels = more
+    for parent in parents:
+        labels |= parent.labels
+    return Node(what, labels, parents)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Return the tensors of an operation's argument or result."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for v in value for t in tensors(v)] if isinstance(value, list | tuple) else []
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """Yield what is in sequences of any kind, at any depth."""
+    alone = (Tensor, np.ndarray, np.generic, str, bytes, dict)
+    if not isinstance(value, alone) and hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+        for each in value:
+            yield from flat(each)
+    else:
+        yield value
+
+
+def at(value: Any, place: int | None, wide: int) -> Any:
+    """Return what of an argument belongs to a place of lists."""
+    if place is None or not isinstance(value, list | tuple):
+        return value
+    if value and all(isinstance(v, list | tuple) for v in value):
+        return [at(v, place, wide) for v in value]
+    return value[place] if len(value) == wide else value
+
+
+SHARE = {
+    "numpy",
+    "data_ptr",
+    "untyped_storage",
+    "_to_dlpack",
+    "to_dlpack",
+    "_to_dlpack_versioned",
+    "_to_dlpack_unversioned",
+}
+"""Functions that hand out a tensor's memory, not a copy of it."""
+
+
+class Shared:
+    """Storages whose memory somebody else has, and by what."""
+
+    def __init__(self) -> None:
+        self._by: dict[int, tuple[StorageWeakRef, str]] = {}
+
+    def add(self, tensor: Tensor, what: str) -> None:
+        """Note that a tensor's memory was handed out, or came from elsewhere."""
+        storage = tensor.untyped_storage()
+        self._by[storage._cdata] = StorageWeakRef(storage), what  # type: ignore[no-untyped-call]
+
+    def by(self, tensor: Tensor) -> str:
+        """Return by what a tensor's memory is shared; empty: by nothing that was seen."""
+        found = self._by.get(tensor.untyped_storage()._cdata)
+        return "" if found is None else found[1]
+
+
+def held(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors that hold a sparse one's places and values; a tensor with a storage of its own is itself."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
+
+
+def lent(tensor: Tensor) -> bool:
+    """Tell whether a tensor's memory is an array's or a file's: PyTorch cannot make it larger."""
+    return not tensor.untyped_storage().resizable()
+
+
+MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
+
+
+class Notes(Protocol):
+    """What ``Makers`` asks of the tracer.
+
+    Attributes:
+        fresh: what the tensor that is being made holds; None: nothing says.
+        given: what the function that runs was given; None: none runs.
+    """
+
+    fresh: Node | None
+    given: tuple[Any, ...] | None
+
+    def parts(self, values: Any) -> tuple[Node, ...]:
+        """Return what is known of tensors among values of Python."""
+
+    def called(self, name: str, owner: Any) -> None:
+        """Note that a function was called by which values leave tensors unseen."""
+
+    def read(self, name: str, sizes: Sequence[Tensor]) -> None:
+        """Note that a function reads numbers in C++."""
+
+
+class Makers(TorchFunctionMode):
+    """Sees what tensors are made of that come from Python, and where numbers leave them, whoever calls."""
+
+    def __init__(self, tracer: Notes) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Say whether a new tensor holds constants, other tensors, or an array that nobody declared.
+
+        A crossing that Python called has been noted already (``Tracer._profile``): noted again, it is the same one.
+        """
+        tracer, given = self.tracer, (args, *(kwargs or {}).values())
+        before = tracer.fresh, tracer.given
+        tracer.fresh, tracer.given = None, given
+        name = getattr(func, "__name__", "")
+        if func in MAKERS and not isinstance(args[0] if args else None, Tensor):
+            place = where(skip=False)[1:]
+            hidden = place not in SITES and any(isinstance(v, np.ndarray | np.generic) for v in flat(given))
+            with torch._C.DisableTorchFunction():
+                parts = tracer.parts(given)
+            what = "tensor" if parts else "a constant"
+            what = f"an array that nobody declared, in {'.'.join(place)}" if hidden else what
+            tracer.fresh = made(what, parts, OUTSIDE if hidden else 0)
+        elif name in CROSSINGS and not own(sys._getframe(1)):
+            tracer.called(name, args[0] if args else None)
+        elif name in READERS:
+            sizes = (*args[1:2], *(kwargs or {}).values())
+            tracer.read(name, [v for v in flat(sizes) if isinstance(v, Tensor) and not v.is_floating_point()])
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            tracer.fresh, tracer.given = before
+
+
+def called_back(frame: FrameType | None) -> bool:
+    """Tell whether PyTorch has called other code from inside a function of its own, where ``Makers`` sees nothing."""
+    while frame is not None and frame.f_code is not Makers.__torch_function__.__code__:
+        if not f"{frame.f_globals.get('__name__')}.".startswith(("torch.", "contextlib.", "fedkeep.prove.")):
+            return True
+        frame = frame.f_back
+    return False
+
 
 HOOKS = (
     "a proof does not follow hooks on saved tensors, which torch.utils.checkpoint sets, for instance. Prove the model "

@@ -29,8 +29,7 @@ from fedkeep.engines.local import TAP, Pass
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.methods import Method, Phase
 from fedkeep.methods.secure import SecureMean
-from fedkeep.prove.labels import Tracer
-from fedkeep.prove.nodes import Node
+from fedkeep.prove.labels import Node, Tracer
 from fedkeep.prove.rules import OUTSIDE
 from fedkeep.prove.sites import CHANCE, DATA, RECEIVED
 from fedkeep.store import Default, MemoryStore
