@@ -36,7 +36,7 @@ from benchmarks.workloads import stream
 from fedkeep import FederatedData, Phase, methods, sgd
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
-from fedkeep.engines.tables.reads import resolved
+from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.experiments.engine import make_engine
 from fedkeep.experiments.environment import environment
 
@@ -108,7 +108,7 @@ class Ours:
         method = methods.furl(case.private, local=local) if case.private else methods.fedavg(local=local)
         net = Net(method.made_for(module, accelerate))
         self.engine = make_engine("auto", workers, "cpu", case.cohort, 1000)[0]
-        self.rounds = Rounds(resolved(method, net, federation), net, federation, self.engine)
+        self.rounds = Rounds(with_declared_tables(method, net, federation), net, federation, self.engine)
 
     def round(self, turn: int, clients: list[int]) -> None:
         """Train a cohort."""

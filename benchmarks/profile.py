@@ -31,7 +31,7 @@ from fedkeep.core.optim import Optimizer
 from fedkeep.engines import Sequential, batches, client, local, single
 from fedkeep.engines import round as whole_round
 from fedkeep.engines.base import Job
-from fedkeep.engines.tables.lazy import LazyRows
+from fedkeep.engines.tables.lazy_rows import LazyRows
 from fedkeep.kernels import native
 from fedkeep.methods import Optimize, RunningMean
 from fedkeep.store import MemoryStore

@@ -29,7 +29,7 @@ from fedkeep.core.params import SERVER, Params
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
 from fedkeep.engines import Job, Sequential, first_kept
-from fedkeep.engines.tables.reads import resolved
+from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.methods import Finish, Finished, Method, SecureMean, newest
 from fedkeep.methods.client import accepted
 from fedkeep.privacy import GaussianNoise
@@ -279,7 +279,7 @@ class Bench:
             made = self._made(method or self.method)
             module = copy.deepcopy(made.module)
             net = Net(module)
-            own = resolved(made.method, net, data)
+            own = with_declared_tables(made.method, net, data)
             default = Default(copy.deepcopy(made.kept), own.client.keep.value, self.seed, net.buffers())
             held = Held(default, data.ids)
             job = Job(own, net, data, held, self.seed)

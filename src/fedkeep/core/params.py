@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +83,15 @@ def clone(tree: Mapping[str, Tensor]) -> Params:
 def to(tree: Mapping[str, Tensor], device: str | torch.device) -> Params:
     """Return the tensors on ``device``; those already there are not copied."""
     return {name: t.to(device) for name, t in tree.items()}
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors in what a function is given or gives: a tensor, or a mapping, tuple or list of such."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    return [t for v in values for t in tensors_in(v)] if isinstance(values, tuple | list) else []
 
 
 def nonfinite(tree: Mapping[str, Tensor]) -> str | None:

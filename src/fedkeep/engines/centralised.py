@@ -19,7 +19,7 @@ from fedkeep.data import FederatedData
 from fedkeep.engines.base import ClientResult, Job, Work, train_rows
 from fedkeep.engines.batches import Stream, steps_per_pass
 from fedkeep.engines.single import local_run
-from fedkeep.engines.tables.lazy import lazy_tables
+from fedkeep.engines.tables.lazy_rows import lazy_tables
 from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
 from fedkeep.methods import Method, Optimize, WeightedMean, newest
 from fedkeep.methods.client import by_share, nothing

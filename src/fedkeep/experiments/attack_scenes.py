@@ -21,7 +21,7 @@ from fedkeep.data import FederatedData
 from fedkeep.data.federated import take
 from fedkeep.data.splits import bounds_of
 from fedkeep.engines import Job, first_global
-from fedkeep.engines.tables.reads import resolved
+from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.experiments.build import LOCAL, SERVER, build_method
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.run import Run
@@ -79,7 +79,7 @@ class Scene:
 
     def __init__(self, run: Run, clients: Sequence[str], batch: int) -> None:
         self.run, self.clients, self.net, self.data = run, list(clients), run.net, run.data
-        self.method = resolved(run.method, run.net, run.data, run.device)
+        self.method = with_declared_tables(run.method, run.net, run.data, run.device)
         self.server = first_global(self.method, run.net, run.data).but(
             params=run.server, state=run.state, round=run.round
         )

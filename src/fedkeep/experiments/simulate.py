@@ -28,7 +28,7 @@ from fedkeep.engines.judgement import kinds_of
 from fedkeep.engines.moves import warn_of_the_model
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.round import Sampling
-from fedkeep.engines.tables.reads import resolved
+from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.experiments.budget import draw_anew, ledger_of, terms_of
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, in_use, pooled_state, restored
 from fedkeep.experiments.engine import check_engine, check_judging, make_engine, named_metrics
@@ -357,7 +357,7 @@ class Simulation:
         directory: RunDirectory | None,
         progress: bool | None,
     ) -> Drive:
-        method = resolved(self.method, self.net, self.data, self.device)
+        method = with_declared_tables(self.method, self.net, self.data, self.device)
         warn_of_the_model(method, self.net, self.data, self.seed, self.device)
         job = Job(
             method,

@@ -37,7 +37,7 @@ class Term:
 
     @property
     def reads_parameters(self) -> bool | None:
-        """Tell whether the term looks at parameters other than through the model's output; None: it is tried.
+        """Tell whether the term looks at parameters other than through the model's output; None: it is traced.
 
         A row of an embedding table that no example looks up then may have a gradient, so that tables are trained whole.
         """

@@ -26,7 +26,7 @@ from fedkeep.engines.base import declared
 from fedkeep.engines.client import train_client
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.local import TAP, Pass
-from fedkeep.engines.tables.reads import resolved
+from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.methods import Method, Phase
 from fedkeep.methods.secure import SecureMean
 from fedkeep.prove.labels import Node, Tracer
@@ -265,7 +265,7 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
     net = Net(method.made_for(copy.deepcopy(model)))
     labelled = Labelled(data.columns, data.offsets, data.ids, data.bounds, data.meta, check=False)
     tracer = labelled.tracer = Tracer(net.module)
-    method = resolved(method, net, data)
+    method = with_declared_tables(method, net, data)
     default = Default(first_kept(method, net), method.client.keep.value, seed, net.buffers())
     job = Job(method, net, labelled, MemoryStore(default, data.ids), seed)
     engine = Traced(tracer)

@@ -51,8 +51,8 @@ SITES: dict[tuple[str, str], Site] = {
     (f"{_ENGINES}.opt_out", "veiled"): Site(
         "whether a hidden buffer has moved; it is shown as NaN where it has"
     ),
-    (f"{_ENGINES}.tables.lazy", "LazyRows.look_up"): Site("which rows of a table examples use"),
-    (f"{_ENGINES}.tables.momentum", "MovingRows.finish"): Site(
+    (f"{_ENGINES}.tables.lazy_rows", "LazyRows.look_up"): Site("which rows of a table examples use"),
+    (f"{_ENGINES}.tables.lazy_rows", "MovingRows.finish"): Site(
         "whether a row of a table still lacks momentum steps"
     ),
     (f"{_ENGINES}.tables.local_rows", "_used"): Site("which rows of a table examples use"),
@@ -73,7 +73,7 @@ PASSES = (
     "fedkeep.nn.native",
     "fedkeep.nn.linear",
     "fedkeep.nn.convolution",
-    "fedkeep.engines.tables.momentum",
+    "fedkeep.engines.tables.lazy_rows",
 )
 """Modules that take addresses for kernels with a rule (``rules.WRITES``)."""
 PASSED_ON = {

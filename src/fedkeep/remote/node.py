@@ -29,7 +29,7 @@ from fedkeep.core.params import Params
 from fedkeep.data import SPLITS
 from fedkeep.data.preparation import Encoding, RuleError, Rules, Source
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_kept
-from fedkeep.engines.tables.reads import resolved
+from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
 from fedkeep.remote.agreement import agreement, differing, fault_of, other_fedkeep
@@ -275,7 +275,7 @@ class Node:
             Default(first_kept(method, net), method.client.keep.value, hello.seed, net.buffers()), data.ids
         )
         job = Job(
-            resolved(method, net, data, self.terms.compute),
+            with_declared_tables(method, net, data, self.terms.compute),
             net,
             data,
             held,

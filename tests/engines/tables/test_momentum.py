@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep.engines.tables.momentum import FEW, MovingRows
+from fedkeep.engines.tables.lazy_rows import FEW, MovingRows
 from fedkeep.kernels import native
 
 LEVELS = ["0", "portable", "avx2", "avx512"]

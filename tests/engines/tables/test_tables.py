@@ -19,7 +19,7 @@ from fedkeep.data import Ragged
 from fedkeep.engines import Job, Stream, local_run, single
 from fedkeep.engines.client import train_client
 from fedkeep.engines.round import decode
-from fedkeep.engines.tables import lazy, local_rows
+from fedkeep.engines.tables import lazy_rows, local_rows
 from fedkeep.methods import EarlyStopping, copies
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import cross_entropy, l2_penalty
@@ -123,7 +123,7 @@ def test_an_id_beyond_the_table_is_named(tables: str, wrong: int, at: int) -> No
 def test_a_row_catches_up_by_hand() -> None:
     """μ = 1/2, η = 1: after v = g, three steps without a gradient move w by −g (1/2 + 1/4 + 1/8), and v is g/8."""
     from fedkeep.core.optim import OptimizerState
-    from fedkeep.engines.tables.lazy import LazyRows
+    from fedkeep.engines.tables.lazy_rows import LazyRows
     from fedkeep.engines.tables.local_rows import LocalTable
 
     params = {"table": torch.zeros(3, 1, dtype=torch.float64)}
@@ -199,6 +199,7 @@ def test_early_stopping_sees_every_row_as_it_is(client: int) -> None:
     close(found[0][1], found[1][1], atol=1e-13)
 
 
+@pytest.mark.filterwarnings("ignore:The table .* is trained and sent whole.*PulledCopy")
 @pytest.mark.parametrize("build", [methods.ditto, methods.apfl, methods.fine_tuned, methods.local])
 def test_methods_with_private_copies(build: Any) -> None:
     rule = build(local=Phase(optimizer=sgd(0.3, momentum=0.5), batch_size=2))
@@ -361,13 +362,13 @@ def test_proximal_rows_wait_exactly(
         0.7, local=Phase(optimizer=sgd(0.3, momentum=momentum), batch_size=2, epochs=3, clip_norm=clip)
     )
     anchored: list[float] = []
-    whole = lazy.MovingRows
+    whole = lazy_rows.MovingRows
 
     def spy(*arguments: Any) -> Any:
         anchored.append(arguments[-1])
         return whole(*arguments)
 
-    monkeypatch.setattr(lazy, "MovingRows", spy)
+    monkeypatch.setattr(lazy_rows, "MovingRows", spy)
     ours = simulate(Words(), rule, DATA, rounds=3, cohort=3)
     assert bool(anchored) is (clip is None)
     assert set(anchored) <= {0.7}

@@ -15,7 +15,7 @@ from fedkeep.data import WordVocabulary, text_statistics, vocabulary_from
 from fedkeep.engines import Job, LocalDevice, Sequential, run_round
 from fedkeep.engines.client import train_client
 from fedkeep.engines.round import decode
-from fedkeep.engines.tables.reads import resolved
+from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.experiments.run import Run
 from fedkeep.split import Upload
 from fedkeep.store import MemoryStore
@@ -98,7 +98,7 @@ def _tables(run: Run, client: int, name: str) -> tuple[Tensor, Tensor, Tensor, T
     store = MemoryStore(run.private.default, run.private.ids)
     store.write(everyone, run.private.read(everyone))
     seed = run.private.default.seed
-    method = resolved(run.method, run.net, run.data, run.device)
+    method = with_declared_tables(run.method, run.net, run.data, run.device)
     job = Job(method, run.net, run.data, store, seed, run.device)
     plain = Job(method.but(upload=()), run.net, run.data, store, seed, run.device)
     stacked = store.read([client])

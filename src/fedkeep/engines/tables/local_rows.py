@@ -95,7 +95,7 @@ def local_tables(
     """Return the tables that are trained by local rows alone.
 
     ``net.lookup`` names them: parameter → the column whose ids are its only use. In the mode ``whole``
-    all rows are local, so that a table is uploaded whole but still moved row by row (``lazy``).
+    all rows are local, so that a table is uploaded whole but still moved row by row (``lazy_rows``).
     """
     lookup = net.lookup
     inexact = any(p.optimizer.weight_decay or p.loss.reads_parameters is not False for p in phases)
