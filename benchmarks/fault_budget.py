@@ -18,6 +18,7 @@ import random
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -59,8 +60,8 @@ def config(bounded: bool) -> Config:
     if not bounded:
         return made
     assert made.privacy is not None
-    budget = epsilon({made.privacy.build().release(5 / 20): AFFORDED}, 1e-2, "rdp") + 1e-9
-    return made.model_copy(update={"privacy": made.privacy.model_copy(update={"budget": budget})})
+    budget = epsilon({made.privacy.release(5 / 20): AFFORDED}, 1e-2, "rdp") + 1e-9
+    return made.model_copy(update={"privacy": replace(made.privacy, budget=budget)})
 
 
 def go_on(made: Config, out: str, witness: str) -> None:

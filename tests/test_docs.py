@@ -70,7 +70,8 @@ def test_every_command_stands_in_the_documents(
 
 
 def test_configurations_in_the_documents_are_valid() -> None:
-    from fedkeep.experiments.config import checked, parse_config, parse_toml
+    from fedkeep.experiments.config import parse_config, parse_toml
+    from fedkeep.experiments.config_tables import made_of
     from fedkeep.flower.served import federation_of
     from fedkeep.remote.config import NodeConfig
 
@@ -79,7 +80,7 @@ def test_configurations_in_the_documents_are_valid() -> None:
     for block in texts:
         content = parse_toml(block.text, block.name)
         if "device" in content:
-            checked(NodeConfig, content, block.name)
+            made_of(NodeConfig, content, block.name)
         elif "rounds" in content:  # a server's, which needs no data
             federation_of(block.text, block.name)
         else:

@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
         (".".join("a" * 30) + "=1", f"--set {'.'.join('a' * 30)}: it nests deeper than 20 levels."),
         (
             "run.rounds=" + "x" * 500,
-            "toy.toml:\n  run.rounds: wanted a valid integer; got '" + "x" * 79 + " ….",
+            "toy.toml:\n  run.rounds: wanted a whole number; got '" + "x" * 79 + " ….",
         ),
         ("run.epochs=inf", "toy.toml:\n  run.epochs: wanted a finite number; got inf."),
         (
@@ -63,7 +63,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ),
         (
             "method.loss.class_weights=[1, 20, -1]",
-            "toy.toml:\n  method.loss.class_weights.2: wanted greater than or equal to 0; got -1.",
+            "toy.toml:\n  method.loss.class_weights.2: wanted at least 0; got -1.",
         ),
         (
             "method.loss.class_weights=[1, 20, nan]",
@@ -75,7 +75,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ),
         (
             "method.loss.class_weights=balanced",
-            "toy.toml:\n  method.loss.class_weights: wanted a valid tuple; got 'balanced'.",
+            "toy.toml:\n  method.loss.class_weights: wanted a list; got 'balanced'.",
         ),
         (
             "method.loss={kind='squared_error', class_weights=[1, 2, 3]}",

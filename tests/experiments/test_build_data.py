@@ -95,7 +95,12 @@ def test_a_place_is_looked_up_in_the_folder_of_data(tmp_path: Path) -> None:
         ({"reader": "movielens"}, None, DataError, "The reader 'movielens' wants a folder of data."),
         ({"reader": "movielens"}, "none", DataError, "The folder of data none does not exist."),
         ({"reader": "movielens"}, __file__, DataError, f"The folder of data {__file__} is no folder."),
-        ({"reader": "toy", "split": {"order": 1}}, None, ConfigError, "data.split.order: wanted str; got 1."),
+        (
+            {"reader": "toy", "split": {"order": 1}},
+            None,
+            ConfigError,
+            "data.split.order: wanted a text; got 1.",
+        ),
         (
             {"reader": "toy", "split": {"odrer": "x"}},
             None,
@@ -188,7 +193,10 @@ def test_images_are_partitioned_and_some_stay_out(tmp_path: Path) -> None:
                 "Did you mean 'majority'?"
             ),
         ),
-        ({**LOSSLESS, "partition": {**MAJORITY, "p": "0.5"}}, "data.partition.p: wanted float; got '0.5'."),
+        (
+            {**LOSSLESS, "partition": {**MAJORITY, "p": "0.5"}},
+            "data.partition.p: wanted a number; got '0.5'.",
+        ),
         ({**LOSSLESS, "partition": {"kind": "shards"}}, "data.partition: missing clients."),
         (
             {"reader": "toy", "opt_out": {"fractoin": 0.5}},

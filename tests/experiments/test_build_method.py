@@ -99,8 +99,8 @@ def test_loss() -> None:
             ),
         ),
         ({"batch": 3}, "method.batch: unknown key. "),
-        ({"batch_size": "3"}, "method.batch_size: wanted int; got '3'."),
-        ({"weighting": "none"}, "method.weighting: wanted one of 'examples', 'uniform'; got 'none'."),
+        ({"batch_size": "3"}, "method.batch_size: wanted a whole number; got '3'."),
+        ({"weighting": "none"}, "method.weighting: wanted 'examples' or 'uniform'; got 'none'."),
         (
             {"kind": "local", "server_optimizer": {}},
             "method.server_optimizer: 'local' has no server optimiser.",

@@ -140,7 +140,7 @@ def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Monkey
     ("model", "message"),
     [
         ({"kind": "lineer"}, "model.kind: there is no model 'lineer'; there are document, "),
-        ({"kind": "linear", "classes": "3"}, "model.classes: wanted int; got '3'."),
+        ({"kind": "linear", "classes": "3"}, "model.classes: wanted a whole number; got '3'."),
         ({"kind": "linear", "width": 3}, "model.width: unknown key. "),
         ({"kind": "document"}, "model: missing vocabulary."),
         (
@@ -249,7 +249,7 @@ def test_models_within_a_model() -> None:
         ),
         (
             {"kind": "gate", "network": 3},
-            "model.network: wanted Module; got 3.",
+            "model.network: wanted a Module; got 3.",
         ),
     ],
 )

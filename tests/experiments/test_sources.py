@@ -19,7 +19,6 @@ from fedkeep.data.preparation import Encoding, Rules, merged
 from fedkeep.experiments.build import (
     build_data,
     build_model,
-    build_rules,
     build_source,
     encoding_of,
     run_config,
@@ -91,7 +90,7 @@ def test_two_nodes_equal_the_pooled_run_to_the_bit(rules: dict[str, Any], tmp_pa
     wanted = text_config(preparation=rules)
     pooled = build_data(wanted, tables(tmp_path))
     sources = [build_source(text_config(n).data, wanted.seed, tmp_path) for n in NODES]
-    encoding = Encoding.of(merged(source.summary(build_rules(wanted)) for source in sources))
+    encoding = Encoding.of(merged(source.summary(wanted.rules) for source in sources))
     data = joined([source.encoded(encoding) for source in sources])
     assert data.fingerprint() == pooled.fingerprint()
     assert data.meta["encoding"] == pooled.meta["encoding"] == encoding.digest
@@ -135,7 +134,7 @@ def test_a_server_without_data_makes_the_same_model(tmp_path: Path) -> None:
 
 
 def test_the_table_preparation() -> None:
-    assert build_rules(config()) == Rules()
+    assert config().rules == Rules()
     given = {
         "clients_a_word": 3,
         "standardise": True,
@@ -143,7 +142,7 @@ def test_the_table_preparation() -> None:
         "tokens": "word",
         "vocabulary": 9,
     }
-    assert build_rules(config(preparation=given)) == Rules(
+    assert config(preparation=given).rules == Rules(
         clients_a_word=3, standardise=True, label_names=("b", "a"), tokens="word", vocabulary=9
     )
     assert config().model_dump(exclude_defaults=True).keys() == {"data", "model", "method", "run"}
@@ -186,7 +185,7 @@ def test_examples_that_are_drawn_to_opt_out_shape_no_vocabulary_and_no_scale(
         model={"kind": "text_classifier", "embedding_dim": 2, "hidden": 2},
     )
     source = build_source(texts.data, 0, tmp_path)
-    made = source.prepared(build_rules(texts))
+    made = source.prepared(texts.rules)
     inside = np.asarray(made.columns["opted_in"])
     own = np.asarray(made.columns["time"])
     trains = np.zeros(len(inside), bool)

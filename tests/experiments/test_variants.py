@@ -7,8 +7,8 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.build import build_data, build_method
 from fedkeep.experiments.config import AdaptConfig, Config, parse_config
-from fedkeep.experiments.protections import PrivacyConfig
 from fedkeep.experiments.variants import Variant, fitted, with_method
+from fedkeep.privacy import DifferentialPrivacy
 
 TEXT = """
 name = "Mine"
@@ -104,7 +104,7 @@ def test_what_is_judged_beside_a_clients_own_model(
 
 
 def test_a_method_that_sends_nothing_needs_no_privacy(config: Config) -> None:
-    table = PrivacyConfig(noise=1.0, clip=1.0, delta=0.01)
+    table = DifferentialPrivacy(noise=1.0, clip=1.0, delta=0.01)
     private = config.model_copy(update={"privacy": table})
     assert of(private, "furl").config.privacy == of(private, "fine_tuned").config.privacy == table
     local = of(private, "local")

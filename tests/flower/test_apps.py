@@ -300,10 +300,10 @@ def test_a_malformed_message_is_answered_by_a_reason():
         ("[rounds]\ndeadlin = 3\n", "rounds.deadlin: unknown key. Did you mean 'deadline'?"),
         (
             '[rounds]\ndeadline = "x"\n',
-            "rounds.deadline must be a positive number of seconds, or None; got 'x'",
+            "rounds.deadline: wanted a number; got 'x'",
         ),
         ("[rounds]\nminimum = -1\n", "rounds.minimum must be a whole number of at least 0; got -1"),
-        ("[personalization]\nsteps = 3\n", "personalization: not across machines"),
+        ("[personalization]\nsteps = 20\n", "personalization: not across machines"),
         ("sampling = 'poisson'\n", "'poisson' across machines goes with a table .privacy. alone"),
     ],
 )

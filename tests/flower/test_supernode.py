@@ -146,11 +146,11 @@ def test_a_port_in_use_is_named(node):
         (("signer.pub", "none.pub"), "link.trusted: There is no key .*none.pub: No such file"),
         (("signer.pub", "ca.pem"), "link.trusted: .*ca.pem is no public key in OpenSSH's form"),
         (("signer.pub", "a.pub"), "link.trusted: .*a.pub is no Ed25519 key; a device trusts the signer.pub"),
-        (('["keys/signer.pub"]', "[]"), "link.trusted: List should have at least 1 item"),
-        (('certificate = "keys/ca.pem"\n', ""), "link.certificate: Field required"),
-        (("port = ", "prot = "), "link.prot: Extra inputs"),
-        (("[link]", "[lnk]"), "link.address: Field required"),
-        (("[link]", "[link"), "is no TOML"),
+        (('["keys/signer.pub"]', "[]"), "link.trusted: wanted a list of at least 1"),
+        (('certificate = "keys/ca.pem"\n', ""), "link.certificate: missing"),
+        (("port = ", "prot = "), "link.prot: unknown key. Did you mean 'port'"),
+        (("[link]", "[lnk]"), "link.address: missing"),
+        (("[link]", "[link"), "is no valid TOML"),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_starts(change, said, node):

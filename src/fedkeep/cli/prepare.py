@@ -12,7 +12,7 @@ from fedkeep.cli.settings import DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.files import write_whole
 from fedkeep.data.preparation import Encoding, Summary, agreeing
-from fedkeep.experiments.build import build_rules, build_source, data_folder
+from fedkeep.experiments.build import build_source, data_folder
 
 ShowOption = Annotated[
     bool, typer.Option("--show", help="Print the summary itself too: all that would leave.")
@@ -66,7 +66,7 @@ def _of_config(named: list[str], data: Path | None, overrides: list[str] | None)
     if len(named) > 1:
         raise ConfigError(f"Wanted one configuration; got {len(named)}. To add summaries up, say --merge.")
     config = find_config(named[0], overrides).config
-    return build_source(config.data, config.seed, data_folder(data)).summary(build_rules(config))
+    return build_source(config.data, config.seed, data_folder(data)).summary(config.rules)
 
 
 def _merged(named: list[str]) -> Summary:

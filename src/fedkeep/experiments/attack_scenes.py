@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -241,12 +241,10 @@ def plain_method(config: Config, model: nn.Module) -> Method:
     """Return FedAvg of everything, with the local phase of a configuration's method."""
     own = config.method
     names = [n for n, _ in model.named_parameters()]
-    rates = {p: r for p, r in own.optimizer.rates.items() if any(fnmatchcase(n, p) for n in names)}
+    rates = tuple((p, r) for p, r in own.optimizer.rates if any(fnmatchcase(n, p) for n in names))
     options = {n: v for n, v in own.options.items() if n in LOCAL | SERVER}
-    kept = {"loss": own.loss.model_dump(), "optimizer": {**own.optimizer.model_dump(), "rates": rates}}
-    if own.server_optimizer is not None:
-        kept["server_optimizer"] = own.server_optimizer.model_dump()
-    return build_method(MethodConfig.model_validate({"kind": "fedavg", **kept, **options}))
+    kept = {"optimizer": replace(own.optimizer, rates=rates), "server_optimizer": own.server_optimizer}
+    return build_method(MethodConfig.model_validate({"kind": "fedavg", "loss": own.loss, **kept, **options}))
 
 
 def opted_in(data: FederatedData, client: int) -> np.ndarray:

@@ -14,23 +14,21 @@ from torch import nn
 from fedkeep import data as data_room
 from fedkeep import models
 from fedkeep.core.describe import differences
-from fedkeep.core.errors import ConfigError, first_line
+from fedkeep.core.errors import ConfigError, check_choice, first_line
 from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready
-from fedkeep.experiments.config import Config, MethodConfig
+from fedkeep.experiments.config import Config, MethodConfig, ReduceConfig
+from fedkeep.experiments.config_tables import accepted, check_options
 from fedkeep.experiments.losses import build_loss, check_loss
-from fedkeep.experiments.options import accepted, check_options
 from fedkeep.experiments.own import imported, is_own, says_it_returns
-from fedkeep.experiments.personalization import Protocol, add_curve, check_task
+from fedkeep.experiments.personalization import add_curve, check_task
 from fedkeep.experiments.plugins import Offered
-from fedkeep.experiments.protections import protected
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import Simulation, simulate
 from fedkeep.experiments.sources import (
     build_data,
-    build_rules,
     build_source,
     data_folder,
     located,
@@ -38,7 +36,19 @@ from fedkeep.experiments.sources import (
     read_source,
 )
 from fedkeep.experiments.trackers import Tracker
-from fedkeep.methods import METHODS, Method, Optimize, Phase, WeightedMean
+from fedkeep.methods import (
+    METHODS,
+    ClippedMean,
+    Krum,
+    Median,
+    Method,
+    Optimize,
+    Phase,
+    Reduction,
+    TrimmedMean,
+    WeightedMean,
+    securely,
+)
 from fedkeep.nn.accelerate import swap_, swaps_of
 from fedkeep.privacy import GaussianNoise
 
@@ -47,7 +57,6 @@ __all__ = [
     "build_data",
     "build_method",
     "build_model",
-    "build_rules",
     "build_source",
     "data_folder",
     "encoding_of",
@@ -85,6 +94,14 @@ MODELS: dict[str, type[nn.Module]] = {
     "confidence_gate": models.ConfidenceGate,
 }
 """Networks by the name that ``model.kind`` has in a configuration."""
+
+REDUCTIONS: dict[str, Callable[..., Reduction]] = {
+    "median": Median,
+    "trimmed_mean": TrimmedMean,
+    "krum": Krum,
+    "clipped_mean": ClippedMean,
+}
+"""Reductions by the name that ``method.reduce.kind`` has."""
 
 
 def build_model(config: Config, data: FederatedData | Encoding, folder: Path | None = None) -> nn.Module:
@@ -274,12 +291,12 @@ def build_method(config: MethodConfig) -> Method:
     local = usual.default if usual is not None else Phase()
     loss = build_loss(config.loss)
     settings = {name: options.pop(name) for name in LOCAL if name in options}
-    options["local"] = local.but(loss=loss, optimizer=config.optimizer.build(), **settings)
+    options["local"] = local.but(loss=loss, optimizer=config.optimizer, **settings)
     said: dict[str, Any] = {}
     if (weighting := options.pop("weighting", None)) is not None:
         said["reduce"] = WeightedMean(by=weighting)
     if config.server_optimizer is not None:
-        said["update"] = Optimize(optimizer=config.server_optimizer.build())
+        said["update"] = Optimize(optimizer=config.server_optimizer)
     if said:  # the rest is as the method has it where nothing is said
         server = inspect.signature(make).parameters.get("server")
         known = None if server is None else server.default
@@ -289,11 +306,31 @@ def build_method(config: MethodConfig) -> Method:
     method = _made(config.kind, make, options)
     if config.upload_noise:
         method = method.but(upload=(*method.upload, GaussianNoise(config.upload_noise)))
-    method = protected(method, config.reduce, config.secure)
+    if config.reduce is not None:
+        method = _reducing(method, config.reduce)
+    if config.secure is not None:
+        method = securely(method, config.secure)
     if config.adapt is None:
         return method
     adapting = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)
     return method.adapting(phases=tuple(config.adapt.applied(phase) for phase in adapting))
+
+
+def _reducing(method: Method, config: ReduceConfig) -> Method:
+    """Return a method with another reduction.
+
+    Raises:
+        ConfigError: the method's own is no mean that another could take the place of, or an option makes no sense.
+    """
+    if type(method.server.reduce) is not WeightedMean:
+        raise ConfigError(
+            f"method.reduce: {method.name!r} reduces uploads in a way of its own, by "
+            f"{type(method.server.reduce).__name__}. Leave the table out."
+        )
+    check_choice("method.reduce.kind must be", config.kind, REDUCTIONS)
+    make = REDUCTIONS[config.kind]
+    options = check_options("method.reduce", make, config.options, ("by", "missing_rows"))
+    return method.on_server(reduce=make(**options))
 
 
 def _check_protocol(out: Path, asked: dict[str, Any]) -> None:
@@ -331,7 +368,7 @@ def run_config(
     """
     data = data if data is not None else build_data(config, folder)
     if resume and out is not None and config.personalization is not None:
-        _check_protocol(out, config.personalization.model_dump())
+        _check_protocol(out, config.model_dump()["personalization"])
     settings = _settings(config, data, folder) | ({} if workers is None else {"workers": workers})
     settings |= {} if trackers is None else {"trackers": trackers}
     if line := str(swaps_of(settings["model"])):
@@ -345,7 +382,7 @@ def run_config(
         progress=progress,
     )
     if config.personalization is not None:
-        add_curve(run, Protocol(**config.personalization.model_dump()), progress)
+        add_curve(run, config.personalization, progress)
     return run
 
 
@@ -363,13 +400,12 @@ def rehearse_config(config: Config, data: FederatedData, folder: Path | None = N
 def _settings(config: Config, data: FederatedData, folder: Path | None) -> dict[str, Any]:
     """Return what a simulation is made of; what only comes after training is checked now, not after hours."""
     if config.personalization is not None:
-        Protocol(**config.personalization.model_dump())
         check_task(data)
     return {
         "model": build_model(config, data, folder),
         "method": build_method(config.method),
         "data": data,
-        "privacy": None if config.privacy is None else config.privacy.build(),
+        "privacy": config.privacy,
         "seed": config.seed,
         "name": config.name,
         **config.run.model_dump(),

@@ -29,7 +29,7 @@ from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data, rehearse_config, run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.counting import counting_side
-from fedkeep.experiments.sources import build_rules, build_source
+from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.experiments.variants import Variant, fitted, with_method
 from fedkeep.metrics import CLASS_METRICS
@@ -178,7 +178,7 @@ def plan(
     """
     first = configs[0]
     source = build_source(first.data, first.seed, folder)
-    data = source.prepared(build_rules(first))
+    data = source.prepared(first.rules)
     for task in tasks_of(data):
         check_metric(metric or ("loss" if task.kind == "regression" else "accuracy"), task.kind)
         if metric is not None and metric in CLASS_METRICS:

@@ -6,44 +6,21 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from fedkeep.core.errors import ConfigError, did_you_mean, shown
-from fedkeep.core.optim import Kind, Optimizer
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.optim import Optimizer
+from fedkeep.data.preparation import Rules
+from fedkeep.experiments.config_tables import Names, Open, Rate, Strict, Table, made_of
 from fedkeep.experiments.losses import LossConfig
-from fedkeep.experiments.protections import AuditConfig, PrivacyConfig, ReduceConfig, SecureConfig
-from fedkeep.experiments.strict import Open, Rate, Strict
+from fedkeep.experiments.personalization import Protocol
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
-from fedkeep.methods import EarlyStopping, Phase
+from fedkeep.methods import EarlyStopping, Phase, SecureSums
+from fedkeep.privacy import DifferentialPrivacy
 
 LONGEST_FILE = 1 << 20  # bytes
-M = TypeVar("M", bound=BaseModel)
-
-
-class OptimizerConfig(Strict):
-    """An optimiser: ``kind``, ``learning_rate``, ``rates`` by name pattern, and its constants."""
-
-    kind: Kind = "sgd"
-    learning_rate: Rate = 0.1
-    rates: dict[str, Rate] = {}  # noqa: RUF012 (pydantic copies it)
-    momentum: Rate = 0.0
-    weight_decay: Rate = 0.0
-    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
-    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-
-    def build(self) -> Optimizer:
-        """Return the optimiser."""
-        fields = self.model_dump()
-        return Optimizer(**{**fields, "rates": tuple(self.rates.items()), "betas": self.betas})
-
-
-class ServerOptimizerConfig(OptimizerConfig):
-    """The server's optimiser: applied to the mean change as a pseudo-gradient; rate 1 is plain averaging."""
-
-    learning_rate: Rate = 1.0
 
 
 class PartitionConfig(Open):
@@ -67,18 +44,6 @@ class DataConfig(Open):
     opt_out: dict[str, Any] | None = None
 
 
-class PreparationConfig(Strict):
-    """How data are summed up and numbered before the first round; ``fedkeep.data.preparation.Rules``."""
-
-    clients_a_word: int = Field(1, ge=1)
-    clients_a_word_here: int = Field(1, ge=1)
-    standardise: bool = False
-    tokens: Literal["char", "word", "token", "hashed_words"] | None = None
-    vocabulary: int | None = Field(None, ge=2)
-    max_length: int | None = Field(None, ge=1)
-    label_names: Annotated[tuple[str, ...] | None, Field(strict=False)] = None
-
-
 class ModelConfig(Open):
     """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in.
 
@@ -92,39 +57,35 @@ class ModelConfig(Open):
     word_vectors_scale: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
-class EarlyStoppingConfig(Strict):
-    """When adaptation stops by the client's own validation loss; ``fedkeep.methods.EarlyStopping``."""
-
-    every: int = Field(5, ge=1)
-    patience: int = Field(10, ge=1)
-    min_improvement: Rate = 0.0
-
-
 class AdaptConfig(Strict):
     """How a client adapts: each phase of it (a new client's private part; the steps of a mixture of experts)."""
 
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: Annotated[Optimizer, Table()] = Optimizer()
     epochs: int = Field(10, ge=0)
     batch_size: int = Field(32, ge=1)
     clip_norm: float | None = Field(None, gt=0)
-    early_stopping: EarlyStoppingConfig | None = None
+    early_stopping: Annotated[EarlyStopping, Table()] | None = None
 
     def applied(self, phase: Phase) -> Phase:
         """Return a phase with these settings; early stopping stays as the method says where none is given."""
-        stop = (
-            phase.early_stopping
-            if self.early_stopping is None
-            else EarlyStopping(**self.early_stopping.model_dump())
-        )
         return replace(
             phase,
-            optimizer=self.optimizer.build(),
+            optimizer=self.optimizer,
             epochs=self.epochs,
             steps=None,
             batch_size=self.batch_size,
             clip_norm=self.clip_norm,
-            early_stopping=stop,
+            early_stopping=self.early_stopping or phase.early_stopping,
         )
+
+
+class ReduceConfig(Open):
+    """A reduction for uploads that can't be trusted: ``kind``, further keys are its options.
+
+    ``kind`` is median, trimmed_mean (``share``), krum (``faulty``, ``taken``) or clipped_mean (``bound``).
+    """
+
+    kind: str
 
 
 class MethodConfig(Open):
@@ -136,11 +97,11 @@ class MethodConfig(Open):
 
     kind: str
     loss: LossConfig = LossConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    server_optimizer: ServerOptimizerConfig | None = None
+    optimizer: Annotated[Optimizer, Table()] = Optimizer()
+    server_optimizer: Annotated[Optimizer, Table({"learning_rate": 1.0})] | None = None
     adapt: AdaptConfig | None = None
     reduce: ReduceConfig | None = None
-    secure: SecureConfig | None = None
+    secure: Annotated[SecureSums, Table()] | None = None
     upload_noise: Rate = 0.0
 
 
@@ -164,8 +125,8 @@ class RunConfig(Strict):
     hold_out: float = Field(0.0, ge=0, lt=1)
     on_nonfinite: Literal["stop", "skip"] = "stop"
     min_clients: int = Field(1, ge=0)
-    trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    metrics: Annotated[tuple[str, ...] | None, Field(strict=False)] = None
+    trackers: Names = ()
+    metrics: Names | None = None
 
     @model_validator(mode="after")
     def _one_length(self) -> RunConfig:
@@ -174,16 +135,10 @@ class RunConfig(Strict):
         return self
 
 
-class PersonalizationConfig(Strict):
-    """Fine-tuning on each client after the last round: ``ratio`` of the rates, ``steps``, tested ``every`` so many.
+class AuditConfig(Strict):
+    """What may tell of what stays on a device; ``fedkeep.audit`` says what each entry means."""
 
-    ``optimizer`` is another kind than the method's.
-    """
-
-    ratio: Rate = 0.01
-    steps: int = Field(200, ge=1)
-    every: int = Field(20, ge=1)
-    optimizer: Kind | None = None
+    allow: Names
 
 
 class Config(Strict):
@@ -201,11 +156,16 @@ class Config(Strict):
     model: ModelConfig
     method: MethodConfig
     run: RunConfig
-    personalization: PersonalizationConfig | None = None
-    preparation: PreparationConfig | None = None
-    privacy: PrivacyConfig | None = None
+    personalization: Annotated[Protocol, Table()] | None = None
+    preparation: Annotated[Rules, Table()] | None = None
+    privacy: Annotated[DifferentialPrivacy, Table()] | None = None
     rounds: dict[str, Any] | None = None
     audit: AuditConfig | None = None
+
+    @property
+    def rules(self) -> Rules:
+        """The rules of preparation."""
+        return self.preparation or Rules()
 
     @model_validator(mode="after")
     def _cohort_of_a_budget(self) -> Config:
@@ -280,7 +240,8 @@ def parse_config(
         check_bounds(content)
     except ValueError as error:  # a key of many parts, or a text that is no TOML
         raise ConfigError(f"{where} with --set is no configuration: {error}.") from error
-    return checked(Config, content, where)
+    found: Config = made_of(Config, content, where)
+    return found
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
@@ -295,19 +256,6 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is no valid TOML: {error}.") from error
     except ValueError as error:
         raise ConfigError(f"{where} is no configuration: {error}.") from error
-
-
-def checked(kind: type[M], content: Mapping[str, Any], where: str) -> M:
-    """Return a configuration of a kind.
-
-    Raises:
-        ConfigError: a key is unknown, or a value doesn't fit; all faults are named.
-    """
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        lines = [_fault(e, kind) for e in error.errors()]
-        raise ConfigError(f"{where}:\n" + "\n".join(lines)) from None
 
 
 def parse_overrides(given: list[str]) -> dict[str, str]:
@@ -364,32 +312,5 @@ def _parts(key: str) -> list[str]:
     return parts
 
 
-def _fault(error: Any, kind: type[BaseModel]) -> str:
-    place = _short(".".join(str(p) for p in error["loc"])) or "configuration"
-    if error["type"] == "extra_forbidden":
-        known = _known(error["loc"][:-1], kind)
-        near = did_you_mean(str(error["loc"][-1])[:40], known)
-        return f"  {place}: unknown key.{near} Known here: {', '.join(known)}."
-    if error["type"] == "missing":
-        return f"  {place}: missing."
-    if error["type"] == "value_error":
-        return f"  {place}: {error['msg'].removeprefix('Value error, ')}."
-    if error["type"] == "model_type":
-        return f"  {place}: wanted a table; got {shown(error.get('input'))}."
-    wanted = error["msg"].replace("Input should be", "wanted")
-    return f"  {place}: {wanted}; got {shown(error.get('input'))}."
-
-
 def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:80]} …"
-
-
-def _known(location: tuple[Any, ...], kind: type[BaseModel]) -> list[str]:
-    model: Any = kind
-    for part in location:
-        field = model.model_fields.get(str(part))
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-        if model is None:
-            return []
-    return list(model.model_fields)

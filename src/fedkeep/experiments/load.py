@@ -84,7 +84,7 @@ def load_run(
         )
     method = build_method(config.method)
     if config.privacy is not None:
-        method = differentially_private(method, config.privacy.build(), float(info["cohort"]))
+        method = differentially_private(method, config.privacy, float(info["cohort"]))
     net = Net(method.made_for(build_model(config, data, data_folder)).to(device))
     default = Default(first_kept(method, net), method.client.keep.value, config.seed, net.buffers())
     default.opted_out = made_of_all(method.client.phases, method.split, net, data)

@@ -10,24 +10,17 @@ from pydantic import Field, model_validator
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.data.preparation import Encoding
-from fedkeep.experiments.strict import Rate, Strict
+from fedkeep.experiments.config_tables import Rate, Strict, check_options
 from fedkeep.methods import terms
 from fedkeep.methods.augment import Augmented
 from fedkeep.methods.class_weights import fault_of
 
 
-class AugmentConfig(Strict):
-    """Training images shifted by up to ``shift`` pixels and mirrored at random; ``fedkeep.methods.augment``."""
-
-    shift: int = Field(4, ge=0)
-    mirror: bool = True
-    column: str = "image"
-
-
 class LossConfig(Strict):
     """The loss: ``kind``, and penalties on the client's own parameters by name pattern.
 
-    ``class_weights`` are a number for each class: how much its examples count in ``cross_entropy``.
+    ``class_weights`` are a number for each class: how much its examples count in ``cross_entropy``. ``augment`` moves
+    training images at random; its keys are those of ``fedkeep.methods.augment.Augmented``.
     """
 
     kind: Literal["cross_entropy", "squared_error"] = "cross_entropy"
@@ -35,7 +28,7 @@ class LossConfig(Strict):
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: Annotated[tuple[Rate, ...] | None, Field(strict=False)] = None
     l2: dict[str, Rate] = {}  # noqa: RUF012 (pydantic copies it)
-    augment: AugmentConfig | None = None
+    augment: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _weights_of_classes(self) -> LossConfig:
@@ -56,7 +49,9 @@ def build_loss(config: LossConfig) -> terms.Term:
     )
     for pattern, factor in config.l2.items():
         loss = loss + factor * terms.l2_penalty(pattern)
-    return loss if config.augment is None else Augmented(loss, **config.augment.model_dump())
+    if config.augment is None:
+        return loss
+    return Augmented(loss, **check_options("method.loss.augment", Augmented, config.augment, ("term",)))
 
 
 def check_loss(

@@ -16,7 +16,7 @@ from fedkeep.core.errors import ConfigError, DataError, did_you_mean
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out
 from fedkeep.data.preparation import Encoding, Plain, Raw, Ready, Rules, Source, Summary, Times, prepared
 from fedkeep.experiments.config import Config, DataConfig
-from fedkeep.experiments.options import check_options
+from fedkeep.experiments.config_tables import check_options
 from fedkeep.experiments.plugins import papers_hint
 from fedkeep.experiments.readers import Reader, offered_readers
 
@@ -166,7 +166,7 @@ def build_data(config: Config, folder: Path | None = None) -> FederatedData:
     Raises:
         ConfigError, DataError: an unknown reader or option, or a fault in the data.
     """
-    return build_source(config.data, config.seed, folder).prepared(build_rules(config))
+    return build_source(config.data, config.seed, folder).prepared(config.rules)
 
 
 def build_source(settings: DataConfig, seed: int, folder: Path | None = None) -> ConfiguredSource:
@@ -182,15 +182,6 @@ def build_source(settings: DataConfig, seed: int, folder: Path | None = None) ->
     """
     made = _partitioned(settings, seed, read_source(settings, seed, folder))
     return ConfiguredSource(Ready(data=made) if isinstance(made, FederatedData) else made, settings, seed)
-
-
-def build_rules(config: Config) -> Rules:
-    """Return the rules of preparation that a configuration names.
-
-    Raises:
-        ConfigError: a number is too small, or there are no such tokens.
-    """
-    return Rules() if config.preparation is None else Rules(**config.preparation.model_dump())
 
 
 def read_source(

@@ -17,7 +17,7 @@ from fedkeep.data import SPLITS, FederatedData
 from fedkeep.data.federated import take
 from fedkeep.experiments.build import LOCAL, SERVER, build_method, build_model, method_maker
 from fedkeep.experiments.config import Config, MethodConfig
-from fedkeep.experiments.options import accepted
+from fedkeep.experiments.config_tables import accepted
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Method
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fedkeep.core.errors import ConfigError, did_you_mean, shown
+from pydantic import Field
+
+from fedkeep.core.errors import ConfigError
 from fedkeep.data.preparation import Encoding, Summary, agreeing
 from fedkeep.experiments.config import Config, parse_config, parse_overrides, parse_toml, read_text
-from fedkeep.experiments.sources import build_rules
+from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.toml import to_toml
 from fedkeep.remote.config import experiment
 from fedkeep.remote.policy import RoundPolicy
@@ -26,7 +28,14 @@ NO_DATA = {"reader": "devices"}
 """Stands for ``[data]``, which a server does not have."""
 SENT = {"seed", "model", "method", "preparation"}
 """What devices are told of a configuration."""
-POLICY = {f.name for f in fields(RoundPolicy)}
+POLICY = [f.name for f in fields(RoundPolicy)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds(RoundPolicy):
+    """The table ``[rounds]``: the policy of rounds, and how many clients must be there before the first."""
+
+    clients: Annotated[int, Field(ge=1)] = 1
 
 
 def federation_of(text: str, where: str = "config.toml") -> Federation:
@@ -36,34 +45,19 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         ConfigError: it is wrong; every fault is named.
     """
     config = parse_config(to_toml({"data": NO_DATA, **parse_toml(text, where)}), where)
-    rounds = config.rounds or {}
-    for key in rounds:
-        if key not in POLICY | {"clients"}:
-            known = sorted(POLICY | {"clients"})
-            raise ConfigError(
-                f"{where}: rounds.{key}: unknown key.{did_you_mean(key, known)} Known here: {', '.join(known)}."
-            )
     _check_run(config, where)
     run = config.run
-    try:
-        policy = RoundPolicy(
-            **{"minimum": max(1, run.min_clients), **{k: v for k, v in rounds.items() if k in POLICY}}
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{where}: rounds.{error}") from error
-    clients = rounds.get("clients", 1)
-    if type(clients) is not int or clients < 1:
-        raise ConfigError(
-            f"{where}: rounds.clients must be a whole number of at least 1; got {shown(clients)}."
-        )
+    usual = {"minimum": max(1, run.min_clients)}
+    rounds: Rounds = made_of(Rounds, config.rounds or {}, where, "rounds", usual)
+    policy = RoundPolicy(**{name: getattr(rounds, name) for name in POLICY})
     sent = sent_of(config)
     return Federation(
         name=config.name,
         text=sent,
         build=lambda encoding: experiment(sent, encoding),
         encode=encode,
-        summarise=asdict(build_rules(config)),
-        clients=clients,
+        summarise=asdict(config.rules),
+        clients=rounds.clients,
         rounds=run.rounds,
         epochs=run.epochs,
         cohort=run.cohort,
@@ -72,7 +66,7 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         evaluate_every=run.evaluate_every,
         evaluate_shared=run.evaluate_shared,
         on_nonfinite=run.on_nonfinite,
-        privacy=None if config.privacy is None else config.privacy.build(),
+        privacy=config.privacy,
         policy=policy,
         config=config.model_dump(mode="json"),
         trackers=run.trackers,
@@ -95,7 +89,7 @@ def experiments_in(files: Mapping[str, bytes]) -> dict[str, Any]:
         if name.endswith(".toml"):
             with suppress(ConfigError, UnicodeDecodeError):  # another TOML, as pyproject.toml is
                 config = parse_config(to_toml({**parse_toml(content.decode(), name), "data": NO_DATA}), name)
-                found[sent_of(config)] = json.loads(json.dumps(asdict(build_rules(config))))
+                found[sent_of(config)] = json.loads(json.dumps(asdict(config.rules)))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedkeep.experiments.config import checked
+from fedkeep.experiments.config_tables import made_of
 from fedkeep.flower.transport import LIMIT
 
 Text = Annotated[str, Field(min_length=1)]
@@ -43,4 +43,6 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: one is missing, or its value doesn't fit; all faults are named.
     """
-    return checked(Settings, given, "The settings of the server app (tool.flwr.app.config, --run-config)")
+    where = "The settings of the server app (tool.flwr.app.config, --run-config)"
+    found: Settings = made_of(Settings, given, where)
+    return found

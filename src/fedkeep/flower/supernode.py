@@ -25,10 +25,11 @@ from typing import Annotated
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from fedkeep.core.errors import ConfigError, first_line
-from fedkeep.experiments.toml import from_toml
+from fedkeep.experiments.config import parse_toml, read_text
+from fedkeep.experiments.config_tables import Strict, made_of
 from fedkeep.flower import guard
 from fedkeep.flower.keys import check_certificate
 from fedkeep.flower.nodes import NODE_CONFIG
@@ -38,10 +39,8 @@ from fedkeep.flower.signed import public_key
 AHEAD, BEHIND = 5.0, 305.0  # seconds that Flower 1.41 lets a node's clock differ
 
 
-class LinkConfig(BaseModel):
+class LinkConfig(Strict):
     """The table ``[link]`` of a node's configuration."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     address: str
     certificate: str
@@ -69,20 +68,10 @@ class SuperNode:
         """Read a node's configuration.
 
         Raises:
-            ConfigError: there is none, or its table ``[link]`` is missing or wrong; names the first fault.
+            ConfigError: there is none, or its table ``[link]`` is missing or wrong; all faults are named.
         """
-        try:
-            table = from_toml(path.read_text(encoding="utf-8-sig")).get("link")
-        except OSError as error:
-            raise ConfigError(f"There is no node configuration {path}: {error.strerror}.") from error
-        except ValueError as error:
-            raise ConfigError(f"{path} is no TOML: {first_line(error)}.") from error
-        try:
-            link = LinkConfig.model_validate(table if table is not None else {})
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(["link", *map(str, first["loc"])])
-            raise ConfigError(f"{path}: {place}: {first['msg']}.") from error
+        table = parse_toml(read_text(path), str(path)).get("link", {})
+        link: LinkConfig = made_of(LinkConfig, table, str(path), "link")
         return cls(config=path.resolve(), link=link, home=home.resolve())
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import Tensor
 
@@ -81,7 +81,7 @@ class DifferentialPrivacy:
     accountant: Accountant = "pld"
     heaviest: float | None = None
     noise_seed: int | None = None
-    unit: Literal["client"] = "client"
+    unit: str = "client"
 
     def __post_init__(self) -> None:
         if self.unit != "client":

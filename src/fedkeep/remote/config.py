@@ -16,57 +16,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.data.preparation import Encoding, Source
-from fedkeep.engines import Leaves
 from fedkeep.experiments.build import build_method, build_model, build_source
-from fedkeep.experiments.config import DataConfig, checked, parse_config, parse_toml, read_text
+from fedkeep.experiments.config import DataConfig, parse_config, parse_toml, read_text
+from fedkeep.experiments.config_tables import Strict, Table, made_of
 from fedkeep.experiments.environment import check_device
 from fedkeep.methods import Method
-from fedkeep.remote.migration import OnChange
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.own_clients import of_clients
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class DeviceConfig(_Strict):
-    """What the device's owner lays down; but for the first three as in ``Terms``.
+@dataclass(frozen=True, kw_only=True)
+class OwnDevice(Terms):
+    """The table ``[device]``: the owner's terms, and what is the device's own.
 
     Attributes:
-        owner: whose device it is: a name of its own, which its private states bear.
         folder: where private states are kept; only its owner may enter it.
         clients: the clients that take part, of those in the data; empty: all.
     """
 
-    owner: Annotated[str, Field(min_length=1, max_length=200)]
     folder: Annotated[str, Field(min_length=1)]
-    clients: list[str] = []
-    history: Annotated[int, Field(ge=0)] = 1
-    on_missing: OnChange = "refuse"
-    on_change: OnChange = "refuse"
-    leaves: Leaves = "sums"
-    clients_a_word: Annotated[int, Field(ge=1)] = 1
-    secure: bool = False
-    simulated_noise: bool = False
-    compute: str = "cpu"
-    patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-
-    @property
-    def terms(self) -> Terms:
-        """The owner's terms."""
-        return Terms(**self.model_dump(exclude={"folder", "clients"}))
+    clients: tuple[str, ...] = ()
 
 
-class NodeConfig(_Strict):
+class NodeConfig(Strict):
     """A device's configuration.
 
     Attributes:
@@ -78,7 +59,7 @@ class NodeConfig(_Strict):
 
     seed: int = 0
     data: DataConfig
-    device: DeviceConfig
+    device: Annotated[OwnDevice, Table()]
     link: dict[str, Any] | None = None
 
 
@@ -88,7 +69,8 @@ def read_node_config(path: Path) -> NodeConfig:
     Raises:
         ConfigError: the file is missing or no TOML, a key is unknown, or a value doesn't fit; all faults are named.
     """
-    return checked(NodeConfig, parse_toml(read_text(path), str(path)), str(path))
+    found: NodeConfig = made_of(NodeConfig, parse_toml(read_text(path), str(path)), str(path))
+    return found
 
 
 def states_folder(path: Path) -> Path:
@@ -111,7 +93,7 @@ def build_node(path: Path, tell: Callable[[str], None] = lambda text: None) -> N
     if not len(source.ids):
         raise ConfigError(f"{path}: the data hold no client. Name another file or reader in [data].")
     folder = path.parent / config.device.folder
-    return Node(source, folder, config.device.terms, experiment, tell=tell)
+    return Node(source, folder, config.device, experiment, tell=tell)
 
 
 def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:

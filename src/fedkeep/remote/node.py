@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import nn
 
 from fedkeep.core.errors import ConfigError, MethodError, SplitError, UploadError
@@ -74,16 +75,16 @@ class Terms:
         patience: seconds to wait for another process that serves a message of the same run.
     """
 
-    owner: str
-    history: int = 1
+    owner: Annotated[str, Field(min_length=1, max_length=200)]
+    history: Annotated[int, Field(ge=0)] = 1
     on_missing: OnChange = "refuse"
     on_change: OnChange = "refuse"
     leaves: Leaves = "sums"
-    clients_a_word: int = 1
+    clients_a_word: Annotated[int, Field(ge=1)] = 1
     secure: bool = False
     simulated_noise: bool = False
     compute: str = "cpu"
-    patience: float = 30.0
+    patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
 
 
 @dataclass

@@ -292,7 +292,7 @@ def test_a_scene_without_its_folder_shows_what_is_published_alone(
     (cell,) = own.cells(book.SCENES[1], "KTEPS").values()
     config = cell.resolved()
     assert (config.data.reader, config.run.rounds, config.method.optimizer.learning_rate) == ("tang", 20, 0.1)
-    assert config.method.optimizer.build().rate("embedding.weight") == 0.01
+    assert config.method.optimizer.rate("embedding.weight") == 0.01
 
 
 @pytest.mark.slow

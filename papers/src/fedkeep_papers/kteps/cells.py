@@ -149,8 +149,6 @@ class Task:
         check_device(config.run.device)
         try:
             build_method(config.method)
-            if config.personalization is not None:
-                Protocol(**config.personalization.model_dump())
         except ConfigError as error:
             raise ConfigError(
                 f"{self.cell.name} runs {self.cell.config}, which cannot have its settings. {error} --set changes all "

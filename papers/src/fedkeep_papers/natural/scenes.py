@@ -9,7 +9,8 @@ from typing import Any
 
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.builtin import builtin_text
-from fedkeep.experiments.config import Config, checked, parse_toml
+from fedkeep.experiments.config import Config, parse_toml
+from fedkeep.experiments.config_tables import made_of
 from fedkeep_papers.natural.published import LME4
 
 SHARED = ("batch_size", "clip_norm", "epochs", "loss", "optimizer", "server_optimizer")
@@ -84,7 +85,8 @@ class Cell:
         if self.scale == "quick":  # a try
             content["run"] |= {"rounds": 4, "evaluate_every": 2}
             content["run"].pop("epochs", None)
-        return checked(Config, {**content, "name": self.method, "seed": self.seed}, where)
+        found: Config = made_of(Config, {**content, "name": self.method, "seed": self.seed}, where)
+        return found
 
     def _own(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what is the method's own in the tables ``method`` and ``run``."""

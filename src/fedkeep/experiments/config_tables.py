@@ -1,0 +1,391 @@
+"""Tables of a configuration against what they make: a class, or the signature of a function.
+
+A table knows all its keys, ``"3"`` is no number and ``true`` is no 1; a list stands for a tuple, a table for pairs. A
+fault names its place in the file, what was wanted there and what was got.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache, partial
+from types import UnionType
+from typing import Annotated, Any, Union, Unpack, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
+
+from fedkeep.core.errors import ConfigError, FedkeepError, did_you_mean, shown
+
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+"""Texts; a list stands for them."""
+STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+
+class Strict(BaseModel):
+    """A table that knows all its keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Open(BaseModel):
+    """A table whose further keys are the options of the thing that it names; they are checked when it is built."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The further keys."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Marks a dataclass that is a field of a table: a table makes it, and its own checks speak.
+
+    Attributes:
+        usual: defaults that differ from the class's own.
+    """
+
+    usual: Mapping[str, Any] = field(default_factory=dict)
+
+    def __get_pydantic_core_schema__(self, kind: type[Any], handler: object) -> core_schema.CoreSchema:
+        """Return how pydantic checks and writes out the field."""
+        return core_schema.no_info_plain_validator_function(
+            partial(_made, kind, self.usual),
+            serialization=core_schema.plain_serializer_function_ser_schema(self._written, info_arg=True),
+        )
+
+    def _written(self, made: Any, info: core_schema.SerializationInfo) -> dict[str, Any]:
+        """Return the table that makes an object; what has its default is left out where what is unset is."""
+        return _table(made, info.exclude_unset or info.exclude_defaults, self.usual)
+
+
+def _made(kind: Any, usual: Mapping[str, Any], content: Any) -> Any:
+    if isinstance(content, kind):
+        return content
+    if not isinstance(content, Mapping):
+        raise PydanticCustomError("dict_type", "wanted a table")
+    table = {**usual, **content}
+    for name, hint in get_type_hints(kind).items():
+        if name in table and _is_pairs(hint):
+            table[name] = _pairs(name, table[name])
+    try:
+        # TOML's values are JSON's but for dates, which stand nowhere; in JSON lists are tuples, and tables dataclasses.
+        return _adapter(kind).validate_json(json.dumps(table, default=repr), strict=True)
+    except FedkeepError as error:  # the class's own check
+        said = {"said": str(error), "names": [f.name for f in fields(kind)]}
+        raise PydanticCustomError("own_check", "{said}", said) from error
+
+
+def _pairs(name: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    wrong = InitErrorDetails(
+        type=PydanticCustomError("dict_type", "wanted a table"), loc=(name,), input=value
+    )
+    raise ValidationError.from_exception_data(name, [wrong])
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind | None, config=STRICT)  # pydantic refuses a config for a dataclass alone
+
+
+def _is_pairs(hint: Any) -> bool:
+    """Tell whether a type is ``tuple[tuple[name, value], ...]``."""
+    inner, *rest = get_args(hint) or (None,)
+    return get_origin(hint) is tuple and rest == [...] and get_origin(inner) is tuple
+
+
+def _table(made: Any, brief: bool, usual: Mapping[str, Any]) -> dict[str, Any]:
+    hints = get_type_hints(type(made))
+    found = {}
+    for one in fields(made):
+        value = getattr(made, one.name)
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        if brief and value == usual.get(one.name, default):
+            continue
+        if is_dataclass(value):
+            value = _table(value, brief, {})
+        found[one.name] = dict(value) if _is_pairs(hints[one.name]) else value
+    return found
+
+
+def made_of(kind: Any, content: Any, where: str, place: str = "", usual: Mapping[str, Any] = {}) -> Any:
+    """Return what a table makes: a model of pydantic's, or a dataclass.
+
+    Args:
+        kind: the class.
+        content: the table.
+        where: the file's name in messages.
+        place: the table's within the file.
+        usual: defaults that differ from the class's own.
+
+    Raises:
+        ConfigError: a key is unknown, or a value doesn't fit; all faults are named.
+    """
+    table: Any = Annotated[kind, Table(usual)] if is_dataclass(kind) else kind
+    try:
+        return TypeAdapter(table).validate_python(content)
+    except ValidationError as error:
+        lines = [f"  {line}" for line in fault_lines(error, kind, content, place)]
+        raise ConfigError("\n".join([f"{where}:", *lines])) from None
+
+
+def check_options(
+    what: str,
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    given: Collection[str] = (),
+    also: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return ``options`` as arguments of ``function``: names known, none missing, types as annotated.
+
+    Args:
+        what: the table's name in messages, e.g. ``data``.
+        function: a reader, a model class or a method's builder.
+        options: the table's further keys.
+        given: arguments that fedkeep fills in itself.
+        also: types of further keys that are known, e.g. those of an argument that is put together of them.
+
+    Raises:
+        ConfigError: names the key, what was wanted and what was got.
+    """
+    parameters, hints = inspect.signature(function).parameters, accepted(function)
+    known = [n for n in (*hints, *(also or {})) if n not in given]
+    hints = {**hints, **(also or {})}
+    checked = {}
+    for key, value in options.items():
+        if key not in known:
+            raise ConfigError(f"{what}.{key[:80]}: {_unknown(key, known)}")
+        checked[key] = _fitted(f"{what}.{key}", hints.get(key, Any), value)
+    empty = inspect.Parameter.empty
+    needed = [n for n in known if n in parameters and parameters[n].default is empty and n not in options]
+    if needed:
+        raise ConfigError(f"{what}: missing {', '.join(needed)}.")
+    return checked
+
+
+def accepted(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the arguments that a function takes by name, with their types; those of a typed ``**others`` too."""
+    hints = _hints(function)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in kinds:
+            found[name] = hints.get(name, Any)
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD and get_origin(hints.get(name)) is Unpack:
+            found |= get_type_hints(get_args(hints[name])[0])
+    return found
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    called = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    try:
+        return get_type_hints(called)
+    except NameError:  # a module's own annotation that can't be resolved: its options go unchecked
+        return {}
+
+
+def _fitted(place: str, wanted: Any, value: Any) -> Any:
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(wanted, config=STRICT)
+    except Exception:  # noqa: BLE001 - an annotation that pydantic doesn't know (a stranger's module)
+        return value
+    try:
+        return _validated(adapter, value)
+    except ValidationError as error:
+        (first, *_) = fault_lines(error, wanted, value, place)
+        if not isinstance(value, list | Mapping) and _fits(adapter, [value]):
+            first = f"{first} Write a list: [{shown(value)}]."
+        raise ConfigError(first) from error
+
+
+def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError:
+        if not isinstance(value, list | dict):
+            raise
+    return adapter.validate_json(json.dumps(value, default=repr))
+
+
+def _fits(adapter: TypeAdapter[Any], value: Any) -> bool:
+    try:
+        _validated(adapter, value)
+    except ValidationError:
+        return False
+    return True
+
+
+WANTED = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "string": "a text",
+    "path": "a path as text",
+    "tuple": "a list",
+    "list": "a list",
+    "sequence": "a list",
+    "dict": "a table",
+    "mapping": "a table",
+    "model": "a table",
+    "is_instance_of": "a {class}",
+    "dataclass": "a table",
+    "literal": "{expected}",
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt:g}",
+    "string_too_short": "a text of at least {min_length} characters",
+    "string_too_long": "a text of at most {max_length} characters",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+}
+"""What was wanted, by the kind of a fault in pydantic's words, or its first part."""
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """One fault of a table.
+
+    Attributes:
+        place: keys and places in lists, from the outermost.
+        said: what is wrong.
+        wanted: what was wanted instead of the value there; empty where that is not it.
+        tried: whether it is one of several types that a value might have been of.
+    """
+
+    place: tuple[str, ...]
+    said: str = ""
+    wanted: str = ""
+    got: Any = None
+    tried: bool = False
+
+
+def fault_lines(error: ValidationError, kind: Any, content: Any, place: str = "") -> list[str]:
+    """Return a line for each fault: its place, what was wanted, and what was got or a suggestion.
+
+    Args:
+        error: what pydantic found.
+        kind: what the content was to make: a class, or another type.
+        content: what was checked.
+        place: the content's own, e.g. of a table within a file.
+    """
+    found = [_fault(one, kind, content) for one in error.errors(include_url=False)]
+    lines: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for one in found:
+        deeper = (f for f in found if f.tried and len(f.place) > len(one.place))
+        if one.tried and any(f.place[: len(one.place)] == one.place for f in deeper):
+            continue  # another of the types fits better
+        got = "" if not one.wanted else f"; got {_value(one.got)}."
+        wanted = lines.setdefault((one.place, one.said or got), [])
+        if one.wanted and one.wanted not in wanted:
+            wanted.append(one.wanted)
+    return [
+        _line(
+            ".".join(filter(None, (place, *where))), f"wanted {' or '.join(wanted)}{text}" if wanted else text
+        )
+        for (where, text), wanted in lines.items()
+    ]
+
+
+def _line(place: str, text: str) -> str:
+    place = place if len(place) <= 80 else f"{place[:80]} …"
+    if text.startswith("."):  # of a field, which the text names
+        return f"{place}{text}" if place else text[1:]
+    if place and text.startswith(f"{place}."):
+        return text
+    return f"{place or 'configuration'}: {text}"
+
+
+def _fault(error: Any, kind: Any, content: Any) -> _Fault:
+    what = error["type"]
+    place, got, tried = _place(error["loc"], content, what in (*UNKNOWN, "missing"))
+    if what in UNKNOWN:
+        return _Fault(place, _unknown(place[-1], _known(place[:-1], kind)))
+    if what == "missing":
+        return _Fault(place, "missing.")
+    if what == "own_check":
+        names, text = error["ctx"]["names"], error["msg"]
+        first = re.split(r"\W", text, maxsplit=1)[0]
+        return _Fault(place, f".{text}" if first in names else text)
+    if what == "value_error":
+        return _Fault(place, f"{error['msg'].removeprefix('Value error, ')}.")
+    words = WANTED.get(what) or WANTED.get(what.partition("_")[0])
+    if words is None:
+        wanted = re.sub("^Input should be ", "", error["msg"])
+    else:
+        wanted = words.format(**error.get("ctx", {}))
+    return _Fault(place, wanted=wanted, got=got, tried=tried)
+
+
+def _place(location: Sequence[Any], content: Any, named: bool) -> tuple[tuple[str, ...], Any, bool]:
+    """Return keys and places in lists of a fault, what stands there, and whether it is of one of several types.
+
+    Pydantic names these types on the way, and counts pairs where a table stands for them.
+
+    Args:
+        location: pydantic's.
+        content: what was checked.
+        named: whether the last part is a key, though nothing may stand there.
+    """
+    place: list[str] = []
+    tried, here = False, content
+    parts: Iterator[tuple[int, Any]] = enumerate(location, 1)
+    for number, part in parts:
+        if isinstance(here, Mapping) and part in here:
+            here = here[part]
+        elif isinstance(here, Mapping) and isinstance(part, int) and part < len(here):
+            part, here = list(here.items())[part]
+            next(parts, None)  # of the pair's two
+        elif isinstance(here, list | tuple) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        elif not (named and number == len(location)):
+            tried = True
+            continue
+        place.append(str(part))
+    return tuple(place), here, tried
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return type(value).__name__ if "\n" in repr(value) else shown(value)
+
+
+def _unknown(key: str, known: Sequence[str]) -> str:
+    others = f" Known here: {', '.join(known)}." if known else " It takes no options."
+    return f"unknown key.{did_you_mean(key[:40], known)}{others}"
+
+
+def _known(place: Sequence[str], kind: Any) -> list[str]:
+    """Return the keys of the table at a place of a class."""
+    for part in place:
+        kind = _class_in(_fields(kind).get(part))
+    return list(_fields(kind))
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: one.annotation for name, one in kind.model_fields.items()}
+    return {f.name: get_type_hints(kind)[f.name] for f in fields(kind)} if is_dataclass(kind) else {}
+
+
+def _class_in(hint: Any) -> Any:
+    """Return the class of tables among the types that a field may be of."""
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, UnionType):
+        return next((c for c in map(_class_in, get_args(hint)) if _fields(c)), None)
+    return hint
