@@ -24,12 +24,12 @@ import torch
 from benchmarks.faults import commit
 from benchmarks.measure import RESULTS, processor, write
 from fedkeep.attacks import place_of, vector_in_upload
-from fedkeep.experiments.attack import TITLES, Asked, Attacked, attack
+from fedkeep.experiments.attack import Asked, Attacked, attack
 from fedkeep.experiments.attack_measures import against
 from fedkeep.experiments.attack_scenes import STEP, Scene, multiplier
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.report.attacks import Finding, plain, sentences, table
+from fedkeep.report.attacks import TITLES, Finding, plain, sentences, table
 from fedkeep.report.tables import to_markdown
 
 TEXT = 'data = { reader = "many_user_text", users = %d, examples = 40, classes = 6, seed = 0 }\n'

@@ -1,25 +1,31 @@
-"""The script ``fedkeep``: it answers Ctrl-C from the first instant, also while the libraries are being loaded.
-
-A module of its own, as importing anything of the package ``fedkeep`` loads torch first, which takes a second or two.
-"""
+"""The script ``fedkeep``: it answers Ctrl-C from the first instant, also while the libraries are being loaded."""
 
 import os
 import signal
+import sys
+from types import FrameType
+
+_ready = False
+"""Whether the command line is loaded; torch is loaded later, by the commands that need it."""
 
 
 def main() -> None:
     """Run the command line."""
-    # Not as KeyboardInterrupt: half-loaded extension modules turn that into errors of their own. Nothing is open yet.
-    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup and scripts may ignore it
-    if heeded:
+    global _ready
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nohup and scripts may ignore it
         signal.signal(signal.SIGINT, _stop)
     from fedkeep.cli.app import main as command
 
-    if heeded:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _ready = True
     command()
 
 
-def _stop(*_: object) -> None:
-    os.write(2, b"Stopped.\n")
-    os._exit(130)
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Stop at once while something is being loaded: half-loaded extension modules turn a KeyboardInterrupt into errors
+    of their own, and nothing is open yet. Else raise it.
+    """
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    if not _ready or getattr(spec, "_initializing", False):
+        os.write(2, b"Stopped.\n")
+        os._exit(130)
+    signal.default_int_handler(number, frame)

@@ -11,6 +11,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
+import pytest
 from importlinter import cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,13 +133,38 @@ def test_fedkeep_needs_nothing_of_its_extras() -> None:
     assert not [line for line in declared if line.startswith(("matplotlib", "scikit-learn", "scipy"))]
 
 
-def test_importing_fedkeep_loads_torch_and_numpy_and_nothing_heavier() -> None:
-    before = set(
-        json.loads(run_python("import torch, numpy, sys, json; print(json.dumps(sorted(sys.modules)))"))
+def loaded(code: str) -> set[str]:
+    return set(
+        json.loads(
+            run_python(f"{code}\nimport sys, json; print(json.dumps(sorted(sys.modules)))").splitlines()[-1]
+        )
     )
-    after = set(json.loads(run_python("import fedkeep, sys, json; print(json.dumps(sorted(sys.modules)))")))
-    assert not (after - before) & HEAVY
+
+
+def test_importing_fedkeep_loads_nothing_and_its_names_torch_and_numpy_alone() -> None:
+    assert not loaded("import fedkeep") & {"torch", "numpy", *HEAVY}
+    after = loaded("import fedkeep; [getattr(fedkeep, name) for name in fedkeep.__all__]")
+    assert not (after - loaded("import torch, numpy")) & HEAVY
     assert {"torch", "numpy"} <= after
+
+
+def test_asking_for_help_loads_no_torch() -> None:
+    for words in (
+        ["--help"],
+        ["run", "--help"],
+        ["device", "--help"],
+        ["flower", "new", "--help"],
+        ["--version"],
+    ):
+        code = f"""
+import sys
+from fedkeep.cli import main
+sys.argv = ["fedkeep", *{words}]
+try:
+    main()
+except SystemExit:
+    pass"""
+        assert not loaded(code) & {"torch", "numpy", "pydantic", "flwr"}, words
 
 
 def test_listing_what_there_is_draws_nothing() -> None:
@@ -181,6 +207,9 @@ def test_the_package_says_that_it_is_typed_and_which_version_it_is() -> None:
 
     assert (SOURCE / "py.typed").exists()
     assert set(fedkeep.__all__) <= set(dir(fedkeep))
+    assert all(getattr(fedkeep, name) is not None for name in fedkeep.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        fedkeep.no_such_name  # noqa: B018
     for page, wanted in (
         ("CHANGELOG.md", fedkeep.__version__),
         ("CITATION.cff", f"version: {fedkeep.__version__}\n"),

@@ -336,7 +336,7 @@ def test_unexpected_errors_keep_their_traceback(fedkeep: Command, monkeypatch: p
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fedkeep.cli.run.run_config", broken)
+    monkeypatch.setattr("fedkeep.experiments.build.run_config", broken)
     result = fedkeep("run", "toy.toml")
     assert isinstance(result.exception, ZeroDivisionError)
 
@@ -352,6 +352,6 @@ def test_ctrl_c_outside_of_training(fedkeep: Command, monkeypatch: pytest.Monkey
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedkeep.cli.evaluate.load_run", stop)
+    monkeypatch.setattr("fedkeep.experiments.load.load_run", stop)
     result = fedkeep("evaluate", "somewhere")
     assert (result.exit_code, result.stderr) == (130, "Stopped.\n")

@@ -63,7 +63,7 @@ def test_too_few_users_to_probe(fedkeep: Command) -> None:
 def test_violations_are_named_and_give_exit_code_1(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     violation = Violation(1, "user", "the loss of user 0 has a gradient.")
     found = CheckReport(table=[], violations=(violation,), probed=(1, 2, 3))
-    monkeypatch.setattr("fedkeep.cli.check.check_split", lambda *_, **__: found)
+    monkeypatch.setattr("fedkeep.split.check_split", lambda *_, **__: found)
     result = fedkeep("check", "toy.toml")
     assert result.exit_code == 1
     assert result.stderr == (

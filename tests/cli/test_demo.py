@@ -16,7 +16,7 @@ SMALL = {"data.users": "8", "data.examples": "15", "run.epochs": "1"}
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkeep.cli.demo.run_demo", partial(run_demo, overrides=SMALL))
+    monkeypatch.setattr("fedkeep.experiments.demo.run_demo", partial(run_demo, overrides=SMALL))
 
 
 @pytest.mark.usefixtures("small")

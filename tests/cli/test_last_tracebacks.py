@@ -193,7 +193,7 @@ def test_an_error_of_the_system_that_nobody_foresaw(
     def broken(*_: Any, **__: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "some/file")
 
-    monkeypatch.setattr("fedkeep.cli.run.run_config", broken)
+    monkeypatch.setattr("fedkeep.experiments.build.run_config", broken)
     assert refused("run", "toy.toml") == (
         "Error: some/file: Input/output error. Check the path, its rights, and whether the disk can be written."
     )
@@ -211,7 +211,7 @@ def test_too_little_memory(refused: Refused, monkeypatch: pytest.MonkeyPatch, er
     def broken(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("fedkeep.cli.run.run_config", broken)
+    monkeypatch.setattr("fedkeep.experiments.build.run_config", broken)
     assert refused("run", "toy.toml") == (
         "Error: There is not enough memory for this. Take fewer users or examples, or a smaller model or batch."
     )
@@ -223,7 +223,7 @@ def test_other_errors_of_the_program_keep_their_traceback(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr("fedkeep.cli.run.run_config", broken)
+    monkeypatch.setattr("fedkeep.experiments.build.run_config", broken)
     assert isinstance(fedkeep("run", "toy.toml").exception, RuntimeError)
 
 

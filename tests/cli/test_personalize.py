@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from fedkeep.cli.personalize import parse_k, state_name
+from fedkeep.cli.personalize import parse_k
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import state_name
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.load import load_run
 from tests.cli.conftest import Command

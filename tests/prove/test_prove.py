@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 from fedkeep import Optimize, Phase, averaging, methods, sgd
 from fedkeep.audit.canaries import with_opt_out
-from fedkeep.cli.prove import content
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -25,6 +24,7 @@ from fedkeep.engines.tables import local_rows
 from fedkeep.methods import Finish, Finished, Global, Reduced, Start, Started
 from fedkeep.methods.copies import PulledCopy
 from fedkeep.prove import prove, proving, rounds
+from fedkeep.prove.findings import content
 from fedkeep.prove.labels import Tracer
 from fedkeep.prove.proving import AGREES, CHANGES, PACKED
 from fedkeep.prove.rounds import Channels, Labelled

@@ -12,7 +12,6 @@ import traceback
 from typing import Annotated, Any
 
 import click
-import torch
 import typer
 from rich.markup import escape
 from typer.core import TyperGroup
@@ -48,6 +47,8 @@ from fedkeep.core.errors import FedkeepError
 
 def _system(error: OSError | MemoryError | RuntimeError) -> str | None:
     """Return what to say of an error that the system made, or None where it is fedkeep's own."""
+    import torch
+
     text = str(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
         return (
@@ -100,8 +101,8 @@ class Commands(TyperGroup):
                 traceback.print_exc()
             complain("Stopped.")
             raise typer.Exit(130) from stop
-        except BrokenPipeError:
-            raise  # whoever reads the output has seen enough; click knows what to do
+        except (click.exceptions.Exit, BrokenPipeError):
+            raise  # whoever reads the output has seen enough, or all; click knows what to do
         except (OSError, MemoryError, RuntimeError) as error:
             said = _system(error)
             if said is None:

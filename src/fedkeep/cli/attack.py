@@ -5,19 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedkeep.cli.output import note, say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.experiments.attack import FUNCTIONS, TITLES, Asked
-from fedkeep.experiments.attack import attack as measure
-from fedkeep.experiments.build import data_folder
-from fedkeep.experiments.load import load_run
-from fedkeep.report.attacks import content, plain, sentences, table
-from fedkeep.report.page import finite, write_content
+
+if TYPE_CHECKING:
+    from fedkeep.report.attacks import TITLES
 
 
 def attack(
@@ -54,6 +51,13 @@ def attack(
     with secure sums. Of CONFIG both are trained; of a RUN the split is taken as it is. An attack that finds nothing may
     be a weak one.
     """
+    from fedkeep.experiments.attack import Asked
+    from fedkeep.experiments.attack import attack as measure
+    from fedkeep.experiments.build import data_folder
+    from fedkeep.experiments.load import load_run
+    from fedkeep.report.attacks import TITLES, content, plain, sentences, table
+    from fedkeep.report.page import finite, write_content
+
     found = find_config(config, overrides)
     if found.folder is not None and overrides:
         raise ConfigError(
@@ -109,5 +113,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _threat(key: str) -> str:
     """Return the threat model of an attack: its docstring, without the first sentence and the arguments."""
+    from fedkeep.experiments.attack import FUNCTIONS
+
     parts = inspect.cleandoc(FUNCTIONS[key].__doc__ or "").replace("``", "").split("\n\n")[1:]
     return " ".join(part.replace("\n", " ") for part in parts if not part.startswith(("Args:", "Returns:")))

@@ -5,20 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeep.audit import PROTOCOL, AuditReport
-from fedkeep.audit import audit as run_audit
-from fedkeep.audit.audit import WIRES
-from fedkeep.audit.page import content
-from fedkeep.audit.report import remarks, table
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.experiments.build import build_data, build_method, build_model, data_folder
-from fedkeep.report.page import write_content
+
+if TYPE_CHECKING:
+    from fedkeep.audit import AuditReport
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, max=100, help="How many rounds to run.")]
@@ -41,6 +37,13 @@ def audit(
     leaves that nobody has declared, or could not be looked at. A few examples of a few clients are used; nothing is
     written without --out.
     """
+    from fedkeep.audit import PROTOCOL
+    from fedkeep.audit import audit as run_audit
+    from fedkeep.audit.audit import WIRES
+    from fedkeep.audit.page import content
+    from fedkeep.experiments.build import build_data, build_method, build_model, data_folder
+    from fedkeep.report.page import write_content
+
     found = find_config(config, overrides)
     if found.config.run.engine == "pooled":
         raise ConfigError(
@@ -77,6 +80,8 @@ def audit(
 
 def show(report: AuditReport, *, differentially_private: bool = False) -> None:
     """Print a report."""
+    from fedkeep.audit.report import remarks, table
+
     made = table(report)
     show_table(made.title, made.columns, made.rows, made.left, made.note)
     said, wrong = remarks(report, differentially_private=differentially_private)

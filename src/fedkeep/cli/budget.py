@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -10,8 +10,10 @@ from fedkeep.cli.output import say, show_table
 from fedkeep.cli.settings import RunArgument
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.core.run_files import read_commit, read_info
-from fedkeep.privacy.accounting import Accountant
-from fedkeep.privacy.ledger import FILE, Ledger
+
+if TYPE_CHECKING:
+    from fedkeep.privacy.accounting import Accountant
+    from fedkeep.privacy.ledger import Ledger
 
 
 def budget(
@@ -25,6 +27,8 @@ def budget(
 
     RUN is the folder that fedkeep run wrote, of a configuration with a table [privacy].
     """
+    from fedkeep.privacy.ledger import FILE, Ledger
+
     if accountant is not None:
         check_choice("--accountant must be", accountant, list(WORDS))
     info = read_info(run)
@@ -35,7 +39,7 @@ def budget(
             f"--delta must lie between 0 and 1 / N = {1 / terms.clients:.3g} for N = {terms.clients:,} clients; got "
             f"{delta:g}. A larger one would allow to publish a client."
         )
-    by = cast(Accountant, accountant or terms.accountant)
+    by = cast("Accountant", accountant or terms.accountant)
     rows = [
         [f"ε by {WORDS[by]} ({by})", f"{ledger.spent(delta, by):.4f}"],
         ["δ", f"{shown:g}"],

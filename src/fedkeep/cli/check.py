@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
-from fedkeep.data import FederatedData, Ragged, text_statistics
-from fedkeep.engines.mixing import MIXES, mixes
-from fedkeep.engines.moves import first_batches, first_values, losses, stays
-from fedkeep.engines.two_steps import OTHERWISE, otherwise
-from fedkeep.experiments.build import build_data, data_folder, rehearse_config
-from fedkeep.methods import Method
-from fedkeep.nn.accelerate import swaps_of
 from fedkeep.report.wording import size
-from fedkeep.split import CheckReport, check_split
-from fedkeep.split.check import stuck
-from fedkeep.split.probe import EQUATIONS
+
+if TYPE_CHECKING:
+    from fedkeep.data import FederatedData
+    from fedkeep.methods import Method
+    from fedkeep.split import CheckReport
 
 SHOWN = 40
 
@@ -28,6 +25,16 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
+    from fedkeep.data import Ragged
+    from fedkeep.engines.mixing import MIXES, mixes
+    from fedkeep.engines.moves import first_batches, first_values, losses, stays
+    from fedkeep.engines.two_steps import OTHERWISE, otherwise
+    from fedkeep.experiments.build import build_data, data_folder, rehearse_config
+    from fedkeep.nn.accelerate import swaps_of
+    from fedkeep.split import check_split
+    from fedkeep.split.check import stuck
+    from fedkeep.split.probe import EQUATIONS
+
     found = find_config(config, overrides)
     folder = data_folder(data)
     examples = build_data(found.config, folder)
@@ -71,6 +78,8 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
 
 def show_texts(data: FederatedData) -> None:
     """Print what the clients' texts are like."""
+    from fedkeep.data import text_statistics
+
     rows = [
         [
             s.client,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,12 +11,9 @@ from fedkeep.cli.output import complain, note, say, show_table
 from fedkeep.cli.reproduce import parse_seeds
 from fedkeep.cli.settings import DataOption, MetricOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError
-from fedkeep.experiments import comparing
-from fedkeep.experiments.build import data_folder
-from fedkeep.report.figure_files import has_matplotlib
-from fedkeep.report.standings import gains_table, not_beating, said, table
-from fedkeep.report.standings_page import Found
-from fedkeep.report.worth import few
+
+if TYPE_CHECKING:
+    from fedkeep.report.standings_page import Found
 
 MOST_SEEDS = 1000
 
@@ -62,6 +59,10 @@ def compare(
 
     Stopped, it goes on when called again; called with more methods or seeds, it runs what is missing.
     """
+    from fedkeep.experiments import comparing
+    from fedkeep.experiments.build import data_folder
+    from fedkeep.report.figure_files import has_matplotlib
+
     found = [find_config(named, overrides) for named in configs]
     folder = out or Path("comparisons") / found[0].label
     plan = comparing.plan(
@@ -90,6 +91,9 @@ def compare(
 
 
 def _show(found: Found) -> None:
+    from fedkeep.report.standings import gains_table, not_beating, said, table
+    from fedkeep.report.worth import few
+
     for line in (*found.notes, found.how):
         say(line)
     for c in found.compared:

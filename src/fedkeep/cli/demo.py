@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from fedkeep.cli.output import note, say, show_table
-from fedkeep.experiments.demo import demo_folder, run_demo
-from fedkeep.report.page import write_report
 from fedkeep.report.wording import difference, duration, number
 
 ENOUGH = 0.02
@@ -23,6 +20,11 @@ def demo(
     ] = None,
 ) -> None:
     """Train with and without private user vectors on generated text: a table and a page in about a minute."""
+    import torch
+
+    from fedkeep.experiments.demo import demo_folder, run_demo
+    from fedkeep.report.page import write_report
+
     folder = demo_folder(out)
     torch.set_num_threads(1)  # tensors this small only lose time over several threads
     found = run_demo(folder, say=note)

@@ -12,7 +12,6 @@ import typer
 from fedkeep.cli.extras import needs_flower
 from fedkeep.cli.output import say
 from fedkeep.cli.settings import ConfigOption, SetOption, find_config
-from fedkeep.experiments.sources import data_folder
 
 
 @needs_flower
@@ -39,6 +38,7 @@ def deploy(
 
     The clients of CONFIG's data are dealt out to the nodes. Called again with the same folder it goes on where it was.
     """
+    from fedkeep.experiments.sources import data_folder
     from fedkeep.flower.local import federation, judged, local_of, train
     from fedkeep.report.page import write_report
 

@@ -8,19 +8,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from safetensors.torch import save
 
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.core.errors import ConfigError, StoreError, did_you_mean
-from fedkeep.core.files import NEW_FILE, layout
-from fedkeep.data.ids import as_id
-from fedkeep.remote.config import states_folder
-from fedkeep.remote.device_file import DeviceFile, Version
-from fedkeep.remote.device_folder import file_of, files_of, forget_rest, remove, runs_in, sum_of
 from fedkeep.report.wording import size
+
+if TYPE_CHECKING:
+    from fedkeep.remote.device_file import DeviceFile, Version
 
 PATIENCE = 5.0
 BEYOND = (
@@ -52,6 +49,8 @@ def status(
     run: RunOption = None,
 ) -> None:
     """Show what is kept, for whom, of which run, and since which round; rounds count from 1, as in records."""
+    from fedkeep.data.ids import as_id
+
     folder, damaged, shown = _folder(place), False, False
     client = None if client is None else as_id(client)
     for name in _runs(folder, run):
@@ -120,6 +119,11 @@ def export(
     run: RunOption = None,
 ) -> None:
     """Write what a client keeps, as its server accepted it last, to a file that other programs can read."""
+    from safetensors.torch import save
+
+    from fedkeep.core.files import layout
+    from fedkeep.data.ids import as_id
+
     folder, client = _folder(place), as_id(client)
     there: dict[str, list[Version]] = {}
     for name in _whole(folder, _runs(folder, run)) if run is None else _runs(folder, run):
@@ -175,6 +179,9 @@ def forget(
     What is removed is overwritten with zeros in the file, and the log is emptied. A server that goes on with such a
     run is told that the client's state is missing.
     """
+    from fedkeep.data.ids import as_id
+    from fedkeep.remote.device_folder import file_of, forget_rest, remove
+
     folder, clients = _folder(place), set(map(as_id, client or ()))
     runs = _runs(folder, run)
     if clients:
@@ -203,6 +210,8 @@ def forget(
 
 
 def _folder(place: Path) -> Path:
+    from fedkeep.remote.config import states_folder
+
     folder = states_folder(place) if place.is_file() else place
     if not folder.is_dir():
         raise ConfigError(
@@ -212,6 +221,8 @@ def _folder(place: Path) -> Path:
 
 
 def _runs(folder: Path, run: str | None) -> Sequence[str]:
+    from fedkeep.remote.device_folder import runs_in
+
     runs = runs_in(folder)
     if run is None and runs:
         return runs
@@ -226,11 +237,15 @@ def _runs(folder: Path, run: str | None) -> Sequence[str]:
 
 def _whole(folder: Path, runs: Sequence[str]) -> list[str]:
     """Return the runs whose file is there."""
+    from fedkeep.remote.device_folder import file_of
+
     return [name for name in runs if file_of(folder, name).exists()]
 
 
 def _check_whole(folder: Path, run: str) -> None:
     """Raise StoreError if a run's file is gone, and other files of it are there."""
+    from fedkeep.remote.device_folder import file_of, files_of
+
     if run not in _whole(folder, [run]):
         left = ", ".join(path.name for path in files_of(file_of(folder, run)))
         raise StoreError(
@@ -241,6 +256,9 @@ def _check_whole(folder: Path, run: str) -> None:
 
 @contextmanager
 def _opened(folder: Path, run: str) -> Iterator[DeviceFile]:
+    from fedkeep.remote.device_file import DeviceFile
+    from fedkeep.remote.device_folder import file_of
+
     file = DeviceFile(file_of(folder, run), None, PATIENCE)
     try:
         yield file
@@ -261,6 +279,8 @@ def _near(folder: Path, run: str | None, client: str) -> str:
 
 
 def _check_known(folder: Path, runs: Sequence[str], clients: set[str]) -> None:
+    from fedkeep.remote.device_folder import file_of, sum_of
+
     known = _clients(folder, runs)
     summing = {c for c in clients for name in runs if sum_of(file_of(folder, name), c).exists()}
     for client in sorted(clients - known - summing):
@@ -277,6 +297,8 @@ def _ask(question: str, yes: bool) -> None:
 
 def _write_new(path: Path, content: bytes) -> None:
     """Write a file that was not there, for its owner alone."""
+    from fedkeep.core.files import NEW_FILE
+
     try:
         handle = os.open(path, NEW_FILE, 0o600)
     except FileExistsError as error:

@@ -14,13 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
-import torch
 import typer
 
-from fedkeep import kernels
 from fedkeep.cli.output import say, show_table
-from fedkeep.core.files import beside, write_whole
 from fedkeep.version import __version__
 
 EXTRAS = {
@@ -83,6 +79,9 @@ def doctor(
 
 
 def _versions() -> Iterator[Finding]:
+    import numpy as np
+    import torch
+
     yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
     yield Finding("fedkeep", __version__)
     large = torch.version.cuda is not None and not torch.cuda.is_available()
@@ -92,6 +91,8 @@ def _versions() -> Iterator[Finding]:
 
 
 def _kernels() -> Finding:
+    from fedkeep import kernels
+
     status = kernels.status()
     if status.native:
         return Finding("kernels", status.level)
@@ -101,6 +102,8 @@ def _kernels() -> Finding:
 
 
 def _gpu() -> Finding:
+    import torch
+
     if torch.cuda.is_available():
         return Finding("GPU", f"{torch.cuda.get_device_name()}: run.device=cuda, --device cuda")
     if torch.backends.mps.is_available():
@@ -111,6 +114,8 @@ def _gpu() -> Finding:
 
 
 def _threads() -> Finding:
+    import torch
+
     cores, threads = os.cpu_count() or 1, torch.get_num_threads()
     if threads <= cores:
         return Finding("threads", f"{threads} of {cores} cores")
@@ -119,6 +124,8 @@ def _threads() -> Finding:
 
 def _disk(folder: Path) -> Finding:
     """Write a file to the disk as a run does, flushed, and remove it."""
+    from fedkeep.core.files import beside, write_whole
+
     path, what = beside(folder / "doctor"), f"disk of {folder.absolute()}"
     start = time.perf_counter()
     try:

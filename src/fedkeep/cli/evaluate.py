@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedkeep.cli.output import metrics_table, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
 from fedkeep.core.errors import DataError, did_you_mean
-from fedkeep.data import SPLITS
-from fedkeep.experiments.build import data_folder
-from fedkeep.experiments.load import load_run
-from fedkeep.experiments.run import Run
 from fedkeep.report.wording import metric_name, number
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.run import Run
 
 
 def evaluate(
@@ -24,6 +23,10 @@ def evaluate(
     device: DeviceOption = "cpu",
 ) -> None:
     """Judge every user's own model after the run's last round. RUN is the folder that fedkeep run wrote."""
+    from fedkeep.data import SPLITS
+    from fedkeep.experiments.build import data_folder
+    from fedkeep.experiments.load import load_run
+
     if split not in SPLITS:
         raise DataError(
             f"--split wants one of {', '.join(SPLITS)}; got {split!r}.{did_you_mean(split, SPLITS)}"

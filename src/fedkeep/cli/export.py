@@ -10,9 +10,6 @@ import typer
 from fedkeep.cli.output import say, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, RunArgument
 from fedkeep.core.errors import ConfigError
-from fedkeep.experiments.build import data_folder
-from fedkeep.experiments.load import load_run
-from fedkeep.experiments.serving import export_models
 
 
 def export(
@@ -36,6 +33,10 @@ def export(
 
     Load one with fedkeep.load_model(DIR, ID). RUN is the folder that fedkeep run wrote; nothing in it changes.
     """
+    from fedkeep.experiments.build import data_folder
+    from fedkeep.experiments.load import load_run
+    from fedkeep.experiments.serving import export_models
+
     if bool(client) == everyone:
         raise ConfigError("Say whose models: --client ID, which may be repeated, or --all.")
     loaded = load_run(run, data_folder=data_folder(data))

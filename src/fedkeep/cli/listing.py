@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from itertools import takewhile
 
 from fedkeep.cli.output import say, show_table
-from fedkeep.experiments.build import MODELS, offered_methods
-from fedkeep.experiments.builtin import builtin_names, builtin_text
-from fedkeep.experiments.engine import ENGINES
-from fedkeep.experiments.plugins import INSTALL_PAPERS
-from fedkeep.experiments.readers import offered_readers
 from fedkeep.experiments.reproductions import reproductions
 
 
 def list_all() -> None:
     """Show methods, models, readers, built-in configurations, reproductions, engines and kernels."""
     from fedkeep import kernels
+    from fedkeep.experiments.build import MODELS, offered_methods
+    from fedkeep.experiments.builtin import builtin_names, builtin_text
+    from fedkeep.experiments.engine import ENGINES
+    from fedkeep.experiments.plugins import INSTALL_PAPERS
+    from fedkeep.experiments.readers import offered_readers
 
     _show(
         "Methods (method.kind)",

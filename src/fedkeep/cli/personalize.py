@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
 from fedkeep.cli.output import say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.files import state_name, write_tensors
-from fedkeep.core.params import Params
-from fedkeep.data.ids import as_id
-from fedkeep.engines import tasks_of
-from fedkeep.experiments.adapt import adapt_clients
-from fedkeep.experiments.analyses import adapted_form, cold_start_form, falls_in_words, write_analyses
-from fedkeep.experiments.build import data_folder
-from fedkeep.experiments.drive import HEADLINE
-from fedkeep.experiments.load import load_run
-from fedkeep.experiments.personalize import DEFAULT_K, cold_start, personalize_client
-from fedkeep.experiments.run import Run
 from fedkeep.report.wording import MISSING, interval, metric_name, number
+
+if TYPE_CHECKING:
+    from fedkeep.core.params import Params
+    from fedkeep.experiments.run import Run
 
 K = "0,1,2,5,10,20,50,all"
 
@@ -60,6 +52,10 @@ def personalize(
     RUN is the folder that fedkeep run wrote. Without --client, all users that it held out of federation are measured;
     with --all, every client adapts on all of its examples, those who took part from their kept private values.
     """
+    from fedkeep.data.ids import as_id
+    from fedkeep.experiments.build import data_folder
+    from fedkeep.experiments.load import load_run
+
     if everyone and (client or out is not None or k is not None):
         raise ConfigError(
             "--all adapts every client on all of its examples; leave out --client, --k and --out."
@@ -96,6 +92,9 @@ def parse_k(text: str) -> list[int | None]:
 
 
 def _everyone(run: Run, folder: Path, workers: int) -> None:
+    from fedkeep.experiments.adapt import adapt_clients
+    from fedkeep.experiments.analyses import adapted_form, write_analyses
+
     found = adapt_clients(run, workers=workers)
     analysis = adapted_form(found)
     metric = str(analysis["metric"])
@@ -114,6 +113,9 @@ def _everyone(run: Run, folder: Path, workers: int) -> None:
 
 
 def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
+    from fedkeep.experiments.analyses import cold_start_form, falls_in_words, write_analyses
+    from fedkeep.experiments.personalize import DEFAULT_K, cold_start
+
     if not len(run.held_out):
         raise ConfigError(
             f"No user was held out of {folder}. Name users with --client ID, or train with --set run.hold_out=0.1."
@@ -153,6 +155,11 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
 
 
 def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None) -> None:
+    from fedkeep.core.files import state_name
+    from fedkeep.engines import tasks_of
+    from fedkeep.experiments.drive import HEADLINE
+    from fedkeep.experiments.personalize import personalize_client
+
     task = tasks_of(run.data)[0]
     metric = task.metric(HEADLINE[task.kind])
     for name in clients:
@@ -189,6 +196,10 @@ def _check_free(path: Path) -> None:
 
 
 def _keep(path: Path, values: Params) -> None:
+    import torch
+
+    from fedkeep.core.files import write_tensors
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

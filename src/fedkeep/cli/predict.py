@@ -7,13 +7,14 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.files import write_whole
-from fedkeep.experiments.predicting import Predicted, Prediction, predict_table
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.predicting import Predicted, Prediction
 
 
 def predict(
@@ -48,6 +49,9 @@ def predict(
     Further examples: fedkeep predict models --data new.csv --out predicted.csv, and
     fedkeep predict models --data new.parquet --shared --json
     """
+    from fedkeep.core.files import write_whole
+    from fedkeep.experiments.predicting import predict_table
+
     if client is not None and (shared or user is not None):
         raise ConfigError("--client names the model of every row. Leave out --user and --shared.")
     if out is not None and (out.is_dir() or not out.parent.is_dir()):  # before minutes of work are lost

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedkeep.cli.output import say
 from fedkeep.cli.settings import DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.files import write_whole
-from fedkeep.data.preparation import Encoding, Summary, agreeing
-from fedkeep.experiments.build import build_source, data_folder
+
+if TYPE_CHECKING:
+    from fedkeep.data.preparation import Encoding, Summary
 
 ShowOption = Annotated[
     bool, typer.Option("--show", help="Print the summary itself too: all that would leave.")
@@ -44,6 +44,9 @@ def prepare(
 
     Each device writes its summary with --summary; whoever has them all makes the one encoding with --merge.
     """
+    from fedkeep.core.files import write_whole
+    from fedkeep.data.preparation import Encoding
+
     for path in (out, summary):
         if path is not None and path.exists():
             raise ConfigError(f"{path} is there already. Name another file, or remove it.")
@@ -63,6 +66,8 @@ def prepare(
 
 
 def _of_config(named: list[str], data: Path | None, overrides: list[str] | None) -> Summary:
+    from fedkeep.experiments.build import build_source, data_folder
+
     if len(named) > 1:
         raise ConfigError(f"Wanted one configuration; got {len(named)}. To add summaries up, say --merge.")
     config = find_config(named[0], overrides).config
@@ -70,6 +75,8 @@ def _of_config(named: list[str], data: Path | None, overrides: list[str] | None)
 
 
 def _merged(named: list[str]) -> Summary:
+    from fedkeep.data.preparation import Summary, agreeing
+
     found: dict[str, Summary] = {}
     for name in named:
         if name in found:

@@ -8,14 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.audit import PROTOCOL
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.experiments.build import build_data, build_method, build_model, data_folder
-from fedkeep.prove import prove as run_prove
-from fedkeep.prove.findings import HIDDEN, claims, content, paths, summary, table
-from fedkeep.report.page import write_content
 
 
 def prove(
@@ -33,6 +28,12 @@ def prove(
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run. Exit code 1: something
     leaves by a way that nobody has declared, or cannot be followed. A few examples of a few clients are used.
     """
+    from fedkeep.audit import PROTOCOL
+    from fedkeep.experiments.build import build_data, build_method, build_model, data_folder
+    from fedkeep.prove import prove as run_prove
+    from fedkeep.prove.findings import HIDDEN, claims, content, paths, summary, table
+    from fedkeep.report.page import write_content
+
     found = find_config(config, overrides)
     if found.config.run.engine == "pooled":
         raise ConfigError(

@@ -11,9 +11,6 @@ import typer
 from fedkeep.cli.output import complain, say
 from fedkeep.cli.settings import DataOption
 from fedkeep.core.errors import ConfigError
-from fedkeep.experiments import reproductions
-from fedkeep.experiments.build import data_folder
-from fedkeep.experiments.config import parse_overrides
 
 
 class Scale(StrEnum):
@@ -64,6 +61,10 @@ def reproduce(
     ] = False,
 ) -> None:
     """Run a paper's table and figures, beside the published numbers. Stopped, it goes on when called again."""
+    from fedkeep.experiments import reproductions
+    from fedkeep.experiments.build import data_folder
+    from fedkeep.experiments.config import parse_overrides
+
     request = reproductions.Request(
         data_folder(data),
         out,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,13 +13,10 @@ from fedkeep.cli.output import complain, metrics_table, say
 from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, find_config
 from fedkeep.core.errors import RunError
 from fedkeep.core.run_files import read_commit, read_info
-from fedkeep.engines import tasks_of
-from fedkeep.experiments.build import data_folder, run_config
-from fedkeep.experiments.drive import HEADLINE, SHARED
-from fedkeep.experiments.personalization import scores_of
-from fedkeep.experiments.run import Run
-from fedkeep.experiments.summary import summarize
 from fedkeep.report.wording import lower_is_better, metric_inline, number
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.run import Run
 
 
 def run(
@@ -55,6 +52,8 @@ def run(
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
+    from fedkeep.experiments.build import data_folder, run_config
+
     if track:
         overrides = [*(overrides or []), f"run.trackers={json.dumps(track)}"]
     found = find_config(config, overrides, seed, resume=resume)
@@ -80,6 +79,11 @@ def run(
 
 def show_result(run: Run, found: Found) -> None:
     """Print the metrics at the best epoch."""
+    from fedkeep.engines import tasks_of
+    from fedkeep.experiments.drive import HEADLINE, SHARED
+    from fedkeep.experiments.personalization import scores_of
+    from fedkeep.experiments.summary import summarize
+
     task = tasks_of(run.data)[0]
     metric = task.metric(HEADLINE[task.kind])
     best = summarize(run.history, metric, lower_is_better(metric))

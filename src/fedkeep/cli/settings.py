@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.experiments.builtin import builtin_names, builtin_text, near_names
-from fedkeep.experiments.config import Config, parse_config, parse_overrides, read_config
-from fedkeep.experiments.load import run_folder_config
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.config import Config
 
 DataOption = Annotated[
     Path | None,
@@ -74,6 +74,10 @@ def find_config(
     Raises:
         ConfigError: there is none, or it doesn't fit.
     """
+    from fedkeep.experiments.builtin import builtin_names, builtin_text, near_names
+    from fedkeep.experiments.config import parse_config, parse_overrides, read_config
+    from fedkeep.experiments.load import run_folder_config
+
     changes = parse_overrides(overrides or []) | ({} if seed is None else {"seed": str(seed)})
     path = Path(named)
     try:

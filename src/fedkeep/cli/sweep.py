@@ -12,9 +12,6 @@ from fedkeep.cli.extras import needs
 from fedkeep.cli.output import complain, note, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError
-from fedkeep.experiments import sweeps
-from fedkeep.experiments.config import parse_overrides
-from fedkeep.experiments.sources import data_folder
 
 EXAMPLE = "--range method.optimizer.learning_rate={low=0.01,high=1.0,log=true}"
 
@@ -70,6 +67,10 @@ def sweep(
 
     Stopped, it goes on when called again; called with more trials, it adds what is missing.
     """
+    from fedkeep.experiments import sweeps
+    from fedkeep.experiments.config import parse_overrides
+    from fedkeep.experiments.sources import data_folder
+
     found = find_config(config, overrides, seed)
     names = [found.config.method.kind] if methods is None else _names(methods)
     for one in ranges or []:

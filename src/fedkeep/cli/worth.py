@@ -10,11 +10,6 @@ import typer
 
 from fedkeep.cli.output import say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, MetricOption
-from fedkeep.experiments.build import data_folder
-from fedkeep.experiments.worth import worth_of
-from fedkeep.report.page import finite
-from fedkeep.report.worth import limits, plain, sentences, tenths
-from fedkeep.report.worth_blocks import table
 
 
 def worth(
@@ -47,6 +42,12 @@ def worth(
     References are the shared part alone, where the runs kept it (run.evaluate_shared), and --against; without --against
     those of RUN... that are fedavg, local or fine_tuned.
     """
+    from fedkeep.experiments.build import data_folder
+    from fedkeep.experiments.worth import worth_of
+    from fedkeep.report.page import finite
+    from fedkeep.report.worth import limits, plain, sentences, tenths
+    from fedkeep.report.worth_blocks import table
+
     found = worth_of(runs, against or (), metric, references=references, data_folder=data_folder(data))
     warn_of_unfinished(dict.fromkeys([*runs, *(against or ())]))
     if as_json:

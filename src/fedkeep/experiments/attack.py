@@ -27,18 +27,8 @@ from fedkeep.experiments.simulate import simulate
 from fedkeep.experiments.taking_part import train_counts
 from fedkeep.methods import Method
 from fedkeep.privacy import Release, epsilon
-from fedkeep.report.attacks import Finding
+from fedkeep.report.attacks import TITLES, Finding
 
-TITLES = {
-    "who": "Who is she",
-    "label": "Which class does she hold",
-    "trait": "Which class, by a linear classifier",
-    "membership": "Was this example trained on",
-    "words": "Which words",
-    "image": "Which image",
-    "predictions": "The private vector from predictions",
-    "upload": "The private vector from one upload",
-}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "who": a.recognised,
     "label": a.label_guesses,

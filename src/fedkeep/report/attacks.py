@@ -9,6 +9,17 @@ from typing import Any
 from fedkeep.report.blocks import Block, Content, Section, Text
 from fedkeep.report.tables import Table
 
+TITLES = {
+    "who": "Who is she",
+    "label": "Which class does she hold",
+    "trait": "Which class, by a linear classifier",
+    "membership": "Was this example trained on",
+    "words": "Which words",
+    "image": "Which image",
+    "predictions": "The private vector from predictions",
+    "upload": "The private vector from one upload",
+}
+"""Of attacks, by name."""
 TITLE = "What keeping parameters home is worth, and what it is not"
 
 SEEN = (
