@@ -5,16 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedkeep.cli.output import note, say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError, RunError
-
-if TYPE_CHECKING:
-    from fedkeep.report.attacks import TITLES
+from fedkeep.report.attacks import TITLES
 
 
 def attack(
@@ -55,7 +53,7 @@ def attack(
     from fedkeep.experiments.attack import attack as measure
     from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
-    from fedkeep.report.attacks import TITLES, content, plain, sentences, table
+    from fedkeep.report.attacks import content, plain, sentences, table
     from fedkeep.report.page import finite, write_content
 
     found = find_config(config, overrides)
