@@ -15,7 +15,7 @@ from fedkeep.methods.client import by_share
 from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import MissingError, Wanted
 from tests.cli.conftest import Command
-from tests.remote.device_states import RUN, after, made, opened, train_rounds, values
+from tests.remote.device_states import RUN, after, made, opened, train_rounds, values, wanted_in
 
 OTHER = "other"
 
@@ -44,14 +44,14 @@ class TestStatus:
         assert ["Run abc123 of ann"] in shown
         assert ["Run other of ann, begun from what run abc123 left"] in shown
         for client in "abc":  # versions 1 and 2 are accepted, 3 is staged; 16 bytes each
-            assert [client, "version 2, round 2", "round 3", "3", "48 B", "0"] in shown
+            assert [client, "version 2, round 2", "round 3", "3", "48 B", "0", "no"] in shown
         size = file_of(states, RUN).stat().st_size
         assert "Each version holds user, client/count. Of each of these examples a hash" in result.stdout
         assert f"The file takes {size / 1000:.1f} kB of the disk." in result.stdout
 
     def test_of_one_client_and_run(self, fedkeep: Command, states: Path) -> None:
         result = fedkeep("device", "status", "states", "--client", "b", "--run", RUN)
-        assert [row[0] for row in lines(result.stdout) if len(row) == 6] == ["Client", "b"]
+        assert [row[0] for row in lines(result.stdout) if len(row) == 7] == ["Client", "b"]
 
     def test_by_the_devices_configuration(self, fedkeep: Command, states: Path) -> None:
         Path("node.toml").write_text('[data]\nreader = "toy"\n[device]\nowner = "ann"\nfolder = "states"\n')
@@ -114,6 +114,40 @@ class TestExport:
         ):
             assert refused("device", "export", "states", *given) == said
         assert Path("there").read_bytes() == b""
+
+    def test_what_a_client_adapted_to_is_written_where_it_is_asked_for(
+        self, fedkeep: Command, refused: Callable[..., str], states: Path
+    ) -> None:
+        export = ["device", "export", "states", "--client", "b", "--out", "b", "--adapted"]
+        assert "has not adapted in the run abc123" in refused(*export)
+        store = opened(states, accept=by_share)
+        kept = store.begin("b", wanted_in(2))
+        store.stage_adapted("b", {"body": torch.ones(3)}, wanted_in(2), round=2, attempt=25)
+        store.commit()
+        store.close()
+        assert fedkeep(*export).exit_code == 0
+        assert load_file("b")["body"].tolist() == [1.0, 1.0, 1.0]
+        told = json.loads(Path("b.json").read_text())
+        assert (told["adapted"], told["version"], told["round"]) == (True, 2, 2)
+        assert fedkeep("device", "export", "states", "--client", "b", "--out", "kept").exit_code == 0
+        assert load_file("kept")["user"].tolist() == kept["user"].tolist()
+        rows = lines(fedkeep("device", "status", "states", "--run", RUN).stdout)
+        assert [(row[0], row[-1]) for row in rows if len(row) == 7 and row[0] in "abc"] == [
+            ("a", "no"),
+            ("b", "round 2"),
+            ("c", "no"),
+        ]
+        assert fedkeep("device", "forget", "states", "--client", "b", "--yes").exit_code == 0
+        assert torch.ones(3).numpy().tobytes() not in file_of(states, RUN).read_bytes()
+
+    def test_values_that_no_round_trains_are_not_written_as_if_it_did(
+        self, refused: Callable[..., str]
+    ) -> None:
+        made(Path("states"), agreed={"left_to_adapting": ["user"]})
+        train_rounds(Path("states"), 2)
+        said = refused("device", "export", "states", "--client", "b", "--out", "b")
+        assert "No round of the run abc123 trains 'user'" in said
+        assert not Path("b").exists()
 
     def test_of_several_runs_one_is_named(self, refused: Callable[..., str], states: Path) -> None:
         store = opened(states, run=OTHER)
@@ -178,7 +212,7 @@ class TestForget:
         store.file.put_parts({"never drawn": {b"8 bytes.": 0, b"8 others": 2}})
         store.close()
         shown = lines(fedkeep("device", "status", "states", "--client", "never drawn").stdout)
-        assert ["never drawn", "none", "none", "0", "0 B", "2"] in shown
+        assert ["never drawn", "none", "none", "0", "0 B", "2", "no"] in shown
         result = fedkeep("device", "forget", "states", "--client", "never drawn", "--yes")
         assert result.exit_code == 0, result.output
         assert b"8 bytes." not in file_of(states, RUN).read_bytes()

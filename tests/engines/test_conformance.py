@@ -35,11 +35,11 @@ from fedkeep.core.records import to_line
 from fedkeep.engines.workers.pool import start_method
 from fedkeep.methods import METHODS, EarlyStopping, Median
 from fedkeep.methods.terms import squared_error
-from fedkeep.models import BagOfWords, DocumentModel
+from fedkeep.models import BagOfWords, ConfidenceGate, DocumentModel, MixtureOfExperts
 from fedkeep.privacy import Draw, Encoded, Link, QuantileClip, TopK
 from tests.engines.test_frozen import Backbone
 from tests.engines.test_round import BROKEN, Fragile
-from tests.methods.parts import Parts
+from tests.methods.parts import Deep, Parts
 from tests.methods.table import DATA, ROWS
 from tests.tiny import Logits, Noisy, classes, everyone, on_server, same_bits, texts
 
@@ -187,6 +187,10 @@ MORE: dict[str, Case] = {
     "a received and a private extractor": Case(
         Parts,
         methods.fedfusion(persistent_local=True, train_received=True, gamma=0.3, local=Phase(batch_size=3)),
+    ),
+    "plain experts": Case(
+        lambda: MixtureOfExperts(Deep(), Deep(), ConfidenceGate()),
+        methods.mixture(local=Phase(batch_size=4, optimizer=sgd(0.3), epochs=3)),
     ),
     "a cohort of one": Case(Logits, methods.furl("user", local=Phase(batch_size=4)), DATA, {"cohort": 1}),
 }

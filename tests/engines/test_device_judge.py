@@ -271,7 +271,7 @@ def test_a_local_reference_is_trained_from_the_initial_model_alone() -> None:
     """As the method ``local`` would: nothing of what the server sends is in it."""
     alone = Adapt(split=Split("*"), phases=(Phase(optimizer=sgd(0.3), epochs=2, batch_size=4),))
     device = RUN.local_device()
-    reference = Adaptation(adapt=alone, begin="initial", name="local", split="test", beside="own")
+    reference = Adaptation(adapt=alone, begin="initial", name="local", split="test", beside=("own",))
     (found,) = device.adapt(RUN.orders(users(range(6))), reference)
     other = dataclasses.replace(RUN, server={n: v + 1 for n, v in RUN.server.items()})
     (again,) = other.local_device().adapt(other.orders(users(range(6))), reference)

@@ -165,7 +165,7 @@ def project(tmp_path, monkeypatch, text=CONFIG, **settings):
         "status": str(tmp_path / "status.json"),
         "clients": 6,
         "limit": 0,
-        "judge-only": False,
+        "only": "",
         "patience": 60.0,
         "keep-rounds": 0,
         "continue-from": "",
@@ -200,7 +200,7 @@ def test_the_server_app_says_in_flowers_log_how_far_it_is_and_what_judging_found
         assert caplog.messages[-1] == f"The training is finished. The run: {tmp_path / 'run'}"
         before = (tmp_path / "run" / "commit.json").read_bytes()
         caplog.clear()
-        server_app.main(grid, project(tmp_path, monkeypatch, **{"judge-only": True}))
+        server_app.main(grid, project(tmp_path, monkeypatch, only="judge"))
     found = [json.loads(line) for line in (tmp_path / "run" / "judged.jsonl").read_text().splitlines()]
     told = [m for m in caplog.messages if m.startswith("Round 3, test: accuracy ")]
     value = next(r["value"] for r in found if (r["split"], r["metric"]) == ("test", "accuracy"))
@@ -310,11 +310,6 @@ def test_a_malformed_message_is_answered_by_a_reason():
 def test_a_servers_configuration_that_is_wrong_says_where(text, said):
     with pytest.raises(ConfigError, match=said.replace("?", ".")):
         federation_of(CONFIG + text)
-
-
-def test_what_is_not_across_machines_yet_is_refused():
-    with pytest.raises(ConfigError, match="run.evaluate_adapted: not across machines yet. Leave it out"):
-        federation_of(f"{CONFIG}evaluate_adapted = true\n")
 
 
 def test_the_policy_of_rounds_is_that_of_the_configuration():

@@ -11,10 +11,9 @@ import pytest
 import torch
 from filelock import FileLock
 
-from fedkeep.core.errors import BusyError, ConfigError, MethodError
+from fedkeep.core.errors import BusyError, ConfigError
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.device_folder import locked
-from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.memory import Died, Weather
 from fedkeep.remote.refusals import refusal
 from fedkeep.remote.server import serve_run
@@ -325,8 +324,3 @@ def test_a_result_that_comes_twice_of_more_clients_or_finer_than_asked_is_refuse
     assert len(events(tmp_path, "lost")) == 2 * len(devices.nodes[1].clients)
     mine = [len(devices.data.rows(place, "test")) for place in range(0, len(devices.data), 2)]
     assert {r.n for r in history if (r.split, r.client) == ("test", None)} == {sum(mine)}
-
-
-def test_devices_on_other_machines_are_not_asked_to_adapt() -> None:
-    with pytest.raises(MethodError, match="^Devices on other machines are not asked to personalise"):
-        Fleet.adapt(None, [], None)  # type: ignore[arg-type]

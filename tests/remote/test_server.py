@@ -30,7 +30,7 @@ CASE = "the share of FedAvg"
 
 
 def served(devices: Devices, folder: Path, **changes: Any) -> list[Any]:
-    options = {k: changes.pop(k) for k in ("keep_rounds", "judge_only", "patience") if k in changes}
+    options = {k: changes.pop(k) for k in ("keep_rounds", "only", "patience") if k in changes}
     return serve_run(
         federation(CASE, **changes), devices.transport, folder / "run", progress=False, **options
     )
@@ -208,7 +208,7 @@ def test_a_federation_can_be_judged_without_training(tmp_path: Path) -> None:
     history = served(devices, tmp_path)
     before = files(tmp_path / "run", but=("lock", "events.jsonl"))
     trains = len(devices.transport.carried)
-    judged = served(devices, tmp_path, judge_only=True)
+    judged = served(devices, tmp_path, only="judge")
     devices.close()
     assert [kind for kind, _, _ in devices.transport.carried[trains:]].count("work") == 2
     last = [r for r in history if r.round == 3 and r.split in ("valid", "test") and r.client is None]
@@ -224,7 +224,7 @@ def test_a_federation_can_be_judged_without_training(tmp_path: Path) -> None:
 def test_judging_alone_wants_a_run(tmp_path: Path) -> None:
     devices = Devices(CASE, tmp_path, 2)
     with pytest.raises(RunError, match="holds no run to judge"):
-        served(devices, tmp_path, judge_only=True)
+        served(devices, tmp_path, only="judge")
     devices.close()
 
 

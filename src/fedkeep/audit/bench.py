@@ -33,6 +33,7 @@ from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.methods import Finish, Finished, Method, SecureMean, newest
 from fedkeep.methods.client import accepted
 from fedkeep.privacy import GaussianNoise
+from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.memory import MemoryTransport, Serve
 from fedkeep.remote.node import Node, Terms
@@ -103,6 +104,19 @@ class States:
         """Note what a client would keep."""
         made = {n: values[n].detach().cpu().clone() for n in self.default.initial}
         self._staged[client, wanted.version + 1, attempt] = self.begun[client], made, round
+
+    def adapted(self, client: str) -> Adapted | None:
+        """Return None: nothing stays of one message to the next."""
+        return None
+
+    def adapted_values(self, adapted: Adapted) -> Params:
+        """Return nothing."""
+        return {}
+
+    def stage_adapted(
+        self, client: str, values: Mapping[str, Tensor], wanted: Wanted, *, round: int, attempt: int
+    ) -> None:
+        """Do nothing: it stays on the device."""
 
     def commit(self) -> None:
         """Do nothing: it is in memory."""

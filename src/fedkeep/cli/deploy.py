@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,10 +29,14 @@ def deploy(
     ] = None,
     overrides: SetOption = None,
     port: Annotated[int, typer.Option("--port", help="Of the link; by default a free one.")] = 0,
-    judge_only: Annotated[
-        bool,
-        typer.Option("--judge-only", help="Train nothing: measure what an earlier deployment in DIR left."),
-    ] = False,
+    only: Annotated[
+        Literal["", "judge", "adapt"],
+        typer.Option(
+            "--only",
+            metavar="judge|adapt",
+            help="Train nothing: measure what an earlier deployment in DIR left, or let its clients adapt to it.",
+        ),
+    ] = "",
 ) -> None:
     """Try a federation out on this machine: keys, a link with TLS, N nodes, a training to its end; then all stops.
 
@@ -48,10 +52,10 @@ def deploy(
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         with federation(place, say) as (link, _):
-            train(place, link, say, {"judge-only": judge_only})
+            train(place, link, say, {"only": only})
     finally:
         signal.signal(signal.SIGTERM, before)
-    for line in judged(place.run) if judge_only else ():
+    for line in judged(place.run, only):
         say(line)
     page = write_report([place.run], folder, "", None)
     say(f"Everything is stopped. The run: {folder / 'run'}. Its page: {page}")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from fedkeep.core.errors import ConfigError, StoreError, did_you_mean
 from fedkeep.report.wording import size
 
 if TYPE_CHECKING:
+    from fedkeep.core.params import Params
     from fedkeep.remote.device_file import DeviceFile, Version
 
 PATIENCE = 5.0
@@ -73,13 +74,15 @@ def _show(file: DeviceFile, client: str | None) -> bool:
     }
     if client is not None and not by_client:
         return False
-    parts = file.parts()
+    parts, adapted = file.parts(), file.adapted()
     rows = []
     for name, versions in by_client.items():
         last = max((v for v in versions if v.accepted), key=lambda v: v.number, default=None)
         staged = [v for v in versions if not v.accepted]
         for version in versions:
             file.values(version)  # raises if it is damaged
+        if name in adapted:
+            file.adapted_values(adapted[name])
         rows.append(
             [
                 name,
@@ -88,6 +91,7 @@ def _show(file: DeviceFile, client: str | None) -> bool:
                 f"{len(versions)}",
                 size(len(versions) * file.format.bytes),
                 f"{len(parts.get(name, ()))}",
+                f"round {adapted[name].round}" if name in adapted else "no",
             ]
         )
     about = file.about
@@ -96,7 +100,7 @@ def _show(file: DeviceFile, client: str | None) -> bool:
     on_disk = sum(path.stat().st_size for path in file.path.parent.glob(f"{file.path.name}*"))
     show_table(
         f"Run {file.run} of {about.owner}{began}",
-        ["Client", "Accepted", "Awaits the server's word", "Versions", "Bytes", "Examples"],
+        ["Client", "Accepted", "Awaits the server's word", "Versions", "Bytes", "Examples", "Adapted"],
         rows,
         3,
         f"Each version holds {values}. Of each of these examples a hash and its part are kept. The file takes "
@@ -117,51 +121,82 @@ def export(
         Path, typer.Option("--out", metavar="FILE", help="A new safetensors file; FILE.json says what it is.")
     ],
     run: RunOption = None,
+    adapted: Annotated[
+        bool, typer.Option("--adapted", help="What the client adapted to last, in place of what rounds left.")
+    ] = False,
 ) -> None:
-    """Write what a client keeps, as its server accepted it last, to a file that other programs can read."""
+    """Write what a client keeps, as its server accepted it last, to a file that other programs can read.
+
+    With --adapted it is what the client adapted to last: for methods whose rounds train nothing of a client's own, its
+    model.
+    """
     from safetensors.torch import save
 
     from fedkeep.core.files import layout
     from fedkeep.data.ids import as_id
 
     folder, client = _folder(place), as_id(client)
-    there: dict[str, list[Version]] = {}
+    there = []
     for name in _whole(folder, _runs(folder, run)) if run is None else _runs(folder, run):
         with _opened(folder, name) as file:
-            if versions := file.versions(client):
-                there[name] = versions
+            if file.versions(client) or client in file.adapted():
+                there.append(name)
     if not there:
         raise ConfigError(f"{folder} keeps nothing of client {client!r}.{_near(folder, run, client)}")
     if len(there) > 1:
         raise ConfigError(
             f"Client {client!r} has states of the runs {', '.join(there)}. Name one with --run."
         )
-    ((name, versions),) = there.items()
-    accepted = [version for version in versions if version.accepted]
-    version = (accepted or versions)[-1]
+    (name,) = there
     with _opened(folder, name) as file:
-        values = file.values(version)
-        about = {
-            "client": client,
-            "run": name,
-            "owner": file.about.owner,
-            "accepted": version.accepted,
-            "version": version.version,
-            "round": version.round + 1 if version.version else 0,
-            "values": layout(values),
-        }
+        found, values, state = (_adapted_to if adapted else _kept)(file, client)
+        about = {"client": client, "run": name, "owner": file.about.owner, **found, "values": layout(values)}
     text = json.dumps(about, indent=1) + "\n"
     _write_new(out, save({n: value.contiguous() for n, value in values.items()}))
     _write_new(out.with_name(f"{out.name}.json"), text.encode())
-    state = (
-        _of_round(version)
-        if version.accepted
-        else f"round {version.round + 1}, not accepted by the server yet"
-    )
     say(
         f"{out}: {len(values)} values of client {client!r} in the run {name} ({state}). They are private: keep the "
         f"file safe."
     )
+
+
+def _kept(file: DeviceFile, client: str) -> tuple[dict[str, Any], Params, str]:
+    """Return what a client keeps: what is said of it, the values, and of which round they are, for people.
+
+    Raises:
+        ConfigError: there are none, or no round has trained them: they would pass for a model of the client.
+    """
+    untrained = file.about.agreed.get("left_to_adapting", ())
+    if untrained or not file.about.columns:
+        what = f"{untrained[0]!r} of a client" if untrained else "anything of a client's own"
+        mend = "Export that: --adapted." if client in file.adapted() else "Let it adapt first."
+        raise ConfigError(
+            f"No round of the run {file.run} trains {what}: it is {client!r}'s own only after it has adapted. {mend}"
+        )
+    versions = file.versions(client)
+    if not versions:
+        raise ConfigError(
+            f"Client {client!r} has not trained in the run {file.run}. It has adapted: --adapted."
+        )
+    version = ([v for v in versions if v.accepted] or versions)[-1]
+    about = {
+        "accepted": version.accepted,
+        "version": version.version,
+        "round": version.round + 1 if version.version else 0,
+    }
+    awaits = f"round {version.round + 1}, not accepted by the server yet"
+    return about, file.values(version), _of_round(version) if version.accepted else awaits
+
+
+def _adapted_to(file: DeviceFile, client: str) -> tuple[dict[str, Any], Params, str]:
+    """Return what a client adapted to, likewise."""
+    found = file.adapted().get(client)
+    if found is None:
+        raise ConfigError(
+            f"Client {client!r} has not adapted in the run {file.run}. Its server lets it: --only adapt, only = 'adapt'."
+        )
+    about = {"adapted": True, "version": found.version, "round": found.round}
+    return about, file.adapted_values(found), f"adapted after round {found.round}"
 
 
 @device.command(epilog="Example: fedkeep device forget states --client ann")

@@ -35,7 +35,7 @@ class Adaptation:
         examples: how many of a client's training examples, the first in a seeded order; None: all.
         name: under which the device holds the result: ``adapted``, or ``local`` for a reference to compare with.
         split: the examples that are judged; empty: none are.
-        beside: the model that is judged on the same examples.
+        beside: the models that are judged on the same examples.
     """
 
     adapt: Adapt | None = None
@@ -43,7 +43,7 @@ class Adaptation:
     examples: int | None = None
     name: Literal["adapted", "local"] = "adapted"
     split: Literal["", "train", "valid", "test"] = "test"
-    beside: Model = "own"
+    beside: tuple[Model, ...] = ("own",)
 
     def __post_init__(self) -> None:
         if self.examples is not None and self.examples < 0:

@@ -93,7 +93,7 @@ class Device(Protocol):
         ...
 
     def adapt(self, orders: Iterable[Order], adaptation: Adaptation) -> list[Judged]:
-        """Personalise clients, hold the result, and judge it beside another model on the same examples."""
+        """Personalise clients, hold the result, and judge it beside other models on the same examples."""
         ...
 
     def prepare(self, round: int) -> str:
@@ -226,6 +226,7 @@ class LocalDevice:
         adaptation: Adaptation,
         *,
         start: Mapping[str, Params] | None = None,
+        known: Mapping[str, Params] | None = None,
         done: Callable[[int], None] = lambda clients: None,
     ) -> list[Judged]:
         """Personalise clients, and hold what is their own afterwards, and nothing older, under the adaptation's name.
@@ -234,6 +235,7 @@ class LocalDevice:
             orders: what the server sends each client.
             adaptation: how.
             start: by client, values to start from instead, which the device knows.
+            known: by client, what it has adapted to before; it does not adapt again.
             done: called with the number of clients that are done.
 
         Raises:
@@ -242,7 +244,9 @@ class LocalDevice:
         """
         job, orders = self.job, list(orders)
         adapt = adaptation.adapt or job.method.adapt
-        split, given = own_split(job.method, adapt), start or {}
+        split, given, known = own_split(job.method, adapt), start or {}, known or {}
+        if not orders:
+            raise ConfigError("There is no client to adapt.")
         fittings = [
             Fitting(
                 client,
@@ -252,15 +256,17 @@ class LocalDevice:
                 if (name := str(job.data.ids[client])) in given
                 else starting(job, split, adaptation.begin, client),
             )
-            for client, sent in self._asked(orders)
+            for client, sent in self._asked(order for order in orders if order.client not in known)
         ]
-        if not fittings:
-            raise ConfigError("There is no client to adapt.")
-        first = own_default(job, split, fittings[0].sent, str(job.data.ids[0]))
+        first = own_default(job, split, orders[0].sent, str(job.data.ids[0]))
         store = MemoryStore(Default(first), job.data.ids)
         made = made_of_all(adapt.phases, split, job.net, job.data)
         store.default.opted_out = job.store.default.opted_out | made
         self.stopped = {}
+        for name, values in known.items():
+            client = self._position(name)
+            store.write([client], {n: v.unsqueeze(0) for n, v in values.items()})
+            self.stopped[client] = ()
         self.hold(adaptation.name, store, self.stopped.keys())
         for number, found in enumerate(self.fits(job, adapt, fittings)):
             client = fittings[number].client
@@ -269,7 +275,7 @@ class LocalDevice:
             done(number + 1)
         if not adaptation.split:
             return []
-        return self.judge(orders, adaptation.split, (adaptation.beside, adaptation.name))
+        return self.judge(orders, adaptation.split, (*adaptation.beside, adaptation.name))
 
     def curves(self, orders: Iterable[Order], tuning: Tuning) -> Iterator[dict[str, tuple[float, ...]]]:
         """Fine-tune a copy of each client's whole model; yield its accuracies by prediction, before and on the way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -242,6 +242,15 @@ class Drive:
         self._announce(self.server)
         return self.judged(self.server)
 
+    def adapted_now(self) -> list[Record]:
+        """Let clients adapt to what the server has, without a round; with ``evaluate_adapted`` judge them on ``test``."""
+        models, round = self._models(), self.server.round
+        split: Literal["", "test"] = "test" if self.plan.evaluate_adapted else ""
+        test = self.device.adapt(self._orders(self.server), Adaptation(beside=tuple(models), split=split))
+        metrics, epoch = self.plan.metrics, self._epoch(round)
+        lines = to_records(test, models[0], round, epoch, "test", True, metrics)
+        return lines + to_records(test, "adapted", round, epoch, ADAPTED, True, metrics)
+
     def judged(self, server: Global) -> list[Record]:
         """Judge ``valid`` and ``test``; what is kept by client or example is of the epoch that is best on ``valid``."""
         plan, best, round = self.plan, self.best, server.round
@@ -261,8 +270,9 @@ class Drive:
         improved = bool(np.isnan(known) or sign * value > sign * known)
         adapted: list[Model] = ["adapted"] if improved and plan.evaluate_adapted else []
         if adapted:
-            self.device.adapt(self._orders(server), Adaptation(split=""))
-        test = self._judge(server, "test", models + adapted)
+            test = self.device.adapt(self._orders(server), Adaptation(beside=tuple(models)))
+        else:
+            test = self._judge(server, "test", models)
         if improved:
             best |= {"metric": metric, "value": value, "round": round}
             self.examples = self._kept(server, test, found, models + adapted)

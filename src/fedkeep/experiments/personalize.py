@@ -269,7 +269,7 @@ def personalize_client(run: Run, client: str | int, k: int | None = None) -> tup
     """
     index = run.data.index(client)
     device = run.local_device()
-    adaptation = Adaptation(begin="default", examples=k, beside="default")
+    adaptation = Adaptation(begin="default", examples=k, beside=("default",))
     judged = device.adapt(run.orders([client]), adaptation)[0]
     own = {name: value[0] for name, value in device.held("adapted").read([index]).items()}
     before = {f"before_{name}": value for name, value in judged.metrics("default").items()}

@@ -26,6 +26,7 @@ from fedkeep.flower.signed import sign_project
 from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
+from fedkeep.remote.server import FOUND, Only
 
 TROUBLE = ("refused", "lost", "broken", "late", "left", "round", "waiting")
 AGAIN = "Give the same command again: it goes on after the last finished round."
@@ -226,9 +227,11 @@ def rounds_done(run: Path) -> int:
         return 0
 
 
-def judged(run: Path) -> list[str]:
-    """Return what a run's last judging without training found, a line each."""
-    lines = (run / "judged.jsonl").read_text(encoding="utf-8").splitlines()
+def judged(run: Path, only: Only) -> list[str]:
+    """Return what a run's last judging or adapting without training found, a line each; nothing after training."""
+    if not only or not (run / FOUND[only]).exists():
+        return []
+    lines = (run / FOUND[only]).read_text(encoding="utf-8").splitlines()
     found = [json.loads(line) for line in lines]
     return [
         f"Round {one['round']}, {one['split']}: {one['metric']} {_number(one['value'])} ({one['n']} examples)."

@@ -64,7 +64,7 @@ def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | N
         "clients": 0,  # how many clients must be there; 0: as the configuration says
         "limit": 0,  # bytes of a message; 0: Flower's own
         "patience": 3600.0,  # seconds to wait for clients before the first round
-        "judge-only": False,
+        "only": "",  # "judge" or "adapt": train nothing; let devices measure what they have, or adapt and measure that
         "keep-rounds": 0,  # how many finished rounds to keep, for fedkeep flower roll-back
         "continue-from": "",  # the folder of an older run that this one begins with
         "on-change": "refuse",  # about parameters that run does not have alike: refuse, or begin them anew

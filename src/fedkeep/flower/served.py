@@ -65,6 +65,7 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         sampling=run.sampling,
         evaluate_every=run.evaluate_every,
         evaluate_shared=run.evaluate_shared,
+        evaluate_adapted=run.evaluate_adapted,
         on_nonfinite=run.on_nonfinite,
         privacy=config.privacy,
         policy=policy,
@@ -121,8 +122,6 @@ def _check_run(config: Config, where: str) -> None:
         raise ConfigError(
             f"{where}: personalization: not across machines. Leave the table out; fedkeep personalize has it."
         )
-    if config.run.evaluate_adapted:
-        raise ConfigError(f"{where}: run.evaluate_adapted: not across machines yet. Leave it out.")
     if config.run.metrics:
         raise ConfigError(
             f"{where}: run.metrics: not across machines. They are made of how often each class was a label and was "

@@ -76,11 +76,11 @@ def main(grid: Grid, context: Context) -> None:
     except Exception as error:
         tell("failed", f"{type(error).__name__}: {error}")
         raise
-    done = "The judging is" if settings.judge_only else "The training is"
-    for line in judged(settings.run) if settings.judge_only else ():
+    done = {"": "training", "judge": "judging", "adapt": "adapting"}[settings.only]
+    for line in judged(settings.run, settings.only):
         say(line)
-    say(f"{done} finished. The run: {settings.out}")
-    tell("finished", f"{done} finished.")
+    say(f"The {done} is finished. The run: {settings.out}")
+    tell("finished", f"The {done} is finished.")
 
 
 def _serve(grid: Grid, settings: Settings) -> None:
@@ -99,6 +99,6 @@ def _serve(grid: Grid, settings: Settings) -> None:
         settings.run,
         patience=settings.patience,
         keep_rounds=settings.keep_rounds,
-        judge_only=settings.judge_only,
+        only=settings.only,
         poll=POLL,
     )

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedkeep.experiments.config_tables import made_of
 from fedkeep.flower.transport import LIMIT
+from fedkeep.remote.server import Only
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -26,7 +27,7 @@ class Settings(BaseModel):
     clients: Count
     limit: Annotated[int, Field(ge=0, le=LIMIT)]
     patience: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    judge_only: bool
+    only: Only
     keep_rounds: Count
     continue_from: str
     on_change: str

@@ -237,6 +237,16 @@ class Method:
 
         Rounds then train no private parameter, and what they make is judged by the shared part.
         """
+        rounds, later = self._trained_by(names)
+        return bool(later) and not rounds and self.predict_shared is not None
+
+    def left_to_adapting(self, names: Sequence[str]) -> list[str]:
+        """Return the private parameters that adapting trains and no round does, given the trainable names."""
+        rounds, later = self._trained_by(names)
+        return sorted(later - rounds)
+
+    def _trained_by(self, names: Sequence[str]) -> tuple[set[str], set[str]]:
+        """Return the private parameters that rounds train, and those that adapting trains."""
         rounds, later = (
             {n for p in phases for n in p.trained_names(split, list(names)) if self.split.is_private(n)}
             for phases, split in (
@@ -244,7 +254,7 @@ class Method:
                 (self.adapt.phases, self.adapt.split or self.split),
             )
         )
-        return bool(later) and not rounds and self.predict_shared is not None
+        return rounds, later
 
     def but(self, **changes: Any) -> Method:
         """Return this method with some fields changed, e.g. ``furl().but(name="mine")``."""

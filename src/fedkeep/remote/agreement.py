@@ -53,8 +53,9 @@ def agreement(
     """Return what was agreed on, as a device keeps it: a process that starts later goes on with it.
 
     Names of private values that opted-out examples may have made stay, from what was agreed on ``before``.
+    ``left_to_adapting`` names those that rounds do not train: until a client adapts they are no model of it.
     """
-    method = job.method
+    method, trainable = job.method, sorted(job.net.trainable())
     made = made_of_all(method.client.phases, method.split, job.net, job.data) | {*before.get("opted_out", ())}
     return {
         "hello": message.hello.model_dump(),
@@ -63,6 +64,7 @@ def agreement(
         "encoded": message.encoding,
         "accept": describe(method.client.accept),
         "opted_out": sorted(made),
+        "left_to_adapting": method.left_to_adapting(trainable),
     }
 
 

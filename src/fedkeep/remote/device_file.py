@@ -4,7 +4,8 @@ A row of ``kept`` is a version of what one client keeps. ``(client, version, att
 client's rounds that the server has accepted, ``attempt`` is the message whose training made it. ``parent`` is the
 attempt of the version before. A row that is not ``accepted`` is staged: its upload has left, the server's word is
 awaited. Each row has a checksum of its values and of all that names them. A row of ``examples`` tells in which part,
-train, valid or test, each of a client's examples is.
+train, valid or test, each of a client's examples is. A row of ``adapted`` is what a client adapted to last, from the
+version that it names: nothing of it has left, so no word of a server is awaited.
 
 What is deleted is overwritten with zeros (``secure_delete``).
 """
@@ -25,9 +26,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from fedkeep.core.errors import RunError, StoreError
-from fedkeep.core.params import Params, difference_of_names
+from fedkeep.core.params import Params, difference_of_names, nonfinite
 from fedkeep.remote.device_folder import (
     PATIENCE,
     check_no_log,
@@ -40,7 +43,7 @@ from fedkeep.remote.parts import HASH
 from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat
 
-FORMAT = 1
+FORMAT = 2
 TABLES = """
 CREATE TABLE about (content TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE kept (
@@ -56,6 +59,15 @@ CREATE TABLE kept (
 );
 CREATE UNIQUE INDEX named ON kept (client, version, attempt);
 CREATE TABLE examples (client TEXT PRIMARY KEY NOT NULL, crc INTEGER NOT NULL, parts BLOB NOT NULL);
+CREATE TABLE adapted (
+    client TEXT PRIMARY KEY NOT NULL,
+    version INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    parent INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    content BLOB NOT NULL
+);
 """
 EXAMPLE = HASH + 1
 """Bytes of an example: its hash, and its part."""
@@ -101,6 +113,23 @@ class Version(NamedTuple):
     parent: int
     round: int
     accepted: bool
+
+
+class Adapted(NamedTuple):
+    """A row of what a client adapted to, without its values: from which version, and which order asked for it.
+
+    Attributes:
+        client: whose.
+        version, parent: the version that it adapted from, and the attempt that had made that one.
+        attempt: of the order to adapt.
+        round: the server's last finished round when it gave the order.
+    """
+
+    client: str
+    version: int
+    attempt: int
+    parent: int
+    round: int
 
 
 class DeviceFile:
@@ -249,6 +278,46 @@ class DeviceFile:
         self._file.query("DELETE FROM kept WHERE client = ? AND version = ? AND attempt = ?", version[1:4])
         self._file.query(*_insert(self.run, version, row))
 
+    def adapted(self) -> dict[str, Adapted]:
+        """Return by client what it adapted to last, without the values.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        try:
+            rows = self._file.query(f"SELECT {', '.join(Adapted._fields)} FROM adapted").fetchall()
+            if any(tuple(map(type, row)) != (str, int, int, int, int) for row in rows):
+                raise ValueError("what names an adapted row makes no sense")
+            return {row[0]: Adapted._make(row) for row in rows}
+        except (sqlite3.Error, ValueError) as error:
+            raise self.damaged(error) from error
+
+    def adapted_values(self, adapted: Adapted) -> Params:
+        """Return what a client adapted to.
+
+        Raises:
+            StoreError: it is damaged; names the client.
+        """
+        try:
+            crc, content = self._file.query(
+                "SELECT crc, content FROM adapted WHERE client = ?", adapted[:1]
+            ).fetchone()
+            if crc != _crc_of_adapted(self.run, adapted, content):
+                raise ValueError("it does not fit its checksum")
+            return load(content)
+        except (sqlite3.Error, ValueError, TypeError, SafetensorError) as error:
+            raise StoreError(
+                f"What client {adapted.client!r} adapted to in the run {self.run!r} is damaged: {error}. Restore it from "
+                f"a copy, or let the client adapt again."
+            ) from error
+
+    def put_adapted(self, adapted: Adapted, content: bytes) -> None:
+        """Write what a client adapted to, in the place of what was there; see ``adapted_content``."""
+        crc = _crc_of_adapted(self.run, adapted, content)
+        self._file.query(
+            "INSERT OR REPLACE INTO adapted VALUES (?, ?, ?, ?, ?, ?, ?)", (*adapted, crc, content)
+        )
+
     def drop(self, numbers: Iterable[int]) -> None:
         """Remove rows."""
         self._file.for_each("DELETE FROM kept WHERE number = ?", ((number,) for number in numbers))
@@ -279,7 +348,8 @@ class DeviceFile:
             StoreError: the file is damaged.
         """
         began = {client for client in self.about.began if not _HASH.fullmatch(client)}
-        return {version.client for version in self.versions()} | self.parts().keys() | began
+        kept = {version.client for version in self.versions()} | self.adapted().keys()
+        return kept | self.parts().keys() | began
 
     def put_parts(self, parts: Mapping[str, Mapping[bytes, int]]) -> None:
         """Write in which part each example of some clients is.
@@ -304,7 +374,10 @@ class DeviceFile:
         gone = [version.number for version in self.versions() if version.client in clients]
         with self.writing():
             self.drop(gone)
-            self._file.for_each("DELETE FROM examples WHERE client = ?", ((client,) for client in clients))
+            for table in ("examples", "adapted"):
+                self._file.for_each(
+                    f"DELETE FROM {table} WHERE client = ?", ((client,) for client in clients)
+                )
         if some := [client for client in self.about.began if client in clients]:
             began = [hashed(client) if client in some else client for client in self.about.began]
             self.write_about(replace(self.about, began=began))
@@ -341,6 +414,23 @@ def packed(format: RowFormat, values: Mapping[str, torch.Tensor], client: str) -
             f"Private {bad[1]!r} of client {client!r} holds a NaN or an infinity; only finite values are kept."
         )
     return rows.tobytes()
+
+
+def adapted_content(values: Mapping[str, torch.Tensor], client: str) -> bytes:
+    """Return what a client adapted to, as its row holds it.
+
+    Raises:
+        StoreError: a value is not finite, or they are more than a row holds.
+    """
+    if (name := nonfinite(dict(values))) is not None:
+        raise StoreError(f"{name!r} of client {client!r}, which adapts, holds a NaN or an infinity.")
+    content = save({name: value.detach().cpu().contiguous().clone() for name, value in values.items()})
+    check_row(len(content))
+    return content
+
+
+def _crc_of_adapted(run: str, adapted: Adapted, content: bytes) -> int:
+    return zlib.crc32(content, zlib.crc32(json.dumps([run, *adapted]).encode()))
 
 
 def crc_of(run: str, version: Version, row: bytes) -> int:

@@ -27,7 +27,7 @@ from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
 from fedkeep.methods import Kept, newest
 from fedkeep.methods.client import accepted
-from fedkeep.remote.device_file import DeviceFile, Version
+from fedkeep.remote.device_file import Adapted, DeviceFile, Version, adapted_content
 from fedkeep.remote.device_folder import PATIENCE, file_of
 from fedkeep.store import Default
 from fedkeep.store.database import check_row
@@ -93,6 +93,7 @@ class DeviceStore:
         self.run, self.default, self.history, self.accept = run, default, history, accept
         self._accepted: dict[str, tuple[Version, bytes]] = {}
         self._staged: dict[str, tuple[Version, bytes]] = {}
+        self._adapted: dict[str, tuple[Adapted, bytes]] = {}
         wanted = columns_of(default.initial)
         if self.file.about.columns != wanted:
             self.file.close()
@@ -171,17 +172,42 @@ class DeviceStore:
         made = Version(0, client, wanted.version + 1, attempt, wanted.attempt, round, accepted=False)
         self._staged[client] = made, self.file.packed(values, client)
 
+    def adapted(self, client: str) -> Adapted | None:
+        """Return from what a client adapted last; None: it has not."""
+        return self.file.adapted().get(client)
+
+    def adapted_values(self, adapted: Adapted) -> Params:
+        """Return what it adapted to.
+
+        Raises:
+            StoreError: it is damaged; names the client.
+        """
+        return self.file.adapted_values(adapted)
+
+    def stage_adapted(
+        self, client: str, values: Mapping[str, Tensor], wanted: Wanted, *, round: int, attempt: int
+    ) -> None:
+        """Note what a client adapted to from ``wanted``: durable with the next ``commit``, in the place of the last.
+
+        Raises:
+            StoreError: a value is not finite, or they are more than a row holds.
+        """
+        made = Adapted(client, wanted.version, attempt, wanted.attempt, round)
+        self._adapted[client] = made, adapted_content(values, client)
+
     def commit(self) -> None:
-        """Make what ``begin`` accepted and what was staged durable, all of it or nothing.
+        """Make what ``begin`` accepted, what was staged and what clients adapted to durable, all of it or nothing.
 
         Raises:
             StoreError: the disk is full or can't be written; everything is as before the message.
         """
-        accepted, staged = self._accepted, self._staged
+        accepted, staged, adapted = self._accepted, self._staged, self._adapted
         self.discard()
-        if not accepted and not staged:
+        if not accepted and not staged and not adapted:
             return
         with self.file.writing():
+            for found in adapted.values():
+                self.file.put_adapted(*found)
             for client in {**accepted, **staged}:
                 rows = self.file.versions(client)
                 if client in accepted:
@@ -201,7 +227,7 @@ class DeviceStore:
 
     def discard(self) -> None:
         """Forget what was not committed."""
-        self._accepted, self._staged = {}, {}
+        self._accepted, self._staged, self._adapted = {}, {}, {}
 
     def close(self) -> None:
         """Let go of the file."""

@@ -14,13 +14,24 @@ from typing import Literal
 LOG = logging.getLogger("fedkeep.events")
 """Gets every event: those that are rare as information, those of single clients and messages as debugging, and of
 the clients that a round lacked one line."""
-RARE = ("joined", "left", "refused", "round", "began", "waiting")
+RARE = ("joined", "left", "refused", "round", "began", "adapted", "waiting")
 Kind = Literal[
-    "joined", "moved", "left", "lost", "late", "refused", "broken", "again", "round", "began", "waiting"
+    "joined",
+    "moved",
+    "left",
+    "lost",
+    "late",
+    "refused",
+    "broken",
+    "again",
+    "round",
+    "began",
+    "adapted",
+    "waiting",
 ]
 """``joined``: a node was heard of first. ``moved``: a client is on another node. ``left``: a node did not answer, or
 said no more. ``lost``, ``late``, ``refused``, ``broken``: a client was missing from a round. ``again``: a message was
-sent again. ``round``: of a round as a whole. ``began``: what a run begins with that continues another.
+sent again. ``round``: of a round as a whole. ``began``: what a run begins with that continues another. ``adapted``: how many clients have.
 ``waiting``: for clients or answers, for how long."""
 
 

@@ -17,7 +17,7 @@ from fedkeep.engines.faults import Fault
 from fedkeep.engines.tally import ROWS, tallied
 from fedkeep.remote.events import Events, Kind
 from fedkeep.remote.exchange import Exchange, Rules
-from fedkeep.remote.ledger import Ledger, Made
+from fedkeep.remote.ledger import Entry, Ledger, Made
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.wire import ClientOrder, Judging, Partition
@@ -70,11 +70,14 @@ class Fleet:
         self._announced: tuple[list[Order], Mapping[str, Sequence[Model]]] | None = None
         self._results: _Results | None = None
         self._made: dict[str, Made] = {}  # by client, what it has staged
+        self._lines: tuple[int, Mapping[str, Entry]] = -1, {}
+        """The ledger as it was after a round whose judging was announced: the next round goes on from there."""
         self._settled: dict[str, int] = {}  # by client, the version it was told of last
 
     def announce(self, orders: Sequence[Order], asked: Mapping[str, Sequence[Model]]) -> None:
         """Let judging ride with the next round's training."""
         self._announced = list(orders), asked
+        self._lines = orders[0].round, self.ledger.entries([order.client for order in orders])
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         """Let clients train; the answers come in the order of ``orders``, as soon as they are there."""
@@ -94,7 +97,7 @@ class Fleet:
         if self._announced is not None:
             judged, asked_models = self._announced
             self._results, self._announced = _Results(judged[0].round, asked_models, exchange.judged), None
-            self._tell_unjudged(exchange, [order.client for order in judged])
+            self._tell_missed(exchange, [order.client for order in judged])
 
     def taken(self, answer: Answer) -> Answer:
         """Return an answer to train, as it is."""
@@ -121,20 +124,37 @@ class Fleet:
         exchange = self.exchange(self.with_entries([(order, False, asked) for order in orders]))
         exchange.finish()
         self._heard(exchange)
-        self._tell_unjudged(exchange, [order.client for order in orders])
+        self._tell_missed(exchange, [order.client for order in orders])
         self._results = _Results(round, asked, exchange.judged)
         return self._joined(exchange.judged, split, tuple(models))
 
     def adapt(self, orders: Iterable[Order], adaptation: Adaptation) -> list[Judged]:
-        """Refuse: devices on other machines are not asked to personalise after federation.
+        """Let clients adapt on their devices, which keep the result; judge it beside other models.
 
         Raises:
-            MethodError: always.
+            ConfigError: there is no client.
+            MethodError: it is to be another adaptation than the method's own on all of a client's examples, which no device
+                takes from a server; or ``train`` is to be judged.
         """
-        raise MethodError(
-            "Devices on other machines are not asked to personalise after federation. Let each of them do it for its "
-            "own clients, or use a simulation."
-        )
+        split, orders = adaptation.split, list(orders)
+        if replace(adaptation, split="", beside=()) != Adaptation(split="", beside=()) or split == "train":
+            raise MethodError(
+                "Devices on other machines adapt as their method says, on all of a client's examples, and are judged on "
+                "'valid' or 'test'. Use a simulation for anything else."
+            )
+        if not orders:
+            raise ConfigError("There is no client to adapt.")
+        models: tuple[Model, ...] = (*adaptation.beside, adaptation.name)
+        asked: dict[str, Sequence[Model]] = {split: models} if split else {}
+        wanted = self.with_entries([(order, False, asked) for order in orders])
+        exchange = self.exchange({client: replace(one, adapt=True) for client, one in wanted.items()})
+        exchange.finish()
+        self._heard(exchange)
+        self._tell_missed(exchange, list(wanted), "has not adapted")
+        done = [c for c in exchange.heard if c not in exchange.found or exchange.found[c].fault is None]
+        self.events.note("adapted", f"{len(done)} of {len(wanted)} clients have adapted.")
+        self.events.sum_up()
+        return self._joined(exchange.judged, split, models) if split else []
 
     def settle(self, orders: Iterable[Order]) -> None:
         """Tell clients which of their states was accepted last; those that know it already get no message."""
@@ -192,8 +212,14 @@ class Fleet:
     def with_entries(
         self, wanted: Sequence[tuple[Order, bool, Mapping[str, Sequence[Model]]]]
     ) -> dict[str, ClientOrder]:
-        """Return orders, each to train or not and with what to judge, with the client's line of the ledger."""
+        """Return orders, each to train or not and with what to judge, with the client's line of the ledger.
+
+        It is the line as of the order's round, where that was announced to be judged: the ledger may be one round on.
+        """
         entries = self.ledger.entries([order.client for order, _, _ in wanted])
+        round, lines = self._lines
+        then = (order.client for order, _, _ in wanted if order.round == round and order.client in lines)
+        entries |= {client: lines[client] for client in then}
         return {
             order.client: ClientOrder(
                 order=order,
@@ -216,13 +242,13 @@ class Fleet:
             kinds: dict[type, Kind] = {LateError: "late", LostError: "lost", NonFiniteError: "broken"}
             self.events.note(kinds.get(type(fault), "refused"), str(fault), client=client)
 
-    def _tell_unjudged(self, exchange: Exchange, clients: Sequence[str]) -> None:
+    def _tell_missed(self, exchange: Exchange, clients: Sequence[str], what: str = "was not judged") -> None:
         for client in clients:
             answer = exchange.found.get(client)
             if client not in exchange.heard:
-                self.events.note("late", f"Client {client!r} was not judged.", client=client)
+                self.events.note("late", f"Client {client!r} {what}.", client=client)
             elif answer is not None and answer.fault is not None:
-                self.events.note("lost", f"Client {client!r} was not judged: {answer.fault}", client=client)
+                self.events.note("lost", f"Client {client!r} {what}: {answer.fault}", client=client)
 
     def _joined(
         self, found: Sequence[tuple[str, Judged]], split: str, models: tuple[Model, ...]

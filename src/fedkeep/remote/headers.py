@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedkeep.core.errors import UploadError
 from fedkeep.remote.packet import Packet
 
-PROTOCOL = 1  # of the messages; server and device must speak the same
+PROTOCOL = 2  # of the messages; server and device must speak the same
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 

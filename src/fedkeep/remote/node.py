@@ -68,6 +68,8 @@ class Terms:
         on_missing: about a client whose version is not there: ``"refuse"``, or let it begin ``"anew"``.
         on_change: about private values that a run which continues another does not find as they were: likewise.
         leaves: the most of judging that may leave.
+        judge_adapted: whether models that clients have adapted may be judged for the server. What comes of it tells of all
+            training examples, opted-out ones included, and no device knows whether what it adapts is the run's own model.
         clients_a_word: a word is told only if so many clients of this device have it, whatever the server says.
         secure: whether uploads leave in secure sums alone; a run whose method has none is refused.
         simulated_noise: whether a server may have noise on uploads follow a seed; for tests alone.
@@ -80,6 +82,7 @@ class Terms:
     on_missing: OnChange = "refuse"
     on_change: OnChange = "refuse"
     leaves: Leaves = "sums"
+    judge_adapted: bool = False
     clients_a_word: Annotated[int, Field(ge=1)] = 1
     secure: bool = False
     simulated_noise: bool = False
@@ -400,6 +403,12 @@ class Node:
             raise RefusalError("The order is of another encoding than this device has agreed on.")
         if work.fingerprint != fingerprint.digest(running.parts):
             raise RefusalError("The order is of another experiment than this device has agreed on.")
+        asked = {model for one in work.orders for judging in one.judge for model in judging.models}
+        if "adapted" in asked and not self.terms.judge_adapted:
+            raise RefusalError(
+                "Its owner does not let the models be judged that clients adapt (device.judge_adapted). Let them adapt "
+                "without evaluate_adapted."
+            )
         assert running.store is not None
         leaves: Leaves = min(work.leaves, self.terms.leaves, key=LEAVES.index)
         work = replace(work, leaves=leaves)

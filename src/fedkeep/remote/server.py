@@ -37,6 +37,7 @@ from fedkeep.engines.judgement import kinds_of, tasks_in
 from fedkeep.engines.round import Sampling
 from fedkeep.experiments.budget import draw_anew, ledger_of, secret_seed
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, restored
+from fedkeep.experiments.engine import check_judging
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.run_directory import RunDirectory, failure_noted, new_run_id, read_info
@@ -61,6 +62,10 @@ from fedkeep.remote.secure_fleet import check_secure, fleet_of, summing
 from fedkeep.remote.transport import Transport
 from fedkeep.remote.waiting import wait_for_clients
 
+Only = Literal["", "judge", "adapt"]
+FOUND: Mapping[Only, str] = {"judge": "judged.jsonl", "adapt": "adapted.jsonl"}
+"""Where the records of judging and adapting without a round are."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Federation:
@@ -73,7 +78,7 @@ class Federation:
         encode: makes the encoding as JSON of what devices told of their data.
         summarise: what devices are asked to tell; None: nothing.
         clients: how many clients must be there for the run to begin.
-        rounds, epochs, cohort, seed, sampling, evaluate_every, evaluate_shared: as for ``simulate``.
+        rounds, epochs, cohort, seed, sampling, evaluate_every, evaluate_shared, evaluate_adapted: as for ``simulate``.
         on_nonfinite: about clients whose training becomes NaN, as for ``simulate``.
         on_malformed: about clients whose upload is refused; on other machines that stops no run, unless it is said.
         policy: of the rounds.
@@ -103,6 +108,7 @@ class Federation:
     sampling: Sampling = "shuffled"
     evaluate_every: int | None = None
     evaluate_shared: bool = False
+    evaluate_adapted: bool = False
     on_nonfinite: Literal["stop", "skip"] = "stop"
     on_malformed: Literal["stop", "skip"] = "skip"
     policy: RoundPolicy = field(default_factory=RoundPolicy)
@@ -125,7 +131,7 @@ def serve_run(
     patience: float = 3600.0,
     pause: float = 10.0,
     keep_rounds: int = 0,
-    judge_only: bool = False,
+    only: Only = "",
     poll: float = 1.0,
     again: float = 600.0,
     progress: bool | None = None,
@@ -139,25 +145,27 @@ def serve_run(
         patience: seconds to wait for clients before the first round.
         pause: seconds after a round that did not count, before it is tried again.
         keep_rounds: how many finished rounds to keep beside the last, so that ``roll_back`` can return to them.
-        judge_only: train nothing; measure the finished rounds' models on all clients and write ``judged.jsonl``.
+        only: train nothing. ``"judge"``: measure the finished rounds' models on all clients and write ``judged.jsonl``.
+            ``"adapt"``: let all clients adapt on their devices, which keep the result; with ``evaluate_adapted`` measure
+            it too, where devices' owners allow it, and write ``adapted.jsonl``.
         poll, again: as in ``Rules``.
         progress: as for ``simulate``.
 
     Returns:
-        The run's records; with ``judge_only`` those of judging.
+        The run's records; with ``only`` those of judging or adapting.
 
     Raises:
         FedkeepError: with what was wanted, what was got and what to do.
     """
     goes_on = (out / "run.json").exists()
-    if judge_only and not goes_on:
+    if only and not goes_on:
         raise RunError(
-            f"{out} holds no run to judge. Name the folder of a run whose devices keep their states."
+            f"{out} holds no run to {only}. Name the folder of a run whose devices keep their states."
         )
     serving = _Serving(federation, transport, out, patience, poll, again)
     try:
         serving.begin(goes_on)
-        return serving.judge() if judge_only else serving.run(pause, keep_rounds, progress)
+        return serving.finish(only) if only else serving.run(pause, keep_rounds, progress)
     finally:
         serving.close()
 
@@ -246,11 +254,18 @@ class _Serving:
             directory.write_info({**directory.read_info(), "status": "finished"})
         return drive.history
 
-    def judge(self) -> list[Record]:
-        """Judge all clients with what they keep and what the server has."""
+    def finish(self, only: Only) -> list[Record]:
+        """Judge all clients with what they keep and what the server has, or let them adapt to it."""
         assert self.directory is not None
-        records = self._drive(self.directory, None).judged_now()
-        (self.out / "judged.jsonl").write_text("".join(map(to_line, records)), encoding="utf-8")
+        if only == "adapt" and not self.method.adapt.phases:
+            raise ConfigError(
+                f"{self.method.name!r} has no phases of adaptation, so there is nothing to adapt."
+            )
+        drive = self._drive(self.directory, None)
+        records = drive.adapted_now() if only == "adapt" else drive.judged_now()
+        if records:
+            lines = "".join(map(to_line, records))
+            (self.out / FOUND[only]).write_text(lines, encoding="utf-8")
         return records
 
     def close(self) -> None:
@@ -305,6 +320,7 @@ class _Serving:
             self.method, terms = protected(self.method, federation.privacy, self.sampler, policy)
             self.terms = terms if self.older is None else self.older.carried(terms)
         check_secure(self.method, self.sampler, policy)
+        check_judging(self.method, federation.evaluate_shared, federation.evaluate_adapted)
         self.server = server = first_global(self.method, self.first, self.roster, self.sampler.count)
         if self.terms is not None:  # patterns of clip that don't fit are said now
             self.method.server.reduce.begin(server, {**server.params, **declared(self.method, self.net)}, ())
@@ -329,6 +345,7 @@ class _Serving:
             "min_clients": federation.policy.minimum,
             "method": describe(self.method),
             **({"evaluate_shared": True} if federation.evaluate_shared else {}),
+            **({"evaluate_adapted": True} if federation.evaluate_adapted else {}),
             "model": model_identity(self.net.module, self.method, self.net.initial()),
             "encoding": self.parts["encoding"],
             "policy": asdict(federation.policy),
@@ -387,6 +404,7 @@ class _Serving:
             every=self.every,
             faults=faults,
             evaluate_shared=federation.evaluate_shared,
+            evaluate_adapted=federation.evaluate_adapted,
             reference="shared" if personal else "own",
             declared=declared(method, self.net),
             progress=progress,

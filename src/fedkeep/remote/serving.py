@@ -1,20 +1,23 @@
-"""A round's message on a device: begin at the named versions, judge, train, make it durable, answer."""
+"""A round's message on a device: begin at the named versions, adapt, judge, train, make it durable, answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreError, UploadError
 from fedkeep.core.params import Params, misfit, mistyped
-from fedkeep.engines import Answer, Engine, Job, Judged, LocalDevice, Model, Order
+from fedkeep.engines import Adaptation, Answer, Engine, Job, Judged, LocalDevice, Model, Order
 from fedkeep.engines import Work as Train
 from fedkeep.engines.base import paired
 from fedkeep.methods import Sent
 from fedkeep.methods.hooks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
+from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import MissingError, Wanted
 from fedkeep.remote.headers import UNFIT
 from fedkeep.remote.masking import Masking
@@ -40,6 +43,20 @@ class States(Protocol):
         self, client: str, values: Mapping[str, Tensor], wanted: Wanted, *, round: int, attempt: int
     ) -> None:
         """Note what a client would keep after a round."""
+        ...
+
+    def adapted(self, client: str) -> Adapted | None:
+        """Return from what a client adapted last; None: it has not."""
+        ...
+
+    def adapted_values(self, adapted: Adapted) -> Params:
+        """Return what it adapted to."""
+        ...
+
+    def stage_adapted(
+        self, client: str, values: Mapping[str, Tensor], wanted: Wanted, *, round: int, attempt: int
+    ) -> None:
+        """Note what a client adapted to."""
         ...
 
     def commit(self) -> None:
@@ -116,7 +133,12 @@ def serve(
             answers[client] = Answer(client=client, fault=LostError(str(error)))
         except Exception as error:  # noqa: BLE001 - a function of the method; the others are served
             answers[client] = _failed(client, error, tell)
-    judged, failed = _judged(list(begun.values()), LocalDevice(job, engine, leaves=work.leaves), tell)
+    device = LocalDevice(job, engine, leaves=work.leaves)
+    failed = _adapted(work, list(begun.values()), device, store, tell)
+    judged, unjudged = _judged(
+        [one for one in begun.values() if one.order.client not in failed], device, tell
+    )
+    failed |= unjudged
     answers |= failed
     training = [one for one in begun.values() if one.train and one.order.client not in failed]
     if masking is not None:
@@ -221,7 +243,13 @@ def _begin(
             raise
         tell(f"{error} It starts from default values.")
         kept = store.begin_anew(client, wanted)
-    held.write([place], {name: value.unsqueeze(0) for name, value in kept.items()})
+    if wanted.version or not _is_default(held, client, kept):
+        held.write([place], {name: value.unsqueeze(0) for name, value in kept.items()})
+
+
+def _is_default(held: Held, client: str, kept: Params) -> bool:
+    default = held.default(client)
+    return all(torch.equal(kept[name], value) for name, value in default.items())
 
 
 def _trained(
@@ -258,6 +286,56 @@ def _failed(client: str, error: Exception, tell: Tell) -> Answer:
     tell(f"Client {client!r}: {type(error).__name__}: {error}{place_of(error)}")
     said = f"Client {client!r}: its device failed with {type(error).__name__}. Its own log says more."
     return Answer(client=client, fault=FailedError(said))
+
+
+def _adapted(
+    work: Work, orders: Sequence[ClientOrder], device: LocalDevice, store: States, tell: Tell
+) -> dict[str, Answer]:
+    """Let clients adapt, each alone, so that the others come through; return the answers of those at whom it failed.
+
+    Afterwards the device holds what these have adapted to, and those who are judged by what they had adapted to before.
+    """
+    how, known, failed = Adaptation(split=""), dict[str, Params](), dict[str, Answer]()
+    asked = [one for one in orders if one.adapt or any("adapted" in each.models for each in one.judge)]
+    plain = {one.order.client: replace(one.order, sent=_without_links(one.order.sent)) for one in asked}
+    for one in asked:
+        client, wanted = one.order.client, Wanted(one.version, one.attempt, one.share)
+        try:
+            values = _adapted_before(work, one, store)
+            if values is None:
+                device.adapt([plain[client]], how)
+                place = device.job.data.index(client)
+                values = {n: v[0] for n, v in device.held(how.name).read([place]).items()}
+                store.stage_adapted(client, values, wanted, round=work.round, attempt=work.attempt)
+            if one.judge:
+                known[client] = values
+        except StoreError as error:
+            tell(str(error))
+            failed[client] = Answer(client=client, fault=LostError(str(error)))
+        except Exception as error:  # noqa: BLE001 - a function of the method or the model
+            failed[client] = _failed(client, error, tell)
+    if known:
+        device.adapt([plain[client] for client in known], how, known=known)
+    return failed
+
+
+def _adapted_before(work: Work, one: ClientOrder, store: States) -> Params | None:
+    """Return what a client has adapted to already, if the order is a repetition, or does not ask it to adapt.
+
+    Raises:
+        StoreError: it has adapted by a later order, or has not adapted to what is to be judged; or that is damaged.
+    """
+    client, found = one.order.client, store.adapted(one.order.client)
+    if one.adapt and (found is None or found.attempt < work.attempt):
+        return None
+    attempt = work.attempt if one.adapt or found is None else found.attempt
+    if found != Adapted(client, one.version, attempt, one.attempt, work.round):
+        raise StoreError(
+            f"Client {client!r} has not adapted from version {one.version} in round {work.round}, or has adapted by a "
+            f"later order. Let it adapt first."
+        )
+    assert found is not None
+    return store.adapted_values(found)
 
 
 Results = tuple[tuple[Partition, Judged], ...]

@@ -69,7 +69,10 @@ class ClientOrder:
         version: how many of the client's rounds the server has accepted in this run; 0: it starts from the default.
         attempt: of the message whose answer made this version, see ``Work.attempt``; 0 for version 0.
         share: z = c_k / Σ c of the round that made this version, where clients accept by it (FURL eq. 6); else 0.
-        train: train, stage version + 1 and upload; False: judge alone.
+        train: train, stage version + 1 and upload; False: it does not.
+        adapt: adapt as the method says, before judging; the device keeps the result, and nothing of it is uploaded. The
+            server has no say in which examples it adapts on, or to which of its parameters: with that it could tell
+            single examples apart.
         judge: what is judged, before training.
         asks: steps of secure sums.
     """
@@ -79,13 +82,14 @@ class ClientOrder:
     attempt: int = 0
     share: float = 0.0
     train: bool = True
+    adapt: bool = False
     judge: tuple[Judging, ...] = ()
     asks: tuple[Ask, ...] = ()
 
     @property
     def begins(self) -> bool:
         """Whether the client begins at the version, and so learns which was accepted; a mere step needs no state."""
-        return self.train or bool(self.judge) or not self.asks
+        return self.train or self.adapt or bool(self.judge) or not self.asks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +156,7 @@ class _Order(Header):
     share: Annotated[float, Field(ge=0, le=1)]
     progress: Annotated[float, Field(ge=0, le=1)]
     train: bool
+    adapt: bool
     judge: list[_Judging]
     asks: list[_Ask] = Field(default_factory=list)
 
@@ -202,6 +207,7 @@ def work_packet(work: Work) -> Packet:
                 "share": one.share,
                 "progress": one.order.progress,
                 "train": one.train,
+                "adapt": one.adapt,
                 "judge": judge,
                 **({"asks": asks} if asks else {}),
             }
@@ -249,6 +255,7 @@ def read_work(packet: Packet) -> Work:
             attempt=o.attempt,
             share=o.share,
             train=o.train,
+            adapt=o.adapt,
             judge=tuple(Judging(split=j.split, models=tuple(j.models)) for j in o.judge),
             asks=tuple(Ask(step=a.step, sum=a.sum, given=a.given) for a in o.asks),
         )
