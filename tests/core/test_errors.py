@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
+import string
 from pathlib import Path
+
+import pytest
 
 import fedkeep
 from fedkeep.core import errors
+from fedkeep.core.errors import ConfigError, DataError, Spot, check_choice, check_whole
 
 
 def classes() -> dict[str, str]:
@@ -44,3 +49,53 @@ def in_the_docstring() -> dict[str, str]:
 
 def test_the_tree_names_every_error() -> None:
     assert in_the_docstring() == in_the_code()
+
+
+def test_an_error_says_its_facts_and_carries_them() -> None:
+    place = Spot("t.csv", 4)
+    error = DataError("{place}: got {got!r}, {n:,} times.", place=place, got="{x}" * 40, n=1000)
+    assert str(error) == f"t.csv, line 4: got '{'{x}' * 26}{{ …, 1,000 times."
+    again = copy.copy(error)  # as pickle does on the way from a worker
+    assert (type(again), str(again), again.facts) == (DataError, str(error), error.facts)
+    assert (error.facts["place"], error.facts["n"]) == (place, 1000)
+    assert str(DataError("{as it is}")) == "{as it is}"
+
+
+def test_checks_of_choices_and_whole_numbers_name_what_was_got() -> None:
+    with pytest.raises(
+        DataError, match=r"^Wanted 'a', 'b' or 'train'; got 'tain'\. Did you mean 'train'\?$"
+    ) as no:
+        check_choice("Wanted", "tain", ("a", "b", "train"), DataError)
+    assert no.value.facts["got"] == "tain"
+    with pytest.raises(ConfigError) as fraction:
+        check_whole({"n": 1, "k": 2.5})
+    assert fraction.value.facts == {"name": "k", "got": 2.5}
+
+
+def test_a_sentence_with_facts_names_each_once() -> None:
+    """It is a plain text with all its names: else an error would fail on its way, or format a user's braces."""
+    parsed = {
+        p: ast.parse(p.read_text(encoding="utf-8")) for p in Path(fedkeep.__file__).parent.rglob("*.py")
+    }
+    own = {
+        node.name
+        for tree in parsed.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and any(getattr(inner, "name", "") == "__init__" for inner in node.body)
+    }
+    errors_with_facts = in_the_code().keys() - own | {"error"}
+    found = 0
+    for path, tree in parsed.items():
+        for call in ast.walk(tree):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or not call.keywords:
+                continue
+            if call.func.id in errors_with_facts:
+                text = ast.literal_eval(call.args[0])  # an f-string is no literal
+                named = {
+                    re.split(r"[.\[]", field)[0] for _, field, _, _ in string.Formatter().parse(text) if field
+                }
+                given = {keyword.arg for keyword in call.keywords}
+                assert named <= given or None in given, (path, call.lineno, named - given)
+                found += 1
+    assert found > 1

@@ -23,18 +23,62 @@
     ├── RefusalError         a node does not serve a message
     └── WorkerError          a process that trains clients could not start, or died
 
-A message says what was wanted, what was got, and what to do.
+A message says what was wanted, what was got, and what to do. The names and numbers that an error is about are ``facts``:
+they fill the sentence, and whoever catches the error reads them there.
+
+    raise DataError("{place}: wanted a number in column {column!r}; got {got!r}.", place=place, column="age", got="x")
+
+A sentence with facts is a plain text, never an f-string: each fact is named once, and braces in a value stay as they are.
 """
 
 from __future__ import annotations
 
 import difflib
+import string
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 
 class FedkeepError(Exception):
-    """The root of all errors that fedkeep raises on purpose; the command line turns it into exit code 2."""
+    """The root of all errors that fedkeep raises on purpose; the command line turns it into exit code 2.
+
+    Args:
+        text: what to say. Where facts are given, a sentence with their names in braces; ``{got!r}`` shows a value as
+            `shown` does.
+        facts: what the error is about, by name: place, column, client, wanted, got, …
+
+    Attributes:
+        facts: the same.
+    """
+
+    def __init__(self, text: str, /, **facts: Any) -> None:
+        super().__init__(_Sentence().format(text, **facts) if facts else text)
+        self.facts = facts
+
+
+class _Sentence(string.Formatter):
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return shown(value) if conversion == "r" else super().convert_field(value, conversion)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where something stands: a file, or what it was read from, and a line or a row.
+
+    Attributes:
+        file: its path, or the name of a data set.
+        number: of the line, from 1; or of the row, from 0.
+        unit: what is counted.
+    """
+
+    file: object
+    number: int
+    unit: str = "line"
+
+    def __str__(self) -> str:
+        return f"{self.file}, {self.unit} {self.number}"
 
 
 class ConfigError(FedkeepError):
@@ -115,15 +159,20 @@ def check_choice(
     """Raise ``error`` unless ``got`` is one of ``known``: "``text`` 'a', 'b' or 'c'; got 'd'. Did you mean ...?"."""
     if got not in known:
         *names, last = map(repr, known)
-        choices = map(str, known)
-        raise error(f"{text} {', '.join(names)} or {last}; got {got!r}.{did_you_mean(str(got), choices)}")
+        raise error(
+            "{what} {choices}; got {got!r}.{near}",
+            what=text,
+            choices=f"{', '.join(names)} or {last}",
+            got=got,
+            near=did_you_mean(str(got), map(str, known)),
+        )
 
 
 def check_whole(given: Mapping[str, object], error: type[FedkeepError] = ConfigError) -> None:
     """Raise ``error`` unless every value is a whole number; keys are the values' names."""
     for name, value in given.items():
         if not isinstance(value, Integral):
-            raise error(f"{name} must be a whole number; got {shown(value)}.")
+            raise error("{name} must be a whole number; got {got!r}.", name=name, got=value)
 
 
 def shown(value: object, most: int = 80) -> str:
