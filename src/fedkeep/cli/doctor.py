@@ -23,7 +23,6 @@ EXTRAS = {
     "flower": "flwr",
     "privacy": "dp_accounting",
     "onnx": "onnxruntime",
-    "parquet": "pyarrow",
     "images": "PIL",
     "datasets": "datasets",
     "maps": "sklearn",

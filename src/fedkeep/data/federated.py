@@ -101,7 +101,18 @@ class FederatedData:
         Raises:
             DataError: as for the constructor; rows are named as they were given.
         """
-        names, number = group_rows(client)
+        return cls.from_groups(*group_rows(client), columns, split, meta)
+
+    @classmethod
+    def from_groups(
+        cls,
+        names: Sequence[str],
+        number: NDArray[np.int64],
+        columns: Mapping[str, Column],
+        split: ArrayLike | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> FederatedData:
+        """Do what :meth:`from_columns` does, where clients are known: their ids, and the number of each row's."""
         given = as_columns(columns, rows=len(number))
         parts = np.zeros(len(number), np.int64) if split is None else as_split(split, len(number))
 
@@ -224,7 +235,12 @@ class FederatedData:
         position = self.ids.position(wanted)
         if position < 0:
             near = did_you_mean(wanted, self.ids) if len(self) <= 10_000 else ""
-            raise DataError(f"No client of these data has the id {wanted!r} ({len(self):,} clients).{near}")
+            raise DataError(
+                "No client of these data has the id {wanted!r} ({clients:,} clients).{near}",
+                wanted=wanted,
+                clients=len(self),
+                near=near,
+            )
         return position
 
     def select(self, clients: Sequence[int] | Rows) -> FederatedData:
@@ -337,13 +353,15 @@ class FederatedData:
             check_labels(data.columns, data.meta, data._owner)  # a small column, read in passing
             return data
         except DataError as error:
-            raise DataError(f"{folder} is damaged: {error}") from error
+            raise DataError("{file} is damaged: {error}", file=folder, error=error) from error
 
     def _part(self, split: str) -> tuple[int, NDArray[np.int64]]:
         check_choice("Wanted the split", split, (*SPLITS, "all"), DataError)
         if self.bounds is None:
             raise DataError(
-                f"Wanted the {split} examples of data that are not split yet. Call data.split_per_user() first."
+                "Wanted the {split} examples of data that are not split yet. Call data.split_per_user() "
+                "first.",
+                split=split,
             )
         return SPLITS.index(split), self.bounds
 
@@ -352,15 +370,20 @@ class FederatedData:
             return
         if self.bounds.shape != (len(self), 4):
             raise DataError(
-                f"Wanted bounds of shape ({len(self)}, 4), a row per client; got {self.bounds.shape}."
+                "Wanted bounds of shape ({clients}, 4), a row per client; got {got}.",
+                clients=len(self),
+                got=self.bounds.shape,
             )
         outside = (self.bounds[:, 0] != self.offsets[:-1]) | (self.bounds[:, 3] != self.offsets[1:])
         wrong = np.flatnonzero(outside | (np.diff(self.bounds, axis=1) < 0).any(axis=1))
         if len(wrong):
             first = int(wrong[0])
             raise DataError(
-                f"Wanted the bounds of client {self.ids[first]!r} to rise from {self.offsets[first]} to "
-                f"{self.offsets[first + 1]}; got {self.bounds[first].tolist()}."
+                "Wanted the bounds of client {client!r} to rise from {offset} to {offset_2}; got {got}.",
+                client=self.ids[first],
+                offset=self.offsets[first],
+                offset_2=self.offsets[first + 1],
+                got=self.bounds[first].tolist(),
             )
 
     def _owner(self, row: int) -> str:

@@ -64,7 +64,7 @@ def raw_reviews(
     drop_duplicates: bool = False,
     limit: int | None = None,
     seed: int = 0,
-    where: Callable[[int], str] = "Review {}".format,
+    where: Callable[[int], object] = "Review {}".format,
 ) -> Raw:
     """Return reviews as a source of the columns ``text`` (word ids) and ``label``.
 
@@ -89,7 +89,11 @@ def raw_reviews(
     """
     if max_length < 1 or valid < 0 or (limit is not None and limit < 1):
         raise DataError(
-            f"Wanted max_length and limit of at least 1 and valid of at least 0; got {max_length}, {limit} and {valid}."
+            "Wanted max_length and limit of at least 1 and valid of at least 0; got {got}, {limit} and "
+            "{valid}.",
+            got=max_length,
+            limit=limit,
+            valid=valid,
         )
     asked = {"valid": valid, "limit": limit, "drop_duplicates": drop_duplicates}
     if not reviews.split and (wanted := [name for name, value in asked.items() if value]):
@@ -98,7 +102,7 @@ def raw_reviews(
             f"data.split_per_user() without it."
         )
     if isinstance(vocabulary, int) and vocabulary < 1:
-        raise DataError(f"A vocabulary needs at least 1 word; got {vocabulary}.")
+        raise DataError("A vocabulary needs at least 1 word; got {got}.", got=vocabulary)
     labels = set(zip(reviews.client, reviews.label, strict=True))
     if drop_duplicates:
         reviews, meta = _without_duplicates(reviews, meta)
@@ -152,8 +156,11 @@ def _with_valid(reviews: Reviews, valid: int, seed: int) -> Reviews:
     for client, rows in reviews.rows("train").items():
         if len(rows) <= valid:
             raise DataError(
-                f"Wanted {valid} of the training reviews of client {client!r} to validate on; it has only {len(rows)}, "
-                f"which would leave none to train on. Lower valid."
+                "Wanted {wanted} of the training reviews of client {client!r} to validate on; it has only "
+                "{rows}, which would leave none to train on. Lower valid.",
+                wanted=valid,
+                client=client,
+                rows=len(rows),
             )
         for row in numpy_generator(seed, "valid", client).permutation(rows)[:valid]:
             split[row] = "valid"

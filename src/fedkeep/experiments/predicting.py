@@ -21,8 +21,8 @@ from fedkeep.data.preparation.features import FeatureCode
 from fedkeep.data.preparation.labels import LabelCode
 from fedkeep.data.preparation.numbers import PlainCode
 from fedkeep.data.preparation.texts import TextCode
-from fedkeep.data.readers.cells import Table, features_of, texts_of, users_of
-from fedkeep.data.readers.tables import load_table
+from fedkeep.data.readers.cells import ID, TEXT, Table
+from fedkeep.data.readers.load import load_table
 from fedkeep.engines import Task
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.judgement import tasks_in
@@ -138,11 +138,11 @@ def _columns(
 def _values(table: Table, encoding: Encoding, name: str, own: Sequence[str]) -> Any:
     code = encoding.columns[name]
     if isinstance(code, TextCode):
-        return texts_of(table, own[0])
+        return table.each(own[0], TEXT)
     if isinstance(code, FeatureCode):
-        return features_of(table, own)
+        return table.features(own)
     if isinstance(code, PlainCode) and (code.ragged or code.shape):
-        return table.columns[own[0]]  # a list in each row, as JSON lines and Parquet hold
+        return table.columns[own[0]].tolist()  # a list in each row, as JSON lines and Parquet hold
     return table.numbers(own[0])
 
 
@@ -150,7 +150,7 @@ def _owners(table: Table, column: str, rows: int, client: str | None) -> list[st
     """Return whose model each row asks for; None: nobody's."""
     if client is not None:
         return [as_id(client)] * rows
-    return list(users_of(table, column)) if column in table.columns else [None] * rows
+    return [*table.each(column, ID)] if column in table.columns else [None] * rows
 
 
 def _check_known(table: Table, owners: Sequence[str | None], exported: Exported) -> None:

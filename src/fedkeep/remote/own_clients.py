@@ -31,7 +31,7 @@ class _Where:
     where: Where
     rows: Sequence[int]
 
-    def __call__(self, row: int) -> str:
+    def __call__(self, row: int) -> object:
         return self.where(self.rows[row])
 
 

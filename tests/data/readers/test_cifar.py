@@ -171,7 +171,7 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     table(tmp_path / "train.parquet", {"img": [encoded(pixels(1)[0])], "label": [1]})
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     assert refused(tmp_path, cifar10) == (
-        "Reading train.parquet needs pyarrow and Pillow. Install them: pip install 'fedkeep[images]'."
+        "Reading train.parquet needs Pillow. Install it: pip install 'fedkeep[images]'."
     )
 
 

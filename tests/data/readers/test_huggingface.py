@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, Spot
 from fedkeep.data import huggingface
+from tests.refusals import raises
 
 
 class Rows:
@@ -129,12 +130,10 @@ def test_what_is_refused() -> None:
     assert refused("some/set", user="whom") == (
         "some/set has no column 'whom'; it has ['label', 'text', 'who']. Did you mean 'who'?"
     )
-    assert refused({"train": TRAIN, "holdout": TEST}) == (
-        "huggingface, holdout, row 0: wanted the split 'train', 'valid' or 'test'; got 'holdout'."
-    )
-    assert refused(Rows(TRAIN.columns | {"text": ["a", None]})) == (
-        "huggingface, row 1: wanted text in column 'text'; got None."
-    )
+    with raises(DataError, place=Spot("huggingface, holdout", 0, "row"), column="split", got="holdout"):
+        huggingface({"train": TRAIN, "holdout": TEST}, user="who")
+    with raises(DataError, place=Spot("huggingface", 1, "row"), column="text", got=None):
+        huggingface(Rows(TRAIN.columns | {"text": ["a", None]}), user="who")
     assert refused(Rows({"who": [], "text": [], "label": []})) == "huggingface holds no example."
     timed = Rows(TEST.columns | {"time": [1]})
     assert refused({"train": TRAIN, "test": timed}) == (

@@ -8,7 +8,7 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, review_files
-from fedkeep.data.readers.tables import FORMATS
+from fedkeep.data.readers.load import FORMATS
 
 
 def write(path: Path, *rows: tuple[object, ...], header: str = "text,label") -> None:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, Spot
 from fedkeep.data import FederatedData, read_table
+from tests.refusals import raises
 
 ROWS: list[dict[str, Any]] = [
     {"user": "bo", "text": "ab, a", "label": "nba", "split": "train", "time": 3},
@@ -33,8 +35,6 @@ def jsonl_of(rows: list[dict[str, Any]]) -> bytes:
 
 
 def parquet_of(rows: list[dict[str, Any]]) -> bytes:
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]}), sink)
     return bytes(sink.getvalue().to_pybytes())
@@ -48,20 +48,26 @@ WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
     "t.jsonl.gz": lambda rows: gzip.compress(jsonl_of(rows)),
     "t.parquet": parquet_of,
 }
+Content = bytes | list[dict[str, Any]]
 
 
-def read(
-    tmp_path: Path, content: bytes | list[dict[str, Any]], name: str = "t.jsonl", **settings: Any
-) -> FederatedData:
+def read(tmp_path: Path, content: Content, name: str = "t.jsonl", **settings: Any) -> FederatedData:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else WRITERS[name](content))
     return read_table(path, **settings)
 
 
-def refused(
-    tmp_path: Path, content: bytes | list[dict[str, Any]], name: str = "t.jsonl", **settings: Any
-) -> str:
-    with pytest.raises(DataError) as error:
+def refused(tmp_path: Path, content: Content, name: str = "t.jsonl", /, **expected: Any) -> str:
+    """Assert that a table is refused with these facts, ``line`` or ``row`` being its place; return the message.
+
+    Args:
+        tmp_path, content, name: of the table.
+        expected: facts; ``settings`` are the reader's.
+    """
+    settings = expected.pop("settings", {})
+    for unit in {"line", "row"} & expected.keys():
+        expected["place"] = Spot(tmp_path / name, expected.pop(unit), unit)
+    with raises(DataError, **expected) as error:
         read(tmp_path, content, name, **settings)
     return str(error.value)
 

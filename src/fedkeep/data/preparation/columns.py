@@ -20,7 +20,7 @@ from fedkeep.data.preparation.rules import Rules
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """How pydantic reads a summary or a code from JSON."""
 
-Where = Callable[[int], str]
+Where = Callable[[int], object]
 """Names a row, for messages: its file and line."""
 
 

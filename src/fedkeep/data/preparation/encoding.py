@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean, first_line, shown
+from fedkeep.core.errors import DataError, did_you_mean, first_line
 from fedkeep.core.params import Batch
 from fedkeep.data.columns import Ragged
 from fedkeep.data.federated import FederatedData
@@ -142,7 +142,11 @@ class Encoding:
         for name in columns:
             if name not in self.columns:
                 known = f"{', '.join(self.columns)}.{did_you_mean(name, self.columns)}"
-                raise DataError(f"There is no column {name!r} in the encoding; there are {known}")
+                raise DataError(
+                    "There is no column {column!r} in the encoding; there are {known}",
+                    column=name,
+                    known=known,
+                )
         encoded = {
             name: self.columns[name].encoded(
                 _raw(name, self.columns[name], values), where or f"{name}, row {{}}".format
@@ -168,7 +172,7 @@ class Encoding:
 
 def _refuse(fault: str | None) -> None:
     if fault is not None:
-        raise DataError(f"The data do not fit the federation's encoding: {fault}.")
+        raise DataError("The data do not fit the federation's encoding: {fault}.", fault=fault)
 
 
 def _raw(name: str, code: Code, values: Any) -> RawColumn:
@@ -197,7 +201,11 @@ def _raw(name: str, code: Code, values: Any) -> RawColumn:
 def _words(name: str, values: Any) -> Sequence[str]:
     listed = isinstance(values, Iterable) and not isinstance(values, str)
     if not listed or not all(isinstance(value, str) for value in values):
-        raise DataError(f"The column {name!r}: wanted a list of texts, one an example; got {shown(values)}.")
+        raise DataError(
+            "The column {column!r}: wanted a list of texts, one an example; got {got!r}.",
+            column=name,
+            got=values,
+        )
     return list(values)
 
 
@@ -210,10 +218,17 @@ def _numbers(
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{wanted}; got {first_line(error)}") from error
+        raise DataError("{wanted}; got {got}", wanted=wanted, got=first_line(error)) from error
     if array.dtype.kind not in "biuf" or array.ndim != 1 + len(shape) or array.shape[1:] != shape:
-        raise DataError(f"{wanted}; got {array.dtype} of shape {array.shape}.")
+        raise DataError(
+            "{wanted}; got {got} of shape {shape}.", wanted=wanted, got=array.dtype, shape=array.shape
+        )
     made = array.astype(dtype)
     if made.dtype.kind in "biu" and not np.array_equal(made, array):
-        raise DataError(f"{wanted}, whole ones as {dtype} holds them; got {shown(array.tolist())}.")
+        raise DataError(
+            "{wanted}, whole ones as {dtype} holds them; got {got!r}.",
+            wanted=wanted,
+            dtype=dtype,
+            got=array.tolist(),
+        )
     return made

@@ -101,7 +101,9 @@ class FeatureSummary(ColumnSummary):
     def __post_init__(self) -> None:
         wanted = len(self.names) if self.standardise else 0
         if len(self.sums) != wanted or len(self.squares) != wanted or min(self.squares, default=0) < 0:
-            raise DataError(f"Wanted {wanted} sums of features and of their squares. Sum the data up again.")
+            raise DataError(
+                "Wanted {wanted} sums of features and of their squares. Sum the data up again.", wanted=wanted
+            )
 
     def merged(self, others: Sequence[Self]) -> Self:
         """Return the sums over all devices' rows."""
@@ -154,7 +156,9 @@ class FeatureCode(Code):
     def __post_init__(self) -> None:
         wanted = (0, len(self.names))
         if len(self.means) != len(self.scales) or len(self.means) not in wanted or 0 in self.scales:
-            raise DataError(f"Wanted a mean and a scale, not 0, of each feature; got {len(self.means)}.")
+            raise DataError(
+                "Wanted a mean and a scale, not 0, of each feature; got {got}.", got=len(self.means)
+            )
 
     def encoded(self, raw: Features, where: Where) -> NDArray[np.float32]:
         """Return the features on their scales, float32 (rows, features)."""
@@ -166,9 +170,13 @@ class FeatureCode(Code):
             single = ((raw.values.astype(np.float64) - self.means) / self.scales).astype(np.float32)
         for row, feature in np.argwhere(np.isinf(single) & np.isfinite(raw.values))[:1].tolist():
             raise DataError(
-                f"{where(row)}: the feature {self.names[feature]!r} is {raw.values[row, feature]:g}, and on its scale "
-                f"(mean {self.means[feature]:.3g}, deviation {self.scales[feature]:.3g}) too large for float32. Drop "
-                f"such rows."
+                "{place}: the feature {feature!r} is {value:g}, and on its scale (mean {mean:.3g}, deviation "
+                "{scale:.3g}) too large for float32. Drop such rows.",
+                place=where(row),
+                feature=self.names[feature],
+                value=raw.values[row, feature],
+                mean=self.means[feature],
+                scale=self.scales[feature],
             )
         return single
 

@@ -175,7 +175,9 @@ class LabelCode(Code):
             raise DataError("Wanted at least one label; got none.")
         if not self.integers and len(set(self.names)) < len(self.names):
             twice = next(name for name, times in Counter(self.names).items() if times > 1)
-            raise DataError(f"label_names names {shown(twice)} more than once; each label has one number.")
+            raise DataError(
+                "label_names names {name!r} more than once; each label has one number.", name=twice
+            )
 
     def encoded(self, raw: Labels, where: Where) -> NDArray[np.int64]:
         """Return the labels' numbers, int64 (rows,).
@@ -188,7 +190,11 @@ class LabelCode(Code):
             if number[word] is None:
                 near = did_you_mean(word[:40], self.names)
                 raise DataError(
-                    f"{where(row)}: label {shown(word)} is not one of label_names, {list(self.names)}.{near}"
+                    "{place}: label {label!r} is not one of label_names, {names}.{near}",
+                    place=where(row),
+                    label=word,
+                    names=list(self.names),
+                    near=near,
                 )
         return np.asarray([number[word] for word in raw.values], dtype=np.int64)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, shown
+from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.preparation.columns import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
@@ -71,7 +71,9 @@ class TimeCode(Code):
         """Return the times, int64 or float64 (rows,)."""
         if self.whole and raw.fractions.any():
             row = int(raw.fractions.argmax())
-            raise DataError(f"{where(row)}: wanted a whole number as time; got {raw.values[row]}.")
+            raise DataError(
+                "{place}: wanted a whole number as time; got {got}.", place=where(row), got=raw.values[row]
+            )
         return raw.values.astype(self.dtype)
 
     def fault(self, summary: ColumnSummary) -> str | None:
@@ -142,7 +144,10 @@ class KeyCode(Code):
         if len(wrong):
             row = int(wrong[0])
             raise DataError(
-                f"{where(row)}: {raw.values[row]} is not one of the {len(known):,} items that are known."
+                "{place}: {value} is not one of the {known:,} items that are known.",
+                place=where(row),
+                value=raw.values[row],
+                known=len(known),
             )
         return place.astype(np.int64)
 
@@ -218,12 +223,12 @@ class PlainCode(Code):
         except TypeError:
             known = False
         if not known:
-            raise DataError(f"There is no type of numbers {shown(self.type)}.")
+            raise DataError("There is no type of numbers {type!r}.", type=self.type)
 
     def encoded(self, raw: Plain, where: Where) -> Column:
         """Return the column as it is."""
         if fault := self.fault(plain_summary(raw.values)):
-            raise DataError(f"{where(0)}: {fault}.")
+            raise DataError("{place}: {fault}.", place=where(0), fault=fault)
         return raw.values
 
     def fault(self, summary: ColumnSummary) -> str | None:

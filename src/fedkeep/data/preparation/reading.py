@@ -45,7 +45,9 @@ def from_json(
         found = model.model_validate_json(text)
         content = {name: getattr(found, name) for name in wanted}
         if (content.pop("format"), content.pop("what")) != (FORMAT, what):
-            raise DataError(f"wanted format {FORMAT}. Use the same version of fedkeep everywhere.")
+            raise DataError(
+                "wanted format {format}. Use the same version of fedkeep everywhere.", format=FORMAT
+            )
         return make(**content)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
@@ -55,4 +57,4 @@ def from_json(
             f"again."
         ) from None
     except DataError as error:
-        raise DataError(f"{where} is no sound {what}: {error}") from None
+        raise DataError("{where} is no sound {what}: {error}", where=where, what=what, error=error) from None

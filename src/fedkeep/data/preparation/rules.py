@@ -60,7 +60,12 @@ class Rules:
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigError(f"preparation.{name}: wanted at least {least}; got {value}.")
+                raise ConfigError(
+                    "preparation.{name}: wanted at least {least}; got {got}.",
+                    name=name,
+                    least=least,
+                    got=value,
+                )
 
     def check_used(self, kinds: Mapping[str, str]) -> None:
         """Raise RuleError where a rule is given and none of the columns, by name with their kinds, follows it."""
@@ -68,6 +73,9 @@ class Rules:
             if getattr(self, name) != getattr(Rules, name) and kind not in kinds.values():
                 there = ", ".join(f"{column} ({its})" for column, its in kinds.items())
                 raise RuleError(
-                    f"preparation.{name}: wanted a column of the kind {kind!r}, which it is for; got {there}. Leave it "
-                    f"out. Columns that a reader encoded already are plain, and no rule changes them."
+                    "preparation.{name}: wanted a column of the kind {kind!r}, which it is for; got {got}. Leave "
+                    "it out. Columns that a reader encoded already are plain, and no rule changes them.",
+                    name=name,
+                    kind=kind,
+                    got=there,
                 )

@@ -112,9 +112,9 @@ class Raw:
         if self.opted_in is not None:
             columns["opted_in"] = self.opted_in
         meta = {**self.meta, **encoding.meta, "encoding": encoding.digest, "encoded_by": encoding.to_json()}
-        return FederatedData.from_columns(self.client, columns, self.split, meta)
+        return FederatedData.from_groups(*self._grouped, columns, self.split, meta)
 
-    def _place(self, row: int) -> str:
+    def _place(self, row: int) -> object:
         """Name a row, and where it opted out what follows from that: its labels and items are in no summary."""
         if self.opted_in is None or self.opted_in[row]:
             return self.where(row)
@@ -123,7 +123,7 @@ class Raw:
             f"it)"
         )
 
-    def place_of(self, label: str) -> str:
+    def place_of(self, label: str) -> object:
         """Return where a label stands first, for messages."""
         for raw in self.columns.values():
             if isinstance(raw, Labels) and label in raw.values:
@@ -190,7 +190,7 @@ def prepared(source: Source, rules: Rules = Rules(), summary: Summary | None = N
         encoding = Encoding.of(source.summary(rules) if summary is None else summary)
     except LabelError as error:
         place = source.place_of(error.label) if isinstance(source, Raw) else "Labels"
-        raise DataError(f"{place}: {error.why}") from None
+        raise DataError("{place}: {why}", place=place, label=error.label, why=error.why) from None
     return source.encoded(encoding)
 
 

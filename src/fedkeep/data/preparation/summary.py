@@ -78,8 +78,10 @@ class Summary:
                 most = max(column.clients.values(), default=0)
                 if bool(column.clients) != (self.clients_a_word > 1) or most > self.clients:
                     raise DataError(
-                        f"The column {name!r} does not say for each word how many of {self.clients} clients have it, "
-                        f"or more than that. Sum the device's data up again."
+                        "The column {column!r} does not say for each word how many of {clients} clients have it, or "
+                        "more than that. Sum the device's data up again.",
+                        column=name,
+                        clients=self.clients,
                     )
 
     @property
@@ -154,7 +156,8 @@ def merged(summaries: Iterable[Summary]) -> Summary:
     for summary in rest:
         if fault := summary.difference(first):
             raise DataError(
-                f"The summaries differ: in one, {fault}. Give all devices the same settings of data."
+                "The summaries differ: in one, {fault}. Give all devices the same settings of data.",
+                fault=fault,
             )
     columns = {
         name: column.merged([one.columns[name] for one in rest]) for name, column in first.columns.items()

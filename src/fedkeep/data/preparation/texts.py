@@ -167,8 +167,10 @@ class TextCode(Code):
     def __post_init__(self) -> None:
         if self.max_length < 1 or len(self.vocabulary) != self.size:
             raise DataError(
-                f"Wanted a vocabulary of {self.size} ids, and texts of at least 1; got {len(self.vocabulary)} and "
-                f"{self.max_length}."
+                "Wanted a vocabulary of {size} ids, and texts of at least 1; got {got} and {max_length}.",
+                size=self.size,
+                got=len(self.vocabulary),
+                max_length=self.max_length,
             )
 
     @cached_property

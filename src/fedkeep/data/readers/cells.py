@@ -1,175 +1,273 @@
-"""Columns of a table as client ids, numbers, texts, times, truth values, splits and labels; a bad cell is named."""
+"""A table's columns as they were read, and the kinds of things that cells are read as; a bad cell is named.
+
+A kind reads one cell. A column is read by its different values, so that what a million cells share is read once.
+"""
 
 from __future__ import annotations
 
+import datetime
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean, shown
+from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.ids import as_id
-from fedkeep.data.readers.files import advice
 from fedkeep.data.splits import SPLITS
 
 ALIASES = {name: name for name in SPLITS} | dict.fromkeys(("validation", "val", "dev", "eval"), "valid")
 LONGEST_LABEL = 200
-CLASSES = "; where each is a class, task='multiclass' or label_names"
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """What the cells of a column are read as.
+
+    Attributes:
+        wanted: what a cell must be, in words.
+        read: returns a cell's value; ValueError or TypeError where it has none.
+        advice: returns what to do about a cell that has none; empty, or a sentence with a space before it.
+    """
+
+    wanted: str
+    read: Callable[[Any], T]
+    advice: Callable[[Any], str] = lambda cell: ""
+
+
+class Cells:
+    """A column: a list of Python's values, or an array of pyarrow."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def tolist(self) -> list[Any]:
+        """Return Python's values."""
+        return list(self.values) if isinstance(self.values, list) else list(self.values.to_pylist())
+
+    def different(self) -> tuple[list[Any], NDArray[np.int64]]:
+        """Return the different values in the order in which they come first, and the number of each row's."""
+        if not isinstance(self.values, list):
+            import pyarrow
+
+            try:
+                coded = self.values.dictionary_encode("encode").combine_chunks()
+                return coded.dictionary.to_pylist(), coded.indices.to_numpy().astype(np.int64)
+            except pyarrow.ArrowNotImplementedError:  # lists and tables in cells
+                pass
+        different: list[Any] = []
+        known: dict[Any, int] = {}
+        number = np.zeros(len(self), np.int64)
+        for row, value in enumerate(self.tolist()):
+            # by type: 1, 1.0 and True are equal; a list is like no other
+            key = (type(value), value) if getattr(value, "__hash__", None) is not None else (list, row)
+            number[row] = known.setdefault(key, len(different))
+            if number[row] == len(different):
+                different.append(value)
+        return different, number
+
+    def as_type(self, name: str) -> NDArray[Any] | None:
+        """Return "float64" or "int64" as pyarrow reads them, quickly; None where it reads no number in some cell."""
+        if isinstance(self.values, list):
+            return None
+        import pyarrow
+        from pyarrow import compute
+
+        values, kind = self.values, self.values.type
+        if values.null_count or pyarrow.types.is_boolean(kind):
+            return None
+        try:
+            if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
+                values = compute.utf8_trim_whitespace(values)
+            elif not (
+                pyarrow.types.is_integer(kind) or (name == "float64" and pyarrow.types.is_floating(kind))
+            ):
+                return None
+            # of whole numbers float64 is the nearest, as in Python
+            found = compute.cast(values, name, safe=name == "int64")
+        except pyarrow.ArrowInvalid:
+            return None
+        array: NDArray[Any] = found.to_numpy()
+        return array
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns as lists, and how to name a row of theirs in an error."""
+    """Columns, and how to name a row of theirs in an error."""
 
-    columns: Mapping[str, Sequence[Any]]
-    where: Callable[[int], str]
+    columns: Mapping[str, Cells]
+    where: Callable[[int], object]
+
+    def read(self, name: str, kind: Kind[T]) -> tuple[list[T], NDArray[np.int64]]:
+        """Return the different values of a column, read as a kind, and the number of each row's.
+
+        Raises:
+            DataError: a cell has no value of this kind; the first is named.
+        """
+        cells, number = self.columns[name].different()
+        values: list[T] = []
+        for cell in cells:
+            try:
+                values.append(kind.read(cell))
+            except (TypeError, ValueError, LookupError, OverflowError, DataError) as error:
+                row = int(np.argmax(number == len(values)))
+                if not isinstance(error, DataError):
+                    raise self.wrong(row, name, cell, kind) from None
+                place = self.where(row)
+                raise DataError(
+                    "{place}: column {column!r}: {why}", place=place, column=name, got=cell, why=str(error)
+                ) from None
+        return values, number
+
+    def each(self, name: str, kind: Kind[T]) -> list[T]:
+        """Return each row's value in a column, read as a kind; errors as of :meth:`read`."""
+        values, number = self.read(name, kind)
+        return [values[n] for n in number.tolist()]
+
+    def wrong(self, row: int, column: str, got: object, kind: Kind[Any]) -> DataError:
+        """Return what to say of a cell that is not of a kind."""
+        return DataError(
+            "{place}: wanted {wanted} in column {column!r}; got {got!r}.{advice}",
+            place=self.where(row),
+            column=column,
+            wanted=kind.wanted,
+            got=got,
+            advice=kind.advice(got),
+        )
 
     def numbers(self, name: str) -> NDArray[np.float64]:
-        """Return a column as numbers, or raise DataError at the first value that is none."""
-        values = []
-        for row, value in enumerate(self.columns[name]):
-            try:
-                if value is None or isinstance(value, bool):
-                    raise ValueError
-                if isinstance(value, str) and ("_" in value or not value.isascii()):
-                    raise ValueError  # Python takes 1_000 and digits of any script
-                values.append(float(value))
-            except (TypeError, ValueError, OverflowError):
-                raise DataError(
-                    f"{self.where(row)}: wanted a number in column {name!r}; got {shown(value)}.{advice(value)}"
-                ) from None
-        return np.asarray(values, dtype=np.float64)
-
-
-def users_of(table: Table, name: str) -> list[str]:
-    """Return a column as client ids, or raise DataError at the first value that is none."""
-    users = table.columns[name]
-    known: dict[Any, str] = {}
-    for row, user in enumerate(users):
-        # a float or a truth value would be found as the integer that it equals
-        if type(user) not in (str, int) or user not in known:
-            known[user] = as_id(user, f"{table.where(row)}: column {name!r}: ")
-    return [known[user] for user in users]
-
-
-def features_of(table: Table, names: Sequence[str]) -> NDArray[np.float64]:
-    """Return numeric columns side by side, (rows, names); float32 holds all of them, if not to the last digit.
-
-    Raises:
-        DataError: a value is no number, NaN, infinite, or too large for float32.
-    """
-    x = np.stack([table.numbers(name) for name in names], axis=1)
-    single_of(table, x, list(names))
-    return x
-
-
-def texts_of(table: Table, name: str) -> list[str]:
-    """Return a column as texts, or raise DataError at the first value that is none."""
-    for row, text in enumerate(table.columns[name]):
-        if not isinstance(text, str):
-            raise DataError(f"{table.where(row)}: wanted text in column {name!r}; got {shown(text)}.")
-    return list(table.columns[name])
-
-
-def times_of(table: Table, name: str) -> NDArray[np.float64] | NDArray[np.int64]:
-    """Return a column as int64 where all of it are whole numbers below 2^63, which float64 would round, else float64.
-
-    Raises:
-        DataError: a value is no number, NaN or infinite.
-    """
-    found = table.numbers(name)
-    _finite(table, found[:, None], [name])
-    exact = [value for value in table.columns[name] if not isinstance(value, float | np.floating)]
-    try:
-        # int() refuses a text such as "1.5" or "1e9", and cuts a Decimal
-        whole = [int(value) for value in exact if isinstance(value, str) or value == int(value)]
-    except ValueError:
+        """Return a column as numbers, or raise DataError at the first cell that is none."""
+        found = self.columns[name].as_type("float64")
+        if found is None:
+            values, number = self.read(name, NUMBER)
+            found = np.asarray(values, dtype=np.float64)[number]
         return found
-    small = len(whole) == len(found) and all(-(1 << 63) <= value < 1 << 63 for value in whole)
-    return np.asarray(whole, dtype=np.int64) if small else found
 
+    def times(self, name: str) -> NDArray[np.float64] | NDArray[np.int64]:
+        """Return a column as int64 where all cells are whole numbers below 2^63, which float64 would round, else float64.
 
-def truths_of(table: Table, name: str) -> NDArray[np.bool_]:
-    """Return a column as truth values, or raise DataError at the first value that is none."""
-    found = np.zeros(len(table.columns[name]), bool)
-    for row, value in enumerate(table.columns[name]):
-        word = str(value).lower()
-        if word not in TRUTHS:
+        Raises:
+            DataError: a cell is no number, NaN or infinite.
+        """
+        found = self.numbers(name)
+        self._check_finite(found[:, None], [name])
+        whole = self.columns[name].as_type("int64")
+        if whole is not None:
+            return whole
+        cells, number = self.columns[name].different()
+        try:
+            return np.asarray(list(map(_whole, cells)), dtype=np.int64)[number]
+        except ValueError:
+            return found
+
+    def features(self, names: Sequence[str]) -> NDArray[np.float64]:
+        """Return numeric columns side by side, (rows, names); float32 holds all of them, if not to the last digit.
+
+        Raises:
+            DataError: a cell is no number, NaN, infinite, or too large for float32.
+        """
+        x = np.stack([self.numbers(name) for name in names], axis=1)
+        self.single(x, names)
+        return x
+
+    def single(self, values: NDArray[np.float64], names: Sequence[str]) -> NDArray[np.float32]:
+        """Return the numbers of columns, (rows, names), as float32; DataError at the first too large for it, or none."""
+        self._check_finite(values, names)
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        for row, column in np.argwhere(np.isinf(single))[:1].tolist():
             raise DataError(
-                f"{table.where(row)}: wanted true or false in column {name!r}; got {shown(value)}."
+                "{place}: column {column!r} holds {got:g}, too large for float32. Drop such rows, or scale the column "
+                "down.",
+                place=self.where(row),
+                column=names[column],
+                got=values[row, column],
             )
-        found[row] = TRUTHS[word]
-    return found
+        return single
 
-
-def splits_of(table: Table, name: str) -> list[str]:
-    """Return a column as "train", "valid" and "test", or raise DataError at the first value that is none of them."""
-    parts = []
-    for row, part in enumerate(table.columns[name]):
-        if not isinstance(part, str) or part not in ALIASES:
+    def _check_finite(self, values: NDArray[Any], names: Sequence[str]) -> None:
+        for row, column in np.argwhere(~np.isfinite(values))[:1].tolist():
             raise DataError(
-                f"{table.where(row)}: wanted the split 'train', 'valid' or 'test'; got {shown(part)}."
-                f"{did_you_mean(part[:20], ALIASES) if isinstance(part, str) else ''}"
+                "{place}: column {column!r} holds {got}. Drop such rows or fill in a number.",
+                place=self.where(row),
+                column=names[column],
+                got=values[row, column],
             )
-        parts.append(ALIASES[part])
-    return parts
 
 
-def words_of(table: Table, name: str, *, decimals: bool = False) -> list[str]:
-    """Return a column as labels of classes, or raise DataError at the first value that is none.
-
-    Args:
-        table: the table.
-        name: of the column.
-        decimals: whether numbers with decimals are classes too. Texts such as "0.5" are taken here, and may be refused
-            where all labels are known.
-    """
-    return [_word(table, row, name, value, decimals) for row, value in enumerate(table.columns[name])]
+def _number(cell: Any) -> float:
+    # Python takes 1_000 and digits of any script
+    no_number = cell is None or isinstance(cell, bool)
+    if no_number or (isinstance(cell, str) and ("_" in cell or not cell.isascii())):
+        raise ValueError
+    return float(cell)
 
 
-def _word(table: Table, row: int, name: str, value: Any, decimals: bool) -> str:
+def _whole(cell: Any) -> int:
+    """Return a cell as a whole number below 2^63; ValueError for a float, which may have been rounded."""
+    whole = int(cell)  # refuses a text such as "1.5" or "1e9", and cuts a Decimal
+    same = isinstance(cell, str) or (whole == cell and not isinstance(cell, float | np.floating))
+    if not same or not -(1 << 63) <= whole < 1 << 63:
+        raise ValueError
+    return whole
+
+
+def _advice_on_number(cell: Any) -> str:
+    if cell is None or cell == "":
+        return " Drop such rows or fill in a number."
+    if str(cell).lower() in ("true", "false"):
+        return " Write truth values as 1 and 0, in pandas by .astype(int)."
+    day = isinstance(cell, datetime.date) or (isinstance(cell, str) and re.match(r"\d{4}-\d\d-\d\d", cell))
+    return DATES if day else ""
+
+
+def _text(cell: Any) -> str:
+    if not isinstance(cell, str):
+        raise TypeError
+    return cell
+
+
+def _class(cell: Any) -> str:
     """Return a label as text: a whole number without a point."""
-    try:
-        if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
-            word = str(int(value))
-        else:
-            word = repr(value) if decimals and isinstance(value, float) and math.isfinite(value) else value
-    except ValueError:  # Python writes out no integer of more than 4,300 digits
-        word = ""
+    if isinstance(cell, int) or (isinstance(cell, float) and cell.is_integer()):
+        return _class(str(int(cell)))  # Python writes out no integer of more than 4,300 digits: ValueError
     # half of a pair of surrogates, as JSON may hold, could not be written into a report
-    halves = isinstance(word, str) and any("\ud800" <= character <= "\udfff" for character in word)
-    if not isinstance(word, str) or not 0 < len(word) <= LONGEST_LABEL or halves:
-        fraction = isinstance(value, float) and math.isfinite(value)
-        raise DataError(
-            f"{table.where(row)}: wanted a class in column {name!r}, an integer or a text of at most {LONGEST_LABEL} "
-            f"characters; got {shown(value)}. For numbers as labels say task='regression'"
-            f"{CLASSES if fraction else ''}."
-        )
-    return word
+    if not 0 < len(_text(cell)) <= LONGEST_LABEL or any("\ud800" <= letter <= "\udfff" for letter in cell):
+        raise ValueError
+    return str(cell)
 
 
-def single_of(table: Table, values: NDArray[np.float64], names: list[str]) -> NDArray[np.float32]:
-    """Return numbers as float32, or raise DataError at the first that is none or too large for it."""
-    _finite(table, values, names)
-    with np.errstate(over="ignore"):
-        single = values.astype(np.float32)
-    for row, column in np.argwhere(np.isinf(single))[:1].tolist():
-        raise DataError(
-            f"{table.where(row)}: column {names[column]!r} holds {values[row, column]:g}, too large for float32. Drop "
-            f"such rows, or scale the column down."
-        )
-    return single
+def _decimal_class(cell: Any) -> str:
+    return repr(cell) if isinstance(cell, float) and math.isfinite(cell) and cell % 1 else _class(cell)
 
 
-def _finite(table: Table, values: NDArray[Any], names: list[str]) -> None:
-    wrong = np.argwhere(~np.isfinite(values))
-    if len(wrong):
-        row, column = wrong[0]
-        raise DataError(
-            f"{table.where(int(row))}: column {names[column]!r} holds {values[row, column]}. Drop such rows or fill in "
-            f"a number."
-        )
+def _advice_on_class(cell: Any) -> str:
+    fraction = isinstance(cell, float) and math.isfinite(cell)
+    more = "; where each is a class, task='multiclass' or label_names" if fraction else ""
+    return f" For numbers as labels say task='regression'{more}."
+
+
+DATES = " Write dates as numbers: date.toordinal(), or seconds."
+ID = Kind("a client id", as_id)
+NUMBER = Kind("a number", _number, _advice_on_number)
+TEXT = Kind("text", _text)
+TRUTH = Kind("true or false", lambda cell: TRUTHS[str(cell).lower()])
+SPLIT = Kind(
+    "the split 'train', 'valid' or 'test'",
+    lambda cell: ALIASES[_text(cell)],
+    lambda cell: did_you_mean(cell[:20], ALIASES) if isinstance(cell, str) else "",
+)
+CLASS = Kind(
+    f"a class, an integer or a text of at most {LONGEST_LABEL} characters,", _class, _advice_on_class
+)
+DECIMAL_CLASS = Kind(CLASS.wanted, _decimal_class, _advice_on_class)
+"""Numbers with decimals are classes too. Texts such as "0.5" are a class in either, and may be refused where all labels
+are known."""

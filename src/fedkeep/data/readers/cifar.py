@@ -40,7 +40,7 @@ def cifar10(
 
     Raises:
         DataError: a file is missing, truncated or malformed, an image has another size, a label is out of range,
-            or pyarrow or Pillow are not installed; the message names the file.
+            or Pillow is not installed; the message names the file.
     """
     check_choice("Wanted form", form, ("jpeg", "lossless", "binary"), DataError)
     place, source = Path(folder), dict[str, str]()
@@ -111,8 +111,10 @@ def _records(
     """Read records of one byte a label and 3,072 bytes of pixels, colour plane after colour plane."""
     if not path.exists() and (path.parent / path.stem).exists():
         raise DataError(
-            f"Wanted {path}; {path.stem} beside it belongs to the pickled Python version, which fedkeep doesn't "
-            f"read. Fetch the binary version."
+            "Wanted {wanted}; {stem} beside it belongs to the pickled Python version, which fedkeep "
+            "doesn't read. Fetch the binary version.",
+            wanted=path,
+            stem=path.stem,
         )
     length = len(limits) + PIXELS
     try:
@@ -122,13 +124,21 @@ def _records(
     entries, rest = divmod(len(content), length)
     if rest:
         raise DataError(
-            f"{path} is truncated or another kind of file: wanted a multiple of {length:,} bytes, one record an "
-            f"image; got {len(content):,}, of which the last {rest:,} are no whole record. Fetch it again."
+            "{file} is truncated or another kind of file: wanted a multiple of {length:,} bytes, one "
+            "record an image; got {got:,}, of which the last {rest:,} are no whole record. Fetch it "
+            "again.",
+            file=path,
+            length=length,
+            got=len(content),
+            rest=rest,
         )
     if whole and entries != official:
         raise DataError(
-            f"{path} holds {entries:,} images; wanted {official:,}. Fetch it again, or say whole=False to take what "
-            f"is there."
+            "{file} holds {entries:,} images; wanted {wanted:,}. Fetch it again, or say whole=False to "
+            "take what is there.",
+            file=path,
+            entries=entries,
+            wanted=official,
         )
     records = content.reshape(entries, length)
     for column, limit in enumerate(limits):
@@ -141,12 +151,19 @@ def _lossless(path: Path, label: str, classes: int, source: dict[str, str]) -> P
     images, labels = read_npz(existing(path), ("images", label))
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
         raise DataError(
-            f"{path}: wanted images as uint8 (n, 32, 32, 3); got {images.dtype}, shape {images.shape}."
+            "{file}: wanted images as uint8 (n, 32, 32, 3); got {got}, shape {shape}.",
+            file=path,
+            got=images.dtype,
+            shape=images.shape,
         )
     if labels.dtype.kind not in "iu" or labels.shape != (len(images),) or not len(images):
         raise DataError(
-            f"{path}: wanted an integer label for each of {len(images)} images, at least one; got {labels.dtype}, "
-            f"shape {labels.shape}."
+            "{file}: wanted an integer label for each of {images} images, at least one; got {got}, "
+            "shape {shape}.",
+            file=path,
+            images=len(images),
+            got=labels.dtype,
+            shape=labels.shape,
         )
     check_range(labels, classes, path)
     numbers = labels.astype(np.int64)
@@ -163,11 +180,22 @@ def _names(folder: Path, labels: str, classes: int) -> Sequence[str]:
     except OSError as error:
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not utf-8 text ({error.reason} at byte {error.start}).") from error
+        raise DataError(
+            "{file}: not utf-8 text ({reason} at byte {start}).",
+            file=path,
+            reason=error.reason,
+            start=error.start,
+        ) from error
     return _right_number(path, names, classes, ", one a line")
 
 
 def _right_number(path: Path, names: Sequence[str], classes: int, form: str = "") -> Sequence[str]:
     if len(names) != classes:
-        raise DataError(f"{path}: wanted {classes} names{form}; got {len(names)}. Fetch it again.")
+        raise DataError(
+            "{file}: wanted {wanted} names{form}; got {got}. Fetch it again.",
+            file=path,
+            wanted=classes,
+            form=form,
+            got=len(names),
+        )
     return names

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
 import gzip
 import hashlib
+import importlib.util
 import json
-import re
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import DataError, did_you_mean, first_line, shown
+from fedkeep.core.errors import DataError, Spot, did_you_mean, shown
 
-DATES = " Write dates as numbers: date.toordinal(), or seconds."
 NAMING = {
     "user": " Name yours under [data], or as an argument: user = 'COLUMN'.",
     "label": " Name yours under [data], or as an argument: label = 'COLUMN'.",
@@ -30,9 +28,11 @@ def existing(path: Path) -> Path:
     try:
         if not path.is_file():
             where = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
-            raise DataError(f"Wanted the data file {path}, which {where}. Check the path.")
+            raise DataError(
+                "Wanted the data file {file}, which {where}. Check the path.", file=path, where=where
+            )
         if path.stat().st_size == 0:
-            raise DataError(f"The data file {path} is empty. Fetch it again.")
+            raise DataError("The data file {file} is empty. Fetch it again.", file=path)
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise unreadable(path, error) from error
     return path
@@ -45,30 +45,20 @@ def check_names(
     for name in wanted:
         if name not in names:
             raise DataError(
-                f"{file} has no column {name!r}; it has {sorted(names)}.{did_you_mean(name, names)}"
-                f"{naming.get(name, '')}"
+                "{file} has no column {column!r}; it has {there}.{near}{advice}",
+                file=file,
+                column=name,
+                there=sorted(names),
+                near=did_you_mean(name, names),
+                advice=naming.get(name, ""),
             )
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
     """Return what to say of a file that the system refuses to read."""
-    shown = str(path) if len(str(path)) <= 300 else f"{str(path)[:300]} …"
-    return DataError(f"Cannot read {shown}: {error.strerror or error}. Check the path and its rights.")
-
-
-def advice(value: object) -> str:
-    """Return what to do about a value that is no number."""
-    if value is None or value == "":
-        return " Drop such rows or fill in a number."
-    if str(value).lower() in ("true", "false"):
-        return " Write truth values as 1 and 0, in pandas by .astype(int)."
-    day = isinstance(value, datetime.date) or (isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value))
-    return DATES if day else ""
-
-
-def damaged_parquet(path: Path, error: Exception) -> DataError:
-    """Return what to say of a Parquet file that pyarrow cannot read."""
-    return DataError(f"{path} is truncated or no Parquet file: {first_line(error)} Fetch it again.")
+    file = str(path) if len(str(path)) <= 300 else f"{str(path)[:300]} …"
+    why = error.strerror or error
+    return DataError("Cannot read {file}: {why}. Check the path and its rights.", file=file, why=why)
 
 
 def sha256(path: Path) -> str:
@@ -94,23 +84,32 @@ def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
                 number += 1
                 if len(raw) > LONGEST_LINE:
                     raise DataError(
-                        f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB. Is it a file of lines?"
+                        "{place}: longer than {most} MiB. Is it a file of lines?",
+                        place=Spot(path, number),
+                        most=LONGEST_LINE >> 20,
                     )
                 line = raw.decode(encoding).rstrip("\r\n")
                 yield number, line.removeprefix("\ufeff") if number == 1 else line
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}, line {number}: not {encoding} text ({error.reason} at byte {error.start}). Save the file as "
-            f"{encoding.upper()}."
+            "{place}: not {encoding} text ({why} at byte {start}). Save the file in this encoding.",
+            place=Spot(path, number),
+            encoding=encoding.upper(),
+            why=error.reason,
+            start=error.start,
         ) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
-            f"{path} is truncated or no gzip file: it breaks off after line {number} ({error}). Fetch it again."
+            "{file} is truncated or no gzip file: it breaks off after line {number} ({error}). Fetch it "
+            "again.",
+            file=path,
+            number=number,
+            error=error,
         ) from error
     except OSError as error:
         raise unreadable(path, error) from error
     if number == 0:
-        raise DataError(f"The data file {path} holds no line. Fetch it again.")
+        raise DataError("The data file {file} holds no line. Fetch it again.", file=path)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -124,14 +123,20 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else error
             raise DataError(
-                f"{path}, line {number}: not JSON ({reason}). One object a line is wanted."
+                "{place}: not JSON ({reason}). One object a line is wanted.",
+                place=Spot(path, number),
+                reason=reason,
             ) from error
         if not isinstance(entry, dict):
-            raise DataError(f"{path}, line {number}: wanted a JSON object; got {type(entry).__name__}.")
+            raise DataError(
+                "{place}: wanted a JSON object; got {got}.",
+                place=Spot(path, number),
+                got=type(entry).__name__,
+            )
         found = True
         yield number, entry
     if not found:
-        raise DataError(f"The data file {path} holds no line. Fetch it again.")
+        raise DataError("The data file {file} holds no line. Fetch it again.", file=path)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -141,3 +146,34 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise ValueError(f"it has {shown(twice)} twice")
     return entry
+
+
+def inside(package: str, path: str, install: str, folder: str | Path | None = None) -> Path:
+    """Return where a Python package keeps its data; the package is found, and not imported.
+
+    Args:
+        package: its name in Python.
+        path: of the data, inside it.
+        install: the command that installs it, for the message.
+        folder: of packages, as ``pip install --target FOLDER`` makes it; None: where Python finds them.
+
+    Raises:
+        DataError: the package is not there, or holds no such data.
+    """
+    if folder is not None:
+        places = [Path(folder) / package]
+    else:
+        spec = importlib.util.find_spec(package)
+        places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    found = [place / path for place in places if (place / path).exists()]
+    if found:
+        return found[0]
+    where = "Python finds none" if folder is None else f"there is none in {folder}"
+    if any(place.is_dir() for place in places):
+        where = f"the one in {places[0].parent} has no {path}"
+    raise DataError(
+        "These data are inside the package {package}; {where}. Install it: {install}",
+        package=package,
+        where=where,
+        install=install,
+    )

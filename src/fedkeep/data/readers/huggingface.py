@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 from typing import Any
 
-from fedkeep.core.errors import DataError, first_line
+from fedkeep.core.errors import DataError, Spot, first_line
 from fedkeep.data.preparation import Raw, encoded_alone
-from fedkeep.data.readers.cells import Table
+from fedkeep.data.readers.cells import Cells, Table
 from fedkeep.data.readers.files import check_names
 from fedkeep.data.readers.tables import columns_of, raw_from
 from fedkeep.data.text import CharVocabulary, WordVocabulary
@@ -62,7 +62,9 @@ def raw_huggingface(
     for part, given in parts.items():
         if not isinstance(given, Sized) or not hasattr(given, "with_format"):
             raise DataError(
-                f"{name}: wanted a Dataset or a DatasetDict; got {type(given).__name__}. Load it without streaming."
+                "{name}: wanted a Dataset or a DatasetDict; got {got}. Load it without streaming.",
+                name=name,
+                got=type(given).__name__,
             )
         rows = given.with_format(None)  # plain numbers and texts
         names = list(rows.column_names)
@@ -84,14 +86,14 @@ def raw_huggingface(
             f"{name}: the column {short[0]!r} is missing from some of the splits {sorted(map(str, parts))}."
         )
     if not places:
-        raise DataError(f"{name} holds no example.")
+        raise DataError("{name} holds no example.", name=name)
 
-    def where(row: int) -> str:
+    def where(row: int) -> Spot:
         part, number = places[row]
-        return f"{name}{'' if part is None else f', {part}'}, row {number}"
+        return Spot(name if part is None else f"{name}, {part}", number, "row")
 
     return raw_from(
-        Table(columns, where),
+        Table({column: Cells(values) for column, values in columns.items()}, where),
         user=user,
         text=text,
         features=features,

@@ -58,7 +58,11 @@ def _part(folder: Path, part: str, source: dict[str, str]) -> tuple[Pixels, NDAr
     numbers = read_idx(labels, ()).astype(np.int64)
     if len(pixels) != len(numbers):
         raise DataError(
-            f"{labels} holds {len(numbers):,} labels, but {images.name} {len(pixels):,} images. Fetch both again."
+            "{labels} holds {labels_count:,} labels, but {name} {images:,} images. Fetch both again.",
+            labels=labels,
+            labels_count=len(numbers),
+            name=images.name,
+            images=len(pixels),
         )
     check_range(numbers, len(FASHION), labels)
     source |= {file.name: sha256(file) for file in (images, labels)}
@@ -92,7 +96,9 @@ def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
             _check_promise(path, wanted)
             body = file.read(wanted + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is truncated or no gzip file ({error}). Fetch it again.") from error
+        raise DataError(
+            "{file} is truncated or no gzip file ({error}). Fetch it again.", file=path, error=error
+        ) from error
     except OSError as error:
         raise unreadable(path, error) from error
     if len(body) != wanted:
@@ -108,8 +114,11 @@ def _check_promise(path: Path, wanted: int) -> None:
     most = SHRINKS * path.stat().st_size
     if wanted > most:
         raise DataError(
-            f"{path}: the header promises {wanted:,} bytes; a gzip file of this length holds at most {most:,}. Fetch "
-            f"it again."
+            "{file}: the header promises {wanted:,} bytes; a gzip file of this length holds at most "
+            "{most:,}. Fetch it again.",
+            file=path,
+            wanted=wanted,
+            most=most,
         )
 
 

@@ -41,8 +41,9 @@ def raw_insteval(folder: str | Path = FOLDER) -> Raw:
     index, base = Path(folder) / "Rdata.rdx", Path(folder) / "Rdata.rdb"
     if not (index.is_file() and base.is_file()):
         raise DataError(
-            f"InstEval is inside R's package lme4, and {folder} holds no Rdata.rdx and Rdata.rdb. Install it (Debian: "
-            f"apt-get install r-cran-lme4), or name the folder data of your lme4."
+            "InstEval is inside R's package lme4, and {folder} holds no Rdata.rdx and Rdata.rdb. Install "
+            "it (Debian: apt-get install r-cran-lme4), or name the folder data of your lme4.",
+            folder=folder,
         )
     try:
         table = _table(index.read_bytes(), base)
@@ -51,10 +52,15 @@ def raw_insteval(folder: str | Path = FOLDER) -> Raw:
         raise unreadable(base, error) from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error, zlib.error) as error:
         raise DataError(
-            f"{base} holds no readable {NAME} ({first_line(error)}). Install lme4 again."
+            "{base} holds no readable {name} ({why}). Install lme4 again.",
+            base=base,
+            name=NAME,
+            why=first_line(error),
         ) from error
     if not len(rating) or rating.min() < 1 or rating.max() > 5:
-        raise DataError(f"{base}: wanted ratings of 1 to 5 in {NAME}; install lme4 again.")
+        raise DataError(
+            "{base}: wanted ratings of 1 to 5 in {name}; install lme4 again.", base=base, name=NAME
+        )
     return Raw(
         client=student,
         split=None,

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, Spot
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
 from fedkeep.data.ranking import leave_one_out
-from fedkeep.data.readers.files import existing, lines, sha256
-from fedkeep.data.readers.installed import inside
+from fedkeep.data.readers.files import existing, inside, lines, sha256
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::"}
 NAMES = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
@@ -56,10 +55,12 @@ def raw_movielens(path: str | Path) -> Raw:
                 f"{file}, line {number}: wanted {', '.join(FIELDS)} between {separator!r}; got {line[:80]!r}."
             ) from None
         if not 0.5 <= rating <= 5:
-            raise DataError(f"{file}, line {number}: wanted a rating of 0.5 to 5; got {cells[2]}.")
+            raise DataError(
+                "{place}: wanted a rating of 0.5 to 5; got {got}.", place=Spot(file, number), got=cells[2]
+            )
         rows.append((user, movie, rating, time))
     if not rows:
-        raise DataError(f"{file} holds no rating, only a line of names. Fetch it again.")
+        raise DataError("{file} holds no rating, only a line of names. Fetch it again.", file=file)
     users, movies, ratings, times = zip(*rows, strict=True)
     return Raw(
         client=np.asarray(users, dtype=np.int64),
@@ -116,5 +117,6 @@ def _find(path: Path) -> Path:
         if (path / name).is_file():
             return path / name
     raise DataError(
-        f"Wanted u.data (MovieLens 100K) or ratings.dat (1M) in {path}; neither is there. Check the folder."
+        "Wanted u.data (MovieLens 100K) or ratings.dat (1M) in {file}; neither is there. Check the folder.",
+        file=path,
     )

@@ -38,18 +38,32 @@ def npz_images(
         pixels = pixels[..., None]
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] not in (1, 3):
         raise DataError(
-            f"{file}: wanted {images!r} as uint8 (n, height, width, 1 or 3 channels); got {pixels.dtype}, shape "
-            f"{pixels.shape}."
+            "{file}: wanted {wanted!r} as uint8 (n, height, width, 1 or 3 channels); got {got}, shape "
+            "{shape}.",
+            file=file,
+            wanted=images,
+            got=pixels.dtype,
+            shape=pixels.shape,
         )
     if labels.dtype.kind not in "iu" or labels.shape != (len(pixels),) or not len(pixels):
         raise DataError(
-            f"{file}: wanted {label!r} with a whole number for each of {len(pixels)} images, at least one; got "
-            f"{labels.dtype}, shape {labels.shape}."
+            "{file}: wanted {wanted!r} with a whole number for each of {images} images, at least "
+            "one; got {got}, shape {shape}.",
+            file=file,
+            wanted=label,
+            images=len(pixels),
+            got=labels.dtype,
+            shape=labels.shape,
         )
     numbers = labels.astype(np.int64)
     known = named[0].tolist() if named else [f"class {n}" for n in range(int(numbers.max()) + 1)]
     if not isinstance(known, list) or not all(isinstance(name, str) for name in known):
-        raise DataError(f"{file}: wanted {names!r} with a text for each class; got {named[0].dtype}.")
+        raise DataError(
+            "{file}: wanted {wanted!r} with a text for each class; got {got}.",
+            file=file,
+            wanted=names,
+            got=named[0].dtype,
+        )
     check_range(numbers, len(known), file)
     planes = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
     return ImageSet(

@@ -1,4 +1,4 @@
-"""Parquet files of encoded images (JPEG, PNG): pyarrow and Pillow are the extra ``images``."""
+"""Parquet files of encoded images (JPEG, PNG): Pillow is the extra ``images``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.images import Pixels, check_range
-from fedkeep.data.readers.files import damaged_parquet, existing, sha256
+from fedkeep.data.readers.files import existing, sha256
+from fedkeep.data.readers.load import damaged_parquet
 
 COLUMNS = ("jpeg", "png", "image", "img")
 FORMATS = ("JPEG", "PNG")
@@ -46,11 +47,15 @@ def read_pictures(
 
     Raises:
         DataError: no such file, a damaged one, a missing column, a value that is no image of that shape, or a label
-            out of range; file and row are named. Or pyarrow or Pillow are not installed.
+            out of range; file and row are named. Or Pillow is not installed.
     """
     paths = sorted(folder.glob(f"*{part}*.parquet"))
     if not paths:
-        raise DataError(f"Wanted a file *{part}*.parquet in {folder}; there is none. Check the folder.")
+        raise DataError(
+            "Wanted a file *{part}*.parquet in {folder}; there is none. Check the folder.",
+            part=part,
+            folder=folder,
+        )
     read = []
     for path in paths:
         digest = sha256(existing(path))
@@ -82,7 +87,8 @@ def _file(path: Path, label: Sequence[str], shape: tuple[int, int, int]) -> Part
         import pyarrow.parquet
     except ImportError as error:
         raise DataError(
-            f"Reading {path.name} needs pyarrow and Pillow. Install them: pip install 'fedkeep[images]'."
+            "Reading {name} needs Pillow. Install it: pip install 'fedkeep[images]'.",
+            name=path.name,
         ) from error
     del PIL
     try:
@@ -102,7 +108,7 @@ def _file(path: Path, label: Sequence[str], shape: tuple[int, int, int]) -> Part
     except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
         raise damaged_parquet(path, error) from error
     if not row:
-        raise DataError(f"The data file {path} holds no image, only a header. Fetch it again.")
+        raise DataError("The data file {file} holds no image, only a header. Fetch it again.", file=path)
     return images, labels
 
 
@@ -118,9 +124,16 @@ def _column(path: Path, names: Sequence[str], known: Sequence[str]) -> str:
 
 def _number(where: str, column: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise DataError(f"{where}: wanted an integer in column {column!r}; got {value!r}.")
+        raise DataError(
+            "{where}: wanted an integer in column {column!r}; got {got!r}.",
+            where=where,
+            column=column,
+            got=value,
+        )
     if not abs(value) < 1 << 63:
-        raise DataError(f"{where}: wanted a class in column {column!r}; got {value}.")
+        raise DataError(
+            "{where}: wanted a class in column {column!r}; got {got}.", where=where, column=column, got=value
+        )
     return value
 
 
@@ -130,7 +143,9 @@ def _picture(where: str, value: Any, shape: tuple[int, int, int]) -> Pixels:
 
     content = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(content, bytes):
-        raise DataError(f"{where}: wanted the bytes of an image; got {type(content).__name__}.")
+        raise DataError(
+            "{where}: wanted the bytes of an image; got {got}.", where=where, got=type(content).__name__
+        )
     channels, height, width = shape
     try:
         quiet = warnings.catch_warnings(action="ignore")  # what is odd, but can be decoded, is an image
@@ -144,5 +159,9 @@ def _picture(where: str, value: Any, shape: tuple[int, int, int]) -> Pixels:
         raise
     except Exception as error:  # Pillow raises whatever its decoders raise on damaged bytes
         reason = "not JPEG or PNG" if isinstance(error, UnidentifiedImageError) else error
-        raise DataError(f"{where}: the image cannot be decoded ({reason}). Fetch the file again.") from error
+        raise DataError(
+            "{where}: the image cannot be decoded ({reason}). Fetch the file again.",
+            where=where,
+            reason=reason,
+        ) from error
     return pixels.reshape(height, width, channels).transpose(2, 0, 1)

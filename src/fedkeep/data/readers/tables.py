@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedkeep.core.errors import DataError, check_choice
 from fedkeep.data.columns import check_max_length
@@ -21,33 +23,12 @@ from fedkeep.data.preparation import (
     encoded_alone,
 )
 from fedkeep.data.preparation.texts import USUAL
-from fedkeep.data.readers.cells import (
-    Table,
-    features_of,
-    single_of,
-    splits_of,
-    texts_of,
-    times_of,
-    truths_of,
-    users_of,
-    words_of,
-)
-from fedkeep.data.readers.delimited import check_different, delimited
-from fedkeep.data.readers.files import (
-    DATES,
-    NAMING,
-    check_names,
-    damaged_parquet,
-    existing,
-    json_lines,
-    sha256,
-)
+from fedkeep.data.readers.cells import CLASS, DECIMAL_CLASS, ID, SPLIT, TEXT, TRUTH, Table
+from fedkeep.data.readers.files import sha256
+from fedkeep.data.readers.load import load_table
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
 TASKS = ("multiclass", "binary", "regression")
-TEXT = "text"
-"""The column of texts, by default."""
-FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 
 def raw_table(
@@ -96,10 +77,11 @@ def raw_table(
     """
     if not isinstance(path, str | os.PathLike):
         raise DataError(
-            f"Wanted the path of a file; got {type(path).__name__}. Write a table in memory into a file, or give its "
-            f"columns to FederatedData.from_columns."
+            "Wanted the path of a file; got {got}. Write a table in memory into a file, or give its "
+            "columns to FederatedData.from_columns.",
+            got=type(path).__name__,
         )
-    file = existing(Path(path))
+    file = Path(path)
     wanted, usual = columns_of(user, label, text, features, split=split, time=time, opted_in=opted_in)
     table = load_table(file, wanted, usual)
     return raw_from(
@@ -129,7 +111,7 @@ def columns_of(
 ) -> tuple[list[str], list[str]]:
     """Return the columns that there must be, and those of ``others`` that nobody named, under their usual names."""
     named = [name for name in others.values() if name is not None]
-    wanted = [user, label, *(features if features is not None else [text or TEXT]), *named]
+    wanted = [user, label, *(features if features is not None else [text or "text"]), *named]
     return wanted, [usual for usual, name in others.items() if name is None]
 
 
@@ -155,112 +137,48 @@ def raw_from(
         check_choice("Wanted the task", task, TASKS, DataError)
     names = {"split": split, "time": time, "opted_in": opted_in}
     split, time, opted_in = (usual if name is None else name for usual, name in names.items())
-    parts = splits_of(table, split) if split in table.columns else None
+    parts = table.each(split, SPLIT) if split in table.columns else None
     columns: dict[str, RawColumn] = {"label": _labels(table, label, task, label_names)}
     if features is None:
-        if label == (text or TEXT):
+        if label == (text or "text"):
             raise DataError(
-                f"The column of texts and that of labels are one, {label!r}: a model would read its answer. Name "
-                f"another as text or as label."
+                "The column of texts and that of labels are one, {label!r}: a model would read its answer. "
+                "Name another as text or as label.",
+                label=label,
             )
-        columns["text"] = _texts(texts_of(table, text or TEXT), tokens, vocabulary, max_length)
+        columns["text"] = _texts(table.each(text or "text", TEXT), tokens, vocabulary, max_length)
     else:
         if not features:
             raise DataError("Wanted the names of numeric columns as features; got none.")
         if label in features:
             raise DataError(
-                f"The features name the column of labels, {label!r}: a model would read its answer. Leave it out of "
-                f"features."
+                "The features name the column of labels, {label!r}: a model would read its answer. Leave it "
+                "out of features.",
+                label=label,
             )
         given = {"text": text, "vocabulary": vocabulary}
         if both := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
             raise DataError(f"Wanted text or features; got {', '.join(both)} and {features=}. Leave one out.")
-        columns["x"] = Features(names=tuple(features), values=features_of(table, features))
+        columns["x"] = Features(names=tuple(features), values=table.features(features))
     if time in table.columns:
-        columns["time"] = Times(values=times_of(table, time))
+        columns["time"] = Times(values=table.times(time))
     return Raw(
-        client=users_of(table, user),
+        client=table.each(user, ID),
         split=parts,
         columns=columns,
         meta=meta,
         where=table.where,
-        opted_in=truths_of(table, opted_in) if opted_in in table.columns else None,
+        opted_in=np.asarray(table.each(opted_in, TRUTH)) if opted_in in table.columns else None,
         about=About(task=task) if task == "regression" else About(),
     )
 
 
-def load_table(
-    path: Path, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str] = NAMING
-) -> Table:
-    """Read the columns ``wanted``, and those of ``optional`` that there are; ``naming`` is as of ``check_names``."""
-    suffix = next((s for s in FORMATS if path.name.endswith(s)), None)
-    if suffix is None:
-        raise DataError(f"Wanted a file that ends in one of {', '.join(FORMATS)}; got {path.name}.")
-    if suffix == ".parquet":
-        return _read_parquet(path, wanted, optional, naming)
-    names = dict.fromkeys((*wanted, *optional))
-    columns: dict[str, list[Any]] = {}
-    numbers: list[int] = []
-    json = suffix.startswith(".jsonl")
-    for number, entry in (
-        json_lines(path) if json else delimited(path, "\t" if suffix.startswith(".tsv") else ",")
-    ):
-        if not columns:
-            check_names(path, entry, wanted, naming)
-            columns = {name: [] for name in names if name in entry}
-        if more := [name for name in optional if name in entry and name not in columns]:
-            raise DataError(
-                f"{path}, line {number}: there is a column {more[0]!r}, which line {numbers[0]} lacks. Give it in "
-                f"every line or in none."
-            )
-        for name, values in columns.items():
-            if name not in entry:
-                raise DataError(
-                    f"{path}, line {number}: wanted the column {name!r}; it has only {sorted(entry)}."
-                )
-            values.append(entry[name])
-        numbers.append(number)
-    if not numbers:
-        raise DataError(f"The data file {path} holds no example, only a header. Fetch it again.")
-    return Table(columns, lambda row: f"{path}, line {numbers[row]}")
-
-
-def _read_parquet(
-    path: Path, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str]
-) -> Table:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(
-            f"Reading {path.name} needs pyarrow. Install it: pip install 'fedkeep[parquet]'."
-        ) from error
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        names = file.schema_arrow.names
-        check_different(path, names)
-        check_names(path, names, wanted, naming)
-        chosen = [name for name in dict.fromkeys((*wanted, *optional)) if name in names]
-        for name in chosen:
-            if pyarrow.types.is_temporal(kind := file.schema_arrow.field(name).type):
-                raise DataError(f"{path}: the column {name!r} holds dates or times, {kind}.{DATES}")
-        table = file.read(columns=chosen)
-        if not table.num_rows:
-            raise DataError(f"The data file {path} holds no example, only a header. Fetch it again.")
-        columns = {name: table[name].to_pylist() for name in table.column_names}
-    except DataError:
-        raise
-    except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
-        raise damaged_parquet(path, error) from error
-    return Table(columns, lambda row: f"{path}, row {row}")
-
-
 def _labels(table: Table, name: str, task: str | None, label_names: Sequence[str] | None) -> RawColumn:
     if task == "regression":
-        return Plain(values=single_of(table, table.numbers(name)[:, None], [name])[:, 0])
+        return Plain(values=table.single(table.numbers(name)[:, None], [name])[:, 0])
     names = None if label_names is None else tuple(map(str, label_names))
-    words = words_of(table, name, decimals=task is not None or names is not None)
-    return Labels(values=words, names=names, task=task)
+    kind = CLASS if task is None and names is None else DECIMAL_CLASS
+    return Labels(values=table.each(name, kind), names=names, task=task)
 
 
 def _texts(
