@@ -176,7 +176,9 @@ def read_tensors(path: Path) -> Params:
         return load(path.read_bytes())
     except (OSError, SafetensorError, ValueError) as error:
         raise RunError(
-            f"Cannot read {path}: {error}. The file is missing or damaged; restore it from a copy."
+            "Cannot read {file}: {error}. The file is missing or damaged; restore it from a copy.",
+            file=path,
+            error=error,
         ) from error
 
 
@@ -203,7 +205,11 @@ def check_tensors(
     if not fault and (name := nonfinite(tensors)) is not None:
         fault = f"{name!r} holds a NaN or an infinity"
     if fault:
-        raise RunError(f"{path} does not hold what the run needs: {fault}. Restore the run from a copy.")
+        raise RunError(
+            "{file} does not hold what the run needs: {fault}. Restore the run from a copy.",
+            file=path,
+            fault=fault,
+        )
 
 
 def load_verified(path: Path, sha256: str) -> Params:
@@ -215,9 +221,13 @@ def load_verified(path: Path, sha256: str) -> Params:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise RunError(f"Cannot read {path}: {error.strerror}. Restore the run from a copy.") from error
+        raise RunError(
+            "Cannot read {file}: {strerror}. Restore the run from a copy.", file=path, strerror=error.strerror
+        ) from error
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise RunError(f"{path} is damaged: its hash is not the committed one. Restore the run from a copy.")
+        raise RunError(
+            "{file} is damaged: its hash is not the committed one. Restore the run from a copy.", file=path
+        )
     try:
         return load(content)
     except (
@@ -229,4 +239,6 @@ def load_verified(path: Path, sha256: str) -> Params:
         OverflowError,
         MemoryError,
     ) as error:
-        raise RunError(f"{path} is damaged: {error}. Restore the run from a copy.") from error
+        raise RunError(
+            "{file} is damaged: {error}. Restore the run from a copy.", file=path, error=error
+        ) from error

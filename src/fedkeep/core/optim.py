@@ -49,14 +49,18 @@ class Optimizer:
     def __post_init__(self) -> None:
         check_choice("The kind of an optimiser must be", self.kind, get_args(Kind))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas must be two numbers in [0, 1); got {self.betas!r}.")
+            raise ConfigError("betas must be two numbers in [0, 1); got {got!r}.", got=self.betas)
         for name in ("learning_rate", "momentum", "weight_decay", "eps"):
             value = getattr(self, name)
             if isinstance(value, str) or not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name} must be a number of at least 0; got {value!r}.")
+                raise ConfigError("{name} must be a number of at least 0; got {got!r}.", name=name, got=value)
         for pattern, rate in self.rates:
             if not (math.isfinite(rate) and rate >= 0):
-                raise ConfigError(f"The learning rate of {pattern!r} must be at least 0; got {rate!r}.")
+                raise ConfigError(
+                    "The learning rate of {pattern!r} must be at least 0; got {got!r}.",
+                    pattern=pattern,
+                    got=rate,
+                )
         for pattern, (low, high) in self.bounds:
             if not low <= high:
                 raise ConfigError(f"The bounds of {pattern!r} must be (low, high); got {(low, high)!r}.")
@@ -73,7 +77,11 @@ class Optimizer:
             if not any(fnmatchcase(name, pattern) for name in names):
                 hint = did_you_mean(pattern, names)
                 raise ConfigError(
-                    f"The {kind} pattern {pattern!r} matches no parameter; they are {names}.{hint}"
+                    "The {kind} pattern {pattern!r} matches no parameter; they are {names}.{hint}",
+                    kind=kind,
+                    pattern=pattern,
+                    names=names,
+                    hint=hint,
                 )
 
     def scale(self, progress: float) -> float:

@@ -55,7 +55,9 @@ def weighted_mean(trees: Sequence[Mapping[str, Tensor]], weights: Sequence[float
     total = float(sum(weights))
     if not trees or not total > 0:
         raise UploadError(
-            f"An average needs at least one upload of positive weight; got {len(trees)} of total {total}."
+            "An average needs at least one upload of positive weight; got {got} of total {total}.",
+            got=len(trees),
+            total=total,
         )
     mean: Params = {}
     for name, first in trees[0].items():
@@ -115,7 +117,9 @@ def check_finite(tree: Mapping[str, Tensor], what: str) -> None:
     name = nonfinite(tree)
     if name is not None:
         raise NonFiniteError(
-            f"{what}: {name!r} holds a NaN or an infinity. Lower the learning rate or set clip_norm."
+            "{what}: {name!r} holds a NaN or an infinity. Lower the learning rate or set clip_norm.",
+            what=what,
+            name=name,
         )
 
 

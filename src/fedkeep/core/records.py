@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import RunError
+from fedkeep.core.errors import RunError, Spot
 from fedkeep.core.sealed import FORMAT, is_sealed, seal
 
 NOTHING = hashlib.sha256().hexdigest()
@@ -82,14 +82,22 @@ class Extent:
             with open(path, "rb") as file:
                 content = file.read(self.size)
         except OSError as error:
-            raise RunError(f"Cannot read {path}: {error.strerror}. Restore the run from a copy.") from error
+            raise RunError(
+                "Cannot read {file}: {strerror}. Restore the run from a copy.",
+                file=path,
+                strerror=error.strerror,
+            ) from error
         if len(content) < self.size:
             raise RunError(
-                f"{path} is shorter than the {self.size} bytes that were committed; restore the run from a copy."
+                "{file} is shorter than the {size} bytes that were committed; restore the run from a copy.",
+                file=path,
+                size=self.size,
             )
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise RunError(
-                f"{path} is damaged or was edited: its checksum is not the committed one. Restore the run from a copy."
+                "{file} is damaged or was edited: its checksum is not the committed one. Restore the run "
+                "from a copy.",
+                file=path,
             )
         return content
 
@@ -135,7 +143,7 @@ def read_records(path: Path, extent: Extent | None = None) -> Iterator[Record]:
         content = path.read_bytes() if extent is None else extent.read(path)
         lines = content.decode("utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"Cannot read the records {path}: {error}.") from error
+        raise RunError("Cannot read the records {file}: {error}.", file=path, error=error) from error
     yield from _parsed(path, lines)
 
 
@@ -146,7 +154,11 @@ def _parsed(path: Path, lines: Iterable[str]) -> Iterator[Record]:
         try:
             yield from_line(line)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise RunError(f"{path}, line {number}: not a record ({error}). Was the file edited?") from error
+            raise RunError(
+                "{place}: not a record ({error}). Was the file edited?",
+                place=Spot(path, number),
+                error=error,
+            ) from error
 
 
 def sealed_records(records: Iterable[Record], about: Mapping[str, Any]) -> bytes:
@@ -168,7 +180,7 @@ def read_sealed_records(path: Path) -> tuple[list[Record], dict[str, Any]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise RunError(f"Cannot read the records {path}: {error}.") from error
+        raise RunError("Cannot read the records {file}: {error}.", file=path, error=error) from error
     end = content.rstrip(b"\n").rfind(b"\n") + 1
     try:
         about = json.loads(content[end:])
@@ -177,7 +189,8 @@ def read_sealed_records(path: Path) -> tuple[list[Record], dict[str, Any]]:
         right = False
     if not right or about["sha256"] != hashlib.sha256(content[:end]).hexdigest():
         raise RunError(
-            f"{path} is damaged or was edited: its last line does not vouch for the rest. Delete it, and it is made "
-            f"again where it is wanted."
+            "{file} is damaged or was edited: its last line does not vouch for the rest. Delete it, and "
+            "it is made again where it is wanted.",
+            file=path,
         )
     return list(_parsed(path, content[:end].decode("utf-8").splitlines(keepends=True))), about

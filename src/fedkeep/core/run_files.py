@@ -69,7 +69,7 @@ def read_info(folder: Path) -> dict[str, Any]:
     """
     if not (folder / "run.json").exists():
         raise RunError(
-            f"{folder} holds no run: there is no run.json in it. Name the folder that a run wrote."
+            "{file} holds no run: there is no run.json in it. Name the folder that a run wrote.", file=folder
         )
     info = read_sealed(folder / "run.json")
     if not isinstance(info.get("run"), str) or not info["run"]:
@@ -111,7 +111,9 @@ def read_commit(folder: Path, info: Mapping[str, Any]) -> Commit:
         return commit
     finished = info.get("status") == "finished" and _rounds(info) > 0
     if finished or any(p.name != "server-1.safetensors" for p in folder.glob("server-*.safetensors")):
-        raise RunError(f"{path} is missing, but the run has finished rounds. Restore the run from a copy.")
+        raise RunError(
+            "{file} is missing, but the run has finished rounds. Restore the run from a copy.", file=path
+        )
     return Commit(run=info["run"])
 
 
@@ -128,11 +130,15 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
     wrong += [] if type(content.get("round")) is int and content["round"] > 0 else ["round"]
     wrong += [name for name in ("extra", "tensors") if not isinstance(content.get(name), dict)]
     if wrong or records is None or timings is None:
-        raise RunError(f"{path} is damaged: it lacks {wrong}. Restore the run from a copy.")
+        raise RunError(
+            "{file} is damaged: it lacks {wrong}. Restore the run from a copy.", file=path, wrong=wrong
+        )
     name = content["server"]
     if name != f"server-{content['round']}.safetensors":
         raise RunError(
-            f"{path} is damaged: it names {name!r} as the server's state. Restore the run from a copy."
+            "{file} is damaged: it names {name!r} as the server's state. Restore the run from a copy.",
+            file=path,
+            name=name,
         )
     last = Commit(
         round=content["round"],
@@ -144,6 +150,9 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
     )
     if last.examples and not 0 < last.examples_round <= last.round:
         raise RunError(
-            f"{path} is damaged: it names {last.examples!r} as the results of examples. Restore the run from a copy."
+            "{file} is damaged: it names {examples!r} as the results of examples. Restore the run from a "
+            "copy.",
+            file=path,
+            examples=last.examples,
         )
     return last

@@ -42,10 +42,14 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {error}. Restore the run from a copy.") from error
+        raise RunError(
+            "{file} is damaged: {error}. Restore the run from a copy.", file=path, error=error
+        ) from error
     if not isinstance(content, dict):
         raise RunError(
-            f"{path} is damaged: wanted an object, got {type(content).__name__}. Restore the run from a copy."
+            "{file} is damaged: wanted an object, got {got}. Restore the run from a copy.",
+            file=path,
+            got=type(content).__name__,
         )
     return content
 
@@ -61,20 +65,28 @@ def read_sealed(path: Path) -> dict[str, Any]:
         _check_format(path, content.get("format"))
     if not is_sealed(content):
         raise RunError(
-            f"{path} is damaged or was edited: its checksum is not that of its content. Restore the run from a copy."
+            "{file} is damaged or was edited: its checksum is not that of its content. Restore the run "
+            "from a copy.",
+            file=path,
         )
     return {key: value for key, value in content.items() if key != "seal"}
 
 
 def _check_format(path: Path, found: Any) -> None:
     if found == FORMAT:
-        raise RunError(f"{path} is damaged: it has no checksum. Restore the run from a copy.")
+        raise RunError("{file} is damaged: it has no checksum. Restore the run from a copy.", file=path)
     older = found is None or (type(found) is int and 0 <= found < FORMAT)
     what = "no format" if found is None else f"the format {found!r}"
     todo = (
         "It is of an older fedkeep: run it again, or read it with that one." if older else "Update fedkeep."
     )
-    raise RunError(f"{path} has {what}; this fedkeep reads format {FORMAT}. {todo}")
+    raise RunError(
+        "{file} has {what}; this fedkeep reads format {format}. {todo}",
+        file=path,
+        what=what,
+        format=FORMAT,
+        todo=todo,
+    )
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

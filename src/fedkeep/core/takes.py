@@ -60,8 +60,12 @@ class Takes:
                     return {name: self._apart("x" if "x" in others else others[0], columns)}
                 advice = "Put it into a module whose forward names" if self.torchs else "Name the argument as"
                 raise MethodError(
-                    f"{self.who} wants the column {name!r}; the data have {sorted(columns)}."
-                    f"{did_you_mean(name, columns)} {advice} the column."
+                    "{who} wants the column {column!r}; the data have {columns}.{near} {advice} the column.",
+                    who=self.who,
+                    column=name,
+                    columns=sorted(columns),
+                    near=did_you_mean(name, columns),
+                    advice=advice,
                 )
         return dict(columns) if self.all else {name: columns[name] for name in self.names if name in columns}
 
@@ -69,7 +73,9 @@ class Takes:
         """Return a column, unless all of its examples would be one sequence."""
         if self.mixes and columns[name].dim() < 3:
             raise MethodError(
-                f"{self.who} would take the column {name!r}, (examples, features), as one sequence, and mix examples. "
-                f"Put it into a module that makes (examples, steps, features) of it."
+                "{who} would take the column {column!r}, (examples, features), as one sequence, and mix "
+                "examples. Put it into a module that makes (examples, steps, features) of it.",
+                who=self.who,
+                column=name,
             )
         return columns[name]

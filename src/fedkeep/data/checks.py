@@ -47,7 +47,13 @@ def as_columns(columns: Mapping[str, Column], rows: int | None = None) -> dict[s
     wanted, whose = (len(good[first]), f"column {first!r}") if rows is None else (rows, "the client ids")
     for name, column in good.items():
         if len(column) != wanted:
-            raise DataError(f"Wanted {wanted} rows in column {name!r}, as in {whose}; got {len(column)}.")
+            raise DataError(
+                "Wanted {wanted} rows in column {column!r}, as in {whose}; got {got}.",
+                wanted=wanted,
+                column=name,
+                whose=whose,
+                got=len(column),
+            )
     if wanted == 0:
         raise DataError(
             "Wanted at least one example; got an empty data set. Check the source and its filters."
@@ -58,13 +64,16 @@ def as_columns(columns: Mapping[str, Column], rows: int | None = None) -> dict[s
 def _as_column(name: str, column: Column) -> Column:
     if not isinstance(name, str) or not name.isidentifier():
         raise DataError(
-            f"A column's name must be a valid argument name, as a model's forward takes it; got {name!r}."
+            "A column's name must be a valid argument name, as a model's forward takes it; got {got!r}.",
+            got=name,
         )
     if name in RESERVED:
         raise DataError(f"The column name {name!r} is reserved: {RESERVED[name]}. Rename the column.")
     if isinstance(column, Ragged):
         if name == OPTED_IN:
-            raise DataError(f"Column {name!r} must have one True or False for each example; got Ragged.")
+            raise DataError(
+                "Column {column!r} must have one True or False for each example; got Ragged.", column=name
+            )
         return column
     try:
         array = np.asarray(column)
@@ -78,7 +87,9 @@ def _as_column(name: str, column: Column) -> Column:
         ) from error
     except ValueError as error:
         raise DataError(
-            f"Column {name!r} has rows of unequal size. Use Ragged.from_rows for token ids, or pad the rows."
+            "Column {column!r} has rows of unequal size. Use Ragged.from_rows for token ids, or pad the "
+            "rows.",
+            column=name,
         ) from error
     if np.ma.is_masked(column):  # asarray shows what lies under the mask
         raise DataError(
@@ -87,8 +98,10 @@ def _as_column(name: str, column: Column) -> Column:
         )
     if array.dtype.kind in "OUST":
         raise DataError(
-            f"Column {name!r} holds {array.dtype} values, but a model takes numbers. Encode text with "
-            f"CharVocabulary or WordVocabulary, map labels to 0..classes-1."
+            "Column {column!r} holds {dtype} values, but a model takes numbers. Encode text with "
+            "CharVocabulary or WordVocabulary, map labels to 0..classes-1.",
+            column=name,
+            dtype=array.dtype,
         )
     if array.dtype.kind not in "biuf" or array.ndim < 1:
         dates = " Write dates as numbers: column.astype('datetime64[s]').astype('int64') gives seconds."
@@ -113,7 +126,9 @@ def _as_truths(name: str, array: NDArray[Any]) -> NDArray[np.bool_]:
     """Return a column of True and False, given as such or as 1 and 0."""
     if array.ndim != 1:
         raise DataError(
-            f"Column {name!r} must have one True or False for each example; got shape {array.shape}."
+            "Column {column!r} must have one True or False for each example; got shape {got}.",
+            column=name,
+            got=array.shape,
         )
     truths = array.astype(np.bool_)
     other = np.flatnonzero(array != truths)
@@ -128,7 +143,9 @@ def as_split(split: ArrayLike, rows: int) -> NDArray[np.int64]:
     """Return 0, 1 or 2 for "train", "valid" or "test" in each row."""
     names = np.asarray(split)
     if names.shape != (rows,):
-        raise DataError(f"Wanted {rows} split names, one per row; got shape {names.shape}.")
+        raise DataError(
+            "Wanted {wanted} split names, one per row; got shape {got}.", wanted=rows, got=names.shape
+        )
     part = np.full(rows, -1, np.int64)
     for number, name in enumerate(SPLITS):
         part[names == name] = number
@@ -151,7 +168,7 @@ def completed(
     if classes is not None and (
         isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1
     ):
-        raise DataError(f"Wanted meta['classes'] as a whole number of at least 1; got {classes!r}.")
+        raise DataError("Wanted meta['classes'] as a whole number of at least 1; got {got!r}.", got=classes)
     by_token = meta.get("task") in TOKENS
     if isinstance(label, Ragged) or (label is not None and label.ndim != 1 + by_token):
         got = (
@@ -207,7 +224,12 @@ def completed(
         raise DataError("Wanted meta['traits'] as names with a list of values each, one per client.")
     for name, values in traits.items():
         if len(values) != clients:
-            raise DataError(f"Wanted {clients} values of trait {name!r}, one per client; got {len(values)}.")
+            raise DataError(
+                "Wanted {wanted} values of trait {name!r}, one per client; got {got}.",
+                wanted=clients,
+                name=name,
+                got=len(values),
+            )
     return meta
 
 

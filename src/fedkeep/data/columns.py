@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError, shown
+from fedkeep.core.errors import DataError
 
 Rows = NDArray[np.int64]
 """Row numbers of a data set, in any order."""
@@ -30,8 +30,10 @@ class Ragged:
         self.offsets = as_offsets(offsets, "a ragged column's offsets")
         if self.values.ndim != 1 or self.values.dtype.kind not in "iu":
             raise DataError(
-                f"The values of a ragged column must be one flat array of integers (token ids); got shape "
-                f"{self.values.shape} of {self.values.dtype}."
+                "The values of a ragged column must be one flat array of integers (token ids); got shape "
+                "{got} of {dtype}.",
+                got=self.values.shape,
+                dtype=self.values.dtype,
             )
         check_offsets(self.offsets, len(self.values), "a ragged column's offsets", "values")
 
@@ -110,7 +112,9 @@ def _whole(row: Sequence[int] | NDArray[Any], dtype: str) -> NDArray[Any]:
     with np.errstate(invalid="ignore"):
         made = given.astype(dtype) if given.dtype.kind in "biuf" else None
     if made is None or (made != given).any():
-        raise DataError(f"Wanted rows of whole numbers that {dtype} holds; got {shown(given.tolist())}.")
+        raise DataError(
+            "Wanted rows of whole numbers that {dtype} holds; got {got!r}.", dtype=dtype, got=given.tolist()
+        )
     return made
 
 
@@ -129,7 +133,7 @@ def as_offsets(given: ArrayLike, what: str) -> NDArray[np.int64]:
     """Return whole numbers as int64; DataError where they are none, or too large for it."""
     array = np.asarray(given)
     if array.dtype.kind not in "iu" and (array.size or array.dtype.kind != "f"):  # numpy takes [] for floats
-        raise DataError(f"Wanted {what} as whole numbers; got {array.dtype}.")
+        raise DataError("Wanted {wanted} as whole numbers; got {got}.", wanted=what, got=array.dtype)
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise DataError(f"Wanted {what} below 2^63; got {array.max()}.")
     return array.astype(np.int64, copy=False)
@@ -140,7 +144,13 @@ def check_offsets(offsets: NDArray[np.int64], end: int, what: str, of: str) -> N
     flat = offsets.ndim == 1 and len(offsets) > 0
     if not flat or offsets[0] != 0 or offsets[-1] != end or not _rising(offsets):
         got = f"a fall, or {offsets[0]} to {offsets[-1]}" if flat else f"shape {offsets.shape}"
-        raise DataError(f"Wanted {what} to rise from 0 to {end}, the number of {of}; got {got}.")
+        raise DataError(
+            "Wanted {wanted} to rise from 0 to {end}, the number of {of}; got {got}.",
+            wanted=what,
+            end=end,
+            of=of,
+            got=got,
+        )
 
 
 def _rising(offsets: NDArray[np.int64], block: int = 1 << 20) -> bool:
@@ -152,5 +162,6 @@ def check_max_length(max_length: int | None) -> None:
     """Raise DataError unless a text keeps at least one symbol (None: all of them)."""
     if max_length is not None and max_length < 1:
         raise DataError(
-            f"max_length is how many characters or words of a text to keep, at least 1; got {max_length}."
+            "max_length is how many characters or words of a text to keep, at least 1; got {got}.",
+            got=max_length,
         )

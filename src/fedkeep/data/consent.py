@@ -52,7 +52,7 @@ def opt_out(
             )
         if not 0 <= fraction < 1:
             raise DataError(
-                f"Wanted a fraction opting out in [0, 1); got {fraction}. 0 means that all opt in."
+                "Wanted a fraction opting out in [0, 1); got {got}. 0 means that all opt in.", got=fraction
             )
         check_choice("Wanted opt-out by", by, ("client", "example"), DataError)
         out = _clients(data, fraction, seed) if by == "client" else _examples(data, fraction, seed)
@@ -62,8 +62,11 @@ def opt_out(
         out = np.asarray(where(data.columns))
         if out.dtype != bool or out.shape != (data.examples,):
             raise DataError(
-                f"Wanted a boolean for each of the {data.examples} examples from the predicate; got {out.dtype}, shape "
-                f"{out.shape}."
+                "Wanted a boolean for each of the {examples} examples from the predicate; got {got}, shape "
+                "{shape}.",
+                examples=data.examples,
+                got=out.dtype,
+                shape=out.shape,
             )
         about = {"by": "predicate"}
     inside = ~out
@@ -133,13 +136,18 @@ def add_censored(
     unknown = sorted(copies.keys() - raw.keys())
     if unknown:
         raise DataError(
-            f"The censored copies have a column {unknown[0]!r} that the data lack; they have {sorted(raw)}."
+            "The censored copies have a column {column!r} that the data lack; they have {raw}.",
+            column=unknown[0],
+            raw=sorted(raw),
         )
     for name, column in copies.items():
         if len(column) != len(rows):
             raise DataError(
-                f"Wanted {len(rows)} rows in column {name!r} of the censored copies, one per example; "
-                f"got {len(column)}."
+                "Wanted {wanted} rows in column {column!r} of the censored copies, one per example; got "
+                "{got}.",
+                wanted=len(rows),
+                column=name,
+                got=len(column),
             )
     client = np.concatenate([np.repeat(np.arange(len(data)), data.counts()), data.clients_of(rows)])
     counts = np.stack([data.counts(split) for split in SPLITS], axis=1)

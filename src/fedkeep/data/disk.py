@@ -42,7 +42,9 @@ def save(
 ) -> None:
     """Write a data set into a new folder; it appears whole or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} exists already and isn't an empty folder. Choose another, or remove it.")
+        raise DataError(
+            "{file} exists already and isn't an empty folder. Choose another, or remove it.", file=folder
+        )
     arrays: dict[str, NDArray[Any]] = {"offsets": offsets}
     if bounds is not None:
         arrays["bounds"] = bounds
@@ -66,7 +68,7 @@ def save(
         about = json.loads(json.dumps(about, default=_plain))
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"Cannot save the data: {error}. Keep numbers, text, lists and dicts in meta."
+            "Cannot save the data: {error}. Keep numbers, text, lists and dicts in meta.", error=error
         ) from error
     # A name that nobody can foresee, in the same folder: mkdir refuses what is there already.
     staged = folder.parent / f"{folder.name[:40]}.{secrets.token_hex(8)}.partial"
@@ -74,7 +76,9 @@ def save(
     try:
         if folder.resolve() == Path.cwd():
             raise DataError(
-                f"{folder} is the folder that the program runs in, and would be replaced as a whole. Name another."
+                "{file} is the folder that the program runs in, and would be replaced as a whole. Name "
+                "another.",
+                file=folder,
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
         staged.mkdir()
@@ -92,7 +96,9 @@ def save(
         sync_folder(folder.parent)
     except OSError as error:
         raise DataError(
-            f"Cannot write {folder}: {error}. Nothing was kept; free space or choose another."
+            "Cannot write {folder}: {error}. Nothing was kept; free space or choose another.",
+            folder=folder,
+            error=error,
         ) from error
     finally:
         if made:
@@ -121,7 +127,9 @@ def load(folder: Path, mmap: bool) -> Parts:
             )
         if not is_sealed(about):
             raise DataError(
-                f"{path} is damaged or was edited: its checksum is not that of its content. Save the data again."
+                "{file} is damaged or was edited: its checksum is not that of its content. Save the data "
+                "again.",
+                file=path,
             )
         columns: dict[str, Column] = {}
         for name, kind in about["columns"].items():
@@ -148,15 +156,20 @@ def load(folder: Path, mmap: bool) -> Parts:
         return columns, offsets, ids, bounds, about["meta"]
     except FileNotFoundError as error:
         raise DataError(
-            f"{folder} is not a saved data set: {path.name} is missing. Give a folder that FederatedData.save wrote."
+            "{file} is not a saved data set: {name} is missing. Give a folder that FederatedData.save wrote.",
+            file=folder,
+            name=path.name,
         ) from error
     except DataError as error:
         if str(folder) in str(error):
             raise
-        raise DataError(f"{folder} is damaged: {error}") from error
+        raise DataError("{file} is damaged: {error}", file=folder, error=error) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
-            f"{path} is damaged ({type(error).__name__}: {error}). Save the data again."
+            "{file} is damaged ({error_type}: {error}). Save the data again.",
+            file=path,
+            error_type=type(error).__name__,
+            error=error,
         ) from error
 
 
@@ -187,7 +200,9 @@ def _array(folder: Path, name: str, mmap: bool) -> NDArray[Any]:
     try:
         return read_npy(folder / f"{name}.npy", mmap)
     except FileNotFoundError as error:
-        raise DataError(f"{folder} is incomplete: {name}.npy is missing. Save the data again.") from error
+        raise DataError(
+            "{file} is incomplete: {name}.npy is missing. Save the data again.", file=folder, name=name
+        ) from error
 
 
 def _plain(value: object) -> object:

@@ -26,7 +26,9 @@ class HashedWords:
 
     def __init__(self, size: int = 16384) -> None:
         if size < 2:
-            raise DataError(f"Hashed words need a size of at least 2 (padding and one id); got {size}.")
+            raise DataError(
+                "Hashed words need a size of at least 2 (padding and one id); got {got}.", got=size
+            )
         self.size = size
 
     def __len__(self) -> int:

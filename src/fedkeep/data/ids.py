@@ -45,7 +45,7 @@ def as_id(given: object, where: str = "") -> str:
         )
     text = str(given) if given.isascii() else unicodedata.normalize("NFC", given)
     if not text:
-        raise DataError(f"{where}{RULE}; got an empty text. Name every client.")
+        raise DataError("{where}{rule}; got an empty text. Name every client.", where=where, rule=RULE)
     if len(text) > LONGEST_ID:
         raise DataError(f"{where}{RULE}; got {len(text)} characters, {text[:20]!r}, … Use a shorter name.")
     if not text.isprintable():
@@ -72,8 +72,10 @@ def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:
         array = np.asarray(client)
         if array.ndim != 1 or array.dtype.kind not in "iuUTO":
             raise DataError(
-                f"Wanted one client id per row, texts or integers; got an array of shape {array.shape} and type "
-                f"{array.dtype}."
+                "Wanted one client id per row, texts or integers; got an array of shape {shape} and type "
+                "{dtype}.",
+                shape=array.shape,
+                dtype=array.dtype,
             )
         if array.dtype.kind in "iu":
             numbers, number = np.unique(array, return_inverse=True)
@@ -118,14 +120,19 @@ class RangeIds(Sequence[str]):
     def __init__(self, n: int, pattern: str = "user-{}") -> None:
         if pattern.count("{}") != 1 or pattern.count("{") != 1 or pattern.count("}") != 1:
             raise DataError(
-                f"A pattern of client ids needs exactly one '{{}}', as in 'user-{{}}'; got {pattern!r}."
+                "A pattern of client ids needs exactly one '{{}}', as in 'user-{{}}'; got {got!r}.",
+                got=pattern,
             )
         if not 0 <= n < 1 << 62:
-            raise DataError(f"Wanted a number of clients of at least 0 and below 2^62; got {n}.")
+            raise DataError("Wanted a number of clients of at least 0 and below 2^62; got {got}.", got=n)
         self.n, self.pattern = n, pattern
         self._before, self._after = pattern.split("{}")
         if as_id(longest := self[max(n - 1, 0)] if n else pattern.format(0)) != longest:
-            raise DataError(f"{RULE}, in Unicode's normal form C; the pattern {pattern!r} makes others.")
+            raise DataError(
+                "{rule}, in Unicode's normal form C; the pattern {pattern!r} makes others.",
+                rule=RULE,
+                pattern=pattern,
+            )
 
     def __len__(self) -> int:
         return self.n
@@ -239,7 +246,12 @@ class PackedIds(Sequence[str]):
             return
         for client in range(len(self)):
             if as_id(self[client], f"Client {client}: ") != self[client]:
-                raise DataError(f"Client {client}: {RULE}, in Unicode's normal form C; got {self[client]!r}.")
+                raise DataError(
+                    "Client {client}: {rule}, in Unicode's normal form C; got {got!r}.",
+                    client=client,
+                    rule=RULE,
+                    got=self[client],
+                )
 
     def _sorted_blocks(self) -> Iterator[NDArray[Any]]:
         """Yield all ids in order as arrays of bytes, each block beginning with the last id of the one before."""
@@ -298,7 +310,8 @@ def check_ids(ids: Iterable[object]) -> Ids:
         seen: set[object] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise DataError(
-            f"Client ids must be unique; {twice!r} occurs more than once. Merge its rows or rename it."
+            "Client ids must be unique; {name!r} occurs more than once. Merge its rows or rename it.",
+            name=twice,
         )
     return PackedIds.pack(names)
 

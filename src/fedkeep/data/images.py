@@ -39,17 +39,22 @@ class ImageSet:
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
             raise DataError(
-                f"Wanted images as uint8 (images, channels, height, width); got {self.images.dtype}, "
-                f"shape {self.images.shape}."
+                "Wanted images as uint8 (images, channels, height, width); got {got}, shape {shape}.",
+                got=self.images.dtype,
+                shape=self.images.shape,
             )
         if self.labels.dtype != np.int64 or self.labels.shape != (len(self.images),):
             raise DataError(
-                f"Wanted {len(self.images)} labels as int64, one per image; got {self.labels.dtype}, "
-                f"shape {self.labels.shape}."
+                "Wanted {wanted} labels as int64, one per image; got {got}, shape {shape}.",
+                wanted=len(self.images),
+                got=self.labels.dtype,
+                shape=self.labels.shape,
             )
         if not 0 < self.train <= len(self.images):
             raise DataError(
-                f"Wanted 1 to {len(self.images)} training images, the number of all; got {self.train}."
+                "Wanted 1 to {images} training images, the number of all; got {got}.",
+                images=len(self.images),
+                got=self.train,
             )
         check_range(self.labels, self.classes, self.name)
 

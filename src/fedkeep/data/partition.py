@@ -67,7 +67,7 @@ def majority(
     """
     if not 0 < p <= 1:
         raise DataError(
-            f"Wanted a fraction p of majority classes in (0, 1]; got {p}. 1 means nothing but these."
+            "Wanted a fraction p of majority classes in (0, 1]; got {got}. 1 means nothing but these.", got=p
         )
     sizes = {
         "train": _whole("train", train, 1),
@@ -164,7 +164,7 @@ def dirichlet(
     _whole("least", least, 1)
     if not 0 < alpha < np.inf:
         raise DataError(
-            f"Wanted a concentration alpha above 0; got {alpha}. Usual ones lie between 0.1 and 10."
+            "Wanted a concentration alpha above 0; got {got}. Usual ones lie between 0.1 and 10.", got=alpha
         )
     labels = images.labels[: images.train]
     per_class = np.bincount(labels, minlength=images.classes)
@@ -183,8 +183,11 @@ def dirichlet(
             about = {"kind": "dirichlet", "alpha": float(alpha), "seed": seed}
             return _divided(images, _dealt(labels, counts, seed, "train"), valid, seed, about)
     raise DataError(
-        f"A thousand draws from Dirichlet({alpha}) left one of {clients} clients with fewer than {least} images. Take "
-        f"a larger alpha, fewer clients or a smaller least."
+        "A thousand draws from Dirichlet({alpha}) left one of {clients} clients with fewer than "
+        "{least} images. Take a larger alpha, fewer clients or a smaller least.",
+        alpha=alpha,
+        clients=clients,
+        least=least,
     )
 
 
@@ -240,7 +243,7 @@ def by_size(
     """
     _whole("clients", clients, 1)
     if not 0 <= sigma < np.inf:
-        raise DataError(f"Wanted a spread sigma of 0 or more; got {sigma}. Usual ones are 0.5 to 2.")
+        raise DataError("Wanted a spread sigma of 0 or more; got {got}. Usual ones are 0.5 to 2.", got=sigma)
     if images.train < 2 * clients:
         raise DataError(
             f"{clients} clients with at least two images each need {2 * clients:,}; {images.name} has {images.train:,} "
@@ -252,7 +255,9 @@ def by_size(
     else:
         relative = np.asarray(sizes, dtype=np.float64)
         if relative.shape != (clients,) or not (np.isfinite(relative) & (relative > 0)).all():
-            raise DataError(f"Wanted {clients} sizes above 0, one per client; got {list(sizes)}.")
+            raise DataError(
+                "Wanted {wanted} sizes above 0, one per client; got {got}.", wanted=clients, got=list(sizes)
+            )
     if not sum(relative.tolist()) < np.inf:
         raise DataError("The clients' sizes add up to infinity. Take a smaller sigma, or smaller sizes.")
     numbers = 2 + apportion(images.train - 2 * clients, relative)
@@ -313,9 +318,16 @@ def _enough(images: ImageSet, pool: str, labels: NDArray[np.int64], own: Counts,
         c, (there, wanted) = next(iter(short.items()))
         missing = sum(n - m for m, n in short.values())
         raise DataError(
-            f"Wanted {wanted} official {pool} images of the majority class {images.label_names[c]!r}; {images.name} "
-            f"has {there}. {missing} are missing in {len(short)} classes. Take fewer images per client or a smaller p, "
-            f"or draw from the other official set."
+            "Wanted {wanted} official {pool} images of the majority class {label_name!r}; {name} has "
+            "{there}. {missing} are missing in {classes} classes. Take fewer images per client or a "
+            "smaller p, or draw from the other official set.",
+            wanted=wanted,
+            pool=pool,
+            label_name=images.label_names[c],
+            name=images.name,
+            there=there,
+            missing=missing,
+            classes=len(short),
         )
 
 
@@ -335,7 +347,9 @@ def _divided(
 ) -> FederatedData:
     """Hold validation images out of the clients' training images, and add test images like their training images."""
     if not 0 <= valid < 1:
-        raise DataError(f"Wanted a fraction of validation images in [0, 1); got {valid}. A usual one is 0.1.")
+        raise DataError(
+            "Wanted a fraction of validation images in [0, 1); got {got}. A usual one is 0.1.", got=valid
+        )
     labels = images.labels
     counts = np.stack([np.bincount(labels[rows], minlength=images.classes) for rows in own])
     held = labels[images.train :]
@@ -389,12 +403,19 @@ def _official(images: ImageSet, split: str, pool: str) -> str:
     check_choice(f"Wanted {split}_from", pool, ("train", "test"), DataError)
     if pool == "test" and images.train == len(images):
         raise DataError(
-            f"{images.name} has no official test images to draw {split} images from. Say {split}_from='train'."
+            "{name} has no official test images to draw {split} images from. Say {split}_from='train'.",
+            name=images.name,
+            split=split,
         )
     return pool
 
 
 def _whole(name: str, value: int, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise DataError(f"Wanted {name} as a whole number of at least {least}; got {value!r}.")
+        raise DataError(
+            "Wanted {wanted} as a whole number of at least {least}; got {got!r}.",
+            wanted=name,
+            least=least,
+            got=value,
+        )
     return int(value)

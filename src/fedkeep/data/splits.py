@@ -27,8 +27,9 @@ def divide(counts: NDArray[np.int64], fractions: Sequence[float]) -> NDArray[np.
     shares = np.asarray(fractions, dtype=np.float64)
     if shares.shape != (3,) or not (shares >= 0).all() or shares[0] == 0 or abs(shares.sum() - 1) > 1e-6:
         raise DataError(
-            f"Wanted three fractions for train, valid and test that sum to 1, train above 0; got {fractions}. "
-            f"The usual ones are (0.8, 0.1, 0.1)."
+            "Wanted three fractions for train, valid and test that sum to 1, train above 0; got {got}. "
+            "The usual ones are (0.8, 0.1, 0.1).",
+            got=fractions,
         )
     n = counts.astype(np.int64)
     # The tiny shift keeps a half a half where n·f falls short of it by the last bit.
@@ -83,7 +84,7 @@ def hold_out(data: Any, fraction: float, seed: int = 0) -> tuple[Rows, Rows]:
     """
     if not 0 <= fraction < 1:
         raise DataError(
-            f"Wanted a fraction of clients to hold out in [0, 1); got {fraction}. A usual one is 0.1."
+            "Wanted a fraction of clients to hold out in [0, 1); got {got}. A usual one is 0.1.", got=fraction
         )
     clients = len(data.ids)
     number = min(max(int(np.floor(fraction * clients + 0.5 + 1e-9)), int(fraction > 0)), clients - 1)

@@ -84,19 +84,35 @@ def many_user_text(
     strength = usual[2] if strength is None else strength
     if min(users, examples, topics) < 1 or trait_size < 2 or not 0 < rate < 1:
         raise DataError(
-            f"Wanted users, examples and topics of at least 1, trait_size of at least 2 and a rate in (0, 1); got "
-            f"{users}, {examples}, {topics}, {trait_size} and {rate}."
+            "Wanted users, examples and topics of at least 1, trait_size of at least 2 and a rate in (0, "
+            "1); got {got}, {examples}, {topics}, {trait_size} and {rate}.",
+            got=users,
+            examples=examples,
+            topics=topics,
+            trait_size=trait_size,
+            rate=rate,
         )
     if kind == "multiclass" and not 1 <= choices <= classes:
-        raise DataError(f"Wanted choices between 1 and classes = {classes}; got {choices}.")
+        raise DataError(
+            "Wanted choices between 1 and classes = {classes}; got {got}.", classes=classes, got=choices
+        )
     if not (0 <= skew <= MOST_SKEW and 0 <= strength <= MOST_STRENGTH):
         raise DataError(
-            f"Wanted a skew of 0 to {MOST_SKEW} and a strength of 0 to {MOST_STRENGTH}; got {skew} and {strength}."
+            "Wanted a skew of 0 to {most_skew} and a strength of 0 to {most_strength}; got {got} and "
+            "{strength}.",
+            most_skew=MOST_SKEW,
+            most_strength=MOST_STRENGTH,
+            got=skew,
+            strength=strength,
         )
     if max(classes, topics) ** 2 * trait_size > MOST_APART:
         raise DataError(
-            f"Wanted fewer classes, topics or a smaller trait_size: the square of the larger of the first two times "
-            f"the third is {MOST_APART:,} at most; got {classes}, {topics} and {trait_size}."
+            "Wanted fewer classes, topics or a smaller trait_size: the square of the larger of the first "
+            "two times the third is {most_apart:,} at most; got {got}, {topics} and {trait_size}.",
+            most_apart=MOST_APART,
+            got=classes,
+            topics=topics,
+            trait_size=trait_size,
         )
     # Of an example its text and the probability of each label; of a user the table and the trait.
     _check_size(users * max(examples, 5) * (20 + classes) + users * (topics * classes + trait_size))
@@ -155,8 +171,13 @@ def toy(
     outputs = {"multiclass": classes, "binary": 2, "regression": 1}.get(task)
     if outputs is None or min(users, examples, features, classes) < 1:
         raise DataError(
-            f"Wanted a task of 'multiclass', 'binary' or 'regression' and sizes of at least 1; got {task!r}, "
-            f"{users} users, {examples} examples, {features} features, {classes} classes."
+            "Wanted a task of 'multiclass', 'binary' or 'regression' and sizes of at least 1; got "
+            "{got!r}, {users} users, {examples} examples, {features} features, {classes} classes.",
+            got=task,
+            users=users,
+            examples=examples,
+            features=features,
+            classes=classes,
         )
     _check_size(users * examples * 1.5 * (features + outputs))
     counts = draw.integers(max(1, examples // 2), examples + examples // 2 + 1, size=users)
@@ -212,8 +233,11 @@ def _check_size(numbers: float) -> None:
     """Raise DataError where data would hold more numbers than fit into a few gigabytes, before any is made."""
     if numbers > MOST_NUMBERS:
         raise DataError(
-            f"Generated data hold at most {MOST_NUMBERS:,} numbers, as they are for tests and demonstrations; these "
-            f"would hold about {numbers:.1e}. Take fewer users, examples, features, topics or classes."
+            "Generated data hold at most {most_numbers:,} numbers, as they are for tests and "
+            "demonstrations; these would hold about {numbers:.1e}. Take fewer users, examples, features, "
+            "topics or classes.",
+            most_numbers=MOST_NUMBERS,
+            numbers=numbers,
         )
 
 

@@ -39,7 +39,9 @@ class Vocabulary(ABC):
         self._ids = {symbol: number for number, symbol in enumerate(self.symbols, start=SPECIAL)}
         if len(self._ids) < len(self.symbols):
             twice = next(symbol for symbol, times in Counter(self.symbols).items() if times > 1)
-            raise DataError(f"A vocabulary needs different symbols; {twice!r} occurs more than once.")
+            raise DataError(
+                "A vocabulary needs different symbols; {name!r} occurs more than once.", name=twice
+            )
 
     def __len__(self) -> int:
         """Return the number of ids, padding and unknown included: the rows of an embedding."""
@@ -72,7 +74,8 @@ class Vocabulary(ABC):
         """
         if size is not None and size < SPECIAL:
             raise DataError(
-                f"A vocabulary's size counts padding and unknown, so it must be at least 2; got {size}."
+                "A vocabulary's size counts padding and unknown, so it must be at least 2; got {got}.",
+                got=size,
             )
         ranked = sorted((-number, symbol) for symbol, number in counts.items() if number >= min_count)
         return cls(symbol for _, symbol in ranked[: None if size is None else size - SPECIAL])
@@ -145,13 +148,19 @@ class Vocabulary(ABC):
         try:
             entry = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise DataError(f"The vocabulary {path} does not exist.") from error
+            raise DataError("The vocabulary {file} does not exist.", file=path) from error
         except OSError as error:
-            raise DataError(f"Cannot read the vocabulary {path}: {error.strerror}.") from error
+            raise DataError(
+                "Cannot read the vocabulary {file}: {strerror}.", file=path, strerror=error.strerror
+            ) from error
         except (ValueError, RecursionError) as error:
-            raise DataError(f"The vocabulary {path} is not JSON: {error}.") from error
+            raise DataError("The vocabulary {file} is not JSON: {error}.", file=path, error=error) from error
         if not isinstance(entry, dict):
-            raise DataError(f"Wanted a JSON object in the vocabulary {path}; got a {type(entry).__name__}.")
+            raise DataError(
+                "Wanted a JSON object in the vocabulary {file}; got a {entry_type}.",
+                file=path,
+                entry_type=type(entry).__name__,
+            )
         return cls.from_dict(entry)
 
 
@@ -165,7 +174,9 @@ class CharVocabulary(Vocabulary):
         super().__init__(symbols)
         for symbol in self.symbols:
             if len(symbol) != 1:
-                raise DataError(f"A symbol of a character vocabulary is one character; got {symbol!r}.")
+                raise DataError(
+                    "A symbol of a character vocabulary is one character; got {got!r}.", got=symbol
+                )
         codes = np.asarray([ord(symbol) for symbol in self.symbols], dtype=np.int64)
         # One slot beyond the highest known code point stays unknown, and every higher one is clipped to it.
         self._table = np.full(int(codes.max(initial=0)) + 2, UNKNOWN, self.dtype)

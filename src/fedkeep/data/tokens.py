@@ -28,8 +28,11 @@ def next_tokens(input_ids: ArrayLike, attention_mask: ArrayLike | None = None) -
     mask: NDArray[Any] = np.ones(ids.shape) if attention_mask is None else np.asarray(attention_mask)
     if ids.ndim != 2 or ids.dtype.kind not in "iu" or mask.shape != ids.shape:
         raise DataError(
-            f"Wanted input_ids as integers (examples, tokens) and a mask of that shape; got {ids.dtype} {ids.shape} "
-            f"and {mask.shape}."
+            "Wanted input_ids as integers (examples, tokens) and a mask of that shape; got {got} {shape} "
+            "and {shape_2}.",
+            got=ids.dtype,
+            shape=ids.shape,
+            shape_2=mask.shape,
         )
     label = np.full(ids.shape, IGNORED, np.int64)
     label[:, :-1] = np.where(mask[:, :-1] * mask[:, 1:] > 0, ids[:, 1:], IGNORED)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, Spot
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.arrays import read_npz
 from fedkeep.data.readers.files import existing, lines
@@ -52,8 +52,10 @@ class WordVectors:
         if not known.any():
             shown = ", ".join(map(repr, vocabulary.symbols[:3]))
             raise DataError(
-                f"None of the vocabulary's {len(rows):,} words ({shown}, …) has a vector. Are the texts lower-cased "
-                f"and cut into words as those that the vectors were made from?"
+                "None of the vocabulary's {rows:,} words ({shown}, …) has a vector. Are the texts "
+                "lower-cased and cut into words as those that the vectors were made from?",
+                rows=len(rows),
+                shown=shown,
             )
         draw = numpy_generator(seed, "word_vectors")
         drawn = draw.uniform(-UNKNOWN_RANGE, UNKNOWN_RANGE, (len(vocabulary), self.width))
@@ -83,7 +85,9 @@ def read_word_vectors(path: str | Path, keep: Collection[str] | None = None) -> 
     found = _from_npz(file, keep) if file.suffix == ".npz" else _from_text(file, keep)
     if not found.words:
         reason = "holds no word" if keep is None else f"has none of the {len(keep):,} words that are wanted"
-        raise DataError(f"The file of word vectors {file} {reason}. Is it the right one?")
+        raise DataError(
+            "The file of word vectors {file} {reason}. Is it the right one?", file=file, reason=reason
+        )
     return found
 
 
@@ -108,7 +112,12 @@ def _from_text(path: Path, keep: Collection[str] | None) -> WordVectors:
         if (wanted is None or cells[0] in wanted) and cells[0] not in vectors:
             vectors[cells[0]] = _numbers(path, number, cells)
     if count < announced:
-        raise DataError(f"{path} is truncated: its first line announces {announced} words; it holds {count}.")
+        raise DataError(
+            "{file} is truncated: its first line announces {announced} words; it holds {count}.",
+            file=path,
+            announced=announced,
+            count=count,
+        )
     stacked = np.stack(list(vectors.values())) if vectors else np.zeros((0, width), np.float32)
     return WordVectors(tuple(vectors), stacked)
 
@@ -125,10 +134,17 @@ def _numbers(path: Path, line: int, cells: list[str]) -> NDArray[np.float32]:
     try:
         values = np.asarray([float(cell) for cell in cells[1:]])
     except ValueError as error:
-        raise DataError(f"{path}, line {line}: wanted numbers behind {cells[0]!r}; {error}.") from error
+        raise DataError(
+            "{place}: wanted numbers behind {cell!r}; {error}.",
+            place=Spot(path, line),
+            cell=cells[0],
+            error=error,
+        ) from error
     vector = _single(values)
     if not np.isfinite(vector).all():
-        raise DataError(f"{path}, line {line}: the vector of {cells[0]!r} holds NaN or infinity.")
+        raise DataError(
+            "{place}: the vector of {cell!r} holds NaN or infinity.", place=Spot(path, line), cell=cells[0]
+        )
     return vector
 
 
@@ -142,12 +158,20 @@ def _from_npz(path: Path, keep: Collection[str] | None) -> WordVectors:
     words, vectors = read_npz(path, ("words", "vectors"))
     if words.ndim != 1 or words.dtype.kind not in "SU" or vectors.ndim != 2 or vectors.dtype.kind != "f":
         raise DataError(
-            f"{path}: wanted words, a row of texts, and vectors, a row of floats for each; got {words.dtype} of shape "
-            f"{words.shape} and {vectors.dtype} of shape {vectors.shape}."
+            "{file}: wanted words, a row of texts, and vectors, a row of floats for each; got {got} of "
+            "shape {shape} and {dtype} of shape {shape_2}.",
+            file=path,
+            got=words.dtype,
+            shape=words.shape,
+            dtype=vectors.dtype,
+            shape_2=vectors.shape,
         )
     if len(words) != len(vectors):
         raise DataError(
-            f"{path}: wanted a vector for each word; got {len(words)} words, {len(vectors)} vectors."
+            "{file}: wanted a vector for each word; got {got} words, {vectors_count} vectors.",
+            file=path,
+            got=len(words),
+            vectors_count=len(vectors),
         )
     texts = [_decoded(path, row, word) for row, word in enumerate(words.tolist())]
     wanted = None if keep is None else frozenset(keep)
@@ -158,7 +182,9 @@ def _from_npz(path: Path, keep: Collection[str] | None) -> WordVectors:
     chosen = _single(vectors[list(rows.values())])
     wrong = np.flatnonzero(~np.isfinite(chosen).all(axis=1))
     if len(wrong):
-        raise DataError(f"{path}: the vector of {list(rows)[wrong[0]]!r} holds NaN or infinity.")
+        raise DataError(
+            "{file}: the vector of {row!r} holds NaN or infinity.", file=path, row=list(rows)[wrong[0]]
+        )
     return WordVectors(tuple(rows), chosen)
 
 
@@ -166,7 +192,9 @@ def _decoded(path: Path, row: int, word: str | bytes) -> str:
     try:
         text = word.decode() if isinstance(word, bytes) else word
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: word {row} is no UTF-8 text: {word!r}.") from error
+        raise DataError(
+            "{file}: word {row} is no UTF-8 text: {word!r}.", file=path, row=row, word=word
+        ) from error
     if not text:
-        raise DataError(f"{path}: word {row} is missing: an empty text has a vector.")
+        raise DataError("{file}: word {row} is missing: an empty text has a vector.", file=path, row=row)
     return text

@@ -70,7 +70,9 @@ class Halves:
         if name in self.frozen_names:
             return "frozen"
         everything = [*self.private_names, *self.federated_names, *self.frozen_names]
-        raise SplitError(f"{name!r} stands in no half of the split.{did_you_mean(name, everything)}")
+        raise SplitError(
+            "{name!r} stands in no half of the split.{near}", name=name, near=did_you_mean(name, everything)
+        )
 
     def frozen_digest(self, params: Mapping[str, Tensor]) -> str:
         """Return the SHA-256 of the frozen half's names, shapes, types and values: part of a run's identity."""
@@ -120,8 +122,11 @@ def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()
         if matches(name, kept) and matches(name, still):
             mine, theirs = (next(p for p in patterns if fnmatchcase(name, p)) for patterns in (kept, still))
             raise SplitError(
-                f"{name!r} is named private by {mine!r} and frozen by {theirs!r}. A tensor is one of the two: narrow a "
-                f"pattern."
+                "{name!r} is named private by {mine!r} and frozen by {theirs!r}. A tensor is one of the two: "
+                "narrow a pattern.",
+                name=name,
+                mine=mine,
+                theirs=theirs,
             )
     changing = updated_buffers(module) | set(kept)
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -162,8 +167,10 @@ def updated_buffers(module: nn.Module) -> frozenset[str]:
         for name in given:
             if name not in buffers:
                 raise SplitError(
-                    f"updated_buffers of {type(part).__name__} names {name!r}, which is no buffer of it; they are "
-                    f"{sorted(buffers)}."
+                    "updated_buffers of {part_type} names {name!r}, which is no buffer of it; they are {buffers}.",
+                    part_type=type(part).__name__,
+                    name=name,
+                    buffers=sorted(buffers),
                 )
         own = tuple(n for n, _ in part.named_buffers(recurse=False)) if isinstance(part, _NormBase) else ()
         found |= {f"{prefix}.{name}" if prefix else name for name in own + given}
@@ -202,7 +209,10 @@ def _check_private(
         names = list(dict.fromkeys(first[id(v)] for n, v in tensors.items() if fnmatchcase(n, pattern)))
         if all(halves[name] == "frozen" for name in names):
             raise SplitError(
-                f"Split pattern {pattern!r} matches only frozen tensors of {type(module).__name__} ({names}), of which "
-                f"no client has its own: parameters that require no gradient, buffers that training does not update, "
-                f"or what the split names frozen. Drop the pattern, or let them be trained."
+                "Split pattern {pattern!r} matches only frozen tensors of {module_type} ({names}), of which "
+                "no client has its own: parameters that require no gradient, buffers that training does not "
+                "update, or what the split names frozen. Drop the pattern, or let them be trained.",
+                pattern=pattern,
+                module_type=type(module).__name__,
+                names=names,
             )

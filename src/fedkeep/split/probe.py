@@ -185,8 +185,10 @@ class Probe:
         _, first, second = (self.step(self.point(0), 0) for _ in range(3))
         if what := differs(first, second, 0):
             raise SplitError(
-                f"The split cannot be probed: {what} of user 0 is another when it is computed again with the same "
-                f"values and the same seed. Draw random numbers from torch alone, and let the loss remember nothing."
+                "The split cannot be probed: {what} of user 0 is another when it is computed again with the "
+                "same values and the same seed. Draw random numbers from torch alone, and let the loss "
+                "remember nothing.",
+                what=what,
             )
 
     def others(self, here: Point, there: Point, steps: Mapping[int, Step]) -> None:

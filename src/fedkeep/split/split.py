@@ -45,7 +45,11 @@ class Split:
             )
             for pattern in patterns:
                 if not isinstance(pattern, str):
-                    raise SplitError(f"The patterns of {name} must be texts, e.g. 'head.*'; got {pattern!r}.")
+                    raise SplitError(
+                        "The patterns of {name} must be texts, e.g. 'head.*'; got {got!r}.",
+                        name=name,
+                        got=pattern,
+                    )
             object.__setattr__(self, name, patterns)
 
     def halves(self, module: nn.Module) -> Halves:
@@ -84,7 +88,7 @@ class Split:
         """
         wrong = [n for n in federated if self.is_private(n)] + [n for n in private if not self.is_private(n)]
         if wrong:
-            raise SplitError(f"These names stand in the wrong half of the split: {wrong}.")
+            raise SplitError("These names stand in the wrong half of the split: {wrong}.", wrong=wrong)
         return {**federated, **private}
 
     def upload(
@@ -150,9 +154,13 @@ class Split:
             )
             if mine == "private":
                 raise SplitError(
-                    f"Private {own!r} and {rest} {theirs!r} of {type(module).__name__} share one storage "
-                    f"(tied weights), so the private values would leave with the {rest} ones. "
-                    f"Untie them, or put both in the same half."
+                    "Private {own!r} and {rest} {theirs!r} of {module_type} share one storage (tied weights), so "
+                    "the private values would leave with the {rest} ones. Untie them, or put both in the same "
+                    "half.",
+                    own=own,
+                    rest=rest,
+                    theirs=theirs,
+                    module_type=type(module).__name__,
                 )
             if value is tensors[other]:
                 raise SplitError(
@@ -272,7 +280,7 @@ def check_rows(upload: Upload, received: Mapping[str, Tensor], client: str) -> N
 
 
 def _refused(client: str, fault: str) -> UploadError:
-    return UploadError(f"The upload of client {client!r} was refused: {fault}.")
+    return UploadError("The upload of client {client!r} was refused: {fault}.", client=client, fault=fault)
 
 
 def _fault_of_rows(rows: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> str:
