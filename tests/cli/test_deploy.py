@@ -69,16 +69,15 @@ def test_a_folder_whose_clients_live_on_other_nodes_is_refused(before, now, tmp_
         place.prepare()
         for name in place.clients:
             place.node(name, "127.0.0.1:1")
-    with pytest.raises(ConfigError, match=r"place holds a deployment in which node-\d has \d other clients"):
+    with pytest.raises(ConfigError, match=r"place holds a deployment in"):
         local_of(tmp_path / "place", TOY, None, now).prepare()
 
 
 def test_a_table_of_rounds_that_is_wrong_is_refused(fedkeep, tmp_path):
     (tmp_path / "rounds.toml").write_text(TOY + "[rounds]\nminimun = 3\n")
-    refused(
-        fedkeep("deploy", "--local", "2", "--config", "rounds.toml"),
-        "rounds.minimun: unknown key. Did you mean 'minimum'?",
-    )
+    result = fedkeep("deploy", "--local", "2", "--config", "rounds.toml")
+    assert result.exit_code == 2
+    assert "rounds.minimun: unknown key. Did you mean 'minimum'?" in result.stderr
 
 
 def test_a_project_is_made_signed_and_not_made_twice(fedkeep, tmp_path):

@@ -68,9 +68,7 @@ def test_a_clients_model_predicts_as_in_the_run(trained: Callable[..., Run], fed
     found = library.load_model("deep/m", "user-3")(**columns)
     weight, bias = (run.server[f"linear.{name}"] for name in ("weight", "bias"))
     torch.testing.assert_close(found, columns["x"].float() @ weight.T + bias + own["user"])
-    with pytest.raises(
-        RunError, match=r"deep/m holds no model of 'user-4' \(1 clients\). Did you mean 'user-3'?"
-    ):
+    with pytest.raises(RunError, match=r"deep/m holds no model of.*'user-4'.*1.*'user-3'"):
         library.load_model("deep/m", "user-4")
 
 
@@ -140,9 +138,7 @@ def test_adapted_models(trained: Callable[..., Run], fedkeep: Command, refused: 
 def test_copies_that_are_yet_to_be_adapted_are_told_of(trained: Callable[..., Run], fedkeep: Command) -> None:
     run = trained('method={kind="fine_tuned"}')
     name = str(run.data.ids[0])
-    with pytest.warns(
-        UserWarning, match="^Clients of 'fine_tuned' get models of their own by adapting, so each file"
-    ):
+    with pytest.warns(UserWarning, match="^Clients of 'fine_tuned' get"):
         assert fedkeep("export", "r", "--client", name, "--out", "m").exit_code == 0
     assert fedkeep("export", "r", "--client", name, "--adapt", "--out", "a").exit_code == 0
     plain, adapted = (library.load_model(folder, name).state_dict() for folder in ("m", "a"))
@@ -315,17 +311,13 @@ def test_a_run_of_ones_own_module(tmp_path: Path) -> None:
     assert loaded is not model
     for name, value in run.parameters("user-1").items():
         assert torch.equal(loaded.state_dict()[name], value)
-    with pytest.raises(
-        ConfigError, match="The Linear that was given is another module than was trained:\n  model"
-    ):
+    with pytest.raises(ConfigError, match="The Linear that was given is"):
         library.load_model(folder, "user-1", model=nn.Linear(4, 3))
     with pytest.raises(ConfigError, match="float32 3x4' in the run, 'float32 2x4' now"):
         library.load_model(folder, "user-1", model=library.models.Linear(4, 2))
     with pytest.raises(ConfigError, match=r"model must be a torch.nn.Module; got <class .*Linear'>\."):
         library.load_model(folder, "user-1", model=library.models.Linear)  # type: ignore[arg-type]
-    with pytest.raises(
-        ConfigError, match="keeps no encoding: its models were trained on numbers that your program"
-    ):
+    with pytest.raises(ConfigError, match="keeps no encoding: its models"):
         library.load_encoding(folder)
     with pytest.raises(RunError, match="holds no exported models"):
         library.load_encoding(tmp_path)
@@ -368,9 +360,7 @@ def test_onnx_of_packed_sequences_is_refused_with_a_way_out_that_works(ours: boo
     if ours:
         write()
         return
-    with pytest.raises(
-        MethodError, match="^Packed cannot be written as ONNX: it calls pack_padded_sequence, which"
-    ):
+    with pytest.raises(MethodError, match="^Packed cannot be written as.*ONNX.*pack_padded_sequence"):
         write()
 
 

@@ -190,9 +190,7 @@ def test_a_function_that_says_it_makes_a_model(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(made, nn.Linear)
     assert made.bias is None
     assert made.in_features == 4
-    with pytest.raises(
-        ConfigError, match="^model.kind: 'a_module_of_functions:silent' is no class .* nor a function"
-    ):
+    with pytest.raises(ConfigError, match="^model.kind:.*'a_module_of_functions:silent'"):
         build_model(config(model={"kind": "a_module_of_functions:silent"}), toy())
 
 

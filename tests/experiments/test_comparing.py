@@ -349,21 +349,18 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (out / "compare.json.0123456789abcdef.part").touch()
     planned(out)  # and one of a start that was killed
     (out / "thesis.txt").touch()
-    with pytest.raises(
-        ConfigError, match=r"c is not empty and holds no comparison\. Name another folder with --out\.$"
-    ):
+    with pytest.raises(ConfigError, match=r"c is not empty and holds no.*--out"):
         planned(out)
     (out / "thesis.txt").unlink()
     run(planned(out, ("furl", "fedavg"), (0,), references=False), progress=False)
     with pytest.raises(
         ConfigError,
-        match=r"c holds another comparison: its data are others \(.*clients: 12 in the run, 13 now",
+        match=r"c holds another comparison:.*12.*13",
     ):
         planned(out, ("furl",), (0,), toy(data__users="13"))
     with pytest.raises(
         ConfigError,
-        match=r"holds another comparison: furl-0 was run with other settings \(run\.rounds: 2 in the run, 3 now\)\. Name "
-        r"another folder with --out, or delete .*furl-0\.$",
+        match=r"holds another comparison:.*0.*run\.rounds.*2.*3.*--out.*furl-0",
     ):
         planned(out, ("furl",), (0,), toy(run__rounds="3"))
     assert found(

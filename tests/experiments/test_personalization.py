@@ -235,7 +235,7 @@ def test_what_is_refused() -> None:
             f"Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least 1; got "
             f"{got}."
         )
-    with pytest.raises(ConfigError, match=r"^The optimiser of personalisation must be .*'sgd'.*; got 'adan'"):
+    with pytest.raises(ConfigError, match=r"^The optimiser of.*'sgd'.*'adan'"):
         Protocol(optimizer="adan")  # type: ignore[arg-type]
     untested = simulate(Logits(), methods.furl("user"), classes(kind="f4", test=0), rounds=0)
     with pytest.raises(ConfigError) as error:
@@ -259,9 +259,7 @@ def test_what_is_refused() -> None:
 
 def test_fine_tuning_that_breaks_down_is_named() -> None:
     run = trained(methods.furl("user", local=Phase(optimizer=sgd(1.0), batch_size=4)))
-    with pytest.raises(
-        NonFiniteError, match=r"^Client 'user-0', fine-tuning: .* became NaN or infinite after"
-    ):
+    with pytest.raises(NonFiniteError, match=r"^Client 'user-0',.*NaN"):
         personalization_curve(run, Protocol(ratio=1.5e308, steps=4, every=4))
 
 

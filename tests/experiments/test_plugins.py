@@ -150,9 +150,7 @@ def test_two_configurations_of_one_name_are_both_named(install: Install, tmp_pat
         "(their_configs). Uninstall one of the packages, or rename its file."
     )
     install("gone", configurations={"gone": "no_such_module"})
-    with pytest.raises(
-        ConfigError, match=r"^The configurations 'gone' of the package gone \(no_such_module\) cannot"
-    ):
+    with pytest.raises(ConfigError, match=r"^The configurations 'gone' of.*no_such_module"):
         builtin_names()
 
 
@@ -204,9 +202,7 @@ def test_without_the_papers_commands_say_what_to_install(bare: Callable[..., Res
     assert str(error.value) == (
         f"data.reader: there is no reader 'zulip_channels'; there are {', '.join(READERS)}. {INSTALL_PAPERS}"
     )
-    with pytest.raises(
-        ConfigError, match=r"^There is no built-in configuration 'furl/x'; .*pip install \./papers"
-    ):
+    with pytest.raises(ConfigError, match=r"^There is no built-in.*'furl/x'"):
         builtin_text("furl/x")
 
 

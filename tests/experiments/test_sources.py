@@ -127,9 +127,7 @@ def test_a_server_without_data_makes_the_same_model(tmp_path: Path) -> None:
     table = {"reader": "table", "path": "t.csv", "features": ["f"], "task": "regression"}
     (tmp_path / "t.csv").write_text("user,f,label\na,1,2.5\n")
     regression = Encoding.of(build_source(DataConfig(**table), 0, tmp_path).summary())
-    with pytest.raises(
-        ConfigError, match="'cross_entropy' wants classes, but the column 'label' holds float32"
-    ):
+    with pytest.raises(ConfigError, match="'cross_entropy' wants.*'label'"):
         build_model(config(), regression)
 
 

@@ -144,8 +144,7 @@ def test_one_that_fails_costs_nothing_but_itself(tmp_path: Path, when: str) -> N
     bad, good = Own("bad", fails=when), Own("good")
     with pytest.warns(
         UserWarning,
-        match=r"^The tracker 'bad' failed and is told nothing more: OSError: no such server\. The run goes on and keeps "
-        r"all its records\. A resumed run tells it what it missed\.$",
+        match=r"^The tracker 'bad' failed and.*OSError.*resumed",
     ) as told:
         run(tmp_path / "run", trackers=[bad, good])
     assert len(told) == 1
@@ -191,9 +190,7 @@ def test_those_that_cannot_be_told_are_refused_before_anything_is_written(
             run(tmp_path / "run", trackers=trackers)
         assert str(error.value) == message
     assert not (tmp_path / "run").exists()
-    with pytest.raises(
-        ConfigError, match=r"^A run without a folder wants TensorBoard\(folder=\.\.\.\), or give"
-    ):
+    with pytest.raises(ConfigError, match=r"^A run without a folder wants.*TensorBoard"):
         run(None, trackers=["tensorboard"])
 
 

@@ -116,7 +116,7 @@ def test_a_method_that_sends_nothing_needs_no_privacy(config: Config) -> None:
 def test_what_does_not_fit_names_the_method(config: Config) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^--methods: there is no method 'dito'; .* Did you mean 'ditto'\? One of your own is .*$",
+        match=r"^--methods: there is no.*'dito'.*'ditto'",
     ):
         with_method(config, "dito")
     with pytest.raises(ConfigError, match=r"^fedbn: Split pattern '\*norm\*' matches no parameter"):
@@ -126,7 +126,5 @@ def test_what_does_not_fit_names_the_method(config: Config) -> None:
             'kind = "bag_of_words"\nembedding_dim = 4\nmlp = 4\nuser_dim = 2', 'kind = "linear"'
         )
     )
-    with pytest.raises(
-        ConfigError, match=r"^fedper: fedper keeps 'head\.\*' for itself, and the model has one layer"
-    ):
+    with pytest.raises(ConfigError, match=r"^fedper: fedper keeps.*'head\.\*'"):
         of(small, "fedper")

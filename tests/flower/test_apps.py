@@ -116,9 +116,7 @@ def test_a_device_joins_what_it_keeps_with_the_servers_values(tmp_path):
     serve_run(
         replace(federation_of(CONFIG), clients=6), GridTransport(grid), place.run, progress=False, poll=0.01
     )
-    with pytest.raises(
-        RunError, match="is a federation's run: examples and private values are on its devices"
-    ):
+    with pytest.raises(RunError, match="is a federation's run:"):
         load_run(place.run)
     simulated = run_config(
         parse_config(CONFIG, "", {"run.engine": "sequential"}), out=tmp_path / "simulation"
@@ -225,9 +223,7 @@ def test_the_server_app_keeps_rounds_and_continues_an_older_run(tmp_path, monkey
 def test_an_order_beyond_the_limit_ends_the_server_app_with_one_line(tmp_path, monkeypatch):
     _, grid = federation(tmp_path / "place")
     made = project(tmp_path, monkeypatch, limit=1000)
-    with pytest.raises(
-        ConfigError, match=r"A message of [\d,]+ bytes to node \d is beyond the limit of 1,000 bytes"
-    ):
+    with pytest.raises(ConfigError, match=r"A message of [\d,]+ bytes to.*1,000"):
         server_app.main(grid, made)
     status = read_status(tmp_path / "status.json")
     assert status.state == "failed"

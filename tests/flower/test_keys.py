@@ -106,9 +106,7 @@ def test_a_host_that_the_links_certificate_lacks_is_refused(tmp_path):
     "host", ["link.example.org:8443", "https://link.example.org", "a/b", "", "a b", "[::1]"]
 )
 def test_a_host_with_a_port_or_a_path_is_refused_before_anything_is_written(host, tmp_path):
-    with pytest.raises(
-        ConfigError, match="A host is a name or an address in ASCII; got .* Leave out port and path"
-    ):
+    with pytest.raises(ConfigError, match="A host is a name or an.*ASCII"):
         make_keys(tmp_path / "keys", hosts=[host], nodes=["a"])
     assert not (tmp_path / "keys").exists()
 
@@ -137,9 +135,7 @@ def test_a_certificate_that_is_not_valid_now_says_so(tmp_path):
     make_keys(tmp_path, hosts=HOSTS, nodes=["a"], days=10)
     now = datetime.now(UTC)
     check_certificate(tmp_path / "link.pem", now)
-    with pytest.raises(
-        ConfigError, match=r"link.pem expired at 20.* UTC. Make new ones with fedkeep flower keys"
-    ):
+    with pytest.raises(ConfigError, match=r"link.pem expired at 20.*UTC"):
         check_certificate(tmp_path / "link.pem", now + timedelta(days=11))
     with pytest.raises(ConfigError, match=r"valid from 20.* UTC on, and this machine's clock says"):
         check_certificate(tmp_path / "link.pem", now - timedelta(days=1))

@@ -42,9 +42,7 @@ def test_a_setting_arrives_as_it_was_given(path, link, tmp_path):
 
 def test_a_path_that_flower_would_cut_is_refused(link, tmp_path):
     made, words = link
-    with pytest.raises(
-        ConfigError, match="status holds no quotation mark, for Flower's sake; got /home/a\"b"
-    ):
+    with pytest.raises(ConfigError, match="status.*quotation.*/home/a"):
         made.submit(tmp_path, {"status": '/home/a"b'})
     assert words == []
 

@@ -48,18 +48,14 @@ def place(tmp_path, monkeypatch):
 
 def test_a_server_app_that_ended_without_a_word_is_told_and_its_run_stopped(place):
     link = Link(["running", "finished:failed"])
-    with pytest.raises(
-        RunError, match=r"ended without a word \(finished:failed\)\. Give the same command again: it goes"
-    ):
+    with pytest.raises(RunError, match=r"ended without a word"):
         train(place, link)
     assert link.stopped == ["17"]
 
 
 def test_a_link_that_died_is_told_in_words(place):
     link = Link([RunError("The link does not say how the run is: it said nothing")])
-    with pytest.raises(
-        RunError, match=r"it said nothing Give the same command again: it goes on after the last"
-    ):
+    with pytest.raises(RunError, match=r"it said nothing Give the same"):
         train(place, link)
 
 
@@ -80,9 +76,7 @@ def test_a_folder_that_another_process_deploys_in_is_refused_and_left_as_it_is(p
     """Two links with one database, and two nodes with one key, kept both from training for minutes."""
     held = locked(place.folder)
     with (
-        pytest.raises(
-            RunError, match=r"is in use by another process\. Wait for it, or name another folder\."
-        ),
+        pytest.raises(RunError, match=r"is in use by another"),
         local.federation(place),
     ):
         pass

@@ -101,9 +101,7 @@ def test_a_process_that_is_not_ready_in_time_is_named(tmp_path):
 
 
 def test_a_command_that_is_not_installed_is_named():
-    with pytest.raises(
-        ConfigError, match=r"There is no command flower-nothing .*pip install 'fedkeep\[flower\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"There is no command.*'fedkeep\[flower\]'"):
         program("flower-nothing")
 
 

@@ -85,5 +85,5 @@ def test_a_file_outside_the_project_is_none_of_its_files(name, tmp_path, monkeyp
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "project" / "more").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path / "project")
-    with pytest.raises(ConfigError, match="names a file of the project by its path there, without '..'; got"):
+    with pytest.raises(ConfigError, match="names a file of the project.*'..'"):
         bundled(name.format(folder=tmp_path))

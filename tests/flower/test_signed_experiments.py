@@ -63,9 +63,7 @@ def test_a_run_of_another_configuration_than_the_signed_one_gets_no_client(tmp_p
         made = replace(federation_of(text), clients=6)
         serve_run(made, GridTransport(grid), tmp_path / out, progress=False, poll=0.01, patience=0.1)
 
-    with pytest.raises(
-        ConfigError, match="and the experiment that the server names is not in the signed project"
-    ):
+    with pytest.raises(ConfigError, match="and the experiment that the"):
         train(CONFIG, "other")
     assert (
         "has signed, and the experiment that the server names" in capsys.readouterr().out

@@ -112,16 +112,12 @@ def test_a_path_that_would_be_taken_for_two_is_refused(home, trusted, node, tmp_
 
 def test_a_link_of_another_authority_is_refused(node, link, tmp_path):
     make_keys(tmp_path / "others", hosts=["127.0.0.1"], nodes=[])
-    with pytest.raises(
-        ConfigError, match="is not the one that keys/ca.pem speaks for.*CERTIFICATE_VERIFY_FAILED"
-    ):
+    with pytest.raises(ConfigError, match="is not the one that.*ca.pem.*CERTIFICATE_VERIFY_FAILED"):
         node(link(tmp_path / "others")).check()
 
 
 def test_a_link_that_is_not_there_is_named(node):
-    with pytest.raises(
-        ConfigError, match="There is no link at 127.0.0.1:1: Connection refused. Start it first"
-    ):
+    with pytest.raises(ConfigError, match="There is no link at.*127.0.0.1.*1"):
         node().check()
     with pytest.raises(ConfigError, match="The link's address is host:port; got 'link'"):
         check_reachable("link")

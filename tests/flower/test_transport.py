@@ -56,9 +56,7 @@ def test_the_model_travels_once_for_several_nodes():
 
 def test_a_message_beyond_the_limit_is_refused_before_anything_is_sent():
     carrier, grid = transport(limit=100)
-    with pytest.raises(
-        ConfigError, match="A message of 104 bytes to node 8 is beyond the limit of 100 bytes"
-    ):
+    with pytest.raises(ConfigError, match="A message of 104 bytes to.*8.*100"):
         carrier.send(
             [("7", Packet({"kind": "work"})), ("8", Packet({"kind": "work"}, {"w": torch.zeros(26)}))]
         )
@@ -182,7 +180,7 @@ def test_a_link_that_has_nothing_but_faults_is_told_in_words(monkeypatch):
         monkeypatch.setattr(carrier, "now", lambda passed=passed: now + passed)
         assert carrier.nodes() == []
     monkeypatch.setattr(carrier, "now", lambda: now + 1610.0)
-    with pytest.raises(RunError, match="nothing but faults for 600 s .*500.* give the same command again"):
+    with pytest.raises(RunError, match="nothing but faults for 600 s .*500"):
         carrier.receive(["1"])
 
 

@@ -321,7 +321,5 @@ def test_further_refusals() -> None:
 
 def test_more_clients_than_tasks_are_refused_by_name() -> None:
     method = methods.asp_mtl(tasks=3, local=Phase(batch_size=4, optimizer=sgd(0.1)))
-    with pytest.raises(
-        MethodError, match=r"tells tasks=3 clients apart, and there are more\. Let tasks be the number"
-    ):
+    with pytest.raises(MethodError, match=r"tells tasks=3 clients apart,"):
         simulate(Parts().double(), method, DATA, rounds=1, engine="pooled")

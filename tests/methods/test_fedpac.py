@@ -173,9 +173,7 @@ def test_what_is_refused_and_how_a_configuration_names_it() -> None:
     with pytest.raises(MethodError) as error:
         methods.fedpac(-1.0)
     assert str(error.value) == "lam must be at least 0; got -1.0."
-    with pytest.raises(
-        MethodError, match=r"^'fedpac' averages bodies by a WeightedMean of whole tables; got Median"
-    ):
+    with pytest.raises(MethodError, match=r"^'fedpac' averages bodies by.*WeightedMean"):
         methods.fedpac(server=averaging().but(reduce=Median()))
     with pytest.raises(MethodError, match=r"Its server keeps the head of each client\.$"):
         securely(methods.fedpac(), SecureSums(clip=1.0))

@@ -162,7 +162,7 @@ def test_what_is_refused() -> None:
         "The labels reach from 1 to 3; the model's classifier knows the classes 0 .. 2. Make it with as many classes "
         "as the data have."
     )
-    with pytest.raises(MethodError, match=r"^The labels reach from -1 to 2; the model's classifier knows"):
+    with pytest.raises(MethodError, match=r"^The labels reach from -1 to.*2"):
         one_hot(torch.tensor([2, -1]), torch.zeros(3))
     with pytest.raises(MethodError) as error:
         no_counts(nn.Sequential(nn.Tanh()), "0")

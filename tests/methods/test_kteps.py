@@ -153,9 +153,7 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
         "Linear has no part 'classifier', which this training method needs; its parts are ['linear']. Name the model's "
         "own part in the method's options."
     )
-    with pytest.raises(
-        MethodError, match="^Parts has an attribute 'private', where this training method puts a part"
-    ):
+    with pytest.raises(MethodError, match="^Parts has an attribute.*'private'"):
         TwoBranches()(TwoBranches()(Parts()))
     with pytest.raises(MethodError) as error:
         TwoBranches()(Plus())
@@ -299,23 +297,17 @@ def test_what_kteps_star_sends_is_counted_to_the_byte() -> None:
 
 
 def test_a_projection_that_does_not_fit_the_table_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^A projection on the components 2 \.\. 150 wants a table of shape \(n, d\)"
-    ):
+    with pytest.raises(ConfigError, match=r"^A projection on the.*2.*150"):
         trained(methods.kteps_star(table="encoder.weight"))
-    with pytest.raises(
-        ConfigError, match="^The projection's table 'embedding.weight' matches nothing that is uploaded"
-    ):
+    with pytest.raises(ConfigError, match="^The projection's table.*'embedding.weight'"):
         trained(methods.kteps_star())
-    with pytest.raises(ConfigError, match="^A projection keeps the components start .. end, counted from 1"):
+    with pytest.raises(ConfigError, match="^A projection keeps the.*1"):
         methods.kteps_star(5, 4)
 
 
 def test_a_projection_on_too_many_components_is_refused_before_any_training() -> None:
     model = TextClassifier(20, 2, embedding_dim=6, hidden=3)
-    with pytest.raises(
-        ConfigError, match=r"wants a table of shape \(n, d\) with d at least 150; got \(20, 6\)"
-    ):
+    with pytest.raises(ConfigError, match=r"wants a table of shape \(n,.*150.*20.*6"):
         simulate(model, methods.kteps_star(), TEXTS, rounds=0, cohort=3)
 
 

@@ -42,7 +42,5 @@ def test_a_simulation_warns_of_the_plateau() -> None:
             nn.init.zeros_(self.classifier.bias)
 
     method = methods.kteps(noise=0, local=Phase(batch_size=4, optimizer=sgd(1e-9)))
-    with pytest.warns(
-        UserWarning, match=r"^The training loss of the last 10 rounds was .* know nothing, 2\.2\."
-    ):
+    with pytest.warns(UserWarning, match=r"^The training loss of the.*10.*2\.2"):
         simulate(Ignorant().double(), method, classes(), rounds=10, cohort=4)

@@ -191,7 +191,7 @@ def test_a_fine_tuned_start_needs_equal_experts() -> None:
 def test_early_stopping_without_validation_examples() -> None:
     data = classes(counts=(5, 6), valid=0)
     run = simulate(model(), mixture(local=LOCAL), data, rounds=0)
-    with pytest.raises(MethodError, match="^Client 'user-0', adapting: .* there is no example in the split"):
+    with pytest.raises(MethodError, match="^Client 'user-0', adapting: "):
         adapt_clients(run)
 
 

@@ -43,12 +43,10 @@ def test_steps_that_are_asked_for_with_passes_stay() -> None:
 
 
 def test_settings_that_are_none_are_refused_when_they_are_made() -> None:
-    with pytest.raises(MethodError, match=r"^trains must be patterns of names, 'head\.\*' for one; got 3\.$"):
+    with pytest.raises(MethodError, match=r"^trains must be patterns of.*'head\.\*'.*3"):
         Phase(trains=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^betas must be two numbers in \[0, 1\); got \(0\.9,\)\.$"):
         adam(0.1, betas=(0.9,))  # type: ignore[arg-type]
     for value in (("normal", "x"), float("nan"), ("normal", float("inf"))):
-        with pytest.raises(
-            ConfigError, match=r"^private_init must be a number, \('normal', std\) or 'model'; got "
-        ):
+        with pytest.raises(ConfigError, match=r"^private_init must be a.*'normal'.*'model'"):
             Init(value=value)  # type: ignore[arg-type]

@@ -216,7 +216,7 @@ class Detached(Logits):
 def test_a_loss_that_depends_on_nothing_trained_is_an_error(engine: str) -> None:
     with pytest.raises(
         MethodError,
-        match=r"The loss depends on none of what is trained \(user, linear\.weight, linear\.bias\), so",
+        match=r"The loss depends on none of.*linear\.weight.*linear\.bias",
     ):
         simulate(Detached(), methods.fedavg(), classes(), rounds=1, engine=engine)
 
@@ -227,9 +227,7 @@ def test_copies_do_not_collide_and_leave_the_model_alone() -> None:
     both = with_copy(model)
     assert list(both.state_dict()) == names + [f"own.{n}" for n in names]
     assert list(model.state_dict()) == names
-    with pytest.raises(
-        MethodError, match="^Logits has an attribute 'own', where this training method puts a part"
-    ):
+    with pytest.raises(MethodError, match="^Logits has an attribute.*'own'"):
         with_copy(both)
     with pytest.raises(MethodError, match=r"^alpha must be in \[0, 1\]; got 1.5"):
         methods.apfl(1.5)
@@ -268,9 +266,7 @@ def test_pfedme_refuses_statistics_that_its_shared_model_never_gets() -> None:
 
 
 def test_centralised_training_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(
-        MethodError, match="^'fedrecon' is stateless: its private values start from scratch in every round"
-    ):
+    with pytest.raises(MethodError, match="^'fedrecon' is stateless: its"):
         trained("fedrecon", engine="pooled")
     for name in ("ditto", "apfl"):
         wanted = (

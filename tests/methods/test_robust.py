@@ -184,11 +184,7 @@ def test_options_that_make_no_sense_are_refused(make: Any, message: str) -> None
 
 
 def test_krum_of_too_few_is_refused() -> None:
-    with pytest.raises(
-        UploadError, match="Krum wants at least 5 uploads where 1 may be faulty and 1 is taken; got 4."
-    ):
+    with pytest.raises(UploadError, match="Krum wants at least 5 uploads.*1.*1.*4"):
         reduced(Krum(faulty=1), named([[0, 0]] * 4))
-    with pytest.raises(
-        UploadError, match="Krum wants at least 6 uploads where 1 may be faulty and 5 is taken; got 5."
-    ):
+    with pytest.raises(UploadError, match="Krum wants at least 6 uploads.*1.*5.*5"):
         reduced(Krum(faulty=1, taken=5), named([[0, 0]] * 5))

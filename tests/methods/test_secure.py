@@ -273,9 +273,7 @@ def test_a_simulation_with_a_cohort_of_one_is_refused_before_it_begins(
     cohort: int, sampling: Any, tmp_path: Path
 ) -> None:
     method = securely(methods.furl("user", server=UNIFORM), LOOSE)
-    with pytest.raises(
-        ConfigError, match="Secure sums want at least 2 clients in every cohort; of 6 clients"
-    ):
+    with pytest.raises(ConfigError, match="Secure sums want at least 2.*6"):
         simulate(
             Logits(), method, classes(), rounds=12, cohort=cohort, sampling=sampling, out=tmp_path / "run"
         )

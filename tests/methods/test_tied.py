@@ -101,14 +101,12 @@ def test_layers_that_share_a_weight_share_it_in_a_copy(method: Method) -> None:
 
 
 def test_fedcp_refuses_a_head_that_shares_a_weight_with_the_body() -> None:
-    with pytest.raises(MethodError, match="'encoder.weight' and 'classifier.weight' of Tied are one tensor"):
+    with pytest.raises(MethodError, match="'encoder.weight' and.*'classifier.weight'"):
         trained(Tied(), methods.fedcp(local=LOCAL))
 
 
 def test_fedala_refuses_an_upper_layer_that_shares_a_weight_with_a_lower_one() -> None:
-    with pytest.raises(
-        MethodError, match=r"'classifier.weight', which is one, and 'encoder.weight' are one tensor"
-    ):
+    with pytest.raises(MethodError, match=r"'classifier.weight', which is.*'encoder.weight'"):
         trained(Tied(), methods.fedala("classifier.*", local=LOCAL))
     both = trained(Tied(), methods.fedala(("encoder.weight", "classifier.*"), local=LOCAL), rounds=3)
     assert {"mix.encoder.weight", "mix.classifier.bias"} <= set(everyone(both.private, 6))

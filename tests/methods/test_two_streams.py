@@ -212,9 +212,7 @@ def test_a_model_without_features_is_refused(name: str) -> None:
     class Beheaded(Parts):
         head = None  # type: ignore[assignment]
 
-    with pytest.raises(
-        MethodError, match=r"^Beheaded has no method 'head', which .* and `head\(self, features\)`"
-    ):
+    with pytest.raises(MethodError, match=r"^Beheaded has no method.*'head'"):
         simulate(Beheaded().double(), methods.METHODS[name](), DATA, rounds=1)
     with pytest.raises(MethodError, match="^lam must be at least 0; got -1.0"):
         methods.fedmmd(-1)

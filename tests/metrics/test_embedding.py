@@ -115,17 +115,13 @@ def test_traits_may_be_a_tensor(clusters: tuple[np.ndarray, list[str]]) -> None:
 def test_a_trait_that_is_not_known_is_no_trait(unknown: object) -> None:
     traits = ["a", unknown, None, None]
     for measured in (lambda: silhouette(np.zeros((4, 1)), traits), lambda: chance_agreement(traits)):
-        with pytest.raises(
-            DataError, match=r"^Traits: one is NaN\. Leave out users whose trait is not known"
-        ):
+        with pytest.raises(DataError, match=r"^Traits: one is NaN\. Leave"):
             measured()
     assert chance_agreement(["a", "a", None, None]) == pytest.approx(1 / 3)
 
 
 def test_rows_must_fit() -> None:
-    with pytest.raises(
-        DataError, match=r"^User vectors: wanted shape \(3, p\), one row a user; got \(4, 2\).$"
-    ):
+    with pytest.raises(DataError, match=r"^User vectors: wanted shape.*3.*4.*2"):
         linear_cka(np.zeros((4, 2)), np.zeros((3, 2)))
     with pytest.raises(DataError, match="a value is NaN or infinite"):
         silhouette(np.array([[math.nan], [0.0]]), ["a", "b"])

@@ -204,9 +204,7 @@ def test_methods_whose_state_assumes_synchrony_say_so_and_are_refused_by_name() 
 def test_a_buffer_larger_than_the_clients_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     devices = Devices("plain", tmp_path / "devices", 2)
     run = federation("plain", policy=RoundPolicy(mode="buffered", buffer=7))
-    with pytest.raises(
-        ConfigError, match=r"^rounds.buffer must be at most the 6 clients that train; got 7\.$"
-    ):
+    with pytest.raises(ConfigError, match=r"^rounds.buffer must be at.*6.*7"):
         serve_run(run, devices.transport, tmp_path / "run", progress=False)
     devices.close()
     assert not (tmp_path / "run").exists()

@@ -182,9 +182,7 @@ class TestHistory:
 class TestMissing:
     def test_a_version_of_a_client_without_any_is_refused(self, tmp_path: Path) -> None:
         made(tmp_path)
-        with pytest.raises(
-            MissingError, match=r"wants version 4 of what client 'b' .* has none\. Restore its state"
-        ):
+        with pytest.raises(MissingError, match=r"wants version 4 of what.*'b'"):
             opened(tmp_path).begin("b", Wanted(4, 3))
 
     def test_a_client_may_begin_anew_and_goes_on_from_there(self, tmp_path: Path) -> None:
@@ -315,9 +313,7 @@ class TestMoreThanARowHolds:
         assert list(tmp_path.iterdir()) == []
         made(tmp_path)
         monkeypatch.setattr(database, "BESIDE", 10**9 - 8)
-        with pytest.raises(
-            StoreError, match="^A client's private values take 16 bytes, .* at most 8 for each"
-        ):
+        with pytest.raises(StoreError, match="^A client's private values.*16.*8"):
             opened(tmp_path)
 
     def test_all_that_may_stand_beside_the_values_has_room(self, tmp_path: Path) -> None:

@@ -196,9 +196,7 @@ def test_a_client_on_two_nodes_is_refused_before_anything_is_written(tmp_path: P
     twin = devices.start(1)
     twin.folder = tmp_path / "twin"
     devices.transport.join("node-9", twin.serve)
-    with pytest.raises(
-        ConfigError, match=r"^Client 'user-\d' is declared on two nodes, 'node-1' and 'node-9'\."
-    ):
+    with pytest.raises(ConfigError, match=r"^Client 'user-\d' is declared.*'node-1'.*'node-9'"):
         served(devices, tmp_path)
     devices.close()
     twin.close()
@@ -207,9 +205,7 @@ def test_a_client_on_two_nodes_is_refused_before_anything_is_written(tmp_path: P
 
 def test_an_order_beyond_the_transports_limit_is_said_clearly(tmp_path: Path) -> None:
     devices = Devices(CASE, tmp_path, 2, most_bytes=500)
-    with pytest.raises(
-        ConfigError, match=r"^The message '\w+' to node 'node-0' has [\d,]+ bytes, and this transport"
-    ):
+    with pytest.raises(ConfigError, match=r"^The message '\w+' to node.*'node-0'"):
         served(devices, tmp_path)
     devices.close()
 

@@ -110,7 +110,7 @@ def test_the_file_keeps_them_and_forgets_them(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as sql, sql:
         sql.execute("UPDATE examples SET parts = ?", (b"12345678\x01abcdefgh\x02",))
     file = DeviceFile(path, "ann")
-    with pytest.raises(StoreError, match="the parts of the examples of 'ann' do not fit their checksum"):
+    with pytest.raises(StoreError, match="the parts of the examples of.*'ann'"):
         file.parts()
     file.close()
 

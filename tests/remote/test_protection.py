@@ -156,9 +156,7 @@ def test_a_run_that_continues_another_goes_on_with_its_budget(tmp_path: Path) ->
         ledger = Ledger.read(tmp_path / name / FILE, read_info(tmp_path / name)["run"])
         assert ledger.charged == {kind: 2 * number + 2}
         assert ledger.spent() == pytest.approx(epsilon({kind: 2 * number + 2}, asked.delta, "rdp"))
-    with pytest.raises(
-        BudgetError, match="Round 1 would cost more privacy than is left: 7 rounds have come to"
-    ):
+    with pytest.raises(BudgetError, match="Round 1 would cost more.*7"):
         served_after(tmp_path, "fourth", "third", asked)
     with pytest.raises(BudgetError, match="Round 1 would cost"):  # also when it goes on
         served_after(tmp_path, "fourth", "third", asked)
@@ -169,7 +167,7 @@ def test_no_private_run_continues_one_without_noise_that_protects(
     before: DifferentialPrivacy | None, tmp_path: Path
 ) -> None:
     served_after(tmp_path, "first", None, before, sampling="poisson" if before else "shuffled")
-    with pytest.raises(ConfigError, match="has no differential privacy, or noise from a seed, so no ε holds"):
+    with pytest.raises(ConfigError, match="has no differential privacy,"):
         served_after(tmp_path, "second", "first", replace(ASKED, noise_seed=None))
     assert not (tmp_path / "second").exists()
 

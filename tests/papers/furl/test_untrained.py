@@ -53,16 +53,12 @@ def test_messages_by_hand_and_from_the_cell() -> None:
     assert list(found) == [COUNTING, DECAYED, MEMORY]
     assert (found[MEMORY].values, found[MEMORY].users) == ({7: 0.75}, {None: {"a": 0.25, "c": 1.0}})
     assert found[DECAYED].users == {None: {"a": 0.0, "c": 1.0}}
-    with pytest.raises(
-        DataError, match="Wanted accuracies of these 2 users: a, c, …; got those of 1: ids are not"
-    ):
+    with pytest.raises(DataError, match="Wanted accuracies of these 2.*1"):
         of_messages(data, Found({"decayed": row, "local": Scored(0.1, 0.5, (0.0,), {})}, ""), 7)
     assert (
         of_messages(data, Found({"decayed": row, "local": row}, "", ("a", "c")), 7)[MEMORY] == found[MEMORY]
     )
-    with pytest.raises(
-        DataError, match="Wanted accuracies of these 2 users: a, c, …; got those of 2: a, b, …"
-    ):
+    with pytest.raises(DataError, match="Wanted accuracies of these 2.*2"):
         of_messages(data, Found({"decayed": row, "local": row}, "", ("a", "b")), 7)
 
 

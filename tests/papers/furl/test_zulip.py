@@ -190,7 +190,7 @@ def test_a_file_that_is_no_gzip(tmp_path: Path) -> None:
 def test_a_file_damaged_inside(tmp_path: Path) -> None:
     whole = bytearray(gzip.compress("".join(json.dumps(one) + "\n" for one in MESSAGES * 50).encode()))
     whole[40:60] = b"\xff" * 20
-    with pytest.raises(DataError, match=r"is truncated or no gzip file: it breaks off after line \d+ \("):
+    with pytest.raises(DataError, match=r"is truncated or no gzip file:"):
         zulip_channels(folder(tmp_path, bytes(whole)))
 
 

