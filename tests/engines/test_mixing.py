@@ -16,7 +16,7 @@ from fedkeep import methods
 from fedkeep.core.net import Net
 from fedkeep.core.params import clone
 from fedkeep.data import FederatedData, Ragged
-from fedkeep.engines.mixing import mixes
+from fedkeep.engines.rehearsal import mixes
 from fedkeep.experiments.simulate import simulate
 from tests.tiny import same_bits
 

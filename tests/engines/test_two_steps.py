@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fedkeep import Method, methods, simulate
 from fedkeep.core.net import Net
-from fedkeep.engines.moves import first_batches, first_values, losses
-from fedkeep.engines.two_steps import otherwise
+from fedkeep.engines.rehearsal import first_batches, first_values, losses, steps_differ
 from tests.methods.parts import Parts
 from tests.methods.table import DATA, ROWS
 
@@ -62,7 +61,7 @@ def found(model: nn.Module, method: Method) -> bool:
     net = Net(module)
     net.train()
     seed = torch.get_rng_state()
-    answer = otherwise(
+    answer = steps_differ(
         net, first_values(net, method, 0), losses(net, method, DATA), first_batches(DATA, net)[0]
     )
     assert net.module.training

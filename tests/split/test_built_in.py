@@ -12,7 +12,7 @@ from torch import nn
 from fedkeep import FederatedData, Method, Split, check_split, methods, models
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch
-from fedkeep.engines.moves import first_values, losses, stays
+from fedkeep.engines.rehearsal import cannot_move, first_values, losses
 from tests.engines.test_conformance import CASES
 from tests.tiny import texts
 
@@ -35,7 +35,7 @@ def checked(
     start, terms = first_values(net, method, 0), losses(net, method, data)
     reports = [check_split(model, method.split, batches, loss=term, start=start, trains=()) for term in terms]
     violations = [str(v) for report in reports for v in report.violations]
-    return violations, list(stays(net, method, batches, start, terms))
+    return violations, list(cannot_move(net, method, batches, start, terms))
 
 
 # Parameters that no loss reaches. AspMTL: each task has a classifier of its own; the model's stands beside them. FedCP: the

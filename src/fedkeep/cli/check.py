@@ -26,13 +26,10 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
     from fedkeep.data import Ragged
-    from fedkeep.engines.mixing import MIXES, mixes
-    from fedkeep.engines.moves import first_batches, first_values, losses, stays
-    from fedkeep.engines.two_steps import OTHERWISE, otherwise
+    from fedkeep.engines.rehearsal import first_batches, first_values, losses, model_warnings
     from fedkeep.experiments.build import build_data, data_folder, rehearse_config
     from fedkeep.nn.accelerate import swaps_of
     from fedkeep.split import check_split
-    from fedkeep.split.check import stuck
     from fedkeep.split.probe import EQUATIONS
 
     found = find_config(config, overrides)
@@ -54,12 +51,8 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
         say(f"Layers {line}.")
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
         show_texts(examples)
-    if still := stays(net, method, batches, start, terms):
-        complain(f"Warning: {stuck(still)}")
-    if mixes(net, start, examples):
-        complain(f"Warning: {MIXES}")
-    if batches and otherwise(net, start, terms, batches[0]):
-        complain(f"Warning: {OTHERWISE.format(method=method.name)}")
+    for text in model_warnings(method, net, examples, found.config.seed, whose=pooled, given=True):
+        complain(f"Warning: {text}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:
         complain(line)

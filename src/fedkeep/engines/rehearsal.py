@@ -1,13 +1,18 @@
-"""Which parameters a model's own forward writes into, e.g. to bound a norm: found once, before anybody is served.
+"""A model and a method are tried on a few examples before anybody is served.
 
-In training they are a client's own copies, and a constraint holds there. Judging and hooks compute with what all share.
+What is asked: which parameters forward writes into (``rehearse``), whether a prediction depends on the examples beside
+it (``mixes``), whether forward is ``head(features(…))`` where a method trains these (``steps_differ``), and whether all
+that is trained can move (``cannot_move``). ``model_warnings`` asks the last three. Whether clients can be trained side
+by side is asked in ``vectorised``, of lanes. The module, its buffers and chance are left as they were.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,17 +21,269 @@ from torch import Tensor, nn
 
 from fedkeep.core.buffers import Place
 from fedkeep.core.dispatch import EagerMode
-from fedkeep.core.draws import forked
-from fedkeep.core.net import Net, tensors_of
-from fedkeep.core.params import Batch, Params, clone, is_state
+from fedkeep.core.draws import forked, without_draws
+from fedkeep.core.errors import FedkeepError
+from fedkeep.core.net import Net, logits_of, on_cpu, tensors_of
+from fedkeep.core.params import SERVER, Batch, Params, clone, is_state, prefixed, tensors_in
+from fedkeep.data import FederatedData
+from fedkeep.engines.base import first_kept
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.tables.local_rows import Examples
+from fedkeep.methods import Method
+from fedkeep.methods.features import Known
+from fedkeep.methods.terms import Term
+from fedkeep.split import immovable
+from fedkeep.split.check import stuck
+from fedkeep.split.joint import LocalLoss
+from fedkeep.store import Default
+
+USERS, EXAMPLES = 3, 8
+TOGETHER = 4
+"""Examples judged together, and as two pairs: layers that want two examples refuse one."""
+ASKED = 100
+"""So many clients are asked for as many training examples, at most."""
+ROUNDING = 1e-3
+"""Of the largest output: single precision gives an example other last digits in a larger batch."""
+MIXES = (
+    "The model predicts otherwise for an example when others are in its batch, also in evaluation (e.g. statistics "
+    "of the batch, or texts' padding that counts). Metrics then depend on which examples are judged together, other "
+    "clients' among them, and differ between a simulation and real devices. Let forward compute each example alone."
+)
+STEPS_DIFFER = (
+    "The model's forward gives other values than its head(features(…)), and {method!r} trains these: it would be "
+    "judged by what it has not trained. Let forward be head(features(…)), or give the two steps other names."
+)
+
+
+def model_warnings(
+    method: Method,
+    net: Net,
+    data: FederatedData,
+    seed: int,
+    device: str = "cpu",
+    *,
+    whose: bool = False,
+    given: bool = False,
+) -> Iterator[str]:
+    """Yield what is to be said of a model before it is trained.
+
+    Of phases that train nothing; of predictions that depend on the examples beside them; of parameters that cannot
+    move; and of two steps, trained by the method, that are not ``forward``.
+
+    Args:
+        method: the method.
+        net: the model as a function.
+        data: the data set.
+        seed: the run's.
+        device: where to compute; what takes gradients is computed on the CPU.
+        whose: with the column ``client`` of centralised training.
+        given: whether parameters are named, too, that cannot move from values of the module's own. These are the
+            user's; a number that new clients' private values are set to is always looked at.
+    """
+    names = sorted(net.trainable())
+    if not names:
+        yield "No parameter of the model requires a gradient, so rounds train nothing."
+    elif idle := [p.trains for p in method.client.phases if not p.trained_names(method.split, names)]:
+        yield (
+            f"A phase of {method.name!r} trains {idle[0]!r} parameters, and the split leaves none, so it does nothing. "
+            f"Name other parameters as private."
+        )
+    if mixes(net, first_values(net, method, seed), data, device):
+        yield MIXES
+    moving = given or not isinstance(method.client.keep.value, str | tuple)
+    if not (moving or has_steps(net.module)):
+        return
+    net, still = on_cpu(net), tuple[str, ...]()
+    try:
+        start, batches = first_values(net, method, seed), first_batches(data, net, whose=whose)
+        terms = losses(net, method, data)
+        if batches and moving:
+            still = cannot_move(net, method, batches, start, terms)
+    except (FedkeepError, RuntimeError, ValueError, IndexError):
+        return  # the model does not fit the data: training says so, and for which client
+    if still:
+        yield stuck(still)
+    if batches and steps_differ(net, start, terms, batches[0]):
+        yield STEPS_DIFFER.format(method=method.name)
+
+
+def first_values(net: Net, method: Method, seed: int) -> Params:
+    """Return the values that a new client's first training starts from."""
+    kept = Default(first_kept(method, net), method.client.keep.value, seed, net.buffers())("")
+    return {**net.initial(), **{n: v for n, v in kept.items() if not is_state(n)}}
+
+
+def first_batches(
+    data: FederatedData, net: Net, users: int = USERS, examples: int = EXAMPLES, *, whose: bool = False
+) -> list[Batch]:
+    """Return a small batch of training examples of each of the first users that have any.
+
+    ``whose``: with the column ``client`` of centralised training, each example's client.
+    """
+    kind = float_type(net.initial())
+    batches = []
+    for client in range(len(data)):
+        rows = np.asarray(data.rows(client, "train")[:examples])
+        if len(rows):
+            batch = load_batch(data, rows, "cpu", kind)
+            batches.append({**batch, "client": torch.full((len(rows),), client)} if whose else batch)
+        if len(batches) == users:
+            break
+    return batches
+
+
+@dataclass(frozen=True)
+class WithState:
+    """A loss that is also given a method's state, as it is before the first round, in double where the model is.
+
+    Attributes:
+        loss: the loss.
+        kept: a client's, under ``client/NAME``.
+        sent: the server's, under ``server/NAME``.
+    """
+
+    loss: Term
+    kept: Params
+    sent: Params
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss, a scalar."""
+        exact = any(v.dtype == torch.float64 for v in params.values())
+        kept, sent = (
+            {n: v.double() if exact and v.is_floating_point() else v for n, v in state.items()}
+            for state in (self.kept, self.sent)
+        )
+        return self.loss(net, {**kept, **params}, batch, {**received, **sent})
+
+
+def losses(net: Net, method: Method, data: FederatedData) -> list[WithState]:
+    """Return the phases' losses with the state that they may look at."""
+    kept = {n: v for n, v in first_kept(method, net).items() if is_state(n)}
+    sent = prefixed(SERVER, method.server.state(net, data))
+    return [WithState(phase.loss, kept, sent) for phase in method.client.phases]
+
+
+def cannot_move(
+    net: Net, method: Method, batches: Sequence[Batch], start: Params, terms: Sequence[WithState]
+) -> tuple[str, ...]:
+    """Return the parameters that a round of the method is to train and cannot move from where they start."""
+    names = sorted(net.trainable())
+    trained = [phase.trained_names(method.split, names) for phase in method.client.phases]
+    phases = list(zip(terms, trained, strict=True))
+    return immovable(net, method.split.halves(net.module), start, batches, phases)
+
+
+@contextmanager
+def _as_it_was(net: Net, device: str, *, training: bool = False) -> Iterator[None]:
+    """Try a model in one of its modes; its mode, what it remembers and chance go on where they were.
+
+    A compiled model is computed as it is written: it would be compiled for a few examples, and anew for a run's.
+    """
+    mode = net.module.training
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    net.train(training)
+    try:
+        with forked(device), eager, net.still():
+            yield
+    finally:
+        net.train(mode)
+
+
+def mixes(net: Net, params: Params, data: FederatedData, device: str = "cpu") -> bool:
+    """Tell whether outputs for examples differ by more than rounding when fewer are in the batch.
+
+    A model that cannot be run on these examples, or draws, mixes nothing: the run says why, and for whom.
+
+    Args:
+        net: the model as a function; it is left as it is.
+        params: all values by name.
+        data: the data set; a few training examples of one client are used.
+        device: where to compute.
+    """
+    every = (data.rows(client, "train") for client in range(min(len(data), ASKED)))
+    rows = next((np.asarray(some[:TOGETHER]) for some in every if len(some) >= TOGETHER), None)
+    if rows is None:
+        return False
+    values = {n: v.detach().to(device) for n, v in params.items()}
+    with suppress(Exception), torch.no_grad():
+        outputs = []
+        for some in (rows, rows[:2], rows[2:]):
+            batch = load_batch(data, some, device, float_type(values))
+            with _as_it_was(net, device):
+                outputs.append(tensors_in(without_draws("model", partial(net, clone(values), batch), device)))
+        return any(map(_joined_apart, *outputs))
+    return False
+
+
+def _joined_apart(many: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Tell whether examples' outputs are others in two batches than in one, by more than rounding.
+
+    A number, e.g. a penalty beside the logits, is no example's output.
+    """
+    if not first.dim() == second.dim() == many.dim() > 0:
+        return False
+    return first.shape[1:] == second.shape[1:] and _apart(many, torch.cat([first, second]))
+
+
+def _apart(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors of one shape differ by more than rounding; False of other shapes, and of integers."""
+    if one.shape != other.shape or not (one.is_floating_point() and one.numel()):
+        return False
+    return bool((other - one).abs().amax() > ROUNDING * one.abs().amax())
+
+
+class _Heard(Known):
+    """A net that notes which of the module's methods are called."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net, "forward")
+        self.heard = set[str]()
+
+    def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Any:
+        self.heard.add(method)
+        return self.net.call(method, params, batch)
+
+
+def has_steps(module: nn.Module) -> bool:
+    """Tell whether a model has both ``features`` and ``head``, methods or layers."""
+    return all(callable(getattr(module, step, None)) for step in ("features", "head"))
+
+
+def steps_differ(net: Net, params: Params, losses: Iterable[LocalLoss], batch: Batch) -> bool:
+    """Tell whether some loss calls ``head``, and ``forward`` differs by more than rounding from what it gives.
+
+    A model that cannot be run on the batch, or draws, is not told: the run says why.
+
+    Args:
+        net: the model as a function, on the CPU; it is left as it is.
+        params: all values by name.
+        losses: ``(net, params, batch, received) -> scalar``, of a round's phases.
+        batch: a few examples.
+    """
+    if not has_steps(net.module):
+        return False
+    heard, found = _Heard(net), False
+    with _as_it_was(net, "cpu"):
+        for loss in losses:
+            with suppress(Exception):
+                loss(heard, clone(params), batch, clone(params))
+        if "head" in heard.heard:
+            with torch.no_grad(), suppress(Exception):
+                found = without_draws("model", partial(_steps_apart, net, params, batch), "cpu")
+    return found
+
+
+def _steps_apart(net: Net, params: Params, batch: Batch) -> bool:
+    between = {"features": net.call("features", clone(params), batch)}
+    steps = logits_of(net.call("head", clone(params), between))
+    return any(map(_apart, tensors_in(net(clone(params), batch)), tensors_in(steps)))
 
 
 def rehearse(net: Net, params: Params, data: Examples, rows: np.ndarray, device: str) -> None:
-    """Add to ``net.written`` the parameters that ``forward`` writes into: a pass in each mode, the first time.
+    """Add to ``net.written`` the parameters that ``forward`` writes into, e.g. to bound a norm: found once.
 
-    Tables that are only looked up are no part of it. A pass that fails finds nothing; the run says why, and for whom.
+    In training they are a client's own copies, and a constraint holds there; judging and hooks compute with what all
+    share. Tables that are only looked up are no part of it. A pass that fails finds nothing; the run says why.
 
     Args:
         net: the model as a function.
@@ -39,26 +296,22 @@ def rehearse(net: Net, params: Params, data: Examples, rows: np.ndarray, device:
     """
     if net.rehearsed or not len(rows):
         return
-    net.rehearsed, mode, found = True, net.module.training, set[str]()
+    net.rehearsed, found = True, set[str]()
     every = {**tensors_of(net.module), **params}
     given = {n: v.detach().to(device) for n, v in every.items() if not is_state(n)}
     batch = load_batch(data, np.resize(rows[:2], 2), device, float_type(given))
     for training in (True, False):
-        net.train(training)
-        found |= _written(net, given, clone(batch), device)
-    net.train(mode)
+        found |= _written(net, given, clone(batch), device, training=training)
     for prefix, layer in net.module.named_modules():
         own = [Place(f"{prefix}.{leaf}".lstrip("."), layer._parameters, leaf) for leaf in layer._parameters]
         net.written.update({place.name: place for place in own if place.name in found})
 
 
-def _written(net: Net, given: Params, batch: Batch, device: str) -> set[str]:
+def _written(net: Net, given: Params, batch: Batch, device: str, *, training: bool) -> set[str]:
     """Return the names of values that a pass writes into, or gives other memory: of copies, tables aside."""
     values = {n: v if n in net.lookup else v.clone() for n, v in given.items()}
     before, writes = {n: _place(v) for n, v in values.items()}, Writes()
-    # A compiled model would be compiled for these examples, and anew for a run's mini-batches.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with forked(device), torch.no_grad(), net.still(), suppress(Exception), eager, writes:
+    with _as_it_was(net, device, training=training), torch.no_grad(), suppress(Exception), writes:
         net(values, batch)
     moves = set(_laid_together(net, device))
     return {
@@ -97,8 +350,7 @@ class Writes(EagerMode):
         given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **(kwargs or {})}
         for argument in func._schema.arguments:
             if argument.is_write and (value := given.get(argument.name)) is not None:
-                several = value if isinstance(value, list | tuple) else [value]
-                self.places |= {_place(v) for v in several if isinstance(v, Tensor)}
+                self.places |= {_place(v) for v in tensors_in(value)}
         return func(*args, **(kwargs or {}))
 
 

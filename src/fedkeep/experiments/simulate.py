@@ -25,8 +25,8 @@ from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_globa
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.judgement import kinds_of
-from fedkeep.engines.moves import warn_of_the_model
 from fedkeep.engines.opt_out import made_of_all
+from fedkeep.engines.rehearsal import model_warnings
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.experiments.budget import draw_anew, ledger_of, terms_of
@@ -358,7 +358,8 @@ class Simulation:
         progress: bool | None,
     ) -> Drive:
         method = with_declared_tables(self.method, self.net, self.data, self.device)
-        warn_of_the_model(method, self.net, self.data, self.seed, self.device)
+        for text in model_warnings(method, self.net, self.data, self.seed, self.device):
+            warnings.warn(text, stacklevel=2)
         job = Job(
             method,
             self.net,

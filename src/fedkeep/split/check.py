@@ -14,9 +14,9 @@ from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
+from fedkeep.split.can_move import immovable
 from fedkeep.split.holding import Held
 from fedkeep.split.joint import Joint, LocalLoss, joint_from_loss
-from fedkeep.split.moves import immovable
 from fedkeep.split.probe import Probe, Violation
 from fedkeep.split.split import Split
 
