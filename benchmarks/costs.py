@@ -31,8 +31,7 @@ from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
 from fedkeep.engines import Sequential, Vectorised
 from fedkeep.engines.auto import WORTHWHILE
-from fedkeep.engines.vectorised.costs import Work, times_faster, work_of
-from fedkeep.engines.vectorised.memory import room
+from fedkeep.engines.vectorised.costs import StepCost, room, step_cost, times_faster
 
 COHORTS, BATCHES, STEPS = (10, 40, 160), (8, 32), 4
 WRONG = 1.2
@@ -155,7 +154,7 @@ def measured(name: str, cohort: int, batch: int, turns: int) -> dict[str, Any]:
             if turn:
                 taken[engine].append(1e6 * (time.process_time() - began) / (cohort * STEPS))
     job = rounds["vectorised"].device.job
-    work, together = work_of(job, 0), min(cohort, room(job))
+    work, together = step_cost(job, 0), min(cohort, room(job))
     ratio = statistics.median(a / b for a, b in zip(taken["sequential"], taken["vectorised"], strict=True))
     return {
         "model": name,
@@ -208,7 +207,7 @@ def main() -> None:
     cases = itertools.product(MODELS, COHORTS, BATCHES)
     rows = [measured(*case, options.turns) for case in cases]
     for row in rows:
-        row["predicted"] = times_faster(Work(**row["work"]), row["together"])
+        row["predicted"] = times_faster(StepCost(**row["work"]), row["together"])
         row["wrong"] = wrong(row)
     right = sum(row["wrong"] == 1 for row in rows)
     write("costs", {"seed": 0, "turns": options.turns, "right": right, "fitted": fitted(rows), "cases": rows})

@@ -13,16 +13,16 @@ from fedkeep.core.dispatch import EagerMode
 RUN = """
 import sys
 import fedkeep
-from fedkeep.engines.vectorised.costs import work_of
+from fedkeep.engines.vectorised.costs import step_cost
 from tests.tiny import Logits, classes, job
 for engine in ("sequential", "vectorised", "auto"):
     data = fedkeep.data.toy(users=4)
     run = fedkeep.simulate(fedkeep.models.Linear(4, 3), fedkeep.methods.fedavg(), data, rounds=1, engine=engine)
     assert engine in (run.engine, "auto")
-assert work_of(job(Logits(), fedkeep.methods.fedavg(), classes(counts=(4, 4), kind="f4")), 0).flops > 0
+assert step_cost(job(Logits(), fedkeep.methods.fedavg(), classes(counts=(4, 4), kind="f4")), 0).flops > 0
 print({"torch._dynamo", "sympy"} & set(sys.modules))
 """
-"""``work_of`` is how ``auto`` chooses for larger runs than this."""
+"""``step_cost`` is how ``auto`` chooses for larger runs than this."""
 
 
 def test_a_run_loads_neither_torchs_compiler_nor_sympy() -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedkeep import Phase, methods, simulate
-from fedkeep.engines import AutoDevice, Choice, Measured, Sequential, Workers, auto, choose, run_round
-from fedkeep.engines.auto import one_thread
+from fedkeep.engines import Auto, Choice, Sequential, auto, run_round
+from fedkeep.engines.auto import known_beforehand, one_thread
 from fedkeep.engines.workers.pool import start_method
 from fedkeep.experiments.engine import make_engine
 from fedkeep.methods.terms import Term, cross_entropy
@@ -35,30 +35,30 @@ FORK = pytest.mark.skipif(start_method() != "fork", reason="workers are not fork
     ],
 )
 def test_what_is_known_beforehand(device: str, cohort: int, workers: int, expected: Choice | None) -> None:
-    assert choose(device, cohort, workers) == expected
+    assert known_beforehand(device, cohort, workers) == expected
 
 
 def test_where_processes_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's script without a guard of __main__ would be run again in each of them, so only on demand."""
     monkeypatch.setattr(auto, "start_method", lambda: "spawn")
     monkeypatch.setattr(auto, "available_cores", lambda: 4)
-    assert choose("cpu", 10, None) == Choice(
+    assert known_beforehand("cpu", 10, None) == Choice(
         "sequential", "processes cannot be forked here; workers=N starts new ones"
     )
-    assert choose("cpu", 10, 2) is None
+    assert known_beforehand("cpu", 10, 2) is None
     monkeypatch.setattr(auto, "available_cores", lambda: 1)
-    assert choose("cpu", 10, None) == Choice("sequential", "there is one core to use")
+    assert known_beforehand("cpu", 10, None) == Choice("sequential", "there is one core to use")
 
 
 def test_a_daemon_trains_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
-    assert choose("cpu", 10, 8) == Choice("sequential", "a daemon process may not start others")
+    assert known_beforehand("cpu", 10, 8) == Choice("sequential", "a daemon process may not start others")
 
 
-def measured(first: float, others: list[float], workers: int = 4, cohort: int = 10) -> Measured:
-    engine = Measured(100, cohort, Workers(workers, start="fork"))
+def measured(first: float, others: list[float], workers: int = 4, cohort: int = 10) -> Auto:
+    engine = Auto(cohort, 100, workers)
     for seconds in (first, *others):
-        engine._measured(seconds)
+        engine._took(seconds)
     return engine
 
 
@@ -101,13 +101,13 @@ def test_the_result_does_not_depend_on_when_it_changes_over(
 ) -> None:
     """In the middle of a round, at its start, or never."""
     found = []
-    for engine in (Sequential(), Measured(3, 4, Workers(2))):
+    for engine in (Sequential(), Auto(4, 3, 2)):
         monkeypatch.setattr(engine, "_pays", lambda left, e=engine: e.trained >= change, raising=False)
         work = job(Logits(), FURL, DATA)
         rounds = Rounds(work, engine)
         reports = [rounds([0, 3, 5, 2]) for _ in range(3)]
         found.append((rounds.server.params, everyone(work.store, 6), [r.loss for r in reports]))
-        if isinstance(engine, Measured):
+        if isinstance(engine, Auto):
             assert engine.trained == min(change, 12)
             assert (engine.workers._pool is not None) == (change < 12)
         engine.close()
@@ -223,7 +223,7 @@ def elsewhere(device: str) -> Any:
 
     def make(name: str, workers: Any, _: str, *rest: Any) -> Any:
         found = make_engine(name, workers, device, *rest)
-        assert name != "auto" or isinstance(found[0], AutoDevice)
+        assert name != "auto" or isinstance(found[0], Auto)
         return found
 
     return make

@@ -21,10 +21,9 @@ from fedkeep.engines import (
     Order,
     Sequential,
     Vectorised,
-    Workers,
     first_global,
 )
-from fedkeep.engines.auto import Measured
+from fedkeep.engines.auto import Auto
 from fedkeep.engines.client import train_client
 from fedkeep.methods import Init, Kept, Sent, by_share, newest
 from fedkeep.methods.terms import squared_error
@@ -71,7 +70,7 @@ def test_what_clients_keep_is_staged_and_kept_for_shares_alone(engine: type[Engi
     assert work.store.seen(range(4)) == [True, False, False, True]
 
 
-@pytest.mark.parametrize("engine", [Sequential(), Measured(9, 3, Workers(2))], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [Sequential(), Auto(3, 9, 2)], ids=lambda e: type(e).__name__)
 def test_an_upload_is_let_go_of_before_the_next_client_is_trained(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

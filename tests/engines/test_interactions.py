@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedkeep import FederatedData, Phase, adam, averaging, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.data import Ragged
-from fedkeep.engines import AutoDevice, Choice
+from fedkeep.engines import Auto
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import ClippedMean, Method
 from fedkeep.privacy import TopK
@@ -187,7 +187,7 @@ def test_exact_second_derivatives_of_layer_norm_are_one_clients_at_a_time(model:
     ):
         agree(model, method, numbers(4, 8), "vectorised")
     agree(model, method, numbers(4, 8), "sequential", "auto")
-    device = AutoDevice(Choice("vectorised", "the device is cuda"))
+    device = Auto(2, device="cuda")
     found = cohort(job(method.made_for(model().double()), method, numbers(4, 8)), device)
     assert device.name == "sequential"
     assert all(each.upload is not None for each in found)

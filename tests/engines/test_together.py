@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedkeep import Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
-from fedkeep.engines import Job, Sequential, Vectorised, auto, run_round
+from fedkeep.engines import Job, Vectorised, auto, run_round
 from fedkeep.engines.auto import as_one_program, width
-from fedkeep.engines.vectorised.costs import Costs, Work, times_faster, work_of
+from fedkeep.engines.vectorised.costs import Costs, StepCost, step_cost, times_faster
 from fedkeep.engines.vectorised.local import Stacked
 from fedkeep.methods import EarlyStopping
 from fedkeep.models import BagOfWords, Linear
@@ -122,9 +122,9 @@ def test_moments_count() -> None:
 
 def test_what_a_step_costs_is_counted_of_one_client() -> None:
     """Costs of calls are shared, those of bytes and products are not; a linear layer's products: 2 · 4 · 3 · 3, twice."""
-    work = work_of(job(Logits(), FURL, MANY), 0)
+    work = step_cost(job(Logits(), FURL, MANY), 0)
     assert (work.flops, work.measured) == (2 * 2 * 4 * 3 * 3, True)
-    some = Work(calls=10, kept=6_000_000, moved=2_000_000, flops=3_000_000, convolved=1_000_000)
+    some = StepCost(calls=10, kept=6_000_000, moved=2_000_000, flops=3_000_000, convolved=1_000_000)
     costs = Costs(alone=1, call=3, kept=7, moved=4, flops=5, convolved=6)
     assert costs.of(some, 8) == 1 + 30 / 8 + 42 + 8 + 15 + 6
     assert times_faster(work, 30) > times_faster(work, 10) > 1.5
@@ -141,7 +141,7 @@ def test_logistic_regression_on_many_examples_is_trained_together(clients: int, 
 
 def test_what_the_optimiser_moves_and_convolutions_are_counted_apart() -> None:
     """Forward: 4 images, 2 filters of 9 numbers at 16 places; backward: the weights' gradient, as images have none."""
-    work = work_of(images(6, nn.Conv2d(1, 2, 3)), 0)
+    work = step_cost(images(6, nn.Conv2d(1, 2, 3)), 0)
     values = 2 * 9 + 2 + 3 * 2 * 16 + 3
     assert (work.kept, work.convolved, work.measured) == (4 * 2 * values, 2 * 2 * 4 * 2 * 9 * 16, True)
     product = 2 * 4 * (2 * 16) * 3
@@ -157,7 +157,7 @@ def test_other_operations_than_were_measured_want_little_memory(layer: Any) -> N
     """The costs say yes, but of its time nothing is known."""
     for pixels, chosen in ((6, True), (60, False)):
         work = images(pixels, layer)
-        assert not work_of(work, 0).measured
+        assert not step_cost(work, 0).measured
         assert (as_one_program(work, 30) is not None) == chosen
 
 
@@ -271,7 +271,7 @@ def test_it_is_asked_once_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
         return as_one_program(work, cohort)
 
     monkeypatch.setattr(auto, "as_one_program", spy)
-    engine = auto.Auto(20, Sequential(), "there is one core to use")
+    engine = auto.Auto(20, workers=1)
     assert engine.choice == auto.Choice("sequential", "there is one core to use")
     first, second = job(Logits(), FURL, MANY), job(Logits(), STOPPING, MANY)
     for work in (first, first, second):

@@ -1,7 +1,7 @@
 """The local run, the round, and the engines that run a cohort."""
 
 from fedkeep.engines.adapt import Adaptation, Adapted, Fitting, fit
-from fedkeep.engines.auto import Auto, AutoDevice, Choice, Measured, choose
+from fedkeep.engines.auto import Auto, Choice
 from fedkeep.engines.base import ClientResult, Engine, Job, Work, first_global, first_kept
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.centralised import Centralised
@@ -23,7 +23,6 @@ __all__ = [
     "Adapted",
     "Answer",
     "Auto",
-    "AutoDevice",
     "Centralised",
     "Choice",
     "ClientResult",
@@ -37,7 +36,6 @@ __all__ = [
     "Leaves",
     "LocalDevice",
     "LocalResult",
-    "Measured",
     "Model",
     "Order",
     "Pair",
@@ -52,7 +50,6 @@ __all__ = [
     "Work",
     "Workers",
     "available_cores",
-    "choose",
     "first_global",
     "first_kept",
     "fit",

@@ -21,15 +21,14 @@ import torch
 from fedkeep.core.errors import FedkeepError, MethodError
 from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import nbytes
-from fedkeep.engines.base import ClientResult, Engine, Job, Work, train_rows
+from fedkeep.engines.base import ClientResult, Job, Work, train_rows
 from fedkeep.engines.batches import Stream, batches
 from fedkeep.engines.client import train_client
 from fedkeep.engines.sequential import Sequential
 from fedkeep.engines.tables.local_rows import local_tables
 from fedkeep.engines.vectorised.batches import lockstep
-from fedkeep.engines.vectorised.costs import times_faster, work_of
+from fedkeep.engines.vectorised.costs import CPU_BYTES, room, step_cost, times_faster
 from fedkeep.engines.vectorised.engine import Vectorised
-from fedkeep.engines.vectorised.memory import CPU_BYTES, room
 from fedkeep.engines.workers.cores import available_cores
 from fedkeep.engines.workers.engine import Workers
 from fedkeep.engines.workers.pool import start_method
@@ -63,8 +62,8 @@ class Choice:
     reason: str
 
 
-def choose(device: str, cohort: int, workers: int | None) -> Choice | None:
-    """Return the engine for clients that aren't small, where it is known beforehand; None: measure (``Measured``).
+def known_beforehand(device: str, cohort: int, workers: int | None) -> Choice | None:
+    """Return the engine for clients that aren't small; None: how long they take decides.
 
     Args:
         device: where to compute.
@@ -87,21 +86,30 @@ def choose(device: str, cohort: int, workers: int | None) -> Choice | None:
 
 
 class Auto:
-    """Trains small clients in large cohorts as one tensor program, and others with another engine.
+    """Trains clients with the engine that is the fastest here.
 
-    The program computes with one thread: more would only wait for each other, and the bits shall not depend on them.
+    On a CPU small clients in large cohorts are one tensor program. Others are trained one after the other, until
+    workers would save more time than it takes to start them. All of it computes with one thread, so that the bits do
+    not depend on when workers begin; but where there can be no workers, clients one after the other have all threads.
+    On another device clients are one tensor program if the job suits that.
 
     Args:
         cohort: clients a round.
-        other: trains what isn't small.
-        reason: why it is this one, unless it says so itself.
+        rounds: of the whole run.
+        workers: how many processes there may be; None: as many as there are cores.
+        device: where to compute.
     """
 
-    def __init__(self, cohort: int, other: Measured | Sequential, reason: str = "") -> None:
-        self.cohort, self.other, self.reason = cohort, other, reason
-        self._program: Vectorised | None = None
-        self._why = ""
+    def __init__(self, cohort: int, rounds: int = 1, workers: int | None = None, device: str = "cpu") -> None:
+        self.cohort, self.rounds, self.workers = cohort, rounds, Workers(workers)
+        self.known = known_beforehand(device, cohort, workers)
+        self.apart = self.known or Choice(
+            "sequential", "too little was trained to tell whether processes pay"
+        )
+        self.together: Choice | None = None
+        self.trained, self.seconds = 0, 0.0
         self._job: Job | None = None
+        self._program = Vectorised()
 
     @property
     def name(self) -> str:
@@ -111,65 +119,43 @@ class Auto:
     @property
     def choice(self) -> Choice:
         """The engine in use, and why."""
-        if self._program is not None:
-            return Choice(self._program.name, self._why)
-        return self.other.choice if isinstance(self.other, Measured) else Choice(self.other.name, self.reason)
+        return self.together or self.apart
 
     def decide(self, job: Job, before: str = "") -> None:
         """Decide on a job; a run that goes on keeps the engine ``before``, whatever would be chosen now.
 
         Only between one tensor program and the others: these give the same bits.
         """
-        with one_thread():
-            why = as_one_program(job, self.cohort) if before in ("", "vectorised") else None
-        if before == "vectorised":
-            why = why or "this run began so"
-        self._job, self._why = job, why or ""
-        self._program = Vectorised() if why else None
-
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
-        """Train clients, and yield what each gives."""
-        if job is not self._job:
-            self.decide(job)
-        if self._program is None:
-            yield from self.other.train(job, work, round, progress)
+        self._job, self.together = job, None
+        if self.known is not None and self.known.name == "vectorised":
+            if (reason := _unfit(job)) is None:
+                self.together = self.known
+            else:
+                self.apart = Choice("sequential", f"'vectorised' is no choice: {reason.rstrip('.')}")
             return
         with one_thread():
-            yield from self._program.train(job, work, round, progress)
-
-    def close(self) -> None:
-        """End the workers, if there are any."""
-        self.other.close()
-
-
-class Measured:
-    """Trains one client after the other, until workers would save more time than it takes to start them.
-
-    It computes with one thread either way, so the result does not depend on when it changes over, or if it does.
-
-    Args:
-        rounds: of the whole run.
-        cohort: clients a round.
-        workers: the processes that may be started.
-    """
-
-    def __init__(self, rounds: int, cohort: int, workers: Workers) -> None:
-        self.rounds, self.cohort, self.workers = rounds, cohort, workers
-        self.trained, self.seconds = 0, 0.0
-        self.choice = Choice("sequential", "too little was trained to tell whether processes pay")
-        self.starting = STARTING[workers.start or start_method()]
-
-    @property
-    def name(self) -> str:
-        """The engine in use."""
-        return self.choice.name
+            why = as_one_program(job, self.cohort) if before in ("", "vectorised") else None
+        if why or before == "vectorised":
+            self.together = Choice("vectorised", why or "this run began so")
 
     def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
-        """Train clients here or in workers, and yield what each gives, in their order."""
+        """Train clients, and yield what each gives, in their order."""
+        if job is not self._job:
+            self.decide(job)
+        if self.together is not None:
+            with one_thread() if job.device == "cpu" else contextlib.nullcontext():
+                yield from self._program.train(job, work, round, progress)
+        elif self.known is not None:
+            yield from Sequential().train(job, work, round, progress)
+        else:
+            yield from self._timed(job, work, round, progress)
+
+    def _timed(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        """Train one client after the other, until workers pay, and the rest in these."""
         stored = job.kept([each.client for each in work]) if self.name == "sequential" else {}
         compiled = compiled_layer(job.net.module)
         if compiled:
-            self.choice = Choice("sequential", f"{compiled} is compiled, which workers cannot do")
+            self.apart = Choice("sequential", f"{compiled} is compiled, which workers cannot do")
         for place, each in enumerate(work):
             left = len(work) - place + (self.rounds - round - 1) * self.cohort
             if not compiled and (self.name == "workers" or self._pays(left)):
@@ -179,11 +165,11 @@ class Measured:
             began = time.perf_counter()
             with one_thread():
                 result = train_client(job, each.sent, kept, each.client, round, progress)
-            self._measured(time.perf_counter() - began)
+            self._took(time.perf_counter() - began)
             yield result
             del result  # its upload is large: it goes before the next client is trained
 
-    def _measured(self, seconds: float) -> None:
+    def _took(self, seconds: float) -> None:
         if self.trained == 1:
             self.seconds = 0.0  # the first one paid for what is loaded but once
         self.seconds += seconds
@@ -196,13 +182,12 @@ class Measured:
         one = self.seconds / max(self.trained - 1, 1)
         side_by_side = min(self.workers.count, self.cohort)
         saved = left * (one - one / side_by_side - HANDING_OVER)
-        if saved > WORTH * self.starting:
-            self.choice = Choice(
-                "workers",
-                f"{side_by_side} clients side by side save about {_time(saved)} of {_time(left * one)}",
-            )
+        if saved > WORTH * STARTING[self.workers.start or start_method()]:
+            why = f"{side_by_side} clients side by side save about {_time(saved)} of {_time(left * one)}"
+            self.apart = Choice("workers", why)
             return True
-        self.choice = Choice("sequential", f"a client takes {_time(one)}; processes would save too little")
+        why = f"a client takes {_time(one)}; processes would save too little"
+        self.apart = Choice("sequential", why)
         return False
 
     def close(self) -> None:
@@ -210,36 +195,12 @@ class Measured:
         self.workers.close()
 
 
-class AutoDevice:
-    """Trains clients as one tensor program if the job suits that, else one after the other.
-
-    Args:
-        choice: ``vectorised``, and why it is tried.
-    """
-
-    def __init__(self, choice: Choice) -> None:
-        self.choice = choice
-        self._engine: Engine | None = None
-
-    @property
-    def name(self) -> str:
-        """The engine in use."""
-        return self.choice.name
-
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
-        """Train clients, and yield what each gives."""
-        if self._engine is None:
-            try:
-                reason = Vectorised.suits(job)
-            except MethodError as error:  # of the method on many clients at once; one alone may have none
-                reason = str(error)
-            if reason is not None:
-                self.choice = Choice("sequential", f"'vectorised' is no choice: {reason.rstrip('.')}")
-            self._engine = Vectorised() if reason is None else Sequential()
-        yield from self._engine.train(job, work, round, progress)
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+def _unfit(job: Job) -> str | None:
+    """Return why a job cannot be one tensor program, or None: it can."""
+    try:
+        return Vectorised.suits(job)
+    except MethodError as error:  # of the method on many clients at once; one alone may have none
+        return str(error)
 
 
 @contextlib.contextmanager
@@ -280,13 +241,13 @@ def as_one_program(job: Job, cohort: int) -> str | None:
             return None
         cohort = min(cohort, ENOUGH)
         wide = width(job, cohort)
-        if wide < WIDE or not _runs_together(job):
+        if wide < WIDE or Vectorised.tried(job) != (None, False):
             return None
-        at_once, work = room(job), work_of(job, largest)
+        at_once, step = room(job), step_cost(job, largest)
         together = min(wide, at_once)
-        if together < WIDE or times_faster(work, together) < WORTHWHILE:
+        if together < WIDE or times_faster(step, together) < WORTHWHILE:
             return None
-        if not work.measured and (_least_bytes(job, largest) > SMALL or at_once < CPU_BYTES // SMALL):
+        if not step.measured and (_least_bytes(job, largest) > SMALL or at_once < CPU_BYTES // SMALL):
             return None
     except FedkeepError:
         return None  # the model does not fit the data: training says so, and for which client
@@ -313,12 +274,6 @@ def width(job: Job, cohort: int) -> float:
         alone += sum(map(len, plans))
         together += sum(1 for _ in lockstep(plans, phase.batch_size, [False] * len(plans)))
     return alone / max(together, 1)
-
-
-def _runs_together(job: Job) -> bool:
-    """Tell whether a job can be trained as one tensor program without an operation that is called for each client."""
-    reason, one_by_one = Vectorised.tried(job)
-    return reason is None and not one_by_one
 
 
 def _least_bytes(job: Job, client: int) -> int:

@@ -18,7 +18,6 @@ from fedkeep.core.records import Record
 from fedkeep.engines import (
     Adaptation,
     Auto,
-    AutoDevice,
     Centralised,
     Defers,
     Device,
@@ -306,7 +305,7 @@ def headlines(records: Sequence[Record]) -> dict[str, float]:
 
 def in_use(engine: Engine, reason: str) -> tuple[str, str]:
     """Return the name of the engine in use and why it was chosen."""
-    if isinstance(engine, Auto | AutoDevice):
+    if isinstance(engine, Auto):
         return engine.name, engine.choice.reason
     return engine.name, reason
 

@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from fedkeep.core.errors import ConfigError, check_choice, did_you_mean
 from fedkeep.engines import (
     Auto,
-    AutoDevice,
     Centralised,
     Engine,
-    Measured,
     Sequential,
     Task,
     Vectorised,
     Workers,
-    choose,
 )
 from fedkeep.engines.workers.engine import check_device
 from fedkeep.methods import Method
@@ -77,14 +74,6 @@ def named_metrics(names: Sequence[str], tasks: Sequence[Task]) -> tuple[str, ...
 
 def make_engine(name: str, workers: int | None, device: str, cohort: int, rounds: int) -> tuple[Engine, str]:
     """Return the engine of a name, and why it was chosen; for ``auto`` the best one here, or one that finds out."""
-    if name == "workers":
-        return Workers(workers), ""
-    if name != "auto":
-        return ENGINES[name](), ""
-    side_by_side = Workers(workers)
-    choice = choose(device, cohort, workers)
-    if choice is None:
-        return Auto(cohort, Measured(rounds, cohort, side_by_side)), ""
-    if choice.name == "vectorised":
-        return AutoDevice(choice), ""
-    return Auto(cohort, Sequential(), choice.reason), ""
+    if name == "auto":
+        return Auto(cohort, rounds, workers, device), ""
+    return (Workers(workers) if name == "workers" else ENGINES[name]()), ""

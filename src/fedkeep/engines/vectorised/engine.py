@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
 from fedkeep.engines.base import ClientResult, Job, Work
+from fedkeep.engines.vectorised.costs import room
 from fedkeep.engines.vectorised.local import Stacked
-from fedkeep.engines.vectorised.memory import room
 from fedkeep.engines.vectorised.probe import runs_together
 
 

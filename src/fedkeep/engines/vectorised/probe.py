@@ -26,8 +26,8 @@ from fedkeep.data import Ragged
 from fedkeep.engines.base import Job, train_rows
 from fedkeep.engines.batches import batches
 from fedkeep.engines.vectorised.batches import Together
+from fedkeep.engines.vectorised.costs import CPU_BYTES, first_clients
 from fedkeep.engines.vectorised.local import StackedPass
-from fedkeep.engines.vectorised.memory import CPU_BYTES, first_clients
 from fedkeep.engines.vectorised.stack import picked
 
 CLIENTS = 4
