@@ -82,7 +82,10 @@ def _library(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:
     if torch.compiler.is_exporting():
         return _onnx(x, weights, gru)
     if x.shape[0] == 0:  # oneDNN refuses an empty batch
-        return x.new_zeros(0, x.shape[1], weights[1].shape[1]) + 0.0 * sum(w.sum() for w in weights)
+        zero = 0.0 * sum(
+            w.sum() for w in weights
+        )  # by which weights have gradients: of zeros, as of torch's layer
+        return x.new_zeros(0, x.shape[1], weights[1].shape[1]) + zero
     if gru:
         output: Tensor = torch._VF.gru(x, start, weights, True, 1, 0.0, False, False, True)[0]
     else:

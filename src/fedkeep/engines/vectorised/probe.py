@@ -30,22 +30,23 @@ from fedkeep.engines.vectorised.costs import CPU_BYTES, first_clients
 from fedkeep.engines.vectorised.local import StackedPass
 from fedkeep.engines.vectorised.stack import picked
 
-CLIENTS = 4
-LANES = 6
-"""Clients are tried so many times in all: with other noise each."""
-CANDIDATES = 64
-"""Of so many clients those are tried whose longest texts differ most."""
-EXAMPLES = 3
+CLIENTS, LANES, CANDIDATES, EXAMPLES = 4, 6, 64, 3
+"""Of 64 clients at equal distances, the four whose longest texts differ most are tried on three examples; with other
+noise each, in six lanes: enough for every odd loss of the tests, and a few milliseconds."""
+EMPTY_COUNTS = 1 << 40
+"""As how long an empty text counts where the shortest are chosen: it shows nothing of words."""
+
 NOISE = 0.5
-"""How far values are moved: the standard deviation in units of a parameter's own size."""
+"""The noise's standard deviation, of a parameter's own root mean square: values change, their scale does not."""
+ZEROS = 0.1
+"""What counts as the root mean square of a parameter of zeros."""
 APART = 4.0
-"""How far a table's first row, which is the padding's, and all others are moved apart: columns up and down in turn."""
-LONG = 1 << 40
-"""As what the length of an empty text counts."""
-CONSTANT = 0.1
-"""What counts as the size of a parameter of zeros."""
+"""How many standard deviations of the noise the row of padding is moved up, and all words' rows down (in every other
+column the other way). Some words' largest value is seldom that of the padding; then it is, so a maximum that sees
+padding shows."""
+
 LOSS, SLOPE, ROUNDING = 1e-4, 1e-3, 1e-4
-"""Differences that rounding makes: of losses, of gradients in units of the parameter's largest, and of all largest."""
+"""What rounding may do in single precision: to losses; to gradients, of their parameter's largest and of all largest."""
 
 Found = tuple[Tensor, Params]
 """Losses and gradients, (lanes, *shape)."""
@@ -204,7 +205,8 @@ class Padding:
         ]
         size = min(EXAMPLES, max(map(len, first)))
         order = [
-            np.argsort(sum(v[rows] + LONG * (v[rows] == 0) for v in self.lengths.values())) for rows in first
+            np.argsort(sum(v[rows] + EMPTY_COUNTS * (v[rows] == 0) for v in self.lengths.values()))
+            for rows in first
         ]
         return {k: rows[order[k][:size]] for k, rows in enumerate(first) if len(rows) >= size > 0}
 
@@ -245,22 +247,24 @@ class Padding:
         return self.one.computed(step, pick, batch, picked(values, at))[1:]
 
     def _shaken(self, name: str, value: Tensor, grads: Params, tables: Mapping[str, bool]) -> Tensor:
-        """Return a parameter with noise in rows that have a gradient, and in all words' of a table."""
+        """Return a parameter with noise in rows that have a gradient; of a table all words' rows, and apart from the
+        row of padding.
+        """
         if name not in grads or not value.is_floating_point() or not value.numel():
             return value
         by_row = value.reshape(*value.shape[:2], -1) if value.dim() > 1 else value.reshape(-1, 1, 1)
-        rows = torch.zeros(by_row.shape[:2], dtype=torch.bool, device=value.device)
-        rows[list(self.rows)] = grads[name].reshape(len(self.rows), *by_row.shape[1:]).ne(0).any(-1)
         noise = torch.randn(by_row.shape, generator=self.generator).to(value)
+        moved = torch.zeros(by_row.shape[:2], dtype=torch.bool, device=value.device)
+        moved[list(self.rows)] = grads[name].reshape(len(self.rows), *by_row.shape[1:]).ne(0).any(-1)
         if name in tables:
             lane, column = (torch.arange(size, device=value.device) for size in by_row.shape[::2])
-            sign = 1 - 2 * ((lane[:, None] + column) % 2)
-            noise -= APART * sign[:, None]
-            noise[:, 0] += 2 * APART * sign
-            rows[:, 0] |= tables[name]
-            rows[:, 1:] = True
+            up = APART * (1 - 2 * ((lane[:, None] + column) % 2))
+            noise[:, 0] += up
+            noise[:, 1:] -= up.unsqueeze(1)
+            moved[:, 0] |= tables[name]
+            moved[:, 1:] = True
         size = value.square().mean().sqrt()
-        noise *= NOISE * torch.where(size > 0, size, CONSTANT) * rows.unsqueeze(-1)
+        noise *= NOISE * torch.where(size > 0, size, ZEROS) * moved.unsqueeze(-1)
         return value + noise.reshape(value.shape)
 
 

@@ -8,7 +8,7 @@ import torch
 from fedkeep import Method, Phase, adam, methods, sgd
 from fedkeep.core.optim import Optimizer
 from fedkeep.engines import Sequential, Vectorised
-from fedkeep.engines.vectorised import memory as room
+from fedkeep.engines.vectorised import costs
 from fedkeep.engines.vectorised.local import Stacked
 from tests.engines.vectorised.cohorts import RAGGED, STEEP, TEXTS, close, cohort, document, first, furl
 from tests.tiny import Logits, classes, job
@@ -49,15 +49,15 @@ def test_memory_is_counted() -> None:
     def needed(optimizer: Optimizer) -> int:
         one = Stacked(*first(job(Logits().double(), furl(optimizer), data)))
         assert one.nbytes == 30 * 4 * 8 + 15 * 8
-        return room.bytes_of(one, {})
+        return costs.bytes_of(one, {})
 
     plain = needed(sgd(0.1))
     assert plain > 30 * 4 * 8 + 3 * 15 * 8
     assert needed(STEEP) == plain + 15 * 8
     assert needed(adam(0.1)) == plain + 2 * 15 * 8
     work = job(Logits().double(), furl(sgd(0.1)), data)
-    assert [room.room(work, memory) for memory in (1, plain, 2 * plain - 1, 2 * plain)] == [1, 1, 1, 2]
-    assert room.room(work) == room.CPU_BYTES // plain
+    assert [costs.room(work, memory) for memory in (1, plain, 2 * plain - 1, 2 * plain)] == [1, 1, 1, 2]
+    assert costs.room(work) == costs.CPU_BYTES // plain
 
 
 def test_memory_of_a_loss_that_takes_a_gradient_step() -> None:
@@ -65,7 +65,7 @@ def test_memory_of_a_loss_that_takes_a_gradient_step() -> None:
     data = classes(counts=(5, 30), valid=0, test=0)
 
     def needed(method: Method) -> int:
-        return room.bytes_of(Stacked(*first(job(Logits().double(), method, data))), {})
+        return costs.bytes_of(Stacked(*first(job(Logits().double(), method, data))), {})
 
     small, large = (needed(methods.per_fedavg(0.1, local=Phase(batch_size=b))) for b in (5, 30))
     assert large > small > needed(methods.fedavg(local=Phase(batch_size=5)))
@@ -74,4 +74,4 @@ def test_memory_of_a_loss_that_takes_a_gradient_step() -> None:
 def test_longer_texts_take_more_memory() -> None:
     torch.manual_seed(0)
     one = Stacked(*first(job(document(), furl(), TEXTS)))
-    assert room.bytes_of(one, {"text": 80}) > 5 * room.bytes_of(one, {"text": 8}) / 2
+    assert costs.bytes_of(one, {"text": 80}) > 5 * costs.bytes_of(one, {"text": 8}) / 2
