@@ -34,8 +34,8 @@ from fedkeep.engines import (
     first_kept,
     run_round,
 )
-from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
+from fedkeep.engines.job import declared
 from fedkeep.methods import Global
 from fedkeep.privacy import TopK
 from fedkeep.remote import Packet, RoundPolicy

@@ -28,9 +28,9 @@ from benchmarks.processes import ROOT
 from benchmarks.workloads import WORKLOADS, Workload, workload
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.optim import Optimizer
-from fedkeep.engines import Sequential, batches, client, local, single
+from fedkeep.engines import Sequential, batches, client_step, lanes, single_lane
 from fedkeep.engines import round as whole_round
-from fedkeep.engines.base import Job
+from fedkeep.engines.job import Job
 from fedkeep.engines.tables.lazy_rows import LazyRows
 from fedkeep.kernels import native
 from fedkeep.methods import Optimize, RunningMean
@@ -39,17 +39,17 @@ from fedkeep.store import MemoryStore
 PARTS: dict[str, list[tuple[Any, str]]] = {  # who does what; a part inside another counts for itself alone
     "batches": [(batches, "load_batch")],
     "table rows": [
-        (single, "local_tables"),
-        (single, "narrow"),
+        (single_lane, "local_tables"),
+        (single_lane, "narrow"),
         (LazyRows, "look_up"),
         (LazyRows, "update"),
         (LazyRows, "finish"),
     ],
-    "forward": [(local.Pass, "loss")],
+    "forward": [(lanes.Pass, "loss")],
     "backward": [(torch.autograd, "grad")],
     "optimiser": [(Optimizer, "update")],
     "upload and mean": [
-        (client, "finish"),
+        (client_step, "finish"),
         (whole_round, "decode"),
         (RunningMean, "add"),
         (RunningMean, "value"),

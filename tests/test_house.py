@@ -41,7 +41,7 @@ HEAVY = {
 # network that made the clients' models: it sees no example and trains nothing on one. Attacks take
 # them too: they train nothing, and look for inputs and private values that give what an attacker sees.
 MAY_TAKE_GRADIENTS = {
-    "engines/local.py",
+    "engines/lanes.py",
     "split/probe.py",
     "split/moves.py",
     "methods/per_fedavg.py",
@@ -194,7 +194,7 @@ def test_gradients_are_taken_in_the_local_run_alone() -> None:
         if lines and name not in MAY_TAKE_GRADIENTS and not name.startswith(MAY_DEFINE_BACKWARD)
     }
     assert all(taken[name] for name in MAY_TAKE_GRADIENTS)  # the search finds what it looks for
-    assert elsewhere == {}, "a second training loop? engines/local.py has the one"
+    assert elsewhere == {}, "a second training loop? engines/lanes.py has the one"
 
 
 def test_nothing_is_unpickled() -> None:

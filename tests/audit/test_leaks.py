@@ -11,8 +11,8 @@ from torch import nn
 from fedkeep import Method, methods
 from fedkeep.audit import AuditReport, audit
 from fedkeep.core.params import Params
-from fedkeep.engines import client as engine_client
-from fedkeep.engines.local import Pass
+from fedkeep.engines import client_step
+from fedkeep.engines.lanes import Pass
 from fedkeep.remote import node
 from fedkeep.split import Split, Upload
 from tests.audit import leaks
@@ -244,7 +244,7 @@ def test_batch_statistics_of_opted_out_examples(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_numbers_of_opted_out_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_client, "examples_of", lambda job, rows, draws: float(len(rows)))
+    monkeypatch.setattr(client_step, "examples_of", lambda job, rows, draws: float(len(rows)))
     monkeypatch.setattr(node, "told_counts", lambda data, method: data.counts("train"))
     report = audit(Own(), furl(), OUT, rounds=1)
     assert found(report, "weight", "the number of opted-out examples", "")

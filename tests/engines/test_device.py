@@ -24,7 +24,7 @@ from fedkeep.engines import (
     first_global,
 )
 from fedkeep.engines.auto import Auto
-from fedkeep.engines.client import train_client
+from fedkeep.engines.client_step import train_client
 from fedkeep.methods import Init, Kept, Sent, by_share, newest
 from fedkeep.methods.terms import squared_error
 from fedkeep.split import Upload

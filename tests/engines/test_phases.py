@@ -15,7 +15,7 @@ from fedkeep import Client, Method, Phase, Split, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
-from fedkeep.engines import Stream, local, local_run
+from fedkeep.engines import Stream, lanes, local_run
 from fedkeep.methods import EarlyStopping, Init, WeightedMean, by_share
 from fedkeep.methods.client import zeros_like_trainable
 from fedkeep.methods.terms import Term, cross_entropy, squared_error
@@ -91,7 +91,7 @@ def test_an_improvement_must_be_large_enough() -> None:
 
 def test_the_validation_loss_is_the_mean_over_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three at once and one: 2 after pass 1, 2.25 after pass 2; the means of both batches' means would fall: 3, 2.5."""
-    monkeypatch.setattr(local, "EVALUATION_BATCH", 3)
+    monkeypatch.setattr(lanes, "EVALUATION_BATCH", 3)
     w, best, seen = stopped((1.0, 5.0, 2.0, 3.0), EarlyStopping(every=1, patience=1), valid=4)
     assert (w, best, seen) == (-1.0, 1, [-1.0, -1.0, -2.0, -2.0])
 

@@ -16,7 +16,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.engines import Job, Vectorised, auto, run_round
 from fedkeep.engines.auto import as_one_program, width
 from fedkeep.engines.vectorised.costs import Costs, StepCost, step_cost, times_faster
-from fedkeep.engines.vectorised.local import Stacked
+from fedkeep.engines.vectorised.stacked_lanes import Stacked
 from fedkeep.methods import EarlyStopping
 from fedkeep.models import BagOfWords, Linear
 from tests.engines.test_auto import Judged

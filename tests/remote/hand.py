@@ -16,8 +16,8 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.engines import Answer, Judged, Order, Sampler, first_global, run_round
-from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
+from fedkeep.engines.job import declared
 from fedkeep.experiments.taking_part import train_counts
 from fedkeep.methods import Sent
 from fedkeep.remote import Packet, fingerprint

@@ -14,8 +14,8 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params, prefixed
 from fedkeep.data import FederatedData
 from fedkeep.engines import Answer, Judged, Order, first_global, run_round
-from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
+from fedkeep.engines.job import declared
 from fedkeep.methods import Global
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.wire import read_answers

@@ -2,20 +2,20 @@
 
 from fedkeep.engines.adapt import Adaptation, Adapted, Fitting, fit
 from fedkeep.engines.auto import Auto, Choice
-from fedkeep.engines.base import ClientResult, Engine, Job, Work, first_global, first_kept
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.centralised import Centralised
 from fedkeep.engines.device import Answer, Defers, Device, LocalDevice, Order, orders_of
+from fedkeep.engines.job import ClientResult, Engine, Job, Work, first_global, first_kept
 from fedkeep.engines.judge import tasks_of
 from fedkeep.engines.judgement import MODELS, Judgement, Model, Task
-from fedkeep.engines.local import LocalResult, Watch
+from fedkeep.engines.lanes import LocalResult, Watch
 from fedkeep.engines.round import RoundReport, Sampler, run_round
 from fedkeep.engines.sequential import Sequential
-from fedkeep.engines.single import local_run
+from fedkeep.engines.single_lane import local_run
 from fedkeep.engines.tally import Judged, Leaves, Pair, Tallies, to_records
-from fedkeep.engines.vectorised.engine import Vectorised
+from fedkeep.engines.vectorised.vectorised import Vectorised
 from fedkeep.engines.workers.cores import available_cores
-from fedkeep.engines.workers.engine import Workers
+from fedkeep.engines.workers.workers import Workers
 
 __all__ = [
     "MODELS",

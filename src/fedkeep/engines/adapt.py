@@ -14,11 +14,11 @@ import numpy as np
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import CLIENT, Params, is_state, prefixed, to
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.engines.base import Job
 from fedkeep.engines.batches import Stream
-from fedkeep.engines.client import outputs
+from fedkeep.engines.client_step import outputs
+from fedkeep.engines.job import Job
 from fedkeep.engines.judgement import Model
-from fedkeep.engines.single import local_run
+from fedkeep.engines.single_lane import local_run
 from fedkeep.methods import Adapt, Client, Method, Recall, Recalls, Sent
 from fedkeep.methods.hooks import check_hook
 from fedkeep.split import Split

@@ -21,17 +21,17 @@ import torch
 from fedkeep.core.errors import FedkeepError, MethodError
 from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import nbytes
-from fedkeep.engines.base import ClientResult, Job, Work, train_rows
 from fedkeep.engines.batches import Stream, batches
-from fedkeep.engines.client import train_client
+from fedkeep.engines.client_step import train_client
+from fedkeep.engines.job import ClientResult, Job, Work, train_rows
 from fedkeep.engines.sequential import Sequential
 from fedkeep.engines.tables.local_rows import local_tables
-from fedkeep.engines.vectorised.batches import lockstep
 from fedkeep.engines.vectorised.costs import CPU_BYTES, room, step_cost, times_faster
-from fedkeep.engines.vectorised.engine import Vectorised
+from fedkeep.engines.vectorised.lockstep import lockstep
+from fedkeep.engines.vectorised.vectorised import Vectorised
 from fedkeep.engines.workers.cores import available_cores
-from fedkeep.engines.workers.engine import Workers
 from fedkeep.engines.workers.pool import start_method
+from fedkeep.engines.workers.workers import Workers
 
 STARTING = {"fork": 0.2, "spawn": 8.0}
 """Seconds to start workers."""

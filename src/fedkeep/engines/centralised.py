@@ -16,9 +16,9 @@ from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, to
 from fedkeep.data import FederatedData
-from fedkeep.engines.base import ClientResult, Job, Work, train_rows
 from fedkeep.engines.batches import Stream, steps_per_pass
-from fedkeep.engines.single import local_run
+from fedkeep.engines.job import ClientResult, Job, Work, train_rows
+from fedkeep.engines.single_lane import local_run
 from fedkeep.engines.tables.lazy_rows import lazy_tables
 from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
 from fedkeep.methods import Method, Optimize, WeightedMean, newest

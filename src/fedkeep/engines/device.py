@@ -28,9 +28,9 @@ from fedkeep.engines.adapt import (
     own_split,
     starting,
 )
-from fedkeep.engines.base import Engine, Job, Work, defaults, paired
-from fedkeep.engines.curve import Tuning, curve
 from fedkeep.engines.faults import Fault
+from fedkeep.engines.fine_tuning import Tuning, curve
+from fedkeep.engines.job import Engine, Job, Work, defaults, paired
 from fedkeep.engines.judge import judge, outputs
 from fedkeep.engines.judgement import MODELS, Model
 from fedkeep.engines.opt_out import made_of_all

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedkeep.core.params import Params
 from fedkeep.core.ranking import ranks_of
 from fedkeep.data import FederatedData
-from fedkeep.engines.base import Job
+from fedkeep.engines.job import Job
 from fedkeep.engines.judgement import Judgement, Model, Task, tasks_in
 from fedkeep.engines.tally import Judged, Leaves, Tallies, tallied
 from fedkeep.engines.window import Way, windows

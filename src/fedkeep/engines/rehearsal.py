@@ -26,8 +26,8 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net, logits_of, on_cpu, tensors_of
 from fedkeep.core.params import SERVER, Batch, Params, clone, is_state, prefixed, tensors_in
 from fedkeep.data import FederatedData
-from fedkeep.engines.base import first_kept
 from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.engines.job import first_kept
 from fedkeep.engines.tables.local_rows import Examples
 from fedkeep.methods import Method
 from fedkeep.methods.features import Known

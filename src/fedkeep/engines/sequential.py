@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedkeep.engines.base import ClientResult, Job, Work
-from fedkeep.engines.client import train_client
+from fedkeep.engines.client_step import train_client
+from fedkeep.engines.job import ClientResult, Job, Work
 
 
 class Sequential:

@@ -24,13 +24,13 @@ from fedkeep.core.draws import without_draws
 from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.params import CLIENT, Params, clone, is_state, nbytes, prefixed, to
 from fedkeep.data.columns import offsets_of
-from fedkeep.engines.base import Job
 from fedkeep.engines.batches import batch_bytes, float_type, load_batch
 from fedkeep.engines.centralised import WithClient
-from fedkeep.engines.client import outputs
-from fedkeep.engines.failures import MODEL_ERRORS, model_error
+from fedkeep.engines.client_step import outputs
+from fedkeep.engines.job import Job
 from fedkeep.engines.judgement import Model
 from fedkeep.engines.rehearsal import rehearse
+from fedkeep.engines.training_errors import MODEL_ERRORS, model_error
 from fedkeep.methods import Sent
 from fedkeep.methods.base import Predict, Recall, Recalls, forward
 

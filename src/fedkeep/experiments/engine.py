@@ -14,7 +14,7 @@ from fedkeep.engines import (
     Vectorised,
     Workers,
 )
-from fedkeep.engines.workers.engine import check_device
+from fedkeep.engines.workers.workers import check_device
 from fedkeep.methods import Method
 from fedkeep.metrics import CLASS_METRICS
 

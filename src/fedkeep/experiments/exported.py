@@ -21,7 +21,7 @@ from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Params, is_state
 from fedkeep.core.sealed import read_sealed
 from fedkeep.data.ids import as_id
-from fedkeep.engines.base import first_kept
+from fedkeep.engines.job import first_kept
 from fedkeep.methods import Method
 from fedkeep.methods.base import forward
 

@@ -20,7 +20,7 @@ from fedkeep.core.takes import Takes
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import Task, tasks_of
 from fedkeep.engines.batches import float_type, load_batch
-from fedkeep.engines.vectorised.engine import Packs
+from fedkeep.engines.vectorised.vectorised import Packs
 from fedkeep.methods.labels import output_of
 
 TOLERANCE = 1e-5

@@ -21,7 +21,7 @@ from fedkeep.core.run_files import read_info
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import tasks_of
-from fedkeep.engines.curve import Tuning
+from fedkeep.engines.fine_tuning import Tuning
 from fedkeep.experiments.personalize import labels_of
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run

@@ -22,8 +22,8 @@ from fedkeep.data import FederatedData
 from fedkeep.data.best import best_possible
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
-from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
+from fedkeep.engines.job import declared
 from fedkeep.engines.judgement import kinds_of
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.rehearsal import model_warnings

@@ -22,10 +22,10 @@ from fedkeep.core.net import Net, every_tensor
 from fedkeep.core.params import Batch, Params, clone, is_state
 from fedkeep.data import FederatedData
 from fedkeep.engines import ClientResult, Job, LocalDevice, Work, first_global, first_kept, run_round
-from fedkeep.engines.base import declared
-from fedkeep.engines.client import train_client
+from fedkeep.engines.client_step import train_client
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.local import TAP, Pass
+from fedkeep.engines.job import declared
+from fedkeep.engines.lanes import TAP, Pass
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.methods import Method, Phase
 from fedkeep.methods.secure import SecureMean

@@ -39,15 +39,15 @@ RECEIVED, DATA, CHANCE = "received", "examples", "chance"
 """Labels of what a server sends a client, or has got from it; of examples; of random draws."""
 _ENGINES = "fedkeep.engines"
 SITES: dict[tuple[str, str], Site] = {
-    (f"{_ENGINES}.single", "LanePass.totals"): Site("the mean training loss", "loss", _of_all_examples),
+    (f"{_ENGINES}.single_lane", "LanePass.totals"): Site("the mean training loss", "loss", _of_all_examples),
     ("fedkeep.core.params", "nonfinite"): Site("whether training broke down", "status"),
     ("fedkeep.kernels.values", "is_finite"): Site("whether training broke down", "status"),
-    (f"{_ENGINES}.client", "_nonfinite"): Site("whether a hook broke down", "status"),
+    (f"{_ENGINES}.client_step", "_nonfinite"): Site("whether a hook broke down", "status"),
     ("fedkeep.core.draws", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
-    (f"{_ENGINES}.client", "nowhere_else"): Site("which tensors share memory; no value is read"),
+    (f"{_ENGINES}.client_step", "nowhere_else"): Site("which tensors share memory; no value is read"),
     (f"{_ENGINES}.rehearsal", "_place"): Site("where tensors are; no value is read"),
     (f"{_ENGINES}.rehearsal", "_written"): Site("chance goes on afterwards where it was"),
-    (f"{_ENGINES}.single", "local_run"): Site("chance goes on afterwards where it was"),
+    (f"{_ENGINES}.single_lane", "local_run"): Site("chance goes on afterwards where it was"),
     (f"{_ENGINES}.opt_out", "veiled"): Site(
         "whether a hidden buffer has moved; it is shown as NaN where it has"
     ),
@@ -77,8 +77,8 @@ PASSES = (
 )
 """Modules that take addresses for kernels with a rule (``rules.WRITES``)."""
 PASSED_ON = {
-    (f"{_ENGINES}.client", "mean_loss"),
-    (f"{_ENGINES}.client", "begin.<locals>.<lambda>"),
+    (f"{_ENGINES}.client_step", "mean_loss"),
+    (f"{_ENGINES}.client_step", "begin.<locals>.<lambda>"),
     (f"{_ENGINES}.rehearsal", "Writes.__torch_dispatch__"),
 }
 """Functions that read a number for a hook, or stand beneath a model that does: it goes to the hook or the model."""

@@ -31,8 +31,8 @@ from fedkeep.engines import (
     orders_of,
     run_round,
 )
-from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
+from fedkeep.engines.job import declared
 from fedkeep.engines.judgement import kinds_of, tasks_in
 from fedkeep.engines.round import Sampling
 from fedkeep.experiments.budget import draw_anew, ledger_of, secret_seed

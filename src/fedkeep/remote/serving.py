@@ -13,7 +13,7 @@ from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreErr
 from fedkeep.core.params import Params, misfit, mistyped
 from fedkeep.engines import Adaptation, Answer, Engine, Job, Judged, LocalDevice, Model, Order
 from fedkeep.engines import Work as Train
-from fedkeep.engines.base import paired
+from fedkeep.engines.job import paired
 from fedkeep.methods import Sent
 from fedkeep.methods.hooks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError

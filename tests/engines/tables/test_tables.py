@@ -16,8 +16,8 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
-from fedkeep.engines import Job, Stream, local_run, single
-from fedkeep.engines.client import train_client
+from fedkeep.engines import Job, Stream, local_run, single_lane
+from fedkeep.engines.client_step import train_client
 from fedkeep.engines.round import decode
 from fedkeep.engines.tables import lazy_rows, local_rows
 from fedkeep.methods import EarlyStopping, copies
@@ -372,7 +372,7 @@ def test_proximal_rows_wait_exactly(
     ours = simulate(Words(), rule, DATA, rounds=3, cohort=3)
     assert bool(anchored) is (clip is None)
     assert set(anchored) <= {0.7}
-    monkeypatch.setattr(single, "lazy_tables", lambda *_: [])
+    monkeypatch.setattr(single_lane, "lazy_tables", lambda *_: [])
     dense = simulate(Words(), rule, DATA, rounds=3, cohort=3)
     close(ours.server, dense.server, atol=1e-12)
     losses = [

@@ -11,9 +11,9 @@ from torch import Tensor
 from fedkeep import Phase, methods, sgd
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.engines import Sequential, Vectorised
-from fedkeep.engines.base import Job
 from fedkeep.engines.batches import Stream, batches, steps_per_pass
-from fedkeep.engines.vectorised.probe import runs_together
+from fedkeep.engines.job import Job
+from fedkeep.engines.vectorised.padding_probe import runs_together
 from fedkeep.methods.terms import squared_error
 from tests.engines.test_round import BROKEN, Fragile
 from tests.engines.vectorised.cohorts import close, cohort, furl

@@ -9,7 +9,7 @@ from fedkeep import Method, Phase, adam, methods, sgd
 from fedkeep.core.optim import Optimizer
 from fedkeep.engines import Sequential, Vectorised
 from fedkeep.engines.vectorised import costs
-from fedkeep.engines.vectorised.local import Stacked
+from fedkeep.engines.vectorised.stacked_lanes import Stacked
 from tests.engines.vectorised.cohorts import RAGGED, STEEP, TEXTS, close, cohort, document, first, furl
 from tests.tiny import Logits, classes, job
 

@@ -21,7 +21,7 @@ from fedkeep.core.errors import NonFiniteError, WorkerError
 from fedkeep.engines import Sequential, Workers
 from fedkeep.engines.workers import pool
 from fedkeep.engines.workers.pool import Pool, start_method
-from fedkeep.engines.workers.process import send_reply
+from fedkeep.engines.workers.worker_process import send_reply
 from tests.engines.test_round import BROKEN, METHOD, Fragile
 from tests.engines.workers.rounds import DATA, FORK, FURL, LINUX, check, gone, processes, rounds, scripted
 from tests.tiny import Logits, Rounds, job, texts

@@ -13,7 +13,7 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params
 from fedkeep.data import WordVocabulary, text_statistics, vocabulary_from
 from fedkeep.engines import Job, LocalDevice, Sequential, run_round
-from fedkeep.engines.client import train_client
+from fedkeep.engines.client_step import train_client
 from fedkeep.engines.round import decode
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.experiments.run import Run

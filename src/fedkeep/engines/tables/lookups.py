@@ -28,8 +28,8 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Batch, Params, clone, is_state, tensors_in, to
 from fedkeep.data import FederatedData
-from fedkeep.engines.base import first_global, first_kept, train_rows
 from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.engines.job import first_global, first_kept, train_rows
 from fedkeep.engines.tables import local_rows
 from fedkeep.engines.tables.local_rows import allowed, bounded, holds_ids, ids_of
 from fedkeep.methods import Method

@@ -22,9 +22,9 @@ from fedkeep.core.dispatch import EagerMode
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import nbytes, prefixed, tensors_in
 from fedkeep.data import Ragged
-from fedkeep.engines.base import Job, Work, defaults, first_global
+from fedkeep.engines.job import Job, Work, defaults, first_global
 from fedkeep.engines.round import with_links
-from fedkeep.engines.vectorised.local import Stacked, StackedPass
+from fedkeep.engines.vectorised.stacked_lanes import Stacked, StackedPass
 from fedkeep.methods.hooks import UPLOAD
 
 CPU_BYTES = 64 << 20

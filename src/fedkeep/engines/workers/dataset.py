@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
-from fedkeep.engines.workers.memory import Arena
+from fedkeep.engines.workers.arena import Arena
 
 Array = NDArray[Any]
 

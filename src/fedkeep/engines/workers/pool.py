@@ -22,10 +22,10 @@ from fedkeep.core.allocator import is_tuned
 from fedkeep.core.errors import ConfigError, WorkerError
 from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import Params, prefixed
-from fedkeep.engines.base import Job
+from fedkeep.engines.job import Job
+from fedkeep.engines.workers.arena import Arena
 from fedkeep.engines.workers.dataset import SentData
-from fedkeep.engines.workers.memory import Arena
-from fedkeep.engines.workers.process import READY, Task, serve
+from fedkeep.engines.workers.worker_process import READY, Task, serve
 
 Start = Literal["fork", "spawn"]
 PATIENCE = 10.0

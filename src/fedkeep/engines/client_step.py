@@ -31,11 +31,11 @@ from fedkeep.core.params import (
     under,
 )
 from fedkeep.core.seeds import generator
-from fedkeep.engines.base import ClientResult, Job, train_rows, valid_rows
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
-from fedkeep.engines.local import LocalResult
+from fedkeep.engines.job import ClientResult, Job, train_rows, valid_rows
+from fedkeep.engines.lanes import LocalResult
 from fedkeep.engines.rehearsal import rehearse
-from fedkeep.engines.single import local_run
+from fedkeep.engines.single_lane import local_run
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, rows_of, widen
 from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start, Started
 from fedkeep.methods.hooks import UPLOAD, called, check_hook, check_tensors

@@ -15,7 +15,7 @@ from fedkeep import FederatedData, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net
 from fedkeep.engines import ClientResult, Engine, Job, Sequential, Work, Workers
-from fedkeep.engines.workers import engine as workers
+from fedkeep.engines.workers import workers
 from fedkeep.engines.workers.pool import Pool
 from fedkeep.privacy import GaussianNoise
 from fedkeep.privacy.draws import Entropy

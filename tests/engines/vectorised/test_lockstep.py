@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkeep.engines.vectorised.batches import Together, lockstep
-from fedkeep.engines.vectorised.local import Stacked
+from fedkeep.engines.vectorised.lockstep import Together, lockstep
+from fedkeep.engines.vectorised.stacked_lanes import Stacked
 from tests.engines.vectorised.cohorts import TEXTS, first, furl, words
 from tests.tiny import job
 

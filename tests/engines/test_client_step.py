@@ -10,7 +10,7 @@ import torch
 from fedkeep import Method, methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.engines import first_global, first_kept
-from fedkeep.engines.client import begin
+from fedkeep.engines.client_step import begin
 from fedkeep.methods import Client, Finish, Finished, Phase, Start, Started
 from fedkeep.methods.terms import squared_error
 from tests.tiny import Logits, Scalar, classes, job, pairs, results, same_bits
@@ -66,7 +66,7 @@ def test_every_call_of_train_draws_its_own_mini_batches() -> None:
 
 def test_the_loss_of_start_is_the_mean_over_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     """(1 − 3)² twice and (1 − 9)², two at once: 24; the mean of both batches' means would be 34."""
-    monkeypatch.setattr("fedkeep.engines.client.HOOK_BATCH", 2)
+    monkeypatch.setattr("fedkeep.engines.client_step.HOOK_BATCH", 2)
     SEEN.clear()
     method = methods.fedavg(local=Phase(loss=squared_error())).on_client(start=note_loss)
     results(job(Scalar(1.0), method, pairs({"a": [(1, 3), (1, 3), (1, 9)]})), [0])

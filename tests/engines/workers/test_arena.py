@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep.engines.workers import memory
-from fedkeep.engines.workers.memory import ALIGNMENT, Arena
+from fedkeep.engines.workers.arena import ALIGNMENT, Arena
 from tests.tiny import same_bits
 
 TENSORS = {
@@ -83,7 +82,7 @@ def test_it_has_no_name_that_could_be_left_behind() -> None:
 
 
 def test_where_memory_needs_a_name_it_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(memory.os, "memfd_create", raising=False)
+    monkeypatch.delattr(os, "memfd_create", raising=False)
     arena = Arena(64)
     value: Tensor = torch.randn(1000)
     assert torch.equal(arena.take(arena.put({"a": value}))["a"], value)
@@ -96,7 +95,7 @@ def test_where_memory_needs_a_name_it_is_removed(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_a_file_is_removed_when_it_is_no_longer_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows removes no file that is mapped."""
-    monkeypatch.delattr(memory.os, "memfd_create", raising=False)
+    monkeypatch.delattr(os, "memfd_create", raising=False)
     arena, removed = Arena(64), list[str]()
     arena.take(arena.put({"a": torch.randn(1000)}))
     assert arena.path in Path("/proc/self/maps").read_text()
@@ -106,6 +105,6 @@ def test_a_file_is_removed_when_it_is_no_longer_mapped(monkeypatch: pytest.Monke
         remove(path)
         removed.append(path)
 
-    monkeypatch.setattr(memory.os, "unlink", unlink)
+    monkeypatch.setattr(os, "unlink", unlink)
     arena.close()
     assert removed == [arena.path]

@@ -19,14 +19,14 @@ from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, is_state, nbytes, to
 from fedkeep.core.seeds import stream
-from fedkeep.engines.base import ClientResult, Job, Work, train_rows, valid_rows
 from fedkeep.engines.batches import Stream, batches, float_type
-from fedkeep.engines.client import before_start, begin, finish
-from fedkeep.engines.failures import MODEL_ERRORS, model_error
-from fedkeep.engines.local import Lanes, Pass, Step, slopes
+from fedkeep.engines.client_step import before_start, begin, finish
+from fedkeep.engines.job import ClientResult, Job, Work, train_rows, valid_rows
+from fedkeep.engines.lanes import Lanes, Pass, Step, slopes
 from fedkeep.engines.tables.local_rows import LocalTable, local_tables
-from fedkeep.engines.vectorised.batches import Gathered, Together, lockstep
-from fedkeep.engines.vectorised.dropout import Noise
+from fedkeep.engines.training_errors import MODEL_ERRORS, model_error
+from fedkeep.engines.vectorised.client_dropout import Noise
+from fedkeep.engines.vectorised.lockstep import Gathered, Together, lockstep
 from fedkeep.engines.vectorised.stack import Pick, flat, one_of, padded, picked, write_back
 
 

@@ -23,10 +23,10 @@ import torch
 
 from fedkeep.core.errors import ConfigError, WorkerError
 from fedkeep.core.params import nbytes
-from fedkeep.engines.base import ClientResult, Job, Work
+from fedkeep.engines.job import ClientResult, Job, Work
 from fedkeep.engines.workers.cores import available_cores
 from fedkeep.engines.workers.pool import Pool, Start, Worker
-from fedkeep.engines.workers.process import decode_reply
+from fedkeep.engines.workers.worker_process import decode_reply
 
 HELD_BYTES = 256 << 20
 """Uploads that wait for their turn may take this much before clients are trained in the cohort's order."""

@@ -27,10 +27,10 @@ from fedkeep.core.errors import NonFiniteError, UploadError, WorkerError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, under
 from fedkeep.data import FederatedData
-from fedkeep.engines.base import ClientResult, Job
-from fedkeep.engines.client import train_client
+from fedkeep.engines.client_step import train_client
+from fedkeep.engines.job import ClientResult, Job
+from fedkeep.engines.workers.arena import Arena
 from fedkeep.engines.workers.dataset import SentData
-from fedkeep.engines.workers.memory import Arena
 from fedkeep.methods import Method
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Split

@@ -12,11 +12,11 @@ import numpy as np
 
 from fedkeep.core.params import Params, is_state
 from fedkeep.engines.adapt import trained_initial
-from fedkeep.engines.base import Job
 from fedkeep.engines.batches import Stream
+from fedkeep.engines.job import Job
 from fedkeep.engines.judge import judge
-from fedkeep.engines.local import Watch
-from fedkeep.engines.single import local_run
+from fedkeep.engines.lanes import Watch
+from fedkeep.engines.single_lane import local_run
 from fedkeep.engines.window import Way
 from fedkeep.methods import Client, Phase, Sent
 from fedkeep.methods.base import Predict

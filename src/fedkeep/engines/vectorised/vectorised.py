@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
-from fedkeep.engines.base import ClientResult, Job, Work
+from fedkeep.engines.job import ClientResult, Job, Work
 from fedkeep.engines.vectorised.costs import room
-from fedkeep.engines.vectorised.local import Stacked
-from fedkeep.engines.vectorised.probe import runs_together
+from fedkeep.engines.vectorised.padding_probe import runs_together
+from fedkeep.engines.vectorised.stacked_lanes import Stacked
 
 
 class Vectorised:

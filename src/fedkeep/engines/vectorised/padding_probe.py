@@ -23,12 +23,12 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params, nbytes
 from fedkeep.core.remembered import attributes
 from fedkeep.data import Ragged
-from fedkeep.engines.base import Job, train_rows
 from fedkeep.engines.batches import batches
-from fedkeep.engines.vectorised.batches import Together
+from fedkeep.engines.job import Job, train_rows
 from fedkeep.engines.vectorised.costs import CPU_BYTES, first_clients
-from fedkeep.engines.vectorised.local import StackedPass
+from fedkeep.engines.vectorised.lockstep import Together
 from fedkeep.engines.vectorised.stack import picked
+from fedkeep.engines.vectorised.stacked_lanes import StackedPass
 
 CLIENTS, LANES, CANDIDATES, EXAMPLES = 4, 6, 64, 3
 """Of 64 clients at equal distances, the four whose longest texts differ most are tried on three examples; with other
@@ -73,19 +73,19 @@ def runs_together(job: Job) -> bool:
             batch = step.batch()
             texts |= {n: c for n, c in job.data.columns.items() if n in batch and isinstance(c, Ragged)}
             one.computed(step, lanes.pick(step.lanes), batch)
-            kept = Kept(job.net.module)
+            left = Leftovers(job.net.module)
             try:
                 one.computed(step, lanes.pick(step.lanes), batch)
             except (TypeError, AttributeError, MethodError) as error:
-                kept.refuse(error)
-            kept.check()
+                left.refuse(error)
+            left.check()
     if not texts:
         return True
     padding = Padding(job, chosen(job, enough, texts.values()), texts)
     return not any(padding.changes(number) for number in phases)
 
 
-class Kept:
+class Leftovers:
     """What a forward pass has left in attributes of the module: of several clients at once, nobody may read it.
 
     Several clients' tensors are taken away, so that it fails where the next pass reads one that it has not set.

@@ -20,7 +20,7 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, nonfinite, to
 from fedkeep.core.seeds import stream
 from fedkeep.engines.batches import Loaded, Stream, batches, float_type, gathered, steps_per_pass, usable
-from fedkeep.engines.local import Lanes, LocalResult, Pass, Step, Watch, slopes
+from fedkeep.engines.lanes import Lanes, LocalResult, Pass, Step, Watch, slopes
 from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.tables.lazy_rows import LazyRows, lazy_tables
 from fedkeep.engines.tables.local_rows import Examples, Owned, local_tables, narrow, narrow_alike

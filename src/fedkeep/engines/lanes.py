@@ -1,6 +1,6 @@
 """Local training: the one loop over phases and mini-batches that every engine runs.
 
-A *lane* is one client's training. ``Lanes`` holds the tensors of one client (``single.py``) or of many side by side,
+A *lane* is one client's training. ``Lanes`` holds the tensors of one client (``single_lane.py``) or of many side by side,
 with a client axis (``vectorised/``). These differ in how a mini-batch is made, how its gradient is computed and
 clipped, and how the optimiser's step is written back. All else is here: phases and their turns, early stopping,
 watching, what opted-out examples may touch, buffers that stay, losses, and the search for NaN.
@@ -29,10 +29,10 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params
 from fedkeep.engines.batches import Stream, float_type, load_batch, steps_per_pass, usable
 from fedkeep.engines.dropout import InOrder
-from fedkeep.engines.failures import MODEL_ERRORS, model_error, no_gradient, nonfinite_error
 from fedkeep.engines.opt_out import Hidden, hidden, reads_hidden, trains_federated, veiled
 from fedkeep.engines.stopping import Stopper, watched
 from fedkeep.engines.tables.local_rows import Examples, LocalTable, narrow, widen
+from fedkeep.engines.training_errors import MODEL_ERRORS, model_error, no_gradient, nonfinite_error
 from fedkeep.methods import Client
 from fedkeep.split import Split
 from fedkeep.split.halves import Frozen
