@@ -10,7 +10,7 @@ import torch
 
 import fedkeep
 from fedkeep import Phase
-from fedkeep.data.ranking import leave_one_out
+from fedkeep.data.leave_one_out import leave_one_out
 from fedkeep.models import MatrixFactorization
 
 USERS, FILMS = 40, 120

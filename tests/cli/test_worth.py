@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedkeep.data import FederatedData
-from fedkeep.data.ranking import leave_one_out
+from fedkeep.data.leave_one_out import leave_one_out
 from tests.cli.conftest import Command
 
 SHARED = ["--set", "run.evaluate_shared=true"]

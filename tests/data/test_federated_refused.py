@@ -157,7 +157,7 @@ def test_rows_of_clients_that_are_not_there(client: int) -> None:
         ),
         (
             {"meta": {"task": "multclass"}},
-            "meta['task'] must be one of multiclass, binary, regression, ranking, tokens, next_token; got 'multclass'. Did you mean 'multiclass'?",
+            "meta['task'] must be 'multiclass', 'binary', 'regression', 'ranking', 'tokens' or 'next_token'; got 'multclass'. Did you mean 'multiclass'?",
         ),
         (
             {"meta": {"traits": {"colour": ["red"]}}},

@@ -13,20 +13,12 @@ from torch import nn
 
 from fedkeep import Adapt, FederatedData, Phase, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError
-from fedkeep.engines import (
-    Adaptation,
-    LocalDevice,
-    Model,
-    Sampler,
-    Sequential,
-    first_global,
-    orders_of,
-    tasks_of,
-)
+from fedkeep.engines import Adaptation, LocalDevice, Sampler, Sequential, first_global, orders_of, tasks_of
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.tally import Leaves
 from fedkeep.experiments.drive import Drive, Plan
 from fedkeep.experiments.personalize import adapt_client, first_examples
+from fedkeep.tasks.results import Model
 from tests.tiny import Logits, classes, job, same_bits, users
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), valid=2, test=5)

@@ -12,10 +12,11 @@ import fedkeep
 from fedkeep import Phase, sgd
 from fedkeep.core.errors import MethodError
 from fedkeep.data import FederatedData
-from fedkeep.data.ranking import leave_one_out
+from fedkeep.data.leave_one_out import leave_one_out
 from fedkeep.experiments.counting import counted
 from fedkeep.experiments.worth import worth_of
 from fedkeep.report.runs import read_run
+from fedkeep.tasks import RANKING
 
 USERS, ITEMS, AGAINST = 12, 60, 19
 
@@ -110,7 +111,7 @@ def test_counting_shows_what_everybody_took(tmp_path: Path) -> None:
         seen = [taken[i] for i in item[row]]
         expected.append(sum(n >= seen[label[row]] for n in seen))  # itself makes it begin with 1
     assert found.score.tolist() == expected
-    assert found.kind == "ranking"
+    assert found.kind == RANKING
 
 
 def test_what_personalisation_was_worth(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import ConfigError, NonFiniteError
-from fedkeep.engines import Judged, Judgement, Tallies, Task, to_records
+from fedkeep.engines import Judged, Judgement, Tallies, to_records
 from fedkeep.engines.tally import BINS, Leaves, bin_of, binned_auc, summed, tallied
+from fedkeep.tasks import BINARY, MULTICLASS, REGRESSION, Task
 
 IDS = ("ann", "bob", "cem")
-CLASSES, BINARY, NUMBERS = Task("multiclass"), Task("binary"), Task("regression")
+CLASSES, BINARY, NUMBERS = Task(MULTICLASS), Task(BINARY), Task(REGRESSION)
 
 
 def judgement(task: Task, client: Any, loss: Any, score: Any, label: Any = None) -> Judgement:

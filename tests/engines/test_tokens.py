@@ -156,7 +156,7 @@ def test_a_metric_of_ones_own() -> None:
         (
             [1],
             {"task": "tokens"},
-            "Wanted one label per token, shape (examples, tokens), as meta['task'] is 'tokens'",
+            "Wanted a row of labels per example, shape (examples, labels), as meta['task'] is 'tokens'",
         ),
         (
             [[3, 4]],

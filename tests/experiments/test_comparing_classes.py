@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.examples import read_examples
 from fedkeep.data import FederatedData
 from fedkeep.experiments.comparing import plan, run
 from fedkeep.experiments.config import Config, parse_config
@@ -17,6 +16,7 @@ from fedkeep.experiments.worth import worth_of
 from fedkeep.metrics import macro_f1
 from fedkeep.report import figure_files
 from fedkeep.report.runs import read_run
+from fedkeep.tasks.results import read_examples
 
 TEXT = """
 name = "Rare"

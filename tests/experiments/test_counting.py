@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedkeep import FederatedData
-from fedkeep.core.examples import Examples
 from fedkeep.experiments.counting import counted
+from fedkeep.tasks.results import Examples
 
 
 def data_of(

@@ -14,9 +14,9 @@ from torch import Tensor
 import fedkeep
 from fedkeep import Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.examples import Examples, Roster, read_examples
 from fedkeep.core.sealed import seal
 from fedkeep.engines import Adaptation
+from fedkeep.tasks.results import Examples, Roster, read_examples
 from tests.tiny import Logits, Slope, classes, pairs, same_bits
 
 DATA = classes(counts=(5, 9, 3, 7), kind="f4", test=6)

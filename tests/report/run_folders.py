@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from safetensors.torch import save
 
-from fedkeep.core.examples import Examples
 from fedkeep.core.records import Extent, Record, to_line
 from fedkeep.core.run_files import Commit, read_commit
 from fedkeep.core.sealed import FORMAT, sealed_bytes
+from fedkeep.tasks.results import Examples
 
 LABELS = ["AskReddit", "CFB", "The_Donald", "nba", "politics"]
 HOSTILE = "<script>alert('x')</script>"

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.examples import Examples, Roster
 from fedkeep.metrics import auc
 from fedkeep.report import pairing
 from fedkeep.report.groups import configurations
@@ -31,6 +30,8 @@ from fedkeep.report.runs import read_run
 from fedkeep.report.standings import compared, plain_rows
 from fedkeep.report.worth import compare, sentences
 from fedkeep.report.worth_blocks import fairness_table
+from fedkeep.tasks import REGRESSION
+from fedkeep.tasks.results import Examples, Roster
 from tests.report.run_folders import write_examples, write_info
 
 CLIENT = np.array([2, 2, 5, 5, 5], np.int32)
@@ -180,7 +181,7 @@ def test_a_metric_without_a_value_for_an_example_is_refused(folder: Callable[...
     ours, theirs = folder("FURL-0", examples("own")), folder("Local-0", examples("own"))
     assert refusal(ours, theirs, "auc").startswith("auc has no value for a single example")
     with pytest.raises(ConfigError) as error:
-        check_metric("mae", "regression")
+        check_metric("mae", REGRESSION)
     assert str(error.value) == (
         "mae has no value for a single example, so clients can't be compared by it. Choose loss, the squared error; the "
         "gain in RMSE stands in the report too."

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.examples import Examples
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.metrics.worth.best import standings
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import Side, check_metric, check_spread, own_side, pair, pooled_gains, shared_side
 from fedkeep.report.runs import read_run
+from fedkeep.tasks import REGRESSION
+from fedkeep.tasks.results import Examples
 from tests.report.run_folders import write_examples
 
 USERS = 12
@@ -106,7 +107,7 @@ def test_what_has_no_classes() -> None:
     with pytest.raises(
         ConfigError, match=r"macro_f1 is of examples that have a class; the task is 'regression'\."
     ):
-        check_metric("macro_f1", "regression")
+        check_metric("macro_f1", REGRESSION)
 
 
 def test_a_file_with_labels_and_without_predictions_is_damaged() -> None:

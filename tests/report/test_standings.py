@@ -13,7 +13,6 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.metrics.worth import Interval, Paired
 from fedkeep.metrics.worth.best import Standing, standings
-from fedkeep.report.pairing import COUNTING, COUNTING_TAKEN
 from fedkeep.report.standings import (
     Compared,
     beating,
@@ -29,6 +28,8 @@ from fedkeep.report.standings import (
 )
 from fedkeep.report.tables import to_csv
 from fedkeep.report.worth import Comparison
+from fedkeep.tasks import MULTICLASS, REGRESSION
+from fedkeep.tasks.kind import COUNTING
 from tests.report.test_worth import comparison
 
 
@@ -50,6 +51,7 @@ def made(*right: list[int], seeds: int = 1, unit: str = "points") -> Compared:
     ]
     return Compared(
         task=None,
+        kind=REGRESSION if unit == "in squared error" else MULTICLASS,
         metric="accuracy" if unit == "points" else "loss",
         unit=unit,
         labels=tuple("abcdef"[: len(right)]),
@@ -174,7 +176,7 @@ def test_without_an_interval_a_method_is_named_as_not_tested() -> None:
         "1 of 1 method does not beat counting each user's labels, which needs no federation."
     )
     assert line.endswith(" Not tested, as no interval is known: a 100.0 (–).")
-    (line,) = not_beating([replace(unknown, theirs=COUNTING_TAKEN)])
+    (line,) = not_beating([replace(unknown, theirs="counting what all users took")])
     assert line.startswith("1 of 1 method does not beat counting what all users took, which trains nothing. ")
     assert gains_table([unknown]).rows == (("a", "100.0 (–)"),)
     assert plain_gains([unknown])[0]["gain"] == 1.0
@@ -205,6 +207,7 @@ def test_without_an_interval_nothing_is_told_apart() -> None:
     best = Standing(mean=1.0, by_seed=(1.0,), behind=Interval(0.0, 0.0, 0.0), p=1.0, is_best=True)
     c = Compared(
         task="topic",
+        kind=MULTICLASS,
         metric="accuracy",
         unit="points",
         labels=("a", "b"),

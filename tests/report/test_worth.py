@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.examples import Examples, Roster
 from fedkeep.experiments.worth import worth_of
 from fedkeep.metrics.worth import Interval, Paired, worth
 from fedkeep.report.page import write_report
@@ -26,6 +25,7 @@ from fedkeep.report.worth_blocks import (
     table,
     told_table,
 )
+from fedkeep.tasks.results import Examples, Roster
 from tests.report.run_folders import write_examples
 
 

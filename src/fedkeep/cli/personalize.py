@@ -157,11 +157,10 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
 def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None) -> None:
     from fedkeep.core.files import state_name
     from fedkeep.engines import tasks_of
-    from fedkeep.experiments.drive import HEADLINE
     from fedkeep.experiments.personalize import personalize_client
 
     task = tasks_of(run.data)[0]
-    metric = task.metric(HEADLINE[task.kind])
+    metric = task.headline
     for name in clients:
         run.data.index(name)
         if out is not None:

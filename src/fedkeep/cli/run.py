@@ -80,12 +80,12 @@ def run(
 def show_result(run: Run, found: Found) -> None:
     """Print the metrics at the best epoch."""
     from fedkeep.engines import tasks_of
-    from fedkeep.experiments.drive import HEADLINE, SHARED
+    from fedkeep.experiments.drive import SHARED
     from fedkeep.experiments.personalization import scores_of
     from fedkeep.experiments.summary import summarize
 
     task = tasks_of(run.data)[0]
-    metric = task.metric(HEADLINE[task.kind])
+    metric = task.headline
     best = summarize(run.history, metric, lower_is_better(metric))
     name = found.config.name or found.label
     if best is None:

@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError, check_choice, did_you_mean, first_line
+from fedkeep.core.errors import DataError, check_choice, first_line
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.splits import SPLITS
+from fedkeep.tasks import BINARY, KINDS, MULTICLASS, REGRESSION, Kind
+from fedkeep.tasks.tokens import IGNORED
 
 MANY_CLASSES = 1000
-TASKS = ("multiclass", "binary", "regression", "ranking", "tokens", "next_token")
-TOKENS = ("tokens", "next_token")
-"""Tasks with a label for each token, (examples, tokens)."""
 OPTED_IN = "opted_in"
 """The column that says which examples may influence what leaves their client, see ``consent``."""
-IGNORED = -100
-"""The label of a token that does not count, as in torch and transformers."""
 RESERVED = {
     "client": "pooled training puts the client's number there",
     "weight": "engines put the padding's weights there",
@@ -169,54 +166,33 @@ def completed(
         isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1
     ):
         raise DataError("Wanted meta['classes'] as a whole number of at least 1; got {got!r}.", got=classes)
-    by_token = meta.get("task") in TOKENS
-    if isinstance(label, Ragged) or (label is not None and label.ndim != 1 + by_token):
-        got = (
-            "a ragged column"
-            if isinstance(label, Ragged)
-            else f"shape {label.shape}"
-            if label is not None
-            else ""
-        )
-        raise DataError(
-            f"Wanted one label per token, shape (examples, tokens), as meta['task'] is {meta['task']!r}; got {got}. "
-            f"Pad rows to one length with labels of {IGNORED}."
-            if by_token
-            else f"Wanted one label per example, shape (examples,); got {got}. Name it otherwise, or say "
-            f"meta['task'] = 'tokens' where each token has a label, 'next_token' where it is the token that follows. "
-            f"Several labels are a column and a task each: meta['tasks'], with the loss terms.multi_task."
-        )
+    name = meta.get("task")
+    if label is not None and name is not None:
+        check_choice("meta['task'] must be", name, list(KINDS), DataError)
+    kind = KINDS.get(str(name))
+    axes = 1 if kind is None else kind.axes
+    if isinstance(label, Ragged) or (label is not None and label.ndim != axes):
+        raise DataError(_wrong_axes(label, kind))
     if label is not None:
         whole = label.dtype.kind == "i"
-        if whole and classes is None and meta.get("task") not in ("regression", *TOKENS):
+        if whole and classes is None and (kind is None or kind.close):
             check_close(
                 label, lambda row: f"Row {row} (client {owner(row)!r})", "meta['classes'] = the number"
             )
-        if meta.get("task") is None:
+        if kind is None:
             classes = classes or (int(label.max()) + 1 if whole else 1)
-            meta["task"] = ("binary" if classes <= 2 else "multiclass") if whole else "regression"
-        if meta["task"] not in TASKS:
-            got = str(meta["task"])
-            raise DataError(
-                f"meta['task'] must be one of {', '.join(TASKS)}; got {got!r}.{did_you_mean(got, TASKS)}"
-            )
-        if meta["task"] == "regression":
+            kind = (BINARY if classes <= 2 else MULTICLASS) if whole else REGRESSION
+            meta["task"] = kind.name
+        if not kind.whole:
             columns["label"] = label if not whole else label.astype(np.float32)
         elif not whole:
             raise DataError(
-                f"Wanted integer labels for a {meta['task']} task; got {label.dtype}. Use integers, or say "
+                f"Wanted integer labels for a {kind.name} task; got {label.dtype}. Use integers, or say "
                 f"meta['task'] = 'regression'."
             )
-        if meta["task"] == "binary" and max(classes or 0, int(label.max(initial=0)) + 1) > 2:
-            raise DataError(
-                f"A binary task has the labels 0 and 1; got {classes or int(label.max()) + 1} classes. Say "
-                f"meta['task'] = 'multiclass', or task='multiclass' where a reader reads the data."
-            )
-        if meta["task"] == "next_token":
-            _check_shifted(label, columns.get("input_ids"))
+        kind.check_labels(label, columns, None if classes is None else int(classes))
         if meta.get("classes") is None:
-            at_least = 2 if meta["task"] == "binary" else 1
-            meta["classes"] = max(at_least, int(label.max()) + 1) if meta["task"] != "regression" else 1
+            meta["classes"] = kind.size(label)
     traits = meta.get("traits") or {}
     if not isinstance(traits, Mapping) or not all(
         isinstance(v, Sequence | np.ndarray) for v in traits.values()
@@ -231,6 +207,20 @@ def completed(
                 got=len(values),
             )
     return meta
+
+
+def _wrong_axes(label: Column, kind: Kind | None) -> str:
+    got = "a ragged column" if isinstance(label, Ragged) else f"shape {label.shape}"
+    if kind is not None and kind.axes == 2:
+        return (
+            f"Wanted a row of labels per example, shape (examples, labels), as meta['task'] is {kind.name!r}; got "
+            f"{got}. Pad rows of tokens to one length with labels of {IGNORED}."
+        )
+    return (
+        f"Wanted one label per example, shape (examples,); got {got}. Name it otherwise, or say meta['task'] = "
+        f"'tokens' where each token has a label, 'next_token' where it is the token that follows. Several labels are "
+        f"a column and a task each: meta['tasks'], with the loss terms.multi_task."
+    )
 
 
 def check_close(labels: NDArray[np.int64], where: Callable[[int], str], way_out: str) -> None:
@@ -278,26 +268,19 @@ def check_columns(columns: Mapping[str, Column], owner: Callable[[int], str]) ->
 def check_labels(columns: Mapping[str, Column], meta: Mapping[str, Any], owner: Callable[[int], str]) -> None:
     """Raise DataError at the first label that is not one of the task's classes."""
     label = columns.get("label")
-    if label is None or isinstance(label, Ragged) or meta["task"] == "regression":
+    if label is None or isinstance(label, Ragged):
         return
-    classes, by_token = int(meta["classes"]), meta["task"] in TOKENS
-    outside = (label < 0) | (label >= classes)
-    if by_token:
-        outside &= label != IGNORED
+    kind, classes = KINDS[meta["task"]], int(meta["classes"])
+    values = kind.values(classes)
+    if values is None:
+        return
+    outside = (label < 0) | (label >= values)
+    if kind.ignored is not None:
+        outside &= label != kind.ignored
     if outside.any():
         row = int(np.argwhere(outside)[0][0])
-        more = f", and {IGNORED} for tokens that do not count" if by_token else ""
+        more = "" if kind.ignored is None else f", and {kind.ignored} for tokens that do not count"
         raise DataError(
-            f"Wanted labels 0 to {classes - 1} ({classes} classes){more}; got {label[outside][0]} in row {row} (client "
+            f"Wanted labels 0 to {values - 1} ({classes} classes){more}; got {label[outside][0]} in row {row} (client "
             f"{owner(row)!r}) and {int(outside.sum()) - 1} more out of range. Correct the labels or meta['classes']."
-        )
-
-
-def _check_shifted(label: NDArray[Any], ids: Column | None) -> None:
-    """Refuse labels that are the tokens themselves, which a model is shown."""
-    counts = label != IGNORED
-    if isinstance(ids, np.ndarray) and ids.shape == label.shape and (ids == label)[counts].all():
-        raise DataError(
-            "Labels of a next-token task are the tokens that follow; got the input_ids themselves, which the model is "
-            "shown. Make them by fedkeep.data.next_tokens(input_ids, attention_mask)."
         )

@@ -8,6 +8,7 @@ training rows are ``bounds[c, 0]:bounds[c, 1]``, its validation rows ``bounds[c,
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from numpy.typing import ArrayLike, NDArray
 from fedkeep.core.errors import DataError, check_choice, did_you_mean, shown
 from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
-from fedkeep.data.best import best_possible
 from fedkeep.data.checks import as_columns, as_split, check_columns, check_labels, completed
 from fedkeep.data.columns import Column, Ragged, Rows, as_offsets, check_offsets, offsets_of
 from fedkeep.data.ids import RangeIds, as_id, check_ids, group_rows
+from fedkeep.tasks import KINDS, Kind
 
 SPLITS = splits.SPLITS
 """The names of the parts that examples are divided into: train, valid, test."""
@@ -395,13 +396,32 @@ class FederatedData:
 
     def _with_best(self) -> FederatedData:
         if "_best" in self.columns:
-            self.meta |= best_possible(self.columns, self.split_rows("test"), str(self.meta["task"]))
+            self.meta |= best_possible(self.columns, self.split_rows("test"), KINDS[self.meta["task"]])
         return self
 
 
 def take(columns: Mapping[str, Column], rows: Rows) -> dict[str, Column]:
     """Return these rows of every column."""
     return {name: c.take(rows) if isinstance(c, Ragged) else c[rows] for name, c in columns.items()}
+
+
+def best_possible(columns: Mapping[str, Column], rows: Rows, task: Kind) -> dict[str, float | None]:
+    """Return ``best`` and ``best_global`` over these rows: with the user known, and without.
+
+    The columns ``_best`` and ``_best_global`` hold what the generator knew of every example: for a multiclass
+    task the probability of its most probable label (their mean is the Bayes accuracy), for a binary task the
+    probability of label 1 (their AUC against the drawn labels is the best one), for a regression the squared error of
+    the truth (the root of their mean is the best RMSE). So the best is in the metric that runs are judged by.
+    """
+    label = columns["label"]
+    found: dict[str, float | None] = {"best": None, "best_global": None}
+    for name in found:
+        truth = columns.get(f"_{name}")
+        if truth is None or isinstance(truth, Ragged) or isinstance(label, Ragged) or not len(rows):
+            continue
+        best = task.best(truth[rows], label[rows])
+        found[name] = None if math.isnan(best) else best
+    return found
 
 
 def _sha256(column: Column) -> str:

@@ -22,6 +22,7 @@ from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import RangeIds
 from fedkeep.data.images import ImageSet
 from fedkeep.data.splits import SPLITS, bounds_of
+from fedkeep.tasks import of_numbers
 
 Counts = NDArray[np.int64]
 Source = Literal["train", "test"]
@@ -280,7 +281,7 @@ def class_counts(data: FederatedData, split: str = "all") -> Counts:
         DataError: no such split, or labels that are no classes.
     """
     label = data.columns.get("label")
-    if label is None or isinstance(label, Ragged) or data.meta["task"] == "regression" or label.ndim != 1:
+    if label is None or isinstance(label, Ragged) or of_numbers(data.meta["task"]) or label.ndim != 1:
         raise DataError("Wanted data with a class per example, to count classes; these have none.")
     rows, classes = data.split_rows(split), int(data.meta["classes"])
     cells = data.clients_of(rows) * classes + label[rows]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.checks import IGNORED
+from fedkeep.tasks.tokens import IGNORED
 
 
 def next_tokens(input_ids: ArrayLike, attention_mask: ArrayLike | None = None) -> NDArray[np.int64]:

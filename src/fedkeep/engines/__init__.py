@@ -7,7 +7,7 @@ from fedkeep.engines.centralised import Centralised
 from fedkeep.engines.device import Answer, Defers, Device, LocalDevice, Order, orders_of
 from fedkeep.engines.job import ClientResult, Engine, Job, Work, first_global, first_kept
 from fedkeep.engines.judge import tasks_of
-from fedkeep.engines.judgement import MODELS, Judgement, Model, Task
+from fedkeep.engines.judgement import Judgement
 from fedkeep.engines.lanes import LocalResult, Watch
 from fedkeep.engines.round import RoundReport, Sampler, run_round
 from fedkeep.engines.sequential import Sequential
@@ -18,7 +18,6 @@ from fedkeep.engines.workers.cores import available_cores
 from fedkeep.engines.workers.workers import Workers
 
 __all__ = [
-    "MODELS",
     "Adaptation",
     "Adapted",
     "Answer",
@@ -36,7 +35,6 @@ __all__ = [
     "Leaves",
     "LocalDevice",
     "LocalResult",
-    "Model",
     "Order",
     "Pair",
     "RoundReport",
@@ -44,7 +42,6 @@ __all__ = [
     "Sequential",
     "Stream",
     "Tallies",
-    "Task",
     "Vectorised",
     "Watch",
     "Work",

@@ -17,11 +17,11 @@ from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.client_step import outputs
 from fedkeep.engines.job import Job
-from fedkeep.engines.judgement import Model
 from fedkeep.engines.single_lane import local_run
 from fedkeep.methods import Adapt, Client, Method, Recall, Recalls, Sent
 from fedkeep.methods.hooks import check_hook
 from fedkeep.split import Split
+from fedkeep.tasks.results import Model
 
 
 @dataclass(frozen=True, kw_only=True)

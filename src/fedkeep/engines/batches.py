@@ -15,9 +15,9 @@ from fedkeep.core.params import Batch
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import Ragged
 from fedkeep.data.columns import Column
-from fedkeep.engines.judgement import tasks_in
 from fedkeep.engines.tables.local_rows import Examples, LocalTable, allowed
 from fedkeep.methods import Phase
+from fedkeep.tasks import tasks_in
 
 WINDOW_BYTES = 256 << 10
 """Mini-batches of this size together are gathered at once."""

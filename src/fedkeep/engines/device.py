@@ -32,7 +32,6 @@ from fedkeep.engines.faults import Fault
 from fedkeep.engines.fine_tuning import Tuning, curve
 from fedkeep.engines.job import Engine, Job, Work, defaults, paired
 from fedkeep.engines.judge import judge, outputs
-from fedkeep.engines.judgement import MODELS, Model
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.tally import Judged, Leaves
 from fedkeep.engines.window import Way
@@ -40,6 +39,7 @@ from fedkeep.methods import Global, Method, Sent, newest
 from fedkeep.methods.client import accepted
 from fedkeep.split import Upload
 from fedkeep.store import Default, MemoryStore, PrivateStore
+from fedkeep.tasks.results import MODELS, Model
 
 
 @dataclass(frozen=True, kw_only=True)

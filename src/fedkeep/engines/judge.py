@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedkeep.core.params import Params
-from fedkeep.core.ranking import ranks_of
 from fedkeep.data import FederatedData
 from fedkeep.engines.job import Job
-from fedkeep.engines.judgement import Judgement, Model, Task, tasks_in
+from fedkeep.engines.judgement import Judgement
 from fedkeep.engines.tally import Judged, Leaves, Tallies, tallied
 from fedkeep.engines.window import Way, windows
 from fedkeep.methods import Sent
-from fedkeep.methods.labels import check_candidates, check_regression, check_tokens, label_of, output_of
+from fedkeep.methods.labels import label_of, output_of
+from fedkeep.tasks import Task, tasks_in
+from fedkeep.tasks.results import Model
 
 Columns = tuple[np.ndarray, ...]
 """A piece of a ``Judgement``: client, loss, score, label, row (or place in a window), predicted class."""
@@ -132,8 +133,7 @@ def labelled(task: Task, output: Any, batch: Params) -> tuple[Tensor, Tensor, Te
     """Return a task's outputs and labels where there is a label, and where there is one: (B,), of tokens (B, T)."""
     out, label = output_of(output, task.name), label_of(batch, task.label)
     known = ~torch.isnan(label) if label.is_floating_point() else label >= 0
-    if label.dim() > 1:
-        check_tokens(out, label)
+    task.kind.check_output(out, label)
     return out[known], label[known], known
 
 
@@ -146,24 +146,7 @@ def _numpy(values: Tensor) -> np.ndarray:
 def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, places: np.ndarray) -> Columns:
     out, label, known = labelled(task, output, batch)
     out, there = out.double(), np.nonzero(known.cpu().numpy())[0]
-    predicted = torch.full(label.shape, -1)
-    if task.kind == "regression":
-        check_regression(out, label)
-        score = out - label.double()
-        loss = score**2
-    else:
-        loss = nn.functional.cross_entropy(out, label, reduction="none")
-        if task.kind == "ranking":
-            check_candidates(out)
-            ranks = ranks_of(out.cpu().numpy(), label.cpu().numpy())
-            score = torch.from_numpy(ranks).double()
-        elif task.kind == "binary":
-            score = out[:, 1] - out[:, 0]
-            predicted = torch.where(score.isnan(), -1, (score > 0).long())
-        else:
-            likeliest = out.argmax(1)  # a NaN where there is one
-            unknown = out.gather(1, likeliest.unsqueeze(1)).squeeze(1).isnan()
-            score = ((likeliest == label) & ~unknown).double()
-            predicted = likeliest.masked_fill(unknown, -1)
+    loss, score, predicted = task.kind.judge(out, label)
+    predicted = torch.full(label.shape, -1) if predicted is None else predicted
     columns = loss.cpu().numpy(), score.cpu().numpy(), _numpy(label)
     return owner[there], *columns, places[there], predicted.cpu().numpy()

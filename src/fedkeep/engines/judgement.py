@@ -1,76 +1,15 @@
-"""What is judged, and the result of every example: ``Task``, ``Judgement``, and the names of models."""
+"""The result of every example: ``Judgement``."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, DataError, check_choice
-from fedkeep.core.examples import MODELS, Model
-from fedkeep.core.ranking import discounted, hits
-from fedkeep.data.checks import TASKS
+from fedkeep.core.errors import ConfigError
 from fedkeep.metrics import CLASS_METRICS, auc
-
-__all__ = ["MODELS", "Judgement", "Model", "Task", "kinds_of", "tasks_in"]
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is judged: one of ``data.checks.TASKS``, and where label and output are found.
-
-    A ranking's output are the scores of candidates, and its label is the right one's place among them. Of ``tokens``
-    and ``next_token`` each token with a label is an example.
-    """
-
-    kind: str
-    label: str = "label"
-    name: str | None = None
-
-    def metric(self, base: str) -> str:
-        """Return the metric's name, with the task's name where there are several."""
-        return base if self.name is None else f"{base}/{self.name}"
-
-    @property
-    def has_classes(self) -> bool:
-        """Whether a label is a class, so that the metrics of ``metrics.CLASS_METRICS`` are defined."""
-        return self.kind not in ("regression", "ranking")
-
-    @property
-    def client_metric(self) -> str:
-        """The name of what ``Judgement.per_client`` gives: accuracy, RMSE for regression, HR@10 for a ranking."""
-        return self.metric({"regression": "rmse", "ranking": "hr10"}.get(self.kind, "accuracy"))
-
-
-def perplexity(loss: float) -> float:
-    """Return e to the mean loss in nats."""
-    return math.exp(min(loss, 700.0))  # beyond, a float64 has no room
-
-
-def tasks_in(meta: Mapping[str, Any]) -> list[Task]:
-    """Return the tasks that a data set's description names.
-
-    Raises:
-        DataError: one of several has no kind or no column of labels.
-    """
-    several = meta.get("tasks")
-    if not several:
-        return [Task(meta.get("task", "multiclass"))]
-    for name, task in several.items():
-        check_choice(f"meta['tasks'][{name!r}]['task'] must be", task.get("task"), TASKS, DataError)
-        if "label" not in task:
-            raise DataError(
-                f"meta['tasks'][{name!r}] must name its column of labels as 'label'; got {task!r}."
-            )
-    return [Task(task["task"], task["label"], name) for name, task in several.items()]
-
-
-def kinds_of(tasks: Sequence[Task]) -> str | dict[str, str]:
-    """Return the kind of the only task, or of several by their names."""
-    return {task.name: task.kind for task in tasks if task.name is not None} or tasks[0].kind
+from fedkeep.tasks import Means, Task
 
 
 @dataclass(frozen=True)
@@ -113,23 +52,15 @@ class Judgement:
         """Return the metrics over all examples pooled, and where it makes sense the unweighted mean over clients."""
         if not len(self.client):
             return {}
-        name = self.task.metric
-        own = self.per_client()
-        out = {name("loss"): float(self.loss.mean())}
-        if self.task.kind == "regression":
-            out[name("rmse")] = float(np.sqrt(self.loss.mean()))
-            out[name("mae")] = float(np.abs(self.score).mean())
-            return out
-        if self.task.kind == "ranking":
-            found = {"hr10": hits(self.score), "ndcg10": discounted(self.score)}
-            return out | {name(metric): float(values.mean()) for metric, values in found.items()}
-        out[name("accuracy")] = float(self.right().mean())
-        out[name("accuracy_user_mean")] = float(np.mean([value for value, _ in own.values()]))
-        if self.task.kind == "binary":
-            out[name("auc")] = auc(self.score, self.label)
-        if self.task.kind == "next_token":
-            out[name("perplexity")] = perplexity(out[name("loss")])
-        return out
+        kind, nothing = self.task.kind, float("nan")
+        means = Means(
+            loss=float(self.loss.mean()),
+            right=nothing if kind.right is None else float(self.right().mean()),
+            gain=nothing if kind.gain is None else float(kind.gain(self.score, self.label).mean()),
+            user_mean=float(np.mean([value for value, _ in self.per_client().values()])),
+            auc={"auc": auc(self.score, self.label)} if kind.ranks_scores else {},
+        )
+        return {self.task.metric(metric): value for metric, value in kind.metrics(means).items()}
 
     def class_metrics(self, names: Sequence[str]) -> dict[str, float]:
         """Return metrics of ``metrics.CLASS_METRICS``, over all examples pooled and as unweighted mean over clients.
@@ -137,7 +68,7 @@ class Judgement:
         Raises:
             ConfigError: the predicted classes are not known.
         """
-        if not len(self.client) or not self.task.has_classes:
+        if not len(self.client) or not self.task.kind.has_classes:
             return {}
         own = {name: self.by_client(name).values() for name in names}
         means = {f"{name}_user_mean": float(np.mean([v for v, _ in found])) for name, found in own.items()}
@@ -161,27 +92,21 @@ class Judgement:
             raise ConfigError(
                 f"{name} wants every example's predicted class, which no device tells. It is there in simulations."
             )
-        binary = self.task.kind == "binary"
-        return ((self.label > 0).astype(np.int64) if binary else self.label), self.predicted
+        return self.label.astype(np.int64), self.predicted
 
     def right(self) -> np.ndarray:
-        """Return 1.0 where the most probable class is the label, or it is in a ranking's first ten; else 0.0.
-
-        A NaN among the outputs makes every answer wrong.
-        """
-        if self.task.kind == "ranking":
-            return hits(self.score).astype(float)
-        if self.task.kind == "binary":
-            agrees: np.ndarray = ((self.score > 0) == (self.label > 0)) & ~np.isnan(self.score)
-            return agrees.astype(float)
-        return self.score
+        """Return 1.0 where an answer is right, else 0.0; a NaN among the outputs makes every answer wrong."""
+        assert self.task.kind.right is not None
+        return self.task.kind.right(self.score, self.label).astype(float)
 
     def per_client(self) -> dict[int, tuple[float, int]]:
         """Return by client (``Task.client_metric``, number of examples)."""
-        values = self.loss if self.task.kind == "regression" else self.right()
+        kind = self.task.kind
         clients, count = np.unique(self.client, return_counts=True)
-        sums = np.bincount(np.searchsorted(clients, self.client), weights=values, minlength=len(clients))
-        means = sums / count
-        if self.task.kind == "regression":
-            means = np.sqrt(means)
-        return {int(c): (float(m), int(n)) for c, m, n in zip(clients, means, count, strict=True)}
+
+        def means(values: np.ndarray) -> np.ndarray:
+            return np.bincount(np.searchsorted(clients, self.client), values, len(clients)) / count
+
+        right = np.zeros(0) if kind.right is None else means(self.right())
+        found = kind.of_client(means(self.loss), right)
+        return {int(c): (float(m), int(n)) for c, m, n in zip(clients, found, count, strict=True)}

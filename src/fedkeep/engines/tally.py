@@ -14,16 +14,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, NonFiniteError
-from fedkeep.core.ranking import discounted
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.records import Record
-from fedkeep.engines.judgement import Judgement, Model, Task, perplexity
+from fedkeep.engines.judgement import Judgement
+from fedkeep.metrics.auc import BINS, bin_of, binned_auc
+from fedkeep.tasks import Means, Task
+from fedkeep.tasks.results import Model
 
 Leaves = Literal["sums", "clients", "examples"]
 """What of judging leaves a device: sums over all of its clients, sums by client, or every example's result too."""
-
-BINS = 256
-"""Bins of a binary score, the logit: 1/8 wide from −16 to 16; the outer two have no other end."""
 
 ROWS = ("people", "count", "loss", "right", "absolute", "accuracy", "agreed", "difference", "scores")
 
@@ -59,7 +58,7 @@ class Tallies:
         count: (K,) int64, labelled examples.
         loss: (K, M) Σ loss; for regression that is the sum of squared errors.
         right: (K, M) int64, right answers, of a ranking those among the first ten; 0 for regression.
-        absolute: (K, M) Σ |error|, of a ranking Σ 1 / log2(1 + rank) over the first ten; 0 for classification.
+        absolute: (K, M) Σ of the task's ``Kind.gain``, e.g. |error| of a regression; 0 where it has none.
         accuracy: (K, M) Σ over the row's clients of each one's accuracy; 0 for regression.
         agreed: (K, P, 2, 2) int64, as ``Pair.table``; a pair is (models[i], models[j]), i < j.
         difference: (K, P, 2) Σ d and Σ d², as in ``Pair``.
@@ -101,31 +100,21 @@ class Tallies:
         n = int(one.count[0])
         if not n:
             return {}
-        name = self.task.metric
-        loss = float(one.loss[0, m]) / n
-        out = {name("loss"): loss}
-        if self.task.kind == "regression":
-            return out | {name("rmse"): math.sqrt(loss), name("mae"): float(one.absolute[0, m]) / n}
-        if self.task.kind == "ranking":
-            hit, gain = int(one.right[0, m]) / n, float(one.absolute[0, m]) / n
-            return out | {name("hr10"): hit, name("ndcg10"): gain}
-        out[name("accuracy")] = int(one.right[0, m]) / n
-        out[name("accuracy_user_mean")] = float(one.accuracy[0, m]) / int(one.people[0])
-        if self.task.kind == "binary":
-            negative, positive = one.scores[0, m]
-            out[name("auc")], out[name("auc_error")] = binned_auc(positive, negative)
-        if self.task.kind == "next_token":
-            out[name("perplexity")] = perplexity(loss)
-        return out
+        kind = self.task.kind
+        means = Means(
+            loss=float(one.loss[0, m]) / n,
+            right=int(one.right[0, m]) / n,
+            gain=float(one.absolute[0, m]) / n,
+            user_mean=float(one.accuracy[0, m]) / int(one.people[0]),
+            auc=_auc(*one.scores[0, m]) if kind.ranks_scores else {},
+        )
+        return {self.task.metric(metric): value for metric, value in kind.metrics(means).items()}
 
     def per_client(self, model: Model) -> dict[str, tuple[float, int]]:
         """Return by client's id (``Task.client_metric``, number of examples); nothing of rows that are sums."""
         m = self._place(model)
-        sums = self.loss[:, m] if self.task.kind == "regression" else self.right[:, m]
         with np.errstate(invalid="ignore"):  # of a client that was not judged it is no number
-            means = sums / self.count
-        if self.task.kind == "regression":
-            means = np.sqrt(means)
+            means = self.task.kind.of_client(self.loss[:, m] / self.count, self.right[:, m] / self.count)
         rows = zip(self.clients, means.tolist(), self.count.tolist(), strict=True)
         return {client: (mean, n) for client, mean, n in rows if client}
 
@@ -239,7 +228,7 @@ def to_records(
         if not per_client:
             continue
         own = {one.task.client_metric: one.per_client(model)}
-        if one.count and one.task.has_classes:
+        if one.count and one.task.kind.has_classes:
             own |= {one.task.metric(name): one.per_client(model, name) for name in also}
         for metric, found in own.items():
             records += [Record(round, epoch, split, c, metric, value, n) for c, (value, n) in found.items()]
@@ -251,7 +240,7 @@ def tallied(
 ) -> Tallies:
     """Return the tallies of judgements of several models on the same examples, a row for each client."""
     clients, place = np.unique(judgements[0].client, return_inverse=True)
-    people, regression = len(clients), task.kind == "regression"
+    people, kind = len(clients), task.kind
     count = np.bincount(place, minlength=people)
 
     def sums(columns: Sequence[np.ndarray]) -> np.ndarray:
@@ -261,18 +250,18 @@ def tallied(
         )  # of nobody: integers
 
     nothing = np.zeros((people, len(models)))
-    of_score = np.abs if regression else discounted if task.kind == "ranking" else np.zeros_like
-    right = nothing if regression else sums([j.right() for j in judgements])
+    right = nothing if kind.right is None else sums([j.right() for j in judgements])
+    gains = nothing if kind.gain is None else sums([kind.gain(j.score, j.label) for j in judgements])
     tables, differences = [], []
     for a, b in combinations(judgements, 2):
         d = a.loss - b.loss
         differences.append(sums([d, d**2]))
-        cell = 2 * a.right().astype(int) + b.right().astype(int) if not regression else None
+        cell = 2 * a.right().astype(int) + b.right().astype(int) if kind.right is not None else None
         table = (
             np.zeros(4 * people, int) if cell is None else np.bincount(4 * place + cell, minlength=4 * people)
         )
         tables.append(table.reshape(people, 2, 2))
-    scores = [_histogram(j, place, people) for j in judgements] if task.kind == "binary" else []
+    scores = [_histogram(j, place, people) for j in judgements] if kind.ranks_scores else []
     return Tallies(
         task=task,
         models=tuple(models),
@@ -281,7 +270,7 @@ def tallied(
         count=count.astype(np.int64),
         loss=sums([j.loss for j in judgements]),
         right=right.astype(np.int64),
-        absolute=sums([of_score(j.score) for j in judgements]),
+        absolute=gains,
         accuracy=right / count[:, None],
         agreed=np.stack(tables, 1) if tables else np.zeros((people, 0, 2, 2), np.int64),
         difference=np.stack(differences, 1) if differences else np.zeros((people, 0, 2)),
@@ -289,39 +278,14 @@ def tallied(
     )
 
 
-def bin_of(score: np.ndarray) -> np.ndarray:
-    """Return each score's bin, 0 .. BINS − 1."""
-    if np.isnan(score).any():
-        raise NonFiniteError("auc: a score is NaN. Lower the learning rate or set clip_norm.")
-    end = BINS // 16  # 16
-    found: np.ndarray = (
-        np.floor(8 * np.clip(score, -end, end)).clip(max=8 * end - 1).astype(np.int64) + 8 * end
-    )
-    return found
+def _auc(negative: np.ndarray, positive: np.ndarray) -> dict[str, float]:
+    value, error = binned_auc(positive, negative)
+    return {"auc": value, "auc_error": error}
 
 
 def _histogram(judgement: Judgement, place: np.ndarray, people: int) -> np.ndarray:
     cell = (2 * place + (judgement.label > 0)) * BINS + bin_of(judgement.score)
     return np.bincount(cell, minlength=2 * BINS * people).reshape(people, 2, BINS)
-
-
-def binned_auc(positive: np.ndarray, negative: np.ndarray) -> tuple[float, float]:
-    """Return the AUC of binned scores, ties counted half, and the most that it can differ from the exact one.
-
-    Pairs in one bin count half, and each is worth 0 to 1, so the error is at most ½ Σ_b pos_b neg_b / (P N).
-
-    Args:
-        positive, negative: (bins,) examples of either label by bin, bins in ascending order of the score.
-
-    Returns:
-        Both NaN where there is no pair to compare.
-    """
-    pairs = int(positive.sum()) * int(negative.sum())
-    if not pairs:
-        return math.nan, math.nan
-    below = np.cumsum(negative) - negative
-    tied = int((positive * negative).sum())
-    return (2 * int((positive * below).sum()) + tied) / (2 * pairs), tied / (2 * pairs)
 
 
 def summed(rows: np.ndarray) -> np.ndarray:

@@ -28,11 +28,11 @@ from fedkeep.engines.batches import batch_bytes, float_type, load_batch
 from fedkeep.engines.centralised import WithClient
 from fedkeep.engines.client_step import outputs
 from fedkeep.engines.job import Job
-from fedkeep.engines.judgement import Model
 from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.training_errors import MODEL_ERRORS, model_error
 from fedkeep.methods import Sent
 from fedkeep.methods.base import Predict, Recall, Recalls, forward
+from fedkeep.tasks.results import Model
 
 T = TypeVar("T")
 

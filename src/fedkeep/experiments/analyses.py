@@ -55,24 +55,21 @@ class Trait:
 
 
 def user_trait(data: FederatedData) -> Trait:
-    """Return each client's trait: share of positive labels (binary), mean label (regression), else the most-used label.
+    """Return each client's trait, as ``Kind.trait`` of the task makes it of training labels.
 
     Of several tasks it is the first's; examples without its label do not count.
     """
     task = tasks_of(data)[0]
-    binary = task.kind == "binary"
-    names = data.meta.get("label_names")
+    known, names = task.kind.trait, data.meta.get("label_names")
     values: list[Any] = []
     for client in range(len(data)):
         own = labels_of(data, task, np.asarray(data.rows(client, "train"), np.int64))
-        if binary or task.kind == "regression":
-            values.append(float(own.mean()) if len(own) else float("nan"))
+        found = known.of(own) if len(own) else None
+        if known.continuous:
+            values.append(float("nan") if found is None else found)
         else:
-            most = int(np.bincount(own).argmax()) if len(own) else None
-            values.append(None if most is None else names[most] if names else str(most))
-    if not binary and task.kind != "regression":
-        return Trait("most-used label", "categorical", values)
-    return Trait("share of positive labels" if binary else "mean label", "continuous", values)
+            values.append(None if found is None else names[int(found)] if names else str(found))
+    return Trait(known.name, "continuous" if known.continuous else "categorical", values)
 
 
 def user_vectors(run: Run, clients: Iterable[str | int]) -> np.ndarray:

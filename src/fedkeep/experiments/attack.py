@@ -14,7 +14,6 @@ import numpy as np
 
 from fedkeep import attacks as a
 from fedkeep.core.errors import ConfigError, check_choice
-from fedkeep.core.examples import Model
 from fedkeep.core.net import on_cpu
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines import tasks_of
@@ -28,6 +27,7 @@ from fedkeep.experiments.taking_part import train_counts
 from fedkeep.methods import Method
 from fedkeep.privacy import Release, epsilon
 from fedkeep.report.attacks import TITLES, Finding
+from fedkeep.tasks.results import Model
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "who": a.recognised,
@@ -105,7 +105,7 @@ def attack(
     if asked.epsilons:  # said before anything is trained, where the package for it is missing
         epsilon({Release(rate=0.5, noise=1.0): 1}, 1e-5, "rdp")
     data = run.data if run is not None else build_data(config, folder)
-    if data.meta.get("task") == "regression":
+    if not tasks_of(data)[0].kind.whole:
         raise ConfigError("The attacks are on classifiers; these data have numbers as labels.")
     model = build_model(config, data, folder)
     own = build_method(config.method.model_copy(update={"reduce": None, "secure": None}))

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from fedkeep import attacks as a
 from fedkeep.attacks import Sighting
-from fedkeep.core.auc import auc
 from fedkeep.core.seeds import numpy_generator
+from fedkeep.engines import tasks_of
 from fedkeep.experiments.attack_scenes import Scene, View
 from fedkeep.experiments.config import Config
+from fedkeep.metrics.auc import auc
 from fedkeep.metrics.worth.intervals import Interval, jackknife
 
 IMAGES, QUERIES, MOST_PRIVATE = 4, 64, 10_000
@@ -103,10 +104,8 @@ def who(view: View, config: Config) -> Iterator[Row]:
 
 def without_classes(scene: Scene) -> str:
     """Return why no client holds a class more than others, or an empty text."""
-    task = scene.data.meta.get("task")
-    if task in ("tokens", "next_token"):
-        return "labels are of tokens, so no client holds a class most."
-    return "labels are places in a ranking, no classes." if task == "ranking" else ""
+    kind = tasks_of(scene.data)[0].kind
+    return "" if kind.one_class else f"labels are {kind.unlike_classes}."
 
 
 def held(scene: Scene, config: Config) -> dict[str, int]:

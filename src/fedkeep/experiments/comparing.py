@@ -24,7 +24,6 @@ from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, Round
 from fedkeep.core.files import is_free, write_whole
 from fedkeep.core.run_files import numerics_of, read_info
 from fedkeep.data import FederatedData
-from fedkeep.data.checks import TOKENS
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data, rehearse_config, run_config
 from fedkeep.experiments.config import Config
@@ -180,7 +179,7 @@ def plan(
     source = build_source(first.data, first.seed, folder)
     data = source.prepared(first.rules)
     for task in tasks_of(data):
-        check_metric(metric or ("loss" if task.kind == "regression" else "accuracy"), task.kind)
+        check_metric(metric or task.kind.compared_by, task.kind)
         if metric is not None and metric in CLASS_METRICS:
             rows = data.split_rows("test")
             label = np.asarray(data.columns[task.label])[rows]
@@ -264,7 +263,7 @@ def found(plan: Plan) -> Found:
     if not groups:
         raise RunError(f"No method is left to compare. {' '.join(notes)}")
     counting = None
-    if plan.references and any(task.kind in TOKENS for task in tasks_of(plan.data)):
+    if plan.references and any(task.kind.counting is None for task in tasks_of(plan.data)):
         notes.append("Counting is left out: it counts a user's labels, and each token has one here.")
     elif plan.references:
         counting = counting_side(own_side(groups[0]), plan.folder)

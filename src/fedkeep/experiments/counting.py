@@ -17,15 +17,16 @@ import torch
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.examples import Examples, before_task
 from fedkeep.core.params import Params
-from fedkeep.core.ranking import ranks_of
 from fedkeep.data import FederatedData
-from fedkeep.engines import Task, tasks_of
+from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.load import run_folder_config
-from fedkeep.report.pairing import COUNTING, COUNTING_TAKEN, MEAN_LABEL, Side, kept
+from fedkeep.report.pairing import Side, kept
 from fedkeep.report.runs import RunFiles
+from fedkeep.tasks import Baseline, Task
+from fedkeep.tasks.kind import COUNTING
+from fedkeep.tasks.results import Examples, before_task
 
 DECAYS = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
 
@@ -56,9 +57,9 @@ def counting_side(side: Side, folder: Path | None = None) -> Side:
                 f"Name the same with --data DIR."
             )
         runs.append(replace(run, examples=counted(data, kept(run))))
-    names = {"ranking": COUNTING_TAKEN, "regression": MEAN_LABEL}
-    found = {names.get(task.kind, COUNTING) for task in tasks_of(data)} if data is not None else set()
-    return Side(found.pop() if len(found) == 1 else COUNTING, tuple(runs), "own", "counting")
+    kinds = [task.kind for task in tasks_of(data)] if data is not None else []
+    names = {kind.counting.name for kind in kinds if kind.counting is not None}
+    return Side(names.pop() if len(names) == 1 else COUNTING, tuple(runs), "own", "counting")
 
 
 def counted(data: FederatedData, examples: Examples) -> Examples:
@@ -92,46 +93,23 @@ def _best_decay(data: FederatedData, task: Task, examples: Examples) -> float:
 
 def _judged(data: FederatedData, task: Task, decay: float, rows: Array) -> dict[str, Array]:
     """Return loss and score of examples by row, in the form that runs keep them."""
+    if task.kind.counting is None:
+        raise ConfigError("Counting labels is no reference for tokens; compare with another run.")
     train = data.split_rows("train")
     label = np.asarray(data.columns[task.label])
-    if label.ndim > 1:
-        raise ConfigError("Counting labels is no reference for tokens; compare with another run.")
-    known = ~np.isnan(label[train]) if label.dtype.kind == "f" else label[train] >= 0
-    train = train[known]
-    owner, weight = data.clients_of(train), _weights(data, train, decay)
-    own, true = data.clients_of(rows), label[rows]
-    total = np.bincount(owner, weight, len(data))
-    if task.kind == "regression":
-        sums = np.bincount(owner, weight * label[train], len(data)) + (
-            label[train].mean() if len(train) else 0.0
-        )
-        error = (sums / (total + 1))[own] - true
-        return {"own/loss": error**2, "own/score": error}
-    if task.kind == "ranking":
-        return _popular(np.asarray(data.columns["item"]), label, train, rows)
-    classes = int(max(label[train].max(initial=0), true.max(initial=0), 1)) + 1
-    table = np.bincount(owner * classes + label[train], weight, len(data) * classes).reshape(-1, classes)
-    everywhere = (np.bincount(label[train], minlength=classes) + 1) / (len(train) + classes)
-    share = (table + everywhere) / (total + 1)[:, None]
-    mine = share[own]
-    loss = -np.log(mine[np.arange(len(rows)), true])
-    if task.kind == "binary":
-        return {"own/loss": loss, "own/score": np.log(mine[:, 1]) - np.log(mine[:, 0])}
-    likeliest = mine.argmax(1)
-    return {
-        "own/loss": loss,
-        "own/score": (likeliest == true).astype(np.uint8),
-        "own/class": likeliest.astype(np.int32),
-    }
-
-
-def _popular(item: Array, label: Array, train: Array, rows: Array) -> dict[str, Array]:
-    """Return what comes of scoring a ranking's items by how often all users took them in training, plus one."""
-    taken = item[train, label[train]]
-    score = 1.0 + np.bincount(taken, minlength=int(item.max()) + 1)[item[rows]]
-    own = score[np.arange(len(rows)), label[rows]]
-    loss = np.log(score.sum(1)) - np.log(own)
-    return {"own/loss": loss, "own/score": ranks_of(score, label[rows]).astype(np.int32)}
+    train = train[~np.isnan(label[train]) if label.dtype.kind == "f" else label[train] >= 0]
+    item = data.columns.get("item")
+    known = Baseline(
+        clients=len(data),
+        owner=data.clients_of(train),
+        weight=_weights(data, train, decay),
+        label=label[train],
+        asked=data.clients_of(rows),
+        true=label[rows],
+        trained_items=None if item is None else np.asarray(item)[train],
+        asked_items=None if item is None else np.asarray(item)[rows],
+    )
+    return {f"own/{name}": column for name, column in task.kind.counting.found(known).items()}
 
 
 def _weights(data: FederatedData, rows: Array, decay: float) -> Array:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from fedkeep.core.examples import Examples
 from fedkeep.core.files import check_tensors, layout
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, prefixed, under
@@ -23,11 +22,9 @@ from fedkeep.engines import (
     Device,
     Engine,
     Judged,
-    Model,
     Order,
     RoundReport,
     Sampler,
-    Task,
     orders_of,
     run_round,
     to_records,
@@ -39,18 +36,10 @@ from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.experiments.trackers import Tell
 from fedkeep.methods import Global, Method
 from fedkeep.privacy import Ledger
+from fedkeep.tasks import KINDS, Task
+from fedkeep.tasks.results import Examples, Model
 
 SHARED, ADAPTED = "test/shared", "test/adapted"
-HEADLINE = {
-    "multiclass": "accuracy",
-    "binary": "auc",
-    "regression": "rmse",
-    "ranking": "ndcg10",
-    "tokens": "accuracy",
-    "next_token": "perplexity",
-}
-LOWER = ("regression", "next_token")
-"""Tasks whose headline is better the lower it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +243,7 @@ class Drive:
         """Judge ``valid`` and ``test``; what is kept by client or example is of the epoch that is best on ``valid``."""
         plan, best, round = self.plan, self.best, server.round
         task = plan.tasks[0]
-        metric = task.metric(HEADLINE[task.kind])
-        sign = -1.0 if task.kind in LOWER else 1.0
+        metric, sign = task.headline, -1.0 if task.kind.headline.lower else 1.0
         models = self._models()
         model = models[0]
 
@@ -299,7 +287,7 @@ class Drive:
 
 def headlines(records: Sequence[Record]) -> dict[str, float]:
     """Return what a bar of progress shows of an evaluation."""
-    known = HEADLINE.values()
+    known = {kind.headline.name for kind in KINDS.values()}
     return {f"{r.split} {r.metric}": r.value for r in records if r.client is None and r.metric in known}
 
 

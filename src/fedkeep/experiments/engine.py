@@ -10,13 +10,13 @@ from fedkeep.engines import (
     Centralised,
     Engine,
     Sequential,
-    Task,
     Vectorised,
     Workers,
 )
 from fedkeep.engines.workers.workers import check_device
 from fedkeep.methods import Method
 from fedkeep.metrics import CLASS_METRICS
+from fedkeep.tasks import Task
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "sequential": Sequential,
@@ -65,9 +65,9 @@ def named_metrics(names: Sequence[str], tasks: Sequence[Task]) -> tuple[str, ...
         check_choice("metrics must be of", name, CLASS_METRICS)
     if len(set(names)) < len(names):
         raise ConfigError(f"metrics names one twice: {list(names)}.")
-    if names and not any(task.has_classes for task in tasks):
+    if names and not any(task.kind.has_classes for task in tasks):
         raise ConfigError(
-            f"metrics: {names[0]} is of classes, and the data's task is {tasks[0].kind!r}. Leave it out."
+            f"metrics: {names[0]} is of classes, and the data's task is {tasks[0].kind.name!r}. Leave it out."
         )
     return tuple(names)
 

@@ -1,4 +1,4 @@
-"""From what a device judged to the results of examples that a run keeps, see ``fedkeep.core.examples``."""
+"""From what a device judged to the results of examples that a run keeps, see ``fedkeep.tasks.results``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedkeep.core.examples import Examples, Roster, before_task
 from fedkeep.core.params import Params
 from fedkeep.engines import Judged
+from fedkeep.tasks.results import Examples, Roster, before_task
 
 
 def examples_of(
@@ -49,18 +49,16 @@ def columns_of(judged: Sequence[Judged], classes: bool = False) -> Params | None
             return None
         before, first = before_task(one.task.name), one.examples[0]
         columns = {"client": first.client.astype(np.int32), "row": first.row.astype(np.int64)}
-        if one.task.kind == "binary":
+        kind = one.task.kind
+        if kind.kept_label:
             columns["label"] = (first.label > 0).astype(np.uint8)
-        several = classes and one.task.has_classes and one.task.kind != "binary"
+        several = classes and kind.keeps_classes
         if several:
             columns["class"] = first.label.astype(np.int32)
-        kind = {"ranking": np.int32, "binary": np.float64, "regression": np.float64}.get(
-            one.task.kind, np.uint8
-        )
         for model, found in zip(one.models, one.examples, strict=True):
             columns |= {
                 f"{model}/loss": found.loss.astype(np.float64),
-                f"{model}/score": found.score.astype(kind),
+                f"{model}/score": found.score.astype(kind.kept_score),
             }
             if several:
                 assert found.predicted is not None  # a simulation tells it

@@ -18,10 +18,11 @@ from fedkeep.core.net import every_tensor, logits_of
 from fedkeep.core.params import Params
 from fedkeep.core.takes import Takes
 from fedkeep.data import FederatedData, Ragged
-from fedkeep.engines import Task, tasks_of
+from fedkeep.engines import tasks_of
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.vectorised.vectorised import Packs
 from fedkeep.methods.labels import output_of
+from fedkeep.tasks import Task
 
 TOLERANCE = 1e-5
 """The largest difference from torch's outputs, of their largest, or of 1 where none is larger."""

@@ -159,8 +159,8 @@ def personalization_curve(
 def check_task(data: FederatedData) -> None:
     """Raise ConfigError unless the data's task has an accuracy."""
     task = tasks_of(data)[0]
-    if not task.has_classes:
-        raise ConfigError(f"The personalisation curve measures accuracy; this task is a {task.kind}.")
+    if not task.kind.has_classes:
+        raise ConfigError(f"The personalisation curve measures accuracy; this task is a {task.kind.name}.")
 
 
 def add_curve(run: Run, protocol: Protocol, progress: bool | None = None) -> None:

@@ -18,9 +18,8 @@ from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Adaptation, Adapted, Fitting, Task, fit, tasks_of, to_records
+from fedkeep.engines import Adaptation, Adapted, Fitting, fit, tasks_of, to_records
 from fedkeep.engines.adapt import first_rows, own_default, own_split
-from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
 from fedkeep.metrics.worth.best import holm
@@ -28,6 +27,7 @@ from fedkeep.metrics.worth.gains import FEW
 from fedkeep.metrics.worth.intervals import Interval, chance_of_users, users_like_these
 from fedkeep.report.wording import is_fraction, lower_is_better
 from fedkeep.store import Default, MemoryStore
+from fedkeep.tasks import Task
 
 ALPHA = 0.05
 DEFAULT_K: tuple[int | None, ...] = (0, 1, 2, 5, 10, 20, 50, None)
@@ -198,7 +198,7 @@ def cold_start(
     if any(not (k is None or (isinstance(k, Integral) and k >= 0)) for k in ks):
         raise ConfigError(f"k must be a whole number from 0 on, or None for all; got {list(ks)}.")
     task = tasks_of(run.data)[0]
-    metric = task.metric(HEADLINE[task.kind])
+    metric = task.headline
     user_metric = task.client_metric
     mean, std, pooled, records, every = [], [], [], [], []
     device = run.local_device()
@@ -234,7 +234,7 @@ def cold_start(
 
 def _frequent(run: Run, task: Task, clients: SomeIds, k: int | None, split: str) -> float | None:
     """Return the mean over clients of the accuracy of the label most frequent among k examples of their own."""
-    if k == 0 or task.kind not in ("multiclass", "binary"):
+    if k == 0 or not task.kind.one_class:
         return None
     shares = []
     for client in clients.positions.tolist():

@@ -23,12 +23,11 @@ from fedkeep.data.preparation.numbers import PlainCode
 from fedkeep.data.preparation.texts import TextCode
 from fedkeep.data.readers.cells import ID, TEXT, Table
 from fedkeep.data.readers.load import load_table
-from fedkeep.engines import Task
 from fedkeep.engines.batches import float_type, load_batch
-from fedkeep.engines.judgement import tasks_in
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.exported import Exported, PersonalModel
 from fedkeep.methods.labels import output_of
+from fedkeep.tasks import Task, tasks_in
 
 CHUNK = 1024
 """Rows that are computed at once."""
@@ -82,9 +81,9 @@ def predict_table(
     config, clients, encoding = exported.config, list(exported.clients), exported.encoding
     tasks = tasks_in(encoding.meta)
     for task in tasks:
-        if task.kind not in ("multiclass", "binary", "regression"):
+        if task.kind.says is None:
             raise MethodError(
-                f"fedkeep predict gives classes and numbers; these models were trained for {task.kind!r}. Call "
+                f"fedkeep predict gives classes and numbers; these models were trained for {task.kind.name!r}. Call "
                 f"fedkeep.load_model({str(folder)!r}, ID) in Python."
             )
     takes = _takes(exported.shared() if shared else exported.model(clients[0] if client is None else client))
@@ -192,25 +191,8 @@ def _predicted(
 
 
 def _said(output: Tensor, task: Task, encoding: Encoding) -> list[Prediction]:
-    """Return a task's predictions from its outputs: logits (B, classes), or numbers (B,) or (B, several)."""
-    if task.kind == "regression":
-        numbers = [[_short(v) for v in row] for row in output.reshape(len(output), -1).float().numpy()]
-        return [Prediction(task.name, own[0] if len(own) == 1 else own, {}) for own in numbers]
-    if output.dim() != 2:
-        raise MethodError(
-            f"Wanted outputs of shape (rows, classes); got {tuple(output.shape)}. Let the model give one logit a class."
-        )
+    """Return a task's predictions from its outputs."""
+    assert task.kind.says is not None
     code = encoding.columns.get(task.label)
-    known = code.names if isinstance(code, LabelCode) else encoding.about.label_names or ()
-    labels = [known[k] if k < len(known) else str(k) for k in range(output.shape[1])]
-    shares = output.float().softmax(1)
-    best = shares.argmax(1).tolist()
-    return [
-        Prediction(task.name, labels[k], dict(zip(labels, map(_short, row), strict=True)))
-        for k, row in zip(best, shares.numpy(), strict=True)
-    ]
-
-
-def _short(value: Any) -> float:
-    """Return a number as the shortest decimal that is the same in float32."""
-    return float(str(np.float32(value)))
+    names = code.names if isinstance(code, LabelCode) else encoding.about.label_names or ()
+    return [Prediction(task.name, value, shares) for value, shares in task.kind.says(output, names)]

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.examples import Examples
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State, to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Job, Judged, LocalDevice, Model, Order, Sequential, orders_of, tasks_of
+from fedkeep.engines import Job, Judged, LocalDevice, Order, Sequential, orders_of, tasks_of
 from fedkeep.engines.adapt import Fits, one_by_one
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.store import PrivateStore
+from fedkeep.tasks.results import Examples, Model
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 """A metric of all examples: outputs, (examples, …), and labels, (examples,), to a number."""

@@ -33,7 +33,6 @@ from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import FedkeepError, RunError
-from fedkeep.core.examples import Examples, read_examples
 from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_of_run
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
@@ -42,6 +41,7 @@ from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.experiments.run_length import of_length
 from fedkeep.experiments.run_lock import is_lockable, locked
 from fedkeep.store import Default, PrivateStore, SqliteStore
+from fedkeep.tasks.results import Examples, read_examples
 from fedkeep.version import NUMERICS
 
 GROWING = ("records", "timings")

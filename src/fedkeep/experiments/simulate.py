@@ -19,18 +19,17 @@ from fedkeep.core.errors import ConfigError, RunError, check_whole
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
-from fedkeep.data.best import best_possible
+from fedkeep.data.federated import best_possible
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.job import declared
-from fedkeep.engines.judgement import kinds_of
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.rehearsal import model_warnings
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.experiments.budget import draw_anew, ledger_of, terms_of
-from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, in_use, pooled_state, restored
+from fedkeep.experiments.drive import Drive, Plan, after_round, in_use, pooled_state, restored
 from fedkeep.experiments.engine import check_engine, check_judging, make_engine, named_metrics
 from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.failed_start import removed_if_it_fails
@@ -46,6 +45,7 @@ from fedkeep.methods.kteps import note_on_plateau
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.privacy import DifferentialPrivacy, Terms
 from fedkeep.store import Default, MemoryStore, PrivateStore, for_clients
+from fedkeep.tasks import kinds_of
 
 
 def simulate(
@@ -461,7 +461,7 @@ class Simulation:
             "rounds": self.rounds,
             "rounds_per_epoch": self.sampler.rounds_per_epoch,
             "cohort": self.sampler.cohort,
-            "metric": HEADLINE[tasks_of(self.data)[0].kind],
+            "metric": tasks_of(self.data)[0].kind.headline.name,
             "bytes_down": None if pooled else size,
             "bytes_up": None if pooled else size,
             "best": best.get("best"),

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.params import Batch
-from fedkeep.core.ranking import TOP
 
 OTHERS = "For numbers, or labels of tokens, take a method that knows no classes, e.g. fedper or ditto."
 
@@ -46,44 +45,6 @@ def check_rows(logits: Tensor) -> None:
     if logits.dim() != 2:
         raise MethodError(
             f"This method wants logits of shape (B, classes); the model gave {tuple(logits.shape)}. {OTHERS}"
-        )
-
-
-def check_regression(output: Tensor, label: Tensor) -> None:
-    """Raise MethodError unless the model gave one number per example."""
-    if output.shape != label.shape:
-        raise MethodError(
-            f"Regression wants outputs of shape (B,), one per label; the model gave {tuple(output.shape)} for labels "
-            f"{tuple(label.shape)}. Squeeze the last axis: out.squeeze(-1)."
-        )
-
-
-def check_classes(output: Tensor) -> None:
-    """Raise MethodError unless the model gave a logit for each class."""
-    if output.dim() != 2 or output.shape[1] == 1:
-        raise MethodError(
-            f"Classes want logits of shape (B, classes), (B, 2) for a binary task; the model gave "
-            f"{tuple(output.shape)}. Let its last layer have one output for each class; numbers as labels want the "
-            f"loss squared_error."
-        )
-
-
-def check_candidates(output: Tensor) -> None:
-    """Raise MethodError unless the model gave scores of so many candidates that the right one may be missed."""
-    if output.dim() != 2 or output.shape[1] <= TOP:
-        raise MethodError(
-            f"A ranking wants scores of shape (B, candidates), of more than {TOP} candidates: it is judged by whether "
-            f"the right one is among the first {TOP}. The model gave {tuple(output.shape)}. Of fewer candidates, each "
-            f"is a class: say meta['task'] = 'multiclass'."
-        )
-
-
-def check_tokens(output: Tensor, label: Tensor) -> None:
-    """Raise MethodError unless the model gave logits for each token."""
-    if output.dim() != label.dim() + 1 or output.shape[:-1] != label.shape:
-        raise MethodError(
-            f"Labels are {tuple(label.shape)}, one for each token, so the model's logits must be (B, T, classes); it "
-            f"gave {tuple(output.shape)}. Take a model with a head for tokens, or labels of shape (examples,)."
         )
 
 

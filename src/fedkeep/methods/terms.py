@@ -18,7 +18,10 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.class_weights import NO_LABEL, checked_weights, class_weighted_mean
-from fedkeep.methods.labels import check_classes, check_regression, check_tokens, label_of, output_of
+from fedkeep.methods.labels import label_of, output_of
+from fedkeep.tasks.multiclass import check_classes
+from fedkeep.tasks.regression import check_regression
+from fedkeep.tasks.tokens import check_tokens
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Everything is a pure function of tensors or arrays. A number that is not defined
 silhouette with one trait) comes back as NaN; its function says when.
 """
 
-from fedkeep.core.auc import auc
+from fedkeep.metrics.auc import auc
 from fedkeep.metrics.classes import CLASS_METRICS, balanced_accuracy, macro_f1
 from fedkeep.metrics.clients import ClientSummary, per_client
 from fedkeep.metrics.embedding import (

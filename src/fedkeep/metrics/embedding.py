@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.auc import floats
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.metrics.auc import floats
 
 Vectors = Tensor | np.ndarray[Any, Any]
 Traits = Vectors | Sequence[Any]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedkeep.core.errors import FailedError, LateError, LostError, UploadError
-from fedkeep.engines import Answer, Judged, Leaves, Task
+from fedkeep.engines import Answer, Judged, Leaves
 from fedkeep.remote.events import Events
 from fedkeep.remote.headers import Refused, header_of
 from fedkeep.remote.nodes import Nodes
@@ -19,6 +19,7 @@ from fedkeep.remote.packet import Packet
 from fedkeep.remote.waiting import Telling, some_of
 from fedkeep.remote.wire import LEAVES, Answers, ClientOrder, Step, Work, read_answers, work_packet
 from fedkeep.split import Split
+from fedkeep.tasks import Task
 
 MOST_REFUSALS = 2
 """Refusals of a client's order until the client sits out: after the first its node is told of the run anew."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, LateError, LostError, MethodError, NonFiniteError
-from fedkeep.engines import Adaptation, Answer, Judged, Judgement, Model, Order, Tallies, Task
+from fedkeep.engines import Adaptation, Answer, Judged, Judgement, Order, Tallies
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.tally import ROWS, tallied
 from fedkeep.remote.events import Events, Kind
@@ -21,6 +21,8 @@ from fedkeep.remote.ledger import Entry, Ledger, Made
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.wire import ClientOrder, Judging, Partition
+from fedkeep.tasks import Task
+from fedkeep.tasks.results import Model
 
 
 @dataclass(frozen=True)

@@ -21,22 +21,12 @@ from fedkeep.core.errors import ConfigError, RoundError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
 from fedkeep.data.preparation import Encoding
-from fedkeep.engines import (
-    Leaves,
-    Sampler,
-    Sequential,
-    Task,
-    first_global,
-    first_kept,
-    orders_of,
-    run_round,
-)
+from fedkeep.engines import Leaves, Sampler, Sequential, first_global, first_kept, orders_of, run_round
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.job import declared
-from fedkeep.engines.judgement import kinds_of, tasks_in
 from fedkeep.engines.round import Sampling
 from fedkeep.experiments.budget import draw_anew, ledger_of, secret_seed
-from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, restored
+from fedkeep.experiments.drive import Drive, Plan, after_round, restored
 from fedkeep.experiments.engine import check_judging
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.identity import initial_hashes, model_identity
@@ -61,6 +51,7 @@ from fedkeep.remote.roster import Roster
 from fedkeep.remote.secure_fleet import check_secure, fleet_of, summing
 from fedkeep.remote.transport import Transport
 from fedkeep.remote.waiting import wait_for_clients
+from fedkeep.tasks import Task, kinds_of, tasks_in
 
 Only = Literal["", "judge", "adapt"]
 FOUND: Mapping[Only, str] = {"judge": "judged.jsonl", "adapt": "adapted.jsonl"}
@@ -465,7 +456,7 @@ class _Serving:
             "rounds": self.rounds,
             "rounds_per_epoch": self.sampler.rounds_per_epoch,
             "cohort": self.sampler.cohort,
-            "metric": HEADLINE[self.tasks[0].kind],
+            "metric": self.tasks[0].kind.headline.name,
             "bytes_down": size,
             "bytes_up": size,
             "encoding": self.encoding,

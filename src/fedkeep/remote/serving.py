@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreError, UploadError
 from fedkeep.core.params import Params, misfit, mistyped
-from fedkeep.engines import Adaptation, Answer, Engine, Job, Judged, LocalDevice, Model, Order
+from fedkeep.engines import Adaptation, Answer, Engine, Job, Judged, LocalDevice, Order
 from fedkeep.engines import Work as Train
 from fedkeep.engines.job import paired
 from fedkeep.methods import Sent
@@ -24,6 +24,7 @@ from fedkeep.remote.masking import Masking
 from fedkeep.remote.refusals import place_of
 from fedkeep.remote.wire import Answers, ClientOrder, Partition, Step, Work
 from fedkeep.store import MemoryStore
+from fedkeep.tasks.results import Model
 
 Tell = Callable[[str], None]
 

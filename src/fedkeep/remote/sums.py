@@ -12,8 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedkeep.core.errors import UploadError, shown
 from fedkeep.core.params import Params, difference_of_names
-from fedkeep.engines import Judged, Judgement, Leaves, Model, Tallies, Task
-from fedkeep.engines.tally import BINS, ROWS
+from fedkeep.engines import Judged, Judgement, Leaves, Tallies
+from fedkeep.engines.tally import ROWS
+from fedkeep.metrics.auc import BINS
+from fedkeep.tasks import KINDS, Task
+from fedkeep.tasks.results import Model
 
 WHOLE = ("people", "count", "right", "agreed", "scores")
 """Columns of a tally that hold whole numbers of at least 0."""
@@ -35,7 +38,7 @@ class JudgedHeader(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     split: Literal["valid", "test"]
-    kind: Literal["multiclass", "binary", "regression", "ranking", "tokens", "next_token"]
+    kind: Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
     label: str
     name: str | None
     models: Annotated[list[Model], Field(min_length=1)]
@@ -59,7 +62,7 @@ def judged_tensors(split: str, judged: Judged) -> tuple[dict[str, Any], Params]:
     task = judged.task
     header = {
         "split": split,
-        "kind": task.kind,
+        "kind": task.kind.name,
         "label": task.label,
         "name": task.name,
         "models": list(judged.models),
@@ -75,7 +78,7 @@ def read_judged(header: JudgedHeader, tensors: Params) -> Judged:
     Raises:
         UploadError: names, shapes, types or values are not those of a result.
     """
-    task, models = Task(header.kind, header.label, header.name), tuple(header.models)
+    task, models = Task(KINDS[header.kind], header.label, header.name), tuple(header.models)
     if len(set(models)) < len(models):
         raise _refused(f"a model stands twice in {list(models)}")
     if header.leaves == "examples":
@@ -95,7 +98,7 @@ def _table(task: Task, models: tuple[Model, ...], clients: Sequence[str], tensor
         "count": (k,),
         "agreed": (k, p, 2, 2),
         "difference": (k, p, 2),
-        "scores": (k, m, 2, BINS if task.kind == "binary" else 0),
+        "scores": (k, m, 2, BINS if task.kind.ranks_scores else 0),
     }
     if fault := difference_of_names(shapes, tensors):
         raise _refused(fault)
@@ -124,8 +127,8 @@ def _examples(task: Task, models: int, clients: int, tensors: Params) -> tuple[J
         _check(name, value, (count,), kind.get(column, torch.float64))
         if column == "loss":
             _check_range(name, value, at_least_0=True)
-        elif column == "score":
-            _check_score(task, name, value)
+        elif column == "score" and (fault := task.kind.score_fault(value)):
+            raise _refused(f"{shown(name)} {fault}")
     found = []
     for m in range(models):
         columns = [tensors[f"{m}/{name}"].numpy() for name in EXAMPLE]
@@ -150,15 +153,6 @@ def _check_range(name: str, value: torch.Tensor, *, at_least_0: bool) -> None:
             raise _refused(f"{shown(name)} holds a number beyond {MOST:g}")
     elif bool((value > MOST_WHOLE).any()):
         raise _refused(f"{shown(name)} holds a number beyond 2^53")
-
-
-def _check_score(task: Task, name: str, value: torch.Tensor) -> None:
-    """Raise UploadError where scores are none of the task's."""
-    if task.kind == "binary":
-        if bool(value.isnan().any()):
-            raise _refused(f"{shown(name)} holds a NaN")
-    elif task.kind not in ("regression", "ranking") and bool(((value != 0) & (value != 1)).any()):
-        raise _refused(f"{shown(name)} should be 0 or 1")
 
 
 def _refused(fault: str) -> UploadError:

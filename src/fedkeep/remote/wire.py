@@ -17,12 +17,13 @@ from pydantic import Field
 
 from fedkeep.core.errors import FailedError, LostError, NonFiniteError, UploadError, shown
 from fedkeep.core.params import Params, is_state, nonfinite, prefixed, under
-from fedkeep.engines import Answer, Judged, Leaves, Model, Order
+from fedkeep.engines import Answer, Judged, Leaves, Order
 from fedkeep.methods import Sent
 from fedkeep.remote.headers import Count, Header, header_of, malformed
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.sums import JudgedHeader, judged_tensors, read_judged
 from fedkeep.split import Split
+from fedkeep.tasks.results import Model
 
 Partition = Literal["valid", "test"]
 """What a server may have judged. Not training examples: some may have opted out, and losses of models that a server

@@ -9,22 +9,19 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, check_choice
-from fedkeep.core.examples import Examples, Model, Results
-from fedkeep.core.ranking import discounted
 from fedkeep.metrics import CLASS_METRICS, auc
 from fedkeep.metrics.worth import Interval, Paired
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.metrics.worth.intervals import Floats
 from fedkeep.metrics.worth.pooled import (
     CLASSES_POOLED,
-    auc_pooled,
-    mean_pooled,
     pooled_gain,
-    rmse_pooled,
     shares,
 )
 from fedkeep.report.groups import Configuration
 from fedkeep.report.runs import RunFiles
+from fedkeep.tasks import Kind
+from fedkeep.tasks.results import Examples, Model, Results
 
 Ints = np.ndarray[Any, Any]
 METRICS = ("accuracy", "loss", *CLASS_METRICS)
@@ -38,11 +35,6 @@ REFERENCES = {
 }
 """Methods whose runs serve as references where none is named, and how they are called."""
 SHARED = "the shared part alone"
-COUNTING = "counting each user's labels"
-COUNTING_TAKEN = "counting what all users took"
-"""Counting of a ranking, where labels are places."""
-MEAN_LABEL = "each user's mean label"
-"""Counting of a regression."""
 MUST_BEAT = ("counting", "local")
 """References that need no federation, as ``Side.reference`` names them."""
 
@@ -224,14 +216,14 @@ def pair(ours: Side, theirs: Side, task: str | None, metric: str) -> Paired:
     )
 
 
-def check_metric(metric: str, kind: str) -> None:
+def check_metric(metric: str, kind: Kind) -> None:
     """Check that models can be compared by a metric of a task of this kind.
 
     Raises:
         ConfigError: they can't.
     """
     if metric in POOLED:
-        if kind == "regression":
+        if kind.right is None:
             raise ConfigError(
                 f"{metric} has no value for a single example, so clients can't be compared by it. Choose loss, the "
                 f"squared error; the gain in RMSE stands in the report too."
@@ -241,12 +233,14 @@ def check_metric(metric: str, kind: str) -> None:
             f"gains in pooled accuracy, AUC and RMSE stand in the report too."
         )
     check_choice("The metric must be", metric, METRICS)
-    if metric in CLASS_METRICS and kind not in ("multiclass", "binary"):
+    if metric in CLASS_METRICS and not kind.has_classes:
         raise ConfigError(
-            f"{metric} is of examples that have a class; the task is {kind!r}. Choose another --metric."
+            f"{metric} is of examples that have a class; the task is {kind.name!r}. Choose another --metric."
         )
-    if metric == "accuracy" and kind == "regression":
-        raise ConfigError("A regression has no right or wrong answers, so no accuracy. Choose --metric loss.")
+    if metric == "accuracy" and kind.right is None:
+        raise ConfigError(
+            f"A {kind.name} has no right or wrong answers, so no accuracy. Choose --metric loss."
+        )
 
 
 def check_spread(metric: str, label: Ints, client: Ints, names: Sequence[str] = ()) -> None:
@@ -292,16 +286,8 @@ def pooled_gains(
         a, b = ([columns(side) for side in sides] for sides in zip(*pairs, strict=True))
         return pooled_gain(number, client, a, b, lower_is_better=lower)
 
-    kind = pairs[0][0].kind
-    if kind == "regression":
-        yield "rmse", gain(rmse_pooled, lambda r: (r.loss,), True)
-        return
-    hit = "hr10" if kind == "ranking" else "accuracy"
-    yield hit, gain(mean_pooled, lambda r: (r.right.astype(np.float64),))
-    if kind == "ranking":
-        yield "ndcg10", gain(mean_pooled, lambda r: (discounted(r.score),))
-    if kind == "binary":
-        yield "auc", gain(auc_pooled, lambda r: (r.score, r.label))
+    for metric in pairs[0][0].kind.pooled:
+        yield metric.name, gain(metric.number, metric.columns, metric.lower)
     if all(r.classes is not None for both in pairs for r in both):
         asked = (ours.runs[0].info.get("identity") or {}).get("metrics") or ()
         for name in (n for n in CLASSES_POOLED if n in asked):

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import RunError
-from fedkeep.core.examples import Examples, read_examples
 from fedkeep.core.records import Record, read_records, read_sealed_records
 from fedkeep.core.run_files import Commit, numerics_of, read_commit, read_info
 from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.report.wording import lower_is_better
+from fedkeep.tasks.results import Examples, read_examples
 
 FINISHED, FAILED = "finished", "failed"
 TYPES = (

@@ -16,9 +16,13 @@ from fedkeep.report import pairing, wording
 from fedkeep.report.blocks import Figure
 from fedkeep.report.charts.gains import LOOKS
 from fedkeep.report.charts.ranks import Rank, ranks_chart
-from fedkeep.report.pairing import COUNTING_TAKEN, MUST_BEAT, Side
+from fedkeep.report.pairing import MUST_BEAT, Side
 from fedkeep.report.tables import Table, mean_std
 from fedkeep.report.worth import NO_SUBJECT, Comparison, compare, comparisons, counted, unit_of, write_gain
+from fedkeep.tasks import KINDS, Kind
+
+_NEEDS = {kind.counting.name: kind.counting.needs for kind in KINDS.values() if kind.counting is not None}
+"""What counting does without, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,7 @@ class Compared:
 
     Attributes:
         task: the task's name; None where the data have one.
+        kind: the kind of the task.
         metric: ``accuracy``, of a ranking ``hr10``, ``loss``, or one of ``CLASS_METRICS``, over all examples.
         unit: what differences are counted in, see ``Comparison``.
         labels: the methods' names.
@@ -36,6 +41,7 @@ class Compared:
     """
 
     task: str | None
+    kind: Kind
     metric: str
     unit: str
     labels: tuple[str, ...]
@@ -51,7 +57,7 @@ class Compared:
     @property
     def name(self) -> str:
         """The metric's name for people."""
-        what = {"points": wording.metric_name(self.metric), "nats": "Loss"}.get(self.unit, "Squared error")
+        what = self.kind.loss_words if self.metric == "loss" else wording.metric_name(self.metric)
         over = "over all examples" if self.metric in CLASS_METRICS else "mean over users"
         return f"{what}, {over}" + (f", {wording.printable(self.task)}" if self.task else "")
 
@@ -106,10 +112,11 @@ def compared(sides: Sequence[Side], metric: str | None = None) -> Iterator[Compa
     examples = pairing.kept(sides[0].runs[0])
     for task in examples.tasks:
         kind = examples(sides[0].model, task).kind
-        by = metric or ("loss" if kind == "regression" else "accuracy")
+        by = metric or kind.compared_by
         models = [pairing.pair(side, sides[0], task, by) for side in sides]
         yield Compared(
             task=task,
+            kind=kind,
             metric=counted(by, kind),
             unit=unit_of(by, kind),
             labels=tuple(side.label for side in sides),
@@ -177,7 +184,7 @@ def not_beating(found: Sequence[Comparison]) -> Iterator[str]:
         if words:
             all_of = sum((c.theirs, c.task) == (theirs, task) for c in found)
             which = f"{len(own)} of {wording.count(all_of, 'method')} {'does' if len(own) == 1 else 'do'}"
-            what = "trains nothing" if theirs == COUNTING_TAKEN else "needs no federation"
+            what = _NEEDS.get(theirs, "needs no federation")
             yield f"{which} not beat {theirs}{where}, which {what}. {' '.join(words)}"
 
 
@@ -247,7 +254,7 @@ def plain_rows(c: Compared) -> list[dict[str, Any]]:
             {
                 "method": label,
                 "task": c.task,
-                "metric": c.metric if c.unit != "in squared error" else "squared_error",
+                "metric": c.kind.loss_name if c.metric == "loss" else c.metric,
                 "mean": mean,
                 "std": std,
                 "users": c.users,

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedkeep.tasks import Metric
 
 MISSING = "–"
 BY_FIRST_TASK = "Of several tasks this is at the round that is best on valid by the first one."
 """What is kept by user or by example is of one round, whereas each task's results stand at a best round of its own."""
 _NAMES = {
-    "accuracy": "Accuracy",
     "accuracy_ag": "Ag",
     "accuracy_ap": "Ap",
     "accuracy_ap_last": "Ap, last test",
     "accuracy_ap_max": "Ap, each client's best test",
-    "accuracy_user_mean": "Accuracy, mean over users",
-    "auc": "AUC",
     "balanced_accuracy_user_mean": "Balanced accuracy, mean over users",
     "macro_f1": "Macro-F1",
     "macro_f1_user_mean": "Macro-F1, mean over users",
-    "rmse": "RMSE",
-    "hr10": "HR@10",
-    "ndcg10": "NDCG@10",
-    "mae": "MAE",
-    "auc_user_mean": "AUC, mean over users",
     "knn_agreement": "k-NN agreement",
     "chance_agreement": "agreement by chance",
     "knn_r2": "k-NN R²",
     "linear_cka": "linear CKA",
 }
-_LOWER = ("loss", "error", "rmse", "mae", "mse", "seconds", "bytes", "perplexity")
+_LOWER = ("loss", "error", "mse", "seconds", "bytes")
+_FRACTIONS = ("accuracy_", "auc_", "balanced_accuracy", "macro_f1", "knn_agreement", "chance_agreement")
 _NO_PERCENT = ("silhouette", "linear_cka", "knn_r2")
+
+
+@cache
+def _of_tasks() -> dict[str, Metric]:
+    """Return the metrics of tasks by name. Tables load torch, and not every command writes a metric."""
+    from fedkeep.tasks import KINDS
+
+    return {metric.name: metric for kind in KINDS.values() for metric in kind.shown}
 
 
 def base(metric: str) -> str:
@@ -49,26 +53,21 @@ def user_mean(metric: str) -> str:
 def is_fraction(metric: str) -> bool:
     """Say whether a metric is a fraction in [0, 1] that is written in percent."""
     name = base(metric)
-    return name in (
-        "accuracy",
-        "auc",
-        "hr10",
-        "ndcg10",
-        "knn_agreement",
-        "chance_agreement",
-    ) or name.startswith(("accuracy_", "auc_", "balanced_accuracy", "macro_f1"))
+    return name.startswith(_FRACTIONS) or (name in _of_tasks() and _of_tasks()[name].fraction)
 
 
 def lower_is_better(metric: str) -> bool:
     """Say whether smaller values of a metric are better."""
-    return any(base(metric) == word or base(metric).endswith("_" + word) for word in _LOWER)
+    lower = (*_LOWER, *(name for name, of_task in _of_tasks().items() if of_task.lower))
+    return any(base(metric) == word or base(metric).endswith("_" + word) for word in lower)
 
 
 def metric_name(metric: str) -> str:
     """Return a metric's name for people: ``accuracy_user_mean`` -> ``Accuracy, mean over users``."""
     name, _, task = metric.partition("/")
     words = name.replace("_", " ")
-    return _NAMES.get(name, words[:1].upper() + words[1:]) + (f" of {printable(task)}" if task else "")
+    known = _of_tasks()[name].words if name in _of_tasks() else _NAMES.get(name)
+    return (known or words[:1].upper() + words[1:]) + (f" of {printable(task)}" if task else "")
 
 
 def metric_inline(metric: str) -> str:

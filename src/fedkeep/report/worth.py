@@ -16,6 +16,7 @@ from fedkeep.metrics.worth.gains import FEW, WHOLE_METHOD
 from fedkeep.report import pairing, wording
 from fedkeep.report.groups import Configuration
 from fedkeep.report.pairing import REFERENCES, Side
+from fedkeep.tasks import Kind
 
 NO_SUBJECT = ("fedavg", "local")  # methods that are references only
 
@@ -82,14 +83,14 @@ def write_gain(unit: str, value: float) -> str:
     return wording.difference(value, "accuracy").removesuffix(" points").removeprefix("+")
 
 
-def unit_of(metric: str, kind: str) -> str:
+def unit_of(metric: str, kind: Kind) -> str:
     """Return what gains in a metric are counted in, for a task of this kind."""
-    return "points" if metric != "loss" else "in squared error" if kind == "regression" else "nats"
+    return "points" if metric != "loss" else kind.loss_unit
 
 
-def counted(metric: str, kind: str) -> str:
+def counted(metric: str, kind: Kind) -> str:
     """Return the name of what is compared by a metric of ``pairing.pair``, for a task of this kind."""
-    return "hr10" if (metric, kind) == ("accuracy", "ranking") else metric
+    return kind.right_name if metric == "accuracy" else metric
 
 
 def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Comparison]:
@@ -106,7 +107,7 @@ def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Com
     examples = pairing.kept(ours.runs[0])
     for task in examples.tasks:
         kind = examples(ours.model, task).kind
-        by = metric or ("loss" if kind == "regression" else "accuracy")
+        by = metric or kind.compared_by
         paired = pairing.pair(ours, theirs, task, by)
         unit = unit_of(by, kind)
         yield Comparison(

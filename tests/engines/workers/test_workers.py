@@ -146,7 +146,7 @@ def test_workers_have_all_of_a_job_and_serve_no_other() -> None:
     usual = [f.name for f in ours if getattr(work, f.name) == f.default]
     assert usual == [], "a value that differs from the default, so that a field that is left out is noticed"
     pool = Pool(work, "fork")
-    found = pool.task.job()
+    found = pool.worker_job.job()
     assert {f.name: getattr(found, f.name) for f in ours} == {f.name: getattr(work, f.name) for f in ours}
     others: dict[str, Any] = {"seed": 8, "entropy": "run", "data": classes(seed=5), "net": Net(Logits())}
     others["method"] = FURL.but(name="other")

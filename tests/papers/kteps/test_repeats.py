@@ -9,8 +9,9 @@ import pytest
 
 from fedkeep import FederatedData
 from fedkeep.data import Ragged
-from fedkeep.engines import Judged, Judgement, Task
+from fedkeep.engines import Judged, Judgement
 from fedkeep.experiments.reproductions import reproduce
+from fedkeep.tasks import MULTICLASS, Task
 from fedkeep_papers.kteps.repeats import by_repeats, repeated
 from tests.papers.kteps.runs import read_numbers, request
 
@@ -42,11 +43,11 @@ def judged(data: FederatedData, right: dict[str, list[float]]) -> Judged:
     client, row = (np.array(part) for part in zip(*rows, strict=True))
     zeros = np.zeros(len(rows))
     return Judged(
-        task=Task("multiclass"),
+        task=Task(MULTICLASS),
         models=tuple(right),
         leaves="examples",
         examples=tuple(
-            Judgement(Task("multiclass"), client, zeros, np.array(r), zeros, row) for r in right.values()
+            Judgement(Task(MULTICLASS), client, zeros, np.array(r), zeros, row) for r in right.values()
         ),
     )
 

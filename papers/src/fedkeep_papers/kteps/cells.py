@@ -13,7 +13,6 @@ from typing import Any
 from fedkeep.core.errors import ConfigError, NonFiniteError
 from fedkeep.core.records import read_records
 from fedkeep.data import FederatedData
-from fedkeep.engines import Model
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
@@ -22,6 +21,7 @@ from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.personalization import Protocol, personalization_curve
 from fedkeep.experiments.run import Run
 from fedkeep.methods.base import Predict
+from fedkeep.tasks.results import Model
 from fedkeep_papers.kit.cells import LATER, Finished, Slot, digest, settings_of
 from fedkeep_papers.kteps.neighbours import word_neighbours
 from fedkeep_papers.kteps.repeats import by_repeats

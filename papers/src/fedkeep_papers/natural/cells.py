@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import FedkeepError
-from fedkeep.core.examples import Results
-from fedkeep.core.ranking import discounted
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.counting import counting_side
 from fedkeep.experiments.run_directory import read_info
@@ -20,6 +18,8 @@ from fedkeep.report.groups import Configuration
 from fedkeep.report.pairing import Side, kept, own_side
 from fedkeep.report.runs import read_run
 from fedkeep.report.worth import Comparison, comparisons, sentences
+from fedkeep.tasks.ranking import discounted
+from fedkeep.tasks.results import Results
 from fedkeep_papers.kit.cells import Measured, Slot, digest, settings_of
 from fedkeep_papers.natural.scenes import COUNTING, Cell, Scene
 
@@ -147,9 +147,9 @@ def measured(results: Results) -> dict[str, float]:
     cross-entropy).
     """
     loss = float(results.loss.mean())
-    if results.kind == "regression":
+    if results.kind.right is None:
         return {"rmse": loss**0.5, "mae": float(np.abs(results.score).mean())}
-    if results.kind == "ranking":
+    if results.kind.right_name == "hr10":
         return {"hr10": float(results.right.mean()), "ndcg10": float(discounted(results.score).mean())}
     return {"accuracy": float(results.right.mean()), "perplexity": float(np.exp(loss))}
 

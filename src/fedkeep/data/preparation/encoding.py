@@ -30,6 +30,7 @@ from fedkeep.data.preparation.numbers import (
 from fedkeep.data.preparation.reading import from_json, to_json
 from fedkeep.data.preparation.summary import About, Summary, columns_differ
 from fedkeep.data.preparation.texts import TextCode, Texts
+from fedkeep.tasks import of_numbers
 
 KINDS = (TextCode, LabelCode, FeatureCode, TimeCode, KeyCode, PlainCode)
 
@@ -75,7 +76,7 @@ class Encoding:
         if (vocabulary := meta.get("vocabulary")) is not None:
             sizes["vocabulary"] = int(vocabulary["size"] if isinstance(vocabulary, Mapping) else vocabulary)
         sizes |= {name: int(meta[name]) for name in ("classes", "items") if meta.get(name) is not None}
-        if meta.get("task") == "regression":
+        if of_numbers(meta.get("task")):
             sizes["classes"] = 1
         x, image = self.columns.get("x"), self.columns.get("image")
         if isinstance(x, FeatureCode):

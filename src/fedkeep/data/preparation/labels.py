@@ -17,6 +17,7 @@ from fedkeep.core.errors import DataError, did_you_mean, shown
 from fedkeep.data.checks import check_close
 from fedkeep.data.preparation.columns import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
+from fedkeep.tasks import BINARY, MULTICLASS
 
 
 class LabelError(DataError):
@@ -229,7 +230,7 @@ class LabelCode(Code):
     def meta(self, column: str) -> Mapping[str, Any]:
         """Return the task, the number of classes and their names."""
         classes = max(2, len(self.names))
-        task = self.task or ("binary" if classes <= 2 else "multiclass")
+        task = self.task or (BINARY if classes <= 2 else MULTICLASS).name
         return {"task": task, "classes": classes, "label_names": list(self.names)}
 
 

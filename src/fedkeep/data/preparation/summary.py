@@ -15,6 +15,7 @@ from fedkeep.data.preparation.labels import LabelSummary
 from fedkeep.data.preparation.numbers import KeySummary, PlainSummary, TimeSummary
 from fedkeep.data.preparation.reading import from_json, to_json
 from fedkeep.data.preparation.texts import TextSummary
+from fedkeep.tasks import MULTICLASS, of_numbers
 
 KINDS = (TextSummary, LabelSummary, FeatureSummary, TimeSummary, KeySummary, PlainSummary)
 
@@ -45,12 +46,12 @@ class About:
     @property
     def form(self) -> dict[str, Any]:
         """What summaries must agree in: not in the number of classes, nor in what follows from it."""
-        return asdict(replace(self, classes=None, task=None)) | {"regression": self.task == "regression"}
+        return asdict(replace(self, classes=None, task=None)) | {"numbers": of_numbers(self.task)}
 
     def merged(self, other: About) -> About:
         """Return what is known of both; their forms are the same."""
         known = [classes for classes in (self.classes, other.classes) if classes is not None]
-        task = self.task if self.task == other.task else "multiclass"
+        task = self.task if self.task == other.task else MULTICLASS.name
         return replace(self, task=task, classes=max(known, default=None))
 
 

@@ -11,6 +11,7 @@ from fedkeep.data.readers.cells import Cells, Table
 from fedkeep.data.readers.files import check_names
 from fedkeep.data.readers.tables import columns_of, raw_from
 from fedkeep.data.text import CharVocabulary, WordVocabulary
+from fedkeep.tasks import of_numbers
 
 
 def raw_huggingface(
@@ -69,7 +70,7 @@ def raw_huggingface(
         rows = given.with_format(None)  # plain numbers and texts
         names = list(rows.column_names)
         check_names(name, names, wanted)
-        classes = None if task == "regression" else getattr(rows.features[label], "names", None)
+        classes = None if of_numbers(task) else getattr(rows.features[label], "names", None)
         label_names = classes if label_names is None else label_names
         optional = [*usual, *(["split"] if part is None else [])]
         for column in dict.fromkeys((*wanted, *(column for column in optional if column in names))):

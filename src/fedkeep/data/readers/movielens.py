@@ -13,8 +13,8 @@ import numpy as np
 
 from fedkeep.core.errors import DataError, Spot
 from fedkeep.data.federated import FederatedData
+from fedkeep.data.leave_one_out import leave_one_out
 from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
-from fedkeep.data.ranking import leave_one_out
 from fedkeep.data.readers.files import existing, inside, lines, sha256
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::"}
@@ -102,7 +102,7 @@ def movielens_100k_ranking(
 
     Args:
         folder: as for `installed.inside`.
-        against, seed: as for `fedkeep.data.ranking.leave_one_out`.
+        against, seed: as for `fedkeep.data.leave_one_out.leave_one_out`.
 
     Raises:
         DataError: as for :func:`raw_movielens_100k`.

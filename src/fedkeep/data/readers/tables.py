@@ -27,8 +27,9 @@ from fedkeep.data.readers.cells import CLASS, DECIMAL_CLASS, ID, SPLIT, TEXT, TR
 from fedkeep.data.readers.files import sha256
 from fedkeep.data.readers.load import load_table
 from fedkeep.data.text import CharVocabulary, WordVocabulary
+from fedkeep.tasks import KINDS, of_numbers
 
-TASKS = ("multiclass", "binary", "regression")
+TASKS = tuple(name for name, kind in KINDS.items() if kind.from_table)
 
 
 def raw_table(
@@ -169,12 +170,12 @@ def raw_from(
         meta=meta,
         where=table.where,
         opted_in=np.asarray(table.each(opted_in, TRUTH)) if opted_in in table.columns else None,
-        about=About(task=task) if task == "regression" else About(),
+        about=About(task=task) if of_numbers(task) else About(),
     )
 
 
 def _labels(table: Table, name: str, task: str | None, label_names: Sequence[str] | None) -> RawColumn:
-    if task == "regression":
+    if of_numbers(task):
         return Plain(values=table.single(table.numbers(name)[:, None], [name])[:, 0])
     names = None if label_names is None else tuple(map(str, label_names))
     kind = CLASS if task is None and names is None else DECIMAL_CLASS

@@ -25,7 +25,7 @@ from fedkeep.core.params import Params, prefixed
 from fedkeep.engines.job import Job
 from fedkeep.engines.workers.arena import Arena
 from fedkeep.engines.workers.dataset import SentData
-from fedkeep.engines.workers.worker_process import READY, Task, serve
+from fedkeep.engines.workers.worker_process import READY, WorkerJob, serve
 
 Start = Literal["fork", "spawn"]
 PATIENCE = 10.0
@@ -83,7 +83,7 @@ class Pool:
         self.start = start or start_method()
         self.job, self.parent = job, os.getpid()
         forked = self.start == "fork"
-        self.task = Task(
+        self.worker_job = WorkerJob(
             job.method,
             job.net if forked else copy.deepcopy(job.net),
             job.data if forked else SentData(job.data),
@@ -112,7 +112,7 @@ class Pool:
         ours, theirs = context.Pipe()
         own = Arena()
         process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-            target=serve, args=(theirs, own, self.task), name="fedkeep worker", daemon=True
+            target=serve, args=(theirs, own, self.worker_job), name="fedkeep worker", daemon=True
         )
         with _undisturbed():  # until it is among the workers, which are ended whatever happens
             process.start()
@@ -214,9 +214,9 @@ class Pool:
             worker.process.kill()
         while self.workers:
             self.workers.pop().end()
-        self.task.sent.close()
-        if isinstance(self.task.data, SentData):
-            self.task.data.arena.close()
+        self.worker_job.sent.close()
+        if isinstance(self.worker_job.data, SentData):
+            self.worker_job.data.arena.close()
 
 
 @contextlib.contextmanager

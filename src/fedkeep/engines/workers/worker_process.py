@@ -45,7 +45,7 @@ PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 @dataclass
-class Task:
+class WorkerJob:
     """What a worker is started with.
 
     Attributes:
@@ -74,7 +74,7 @@ class Task:
         return Job(self.method, self.net, data, store, self.seed, entropy=self.entropy)
 
 
-def serve(connection: Connection, own: Arena, task: Task) -> None:
+def serve(connection: Connection, own: Arena, given: WorkerJob) -> None:
     """Answer orders until the parent closes the connection or dies."""
     torch.set_num_threads(1)  # before anything is computed: threads do not survive a fork
     # Ctrl-C reaches every process of a terminal; it is the parent that ends its workers.
@@ -82,23 +82,23 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent(task.parent)
-    if task.forked:
-        release_inherited(keep={connection.fileno(), own.file, task.sent.file})
+    die_with_parent(given.parent)
+    if given.forked:
+        release_inherited(keep={connection.fileno(), own.file, given.sent.file})
         gc.freeze()  # the collector shall not touch, and so copy, the parent's memory
     else:
         # Else torch's backward pass would take some of the GPU's memory for each worker.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if task.tuned:
+    if given.tuned:
         tune_allocator()
-    job = task.job()
+    job = given.job()
     going_on = send_reply(connection, READY)
     while going_on:
         try:
             order = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             return
-        reply = answer(job, own, task.sent, order)
+        reply = answer(job, own, given.sent, order)
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # what a model prints is not lost when the process is ended

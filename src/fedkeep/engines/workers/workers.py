@@ -67,7 +67,7 @@ class Workers:
         order: dict[str, object] = {"round": round, "progress": progress}
         common = work[0].sent
         if all(each.sent is common for each in work):
-            order["sent"] = pool.task.sent.put(common)
+            order["sent"] = pool.worker_job.sent.put(common)
         turns = _Turns(pool, job, work, order)
         try:
             yield from turns

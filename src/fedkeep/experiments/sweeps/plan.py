@@ -18,7 +18,6 @@ from fedkeep.data import FederatedData
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data, rehearse_config
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.sweeps.space import Space
 from fedkeep.experiments.toml import value_text
 from fedkeep.experiments.variants import fitted, with_method
@@ -157,7 +156,7 @@ def plan(
         trials=trials,
         seeds=tuple(range(config.seed, config.seed + seeds)),
         prune=prune,
-        metric=task.metric(HEADLINE[task.kind]),
+        metric=task.headline,
         folder=folder,
         data=data.fingerprint(),
     )

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from fedkeep.core.auc import auc
 from fedkeep.core.errors import DataError, NonFiniteError
+from fedkeep.metrics.auc import auc
 
 
 def test_auc_by_hand() -> None:

@@ -20,8 +20,8 @@ import torch
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import load_verified
 from fedkeep.core.params import Params
-from fedkeep.core.ranking import hits
 from fedkeep.core.run_files import Commit, read_commit, read_info
+from fedkeep.tasks import KINDS, Kind
 
 Model = Literal["own", "shared", "default", "adapted", "local"]
 """``own``: a client's model with what it keeps; ``shared``: the shared part alone; ``default``: a new client's model,
@@ -30,7 +30,7 @@ before it adapts; ``adapted`` and ``local``: with values that ``Device.adapt`` l
 MODELS: tuple[Model, ...] = get_args(Model)
 """All of `Model`, in the order in which they are judged."""
 SHARED_COLUMNS = {"client": torch.int32, "row": torch.int64}
-OPTIONAL = {"label": torch.uint8, "class": torch.int32}
+OPTIONAL = {"label": torch.uint8, "class": torch.int32, "place": torch.int32}
 VALID, ROSTER = "valid:", "roster:"
 """What stands before a name in the file: of validation examples, and of what is known of clients."""
 
@@ -46,6 +46,7 @@ class Results:
         score: (examples,) float64, the positive class's score (binary), or predicted − true (regression); uint8, right
             or not (multiclass); int32, the right candidate's rank from 1 (ranking).
         label: (examples,) uint8, binary only.
+        place: (examples,) int32, of an example with several labels the number of the one that a result is of.
         true, predicted: (examples,) int32, the label's class and the most probable one, below 0 where there is none;
             multiclass only, and None where ``run.metrics`` asked for nothing that wants them.
     """
@@ -57,20 +58,23 @@ class Results:
     label: np.ndarray | None = None
     true: np.ndarray | None = None
     predicted: np.ndarray | None = None
+    place: np.ndarray | None = None
 
     @property
     def classes(self) -> tuple[np.ndarray, np.ndarray] | None:
         """(examples,) labels and predicted classes, below 0 where there is none; None where they are not known."""
+        if not self.kind.has_classes:
+            return None
         if self.label is not None:
             return self.label.astype(np.int32), (self.score > 0).astype(np.int32)
         return None if self.true is None or self.predicted is None else (self.true, self.predicted)
 
-    @property
-    def kind(self) -> str:
-        """The task: ``multiclass``, ``binary``, ``regression`` or ``ranking``."""
-        if self.label is not None:
-            return "binary"
-        return {"uint8": "multiclass", "int32": "ranking"}.get(self.score.dtype.name, "regression")
+    @cached_property
+    def kind(self) -> Kind:
+        """The first kind of task whose results are kept in this form: of tokens it is that of classes."""
+        label, place = self.label is not None, self.place is not None
+        kinds = (k for k in KINDS.values() if (k.kept_label, k.kept_place) == (label, place))
+        return next(k for k in kinds if self.score.dtype == k.kept_score)
 
     @property
     def right(self) -> np.ndarray:
@@ -79,14 +83,10 @@ class Results:
         Raises:
             ConfigError: the task is a regression.
         """
-        if self.label is not None:
-            found: np.ndarray = (self.score > 0) == (self.label > 0)
-            return found
-        if self.kind == "regression":
-            raise ConfigError("A regression has errors, not right or wrong answers; see score.")
-        if self.kind == "ranking":
-            return hits(self.score)
-        return self.score.astype(bool)
+        if self.kind.right is None:
+            raise ConfigError(f"A {self.kind.name} has errors, not right or wrong answers; see score.")
+        label = np.zeros(0) if self.label is None else self.label
+        return self.kind.right(self.score, label).astype(bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,9 +158,9 @@ class Examples:
                 f"There are no results of {model!r}{f' in the task {task!r}' if task else ''}; there are "
                 f"{[n.removesuffix('/loss') for n in tensors if n.endswith('/loss')]}."
             )
-        label, true, predicted = (
+        label, place, true, predicted = (
             None if (found := tensors.get(before + name)) is None else found.numpy()
-            for name in ("label", "class", f"{model}/class")
+            for name in ("label", "place", "class", f"{model}/class")
         )
         return Results(
             client=tensors[f"{before}client"].numpy(),
@@ -170,6 +170,7 @@ class Examples:
             label=label,
             true=true,
             predicted=predicted,
+            place=place,
         )
 
     @cached_property
@@ -253,9 +254,10 @@ def _fault(tensors: Params) -> str:
             for name, kind in (SHARED_COLUMNS | OPTIONAL).items()
             if name in SHARED_COLUMNS or before + name in tensors
         }
+        scores = _scores(f"{before}label" in tensors, f"{before}place" in tensors)
         for model in (m for m in MODELS if f"{before}{m}/loss" in tensors):
             columns[f"{before}{model}/loss"] = (torch.float64,)
-            columns[f"{before}{model}/score"] = (torch.float64, torch.uint8, torch.int32)
+            columns[f"{before}{model}/score"] = scores
             if f"{before}class" in tensors:
                 columns[f"{before}{model}/class"] = (torch.int32,)
         size = tensors[f"{before}client"].numel()
@@ -273,3 +275,9 @@ def _fault(tensors: Params) -> str:
         known |= columns.keys()
     rest = sorted(tensors.keys() - known)
     return f"unknown {rest}" if rest else ""
+
+
+def _scores(label: bool, place: bool) -> tuple[torch.dtype, ...]:
+    """Return the types of scores of tasks whose results are kept in this form."""
+    kinds = [k.kept_score for k in KINDS.values() if (k.kept_label, k.kept_place) == (label, place)]
+    return tuple(torch.from_numpy(np.zeros(0, kind)).dtype for kind in kinds)

@@ -5,7 +5,7 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData
-from fedkeep.data.ranking import leave_one_out
+from fedkeep.data.leave_one_out import leave_one_out
 
 
 def rated(clients: list[str], items: list[int], times: list[int]) -> FederatedData:

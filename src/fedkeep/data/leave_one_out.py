@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError
-from fedkeep.core.ranking import TOP
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.federated import FederatedData
+from fedkeep.tasks.ranking import TOP
 
 LEAST = 3  # items: of a user with fewer none is left out
 

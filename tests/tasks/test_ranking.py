@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fedkeep.core.ranking import discounted, hits, ranks_of
+from fedkeep.tasks.ranking import discounted, hits, ranks_of
 
 
 def test_ties_and_what_is_no_number_stand_before_the_right_one() -> None:

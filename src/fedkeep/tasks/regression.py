@@ -1,0 +1,104 @@
+"""The task ``regression``: a number for each example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedkeep.core.errors import MethodError
+from fedkeep.metrics.worth.pooled import rmse_pooled
+from fedkeep.tasks.kind import Array, Baseline, Counting, Kind, Means, Metric, PooledMetric, Said, Trait
+from fedkeep.tasks.multiclass import short
+
+RMSE = Metric(name="rmse", words="RMSE", lower=True)
+MAE = Metric(name="mae", words="MAE", lower=True)
+
+
+def check_regression(output: Tensor, label: Tensor) -> None:
+    """Raise MethodError unless the model gave one number per example."""
+    if output.shape != label.shape:
+        raise MethodError(
+            f"Regression wants outputs of shape (B,), one per label; the model gave {tuple(output.shape)} for labels "
+            f"{tuple(label.shape)}. Squeeze the last axis: out.squeeze(-1)."
+        )
+
+
+def _judge(output: Tensor, label: Tensor) -> tuple[Tensor, Tensor, None]:
+    score = output - label.double()
+    return score**2, score, None
+
+
+def _absolute(score: Array, label: Array) -> Array:
+    found: Array = np.abs(score)
+    return found
+
+
+def _one_number(label: Array) -> int:
+    return 1
+
+
+def _any_value(classes: int) -> None:
+    return None
+
+
+def _squares(results: Any) -> tuple[Array]:
+    return (results.loss,)
+
+
+def _metrics(means: Means) -> dict[str, float]:
+    return {"loss": means.loss, "rmse": math.sqrt(means.loss), "mae": means.gain}
+
+
+def _best(truth: Array, label: Array) -> float:
+    return math.sqrt(float(truth.mean()))
+
+
+def _mean_label(known: Baseline) -> dict[str, Array]:
+    everywhere = known.label.mean() if len(known.label) else 0.0
+    sums = np.bincount(known.owner, known.weight * known.label, known.clients) + everywhere
+    total = np.bincount(known.owner, known.weight, known.clients)
+    error = (sums / (total + 1))[known.asked] - known.true
+    return {"loss": error**2, "score": error}
+
+
+def _mean(labels: Array) -> float:
+    return float(labels.mean())
+
+
+def _says_numbers(output: Tensor, names: Sequence[str]) -> list[Said]:
+    numbers = [[short(v) for v in row] for row in output.reshape(len(output), -1).float().numpy()]
+    return [(own[0] if len(own) == 1 else own, {}) for own in numbers]
+
+
+REGRESSION = Kind(
+    name="regression",
+    loss="squared_error",
+    whole=False,
+    has_classes=False,
+    close=False,
+    size=_one_number,
+    values=_any_value,
+    check_output=check_regression,
+    judge=_judge,
+    right=None,
+    gain=_absolute,
+    metrics=_metrics,
+    shown=(RMSE, MAE),
+    headline=RMSE,
+    client_metric="rmse",
+    kept_score=np.float64,
+    best=_best,
+    counting=Counting(name="each user's mean label", found=_mean_label),
+    pooled=(PooledMetric("rmse", rmse_pooled, _squares, lower=True),),
+    loss_words="Squared error",
+    loss_unit="in squared error",
+    loss_name="squared_error",
+    trait=Trait(name="mean label", continuous=True, of=_mean),
+    says=_says_numbers,
+    from_table=True,
+)
+"""A number for each example."""
