@@ -39,7 +39,7 @@ from fedkeep.models import BagOfWords, ConfidenceGate, DocumentModel, MixtureOfE
 from fedkeep.privacy import Draw, Encoded, Link, QuantileClip, TopK
 from tests.engines.test_frozen import Backbone
 from tests.engines.test_round import BROKEN, Fragile
-from tests.methods.parts import Deep, Parts
+from tests.methods.parts import Deep
 from tests.methods.table import DATA, ROWS
 from tests.tiny import Logits, Noisy, classes, everyone, on_server, same_bits, texts
 
@@ -180,13 +180,6 @@ MORE: dict[str, Case] = {
     ),
     "a client sits out": Case(
         Fragile, methods.furl("user", local=Phase(loss=squared_error())), BROKEN, {"on_nonfinite": "skip"}
-    ),
-    "published copies": Case(
-        Parts, methods.fedfusion("conv", persistent_local=True, local=Phase(batch_size=3, optimizer=SLOW))
-    ),
-    "a received and a private extractor": Case(
-        Parts,
-        methods.fedfusion(persistent_local=True, train_received=True, gamma=0.3, local=Phase(batch_size=3)),
     ),
     "plain experts": Case(
         lambda: MixtureOfExperts(Deep(), Deep(), ConfidenceGate()),

@@ -207,7 +207,6 @@ ALL = {
     "transfer": BranchLoss(diversity=0.0, transfer=0.5),
     "two streams": TwoStreams(0.5),
     "fusion": FusionLoss(),
-    "fusion with own": FusionLoss(persistent=True),
     "mixture": MixtureLoss(),
     "adversarial": AdversarialLoss(adversarial=0.5, difference=0.3),
 }
@@ -215,7 +214,6 @@ EXTENDED: dict[str, Callable[[nn.Module], nn.Module]] = {
     **dict.fromkeys(("branches", "diversity", "transfer"), TwoBranches()),
     "two streams": lambda module: module,
     "fusion": AddFusion("conv"),
-    "fusion with own": AddFusion("multi", persistent=True),
     "mixture": AddGate(),
     "adversarial": AddTask(3),
 }

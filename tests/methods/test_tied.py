@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fedkeep import Method, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.methods import Phase
+from fedkeep.methods.branches import TwoBranches
+from fedkeep.methods.kteps import BranchLoss, PredictBranches
 from tests.engines.reference import mini_batches
 from tests.methods.parts import Parts, descend, linear
 from tests.tiny import classes, everyone
@@ -57,11 +59,12 @@ def branches(state: State, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_a_private_classifier_is_no_longer_tied(engine: str) -> None:
-    method = methods.kteps(0, 0, projections=False, noise=0, predict="p", local=LOCAL)
+    plain = TwoBranches(projections=False)
+    phase = LOCAL.but(loss=BranchLoss(plain, diversity=0, transfer=0))
+    method = methods.kteps(noise=0).on_client(phases=(phase,))
+    method = method.but(extend=plain, predict=PredictBranches(plain, "p"), predict_shared=None)
     run = trained(Tied(), method, engine)
-    start = {
-        n: v.detach() for n, v in methods.kteps(projections=False).extend(Tied().double()).named_parameters()
-    }  # type: ignore[misc]
+    start = {n: v.detach() for n, v in plain(Tied().double()).named_parameters()}
     assert "private.classifier.weight" in start
 
     def loss(state: State, batch: State) -> Tensor:
@@ -84,16 +87,8 @@ def test_a_private_classifier_is_no_longer_tied(engine: str) -> None:
     assert run.evaluate()["accuracy"] == right / len(torch.cat(losses))
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        methods.kteps(0.5, 0.5, architecture=("encoder", "second", "classifier"), local=LOCAL),
-        methods.fedfusion("multi", persistent_local=True, local=LOCAL),
-        methods.fedfusion("multi", persistent_local=True, reset_local=True, local=LOCAL),
-    ],
-    ids=["kteps", "fedfusion", "fedfusion, reset"],
-)
-def test_layers_that_share_a_weight_share_it_in_a_copy(method: Method) -> None:
+def test_layers_that_share_a_weight_share_it_in_a_copy() -> None:
+    method = methods.kteps(0.5, 0.5, copies=("encoder", "second", "classifier"), local=LOCAL)
     run = trained(Twice(), method, rounds=2)
     kept = {name.split(".", 1)[1] for name in everyone(run.private, 6)}
     assert {"encoder.weight", "encoder.bias", "second.bias"} <= kept

@@ -110,15 +110,6 @@ def test_the_mixture_by_hand() -> None:
     assert float(
         mixed_log_probabilities(net, {**params, "gate.bias": zero["gate.bias"]}, batch)[0, 0].exp()
     ) == pytest.approx(0.625)
-    # with M_G's own loss, −log 0.75, at weight 2
-    expected = -math.log(0.6875) - 2 * math.log(0.75)
-    assert float(MixtureLoss(general=2.0)(net, params, batch, {})) == pytest.approx(expected, abs=1e-7)
-
-
-@pytest.mark.parametrize("general", [-0.1, math.nan, math.inf])
-def test_a_weight_of_the_general_model_that_is_none(general: float) -> None:
-    with pytest.raises(MethodError, match="^general must be a number of at least 0; got"):
-        methods.pfl_da(general=general)
 
 
 def test_a_closed_gate_trains_one_model_alone() -> None:
@@ -141,9 +132,8 @@ def test_a_closed_gate_trains_one_model_alone() -> None:
             assert float(slopes[f"{still}{n}"].abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.3])
-def test_pfl_da_equals_plain_pytorch(weight: float) -> None:
-    method = methods.pfl_da(general=weight, local=LOCAL)
+def test_pfl_da_equals_plain_pytorch() -> None:
+    method = methods.pfl_da(local=LOCAL)
     initial = AddGate()(Parts().double()).state_dict()
 
     def probabilities(w: State, batch: State) -> Tensor:
@@ -155,8 +145,7 @@ def test_pfl_da_equals_plain_pytorch(weight: float) -> None:
 
     def train(state: State, received: State, batches: list[State], c: int, number: int) -> State:
         def loss(w: State, batch: State) -> Tensor:
-            alone = nn.functional.cross_entropy(linear(w, "classifier", h(w, batch)), batch["label"])
-            return -probabilities(w, batch).gather(1, batch["label"][:, None]).log().mean() + weight * alone
+            return -probabilities(w, batch).gather(1, batch["label"][:, None]).log().mean()
 
         return descend(state, [""], batches, loss, 0.2, 0.9)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,7 @@ class Plan:
         roster: the ids of all clients.
         judged: the places of those who are judged.
         tasks: what is judged.
+        meta: what the data say of themselves, for the method's note.
         every: rounds between evaluations; the last round is evaluated too. 0: never.
         evaluate_shared: evaluate the shared part alone on ``test`` too.
         evaluate_adapted: adapt every client where ``valid`` is best so far, and evaluate that on ``test`` too.
@@ -73,6 +75,7 @@ class Plan:
     roster: Sequence[str]
     judged: Sequence[int]
     tasks: Sequence[Task]
+    meta: Mapping[str, Any]
     every: int
     faults: Faults
     evaluate_shared: bool = False
@@ -145,6 +148,8 @@ class Drive:
                 self._commit(records, timings)
                 self.told(records, timings)
                 bar.update(done, shown)
+        if plan.method.note is not None and (note := plan.method.note(self.history, plan.meta)):
+            warnings.warn(note, stacklevel=4)  # whoever called simulate
 
     @property
     def epoch(self) -> float:

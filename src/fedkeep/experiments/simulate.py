@@ -41,7 +41,6 @@ from fedkeep.experiments.secure import check_cohorts
 from fedkeep.experiments.taking_part import count_rounds, take_part, who_trains
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
 from fedkeep.methods import Global, Method, differentially_private
-from fedkeep.methods.kteps import note_on_plateau
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.privacy import DifferentialPrivacy, Terms
 from fedkeep.store import Default, MemoryStore, PrivateStore, for_clients
@@ -304,11 +303,6 @@ class Simulation:
                 about = {"engine": name, "engine_reason": reason}
                 about |= {"status": "finished"} if drive.server.round == self.rounds else {}
                 directory.write_info({**directory.read_info(), **about})
-            losses = [r.value for r in history if r.split == "train" and r.metric == "loss"]
-            if note := note_on_plateau(
-                self.method.client.phases[0].loss, self.data.meta.get("classes"), losses
-            ):
-                warnings.warn(note, stacklevel=3)
             return Run(
                 self.net,
                 self.method,
@@ -378,6 +372,7 @@ class Simulation:
             roster=self.data.ids,
             judged=self.clients.tolist(),
             tasks=tasks_of(self.data),
+            meta=self.data.meta,
             every=self.every,
             faults=self.faults,
             evaluate_shared=self.evaluate_shared,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -12,6 +12,7 @@ from fedkeep.core.describe import at_home, check_kind, describe
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
+from fedkeep.core.records import Record
 from fedkeep.methods.checks import check_plain, copied
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Changeable, Phase
@@ -21,6 +22,7 @@ from fedkeep.privacy import Chain, Link
 from fedkeep.split import Split
 
 Predict = Callable[[Net, Params, Batch], Any]
+Note = Callable[[Sequence[Record], Mapping[str, Any]], str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,8 @@ class Method:
         predict_shared: how the shared part alone predicts, given default private values; None: it can't.
         extend: adds the method's own modules to the user's model; None: nothing to add.
         upload: the chain that an upload goes through, e.g. compression and noise; decoded before it is reduced.
+        note: what the owner of a finished run is warned of, given its records and what the data say of themselves
+            (``FederatedData.meta``); an empty text: of nothing.
     """
 
     name: str = "fedavg"
@@ -115,6 +119,7 @@ class Method:
     predict_shared: Predict | None = forward
     extend: Callable[[nn.Module], nn.Module] | None = None
     upload: tuple[Link, ...] = ()
+    note: Note | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("split", Split), ("client", Client), ("server", Server), ("adapt", Adapt)):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, under
+from fedkeep.methods.client import Finish, Finished
 from fedkeep.methods.features import extended
 from fedkeep.methods.reveals import reveals
 from fedkeep.methods.terms import Term
@@ -67,3 +68,9 @@ class PulledCopy(OnCopy):
 def predict_copy(net: Net, params: Params, batch: Batch) -> Any:
     """Predict with the private copy."""
     return net(copy_of(params), batch)
+
+
+@reveals("upload/*")
+def publish_own(done: Finish) -> Finished:
+    """Upload the private copies in the places of the federated parameters."""
+    return Finished(params={n: v for n, v in copy_of(done.trained).items() if n in done.sent.params})

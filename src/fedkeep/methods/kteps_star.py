@@ -20,7 +20,6 @@ def kteps_star(
     *,
     table: str = "embedding.weight",
     target: Literal["matrix", "delta"] = "matrix",
-    center: bool = True,
     noise: float = 1e-3,
     **others: Unpack[KtepsOptions],
 ) -> Method:
@@ -28,10 +27,9 @@ def kteps_star(
 
     Args:
         start, end: d_s and d_e, counted from 1, both kept.
-        table, target, center: as in ``privacy.Projection``.
+        table, target: as in ``privacy.Projection``.
         noise: as in ``kteps``, of what the projection leaves.
         others: the other arguments of ``kteps``.
     """
     base = kteps(noise=noise, **others)
-    projection = Projection(start, end, table, target, center)
-    return base.but(name="kteps_star", upload=(projection, *base.upload))
+    return base.but(name="kteps_star", upload=(Projection(start, end, table, target), *base.upload))

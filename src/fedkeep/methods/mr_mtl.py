@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.copies import COPY, PulledCopy, predict_copy, with_copy
-from fedkeep.methods.fedfusion import publish_own
+from fedkeep.methods.copies import COPY, PulledCopy, predict_copy, publish_own, with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server

@@ -2,23 +2,20 @@
 
 Source: Peterson, Kanani and Marathe, Private Federated Learning with Domain Adaptation, arXiv 1912.06733; its general
 model is trained with noise, which ``Method.upload`` can add. Nothing there asks the general model to predict by
-itself, as KTEPS's tables do; the loss of its own that the option ``general`` weighs is for that.
+itself: on FDU-MTL it falls to chance (docs/measured/kteps.md).
 One round: (1) a cohort downloads the general model M_G; (2) each client joins it with its own whole model M_k and gate;
-(3) it trains all jointly on L(α M_G(x) + (1 − α) M_k(x)) + β L(M_G(x)), probabilities, with α = sigmoid(uᵀh̄ + c), h̄
-the features of M_G, and β = 0 in the paper; (4) it uploads the change of M_G; (5) the server averages, and the client
-keeps M_k, u and c.
+(3) it trains all jointly on L(α M_G(x) + (1 − α) M_k(x)), probabilities, with α = sigmoid(uᵀh̄ + c), h̄ the features of
+M_G; (4) it uploads the change of M_G; (5) the server averages, and the client keeps M_k, u and c.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method, private_part
@@ -51,13 +48,8 @@ class AddGate:
         return extended(with_copy(module), {"gate": gate})
 
 
-def mixed_log_probabilities(net: Net, params: Params, batch: Batch) -> Tensor:
-    """Return log(α p_G + (1 − α) p_k), shape (B, C): logits whose softmax is the mixture."""
-    return _both(net, params, batch)[0]
-
-
-def _both(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the logits of the mixture and those of M_G."""
+def mixture_and_general(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return log(α p_G + (1 − α) p_k), logits whose softmax is the mixture, and the logits of M_G, each (B, C)."""
     found = features(net, params, batch)
     general = head(net, params, found)
     check_rows(general)
@@ -67,46 +59,37 @@ def _both(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
     return torch.logaddexp(log(gate) + general.log_softmax(1), log(-gate) + own), general
 
 
+def mixed_log_probabilities(net: Net, params: Params, batch: Batch) -> Tensor:
+    """Predict with the mixture's log-probabilities, (B, C)."""
+    return mixture_and_general(net, params, batch)[0]
+
+
 @dataclass(frozen=True)
 class MixtureLoss(Around):
-    """The loss of the gated mixture, and of the general model by itself.
+    """The loss of the gated mixture.
 
     Attributes:
-        loss: of the mixture's log-probabilities, taken as logits, and of M_G's logits.
-        general: β, the weight of M_G's own loss.
+        loss: of the mixture's log-probabilities, taken as logits.
     """
 
     loss: Term = cross_entropy()
-    general: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.general < math.inf:
-            raise MethodError(f"general must be a number of at least 0; got {self.general}.")
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        mixed, general = _both(net, params, batch)
-        value = self.loss(Known(net, mixed), params, batch, received)
-        if self.general:
-            value = value + self.general * self.loss(Known(net, general), params, batch, received)
-        return value
+        mixed = mixed_log_probabilities(net, params, batch)
+        return self.loss(Known(net, mixed), params, batch, received)
 
 
-def pfl_da(*, general: float = 0.0, local: Phase = Phase(), server: Server = Server()) -> Method:
+def pfl_da(*, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return PFL-DA, for a classifier with ``features`` and ``head`` whose head is its part ``classifier``.
 
     A client predicts with its mixture; the shared part alone is M_G. Two models are trained, so a step costs nearly
     twice FedAvg's.
 
     Args:
-        general: β, the weight of M_G's own loss beside the mixture's; 0: the paper, where M_G may predict nothing
-            useful without the private model (on FDU-MTL it falls to chance: docs/measured/kteps.md).
         local: as in ``methods``; its loss is of the mixture's log-probabilities, taken as logits.
         server: see ``methods``.
-
-    Raises:
-        MethodError: ``general`` is negative or not finite.
     """
-    phase = local.but(loss=MixtureLoss(loss=local.loss, general=general))
+    phase = local.but(loss=MixtureLoss(local.loss))
     return Method(
         name="pfl_da",
         split=Split((f"{PREFIX}*", "gate.*")),

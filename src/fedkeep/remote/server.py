@@ -392,6 +392,7 @@ class _Serving:
             roster=self.roster.ids,
             judged=range(len(self.roster)),
             tasks=self.tasks,
+            meta=self.meta,
             every=self.every,
             faults=faults,
             evaluate_shared=federation.evaluate_shared,

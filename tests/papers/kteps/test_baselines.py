@@ -61,7 +61,8 @@ def test_readings_change_the_method_and_nothing_else(
     assert found.keys() == {*methods, "fdu-fedfusion-full-0", "fdu-pfl-da-full-0"}
     for name, (kind, options) in methods.items():
         method = found[name].method
-        assert (method.kind, method.options) == (kind, {**steps, **options})
+        where = "" if kind == "fedprox" else "fedkeep_papers.kteps.methods:"
+        assert (method.kind, method.options) == (where + kind, {**steps, **options})
         assert method.optimizer == usual.method.optimizer
         for part in ("data", "model", "run", "personalization"):
             assert getattr(found[name], part) == getattr(usual, part), (name, part)

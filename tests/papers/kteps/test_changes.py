@@ -144,19 +144,14 @@ def test_settings_that_a_run_cannot_have_are_named_before_any_is_trained(
 ) -> None:
     monkeypatch.setattr(variants, "HELD_OUT", 3)
     share = {"method.share": "0.5"}
-    for table, changes, name in (
-        ("kteps-table2", share, "fdu-indiv-full-0 runs kteps/indiv"),
-        ("kteps-table3", {"personalization.every": "3"}, "fdu-indiv-full-0 runs kteps/indiv"),
-        (
-            "kteps-variants",
-            {"personalization.every": "3"},
-            "fdu-variant-kteps-held-out-full-0 runs kteps/kteps",
-        ),
+    every = {"personalization.every": "3"}
+    for table, changes, names in (
+        ("kteps-table2", share, "fdu-indiv-full-0 runs kteps/indiv, .*share"),
+        ("kteps-table3", every, "personalization: .*every 3"),
+        ("kteps-variants", every, "personalization: .*every 3"),
     ):
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=f"(?s){names}"):
             reproduce(table, request(data, tmp_path, changes=changes))
-        assert str(error.value).startswith(f"{name}, which cannot have its settings. ")
-        assert str(error.value).endswith("leave the setting out, or this run with --only.")
     assert computed == []
     asked: list[Task] = []
     monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))

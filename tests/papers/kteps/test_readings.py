@@ -13,12 +13,12 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.build import build_method, build_model
 from fedkeep.experiments.reproductions import reproduce
-from fedkeep.methods.kteps import BranchLoss
 from fedkeep.models import TextClassifier
 from fedkeep.privacy import GaussianNoise
 from fedkeep.report.results import read_results
 from fedkeep_papers.kteps import book, readings
 from fedkeep_papers.kteps.cells import Task
+from fedkeep_papers.kteps.methods import BranchLoss
 from tests.papers.kteps.runs import read_numbers, request, rows
 
 HELD, TESTED = "FDU, held-out training reviews", "FDU, test reviews"

@@ -189,9 +189,14 @@ def digest(settings: Mapping[str, Any], source: Mapping[str, Any]) -> str:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """Return what a run's numbers depend on, but for data and code; what has its default value is left out."""
+    """Return what a run's numbers depend on, but for data and code; what has its default value is left out.
+
+    A method of this package is known by the name that the library's has, of which it is a reading.
+    """
     settings = config.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
-    run = settings["run"]
+    run, method = settings["run"], settings["method"]
+    if method["kind"].startswith(f"{__package__.partition('.')[0]}."):
+        method["kind"] = method["kind"].rpartition(":")[2]
     run.pop("workers", None)
     run.pop("device", None)  # the same but for rounding; the environment says which
     if run.get("engine") != "pooled":

@@ -40,7 +40,7 @@ class Reading:
         return {"ag": published.AG, "ap": published.AP}[metric].get(scene, {}).get(self.method)
 
 
-GATED: Overrides = (("method.kind", '"pfl_da"'),)
+GATED: Overrides = (("method.kind", '"fedkeep_papers.kteps.methods:pfl_da"'),)
 KEPT: Overrides = (("method.reset_local", "false"),)
 BOTH: Overrides = (*KEPT, ("method.train_received", "true"), ("method.gamma", "0.5"))
 WHOLE: Overrides = (("method.server_optimizer.learning_rate", "1.0"),)
