@@ -48,7 +48,7 @@ MAY_TAKE_GRADIENTS = {
     "methods/pfedhn.py",
     "attacks/inputs.py",
     "attacks/vectors.py",
-    "core/gradients.py",
+    "core/params.py",
 }
 MAY_DEFINE_BACKWARD = ("nn/", "kernels/")
 TAKES_GRADIENTS = (".backward", "autograd.grad", "func.grad", "func.vjp", "grad_and_value", " gradients")

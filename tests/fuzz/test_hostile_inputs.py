@@ -22,7 +22,7 @@ from fedkeep.core.sealed import seal
 from fedkeep.data import Ragged, read_table, read_word_vectors
 from fedkeep.data.disk import checksums
 from fedkeep.data.ids import as_id, group_rows
-from fedkeep.data.readers.idx import read_idx
+from fedkeep.data.readers.image_files import read_idx
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import parse_config, parse_overrides
 from tests.fuzz import strategies as hostile

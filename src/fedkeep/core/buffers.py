@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.draws import position
 from fedkeep.core.errors import MethodError, SplitError
 from fedkeep.core.remembered import EVERY_MODULES, Remembered
+from fedkeep.core.seeds import position
 
 
 class Place(NamedTuple):

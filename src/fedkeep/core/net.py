@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module  # what functional_call itself uses
 
-from fedkeep.core.apart import without_added
 from fedkeep.core.buffers import Place, Still, buffers_of, is_batched, with_attributes, with_buffers, written
 from fedkeep.core.errors import MethodError
-from fedkeep.core.mapped import AsAlone
+from fedkeep.core.modes import AsAlone
 from fedkeep.core.params import Batch, Params, clone, is_state
 from fedkeep.core.remembered import Remembered
 from fedkeep.core.takes import Takes
@@ -372,3 +372,30 @@ def gather(table: Tensor, index: Tensor) -> Tensor:
     """Return the rows ``table[index]``, shape (len(index), *shape), with a cheap dense gradient."""
     flat = nn.functional.embedding(index, table.reshape(table.shape[0], -1))
     return flat.reshape(index.shape[0], *table.shape[1:])
+
+
+ADDED = "_added_by_method"
+"""The attribute of a model that names what was added; plain, so that copies and pickles have it too."""
+
+
+def added_to(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the direct parts and parameters that a method has added to a model."""
+    names: tuple[str, ...] = getattr(module, ADDED, ())
+    return names
+
+
+def mark_added(module: nn.Module, names: Sequence[str]) -> None:
+    """Note names of direct parts and parameters that a method has added."""
+    setattr(module, ADDED, (*added_to(module), *names))
+
+
+@contextmanager
+def without_added(module: nn.Module) -> Iterator[None]:
+    """Take what was added out of a module for a while; afterwards it is back in its place, behind the model's own."""
+    places: tuple[dict[str, Any], ...] = (module._modules, module._parameters)
+    taken = [(place, n, place.pop(n)) for n in added_to(module) for place in places if n in place]
+    try:
+        yield
+    finally:
+        for place, name, value in taken:
+            place[name] = value

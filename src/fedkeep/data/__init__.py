@@ -2,7 +2,6 @@
 
 from fedkeep.data.consent import add_censored, opt_out
 from fedkeep.data.federated import SPLITS, FederatedData, Ragged, RangeIds
-from fedkeep.data.hashing import HashedWords
 from fedkeep.data.ids import SomeIds
 from fedkeep.data.images import ImageSet
 from fedkeep.data.partition import PARTITIONS, by_size, class_counts, dirichlet, majority, shards
@@ -18,8 +17,14 @@ from fedkeep.data.readers import (
 from fedkeep.data.splits import hold_out
 from fedkeep.data.statistics import TextStatistics, text_statistics
 from fedkeep.data.synthetic import many_user_text, toy, user_bias_regression
-from fedkeep.data.text import CharVocabulary, TokenVocabulary, WordVocabulary, vocabulary_from
-from fedkeep.data.tokens import next_tokens
+from fedkeep.data.text import (
+    CharVocabulary,
+    HashedWords,
+    TokenVocabulary,
+    WordVocabulary,
+    next_tokens,
+    vocabulary_from,
+)
 from fedkeep.data.vectors import WordVectors, read_word_vectors
 
 __all__ = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +12,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.files import write_whole
 from fedkeep.data.columns import Ragged, check_max_length, offsets_of
-from fedkeep.data.hashing import HashedWords
+from fedkeep.tasks.tokens import IGNORED
 
 PAD, UNKNOWN = 0, 1
 SPECIAL = 2
@@ -250,3 +252,71 @@ def vocabulary_from(entry: Mapping[str, Any]) -> CharVocabulary | WordVocabulary
             f"{entry.get('kind')!r}."
         )
     return kinds[entry["kind"]].from_dict(entry)
+
+
+_WORD = re.compile(r"[^\W\d_]+|\d+|[^\s\w]|_")
+
+
+class HashedWords:
+    """Ids of lower-cased words, numbers and signs: 1 + CRC-32 modulo (size − 1); 0 is padding.
+
+    Args:
+        size: number of ids, padding included. Words that share an id cannot be told apart.
+    """
+
+    kind = "hashed_words"
+
+    def __init__(self, size: int = 16384) -> None:
+        if size < 2:
+            raise DataError(
+                "Hashed words need a size of at least 2 (padding and one id); got {got}.", got=size
+            )
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+        """Return the ids of many texts as one ragged column, each cut at ``max_length`` words."""
+        check_max_length(max_length)
+        words = [_WORD.findall(text.lower())[:max_length] for text in texts]
+        offsets = offsets_of(np.fromiter(map(len, words), np.int64, len(words)))
+        place = {word: self._place(word) for word in {word for text in words for word in text}}
+        kind = np.uint16 if self.size <= 1 << 16 else np.int32
+        ids = (place[word] for text in words for word in text)
+        return Ragged(np.fromiter(ids, kind, int(offsets[-1])), offsets)
+
+    def _place(self, word: str) -> int:
+        return 1 + zlib.crc32(word.encode("utf-8", "surrogatepass")) % (self.size - 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the description that ``meta["vocabulary"]`` keeps."""
+        return {"kind": self.kind, "size": self.size}
+
+
+def next_tokens(input_ids: ArrayLike, attention_mask: ArrayLike | None = None) -> NDArray[np.int64]:
+    """Return for each token the one that follows, int64 (examples, tokens): the labels of the task ``"next_token"``.
+
+    Args:
+        input_ids: (examples, tokens), padded to one length.
+        attention_mask: (examples, tokens), 0 where padded; None: nowhere.
+
+    Returns:
+        −100 where nothing follows; such places count neither in the loss nor in a metric.
+
+    Raises:
+        DataError: the shapes are others.
+    """
+    ids = np.asarray(input_ids)
+    mask: NDArray[Any] = np.ones(ids.shape) if attention_mask is None else np.asarray(attention_mask)
+    if ids.ndim != 2 or ids.dtype.kind not in "iu" or mask.shape != ids.shape:
+        raise DataError(
+            "Wanted input_ids as integers (examples, tokens) and a mask of that shape; got {got} {shape} "
+            "and {shape_2}.",
+            got=ids.dtype,
+            shape=ids.shape,
+            shape_2=mask.shape,
+        )
+    label = np.full(ids.shape, IGNORED, np.int64)
+    label[:, :-1] = np.where(mask[:, :-1] * mask[:, 1:] > 0, ids[:, 1:], IGNORED)
+    return label

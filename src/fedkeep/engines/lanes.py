@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.draws import without_draws
 from fedkeep.core.errors import NonFiniteError
-from fedkeep.core.gradients import gradients
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Batch, Params
+from fedkeep.core.params import Batch, Params, gradients
+from fedkeep.core.seeds import without_draws
 from fedkeep.engines.batches import Stream, float_type, load_batch, steps_per_pass, usable
 from fedkeep.engines.dropout import InOrder
 from fedkeep.engines.opt_out import Hidden, hidden, reads_hidden, trains_federated, veiled

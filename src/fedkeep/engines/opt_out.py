@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.draws import forked
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, clone, is_state
+from fedkeep.core.seeds import forked
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
 from fedkeep.engines.tables.local_rows import Examples, LocalTable
 from fedkeep.methods import Client, Phase

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.buffers import Place
-from fedkeep.core.dispatch import EagerMode
-from fedkeep.core.draws import forked, without_draws
 from fedkeep.core.errors import FedkeepError
+from fedkeep.core.modes import EagerMode
 from fedkeep.core.net import Net, logits_of, on_cpu, tensors_of
 from fedkeep.core.params import SERVER, Batch, Params, clone, is_state, prefixed, tensors_in
+from fedkeep.core.seeds import forked, without_draws
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.job import first_kept

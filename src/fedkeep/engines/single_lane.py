@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.draws import forked, seed_all
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, nonfinite, to
-from fedkeep.core.seeds import stream
+from fedkeep.core.seeds import forked, seed_all, stream
 from fedkeep.engines.batches import Loaded, Stream, batches, float_type, gathered, steps_per_pass, usable
 from fedkeep.engines.lanes import Lanes, LocalResult, Pass, Step, Watch, slopes
 from fedkeep.engines.rehearsal import rehearse

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.draws import without_draws
 from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.params import CLIENT, Params, clone, is_state, nbytes, prefixed, to
+from fedkeep.core.seeds import without_draws
 from fedkeep.data.columns import offsets_of
 from fedkeep.engines.batches import batch_bytes, float_type, load_batch
 from fedkeep.engines.centralised import WithClient

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.apart import mark_added
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import MethodError, did_you_mean
-from fedkeep.core.net import Net, every_tensor
+from fedkeep.core.net import Net, every_tensor, mark_added
 from fedkeep.core.params import Batch, Params
 from fedkeep.core.seeds import stream
 from fedkeep.methods.terms import Around
@@ -174,7 +173,7 @@ def one_hot(label: Tensor, counts: Tensor) -> Tensor:
 
 
 def extended(module: nn.Module, added: Mapping[str, nn.Module | nn.Parameter], copied: str = "") -> nn.Module:
-    """Return a copy of a model with further parts, which its own ``forward`` does not meet; see ``core.apart``.
+    """Return a copy of a model with further parts, which its own ``forward`` does not meet; see ``core.net``.
 
     Args:
         module: the model.

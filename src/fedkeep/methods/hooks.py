@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fedkeep.core.draws import without_draws
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.params import Params, State, misfit, nonfinite
+from fedkeep.core.seeds import without_draws
 from fedkeep.split.halves import Frozen
 
 T = TypeVar("T")

@@ -22,10 +22,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.gradients import gradients
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
-from fedkeep.core.params import Batch, Params
+from fedkeep.core.params import Batch, Params, gradients
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.checks import check_choice, check_least, check_positive
 from fedkeep.methods.client import Client

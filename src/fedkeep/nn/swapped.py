@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fedkeep.core.dispatch import EagerMode
+from fedkeep.core.modes import EagerMode
 from fedkeep.kernels.native import CHUNK, chunks, forward_mode, lanes
 from fedkeep.nn import convolution, linear, native, pure
 from fedkeep.nn.operation import functorch_active, one_by_one, traced

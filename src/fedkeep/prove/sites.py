@@ -43,7 +43,7 @@ SITES: dict[tuple[str, str], Site] = {
     ("fedkeep.core.params", "nonfinite"): Site("whether training broke down", "status"),
     ("fedkeep.kernels.values", "is_finite"): Site("whether training broke down", "status"),
     (f"{_ENGINES}.client_step", "_nonfinite"): Site("whether a hook broke down", "status"),
-    ("fedkeep.core.draws", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
+    ("fedkeep.core.seeds", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
     (f"{_ENGINES}.client_step", "nowhere_else"): Site("which tensors share memory; no value is read"),
     (f"{_ENGINES}.rehearsal", "_place"): Site("where tensors are; no value is read"),
     (f"{_ENGINES}.rehearsal", "_as_it_was"): Site("chance goes on afterwards where it was"),

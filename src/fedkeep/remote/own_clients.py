@@ -17,7 +17,7 @@ from fedkeep.core.errors import ConfigError, DataError, did_you_mean
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.ids import as_id, group_rows
 from fedkeep.data.preparation import Encoding, Labels, Raw, Ready, Source
-from fedkeep.data.preparation.columns import Where
+from fedkeep.data.preparation.contract import Where
 from fedkeep.experiments.sources import ConfiguredSource
 
 MOST_UNFIT = 10

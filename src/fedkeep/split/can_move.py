@@ -7,10 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedkeep.core.draws import forked, seed_all
-from fedkeep.core.gradients import gradients
 from fedkeep.core.net import Net
-from fedkeep.core.params import Batch, Params, clone, weighted_mean
+from fedkeep.core.params import Batch, Params, clone, gradients, weighted_mean
+from fedkeep.core.seeds import forked, seed_all
 from fedkeep.split.halves import Halves
 from fedkeep.split.holding import Held
 from fedkeep.split.joint import LocalLoss

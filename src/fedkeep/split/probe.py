@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkeep.core.draws import forked, seed_all
 from fedkeep.core.errors import SplitError
 from fedkeep.core.params import Batch, Params, clone
-from fedkeep.core.seeds import generator
+from fedkeep.core.seeds import forked, generator, seed_all
 from fedkeep.split.halves import Halves, frozen_changed
 from fedkeep.split.holding import Held
 from fedkeep.split.joint import Joint

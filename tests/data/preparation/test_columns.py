@@ -28,7 +28,7 @@ from fedkeep.data.preparation import (
     Texts,
     Times,
 )
-from fedkeep.data.preparation.columns import Code, ColumnSummary
+from fedkeep.data.preparation.contract import Code, ColumnSummary
 from fedkeep.data.preparation.features import FeatureCode, exact_sums
 from fedkeep.data.preparation.labels import LabelError
 

@@ -13,8 +13,7 @@ import numpy as np
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData
 from fedkeep.data.columns import Ragged
-from fedkeep.data.hashing import HashedWords
-from fedkeep.data.text import CharVocabulary
+from fedkeep.data.text import CharVocabulary, HashedWords
 from fedkeep.metrics.auc import auc
 from fedkeep.metrics.worth.intervals import users_like_these
 from fedkeep.report.tables import Table, to_markdown

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.data.hashing import HashedWords
 from fedkeep.data.preparation import Labels, Plain, Raw, Texts, encoded_alone
 from fedkeep.data.readers.files import json_lines, lines, sha256
 from fedkeep.data.splits import SPLITS
-from fedkeep.data.text import CharVocabulary
+from fedkeep.data.text import CharVocabulary, HashedWords
 
 FIELDS: dict[str, type] = {
     "user": int,

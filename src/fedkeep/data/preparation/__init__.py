@@ -6,7 +6,7 @@ It stands inside the room of data, as readers make their data by the same path, 
        └──────────────────────encoded(encoding)──▶ FederatedData ◀──────────────────────────────┘
 """
 
-from fedkeep.data.preparation.columns import Code, ColumnSummary, RawColumn
+from fedkeep.data.preparation.contract import Code, ColumnSummary, RawColumn
 from fedkeep.data.preparation.encoding import Encoding
 from fedkeep.data.preparation.features import Features
 from fedkeep.data.preparation.labels import Labels

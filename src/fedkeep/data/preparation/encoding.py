@@ -16,7 +16,7 @@ from fedkeep.core.errors import DataError, did_you_mean, first_line
 from fedkeep.core.params import Batch
 from fedkeep.data.columns import Ragged
 from fedkeep.data.federated import FederatedData
-from fedkeep.data.preparation.columns import Code, RawColumn, Where, difference
+from fedkeep.data.preparation.contract import Code, RawColumn, Where, difference
 from fedkeep.data.preparation.features import FeatureCode, Features
 from fedkeep.data.preparation.labels import LabelCode, Labels
 from fedkeep.data.preparation.numbers import (

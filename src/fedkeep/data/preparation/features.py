@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.preparation.columns import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
 
 UNIT = 172

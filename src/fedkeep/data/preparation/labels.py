@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean, shown
 from fedkeep.data.checks import check_close
-from fedkeep.data.preparation.columns import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.tasks import BINARY, MULTICLASS
 

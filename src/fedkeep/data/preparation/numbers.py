@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Column, Ragged
-from fedkeep.data.preparation.columns import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
 
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkeep.core.errors import DataError
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import group_rows
-from fedkeep.data.preparation.columns import Counted, RawColumn, Where
+from fedkeep.data.preparation.contract import Counted, RawColumn, Where
 from fedkeep.data.preparation.encoding import Encoding
 from fedkeep.data.preparation.labels import LabelError, Labels
 from fedkeep.data.preparation.numbers import Plain, plain_summary

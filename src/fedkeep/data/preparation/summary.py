@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.preparation.columns import STRICT, ColumnSummary, difference
+from fedkeep.data.preparation.contract import STRICT, ColumnSummary, difference
 from fedkeep.data.preparation.features import FeatureSummary
 from fedkeep.data.preparation.labels import LabelSummary
 from fedkeep.data.preparation.numbers import KeySummary, PlainSummary, TimeSummary

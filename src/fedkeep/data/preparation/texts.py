@@ -12,10 +12,16 @@ import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged
-from fedkeep.data.hashing import HashedWords
-from fedkeep.data.preparation.columns import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
-from fedkeep.data.text import CharVocabulary, TokenVocabulary, Vocabulary, WordVocabulary, vocabulary_from
+from fedkeep.data.text import (
+    CharVocabulary,
+    HashedWords,
+    TokenVocabulary,
+    Vocabulary,
+    WordVocabulary,
+    vocabulary_from,
+)
 
 Tokens = Literal["char", "word", "token", "hashed_words"]
 AnyVocabulary = CharVocabulary | WordVocabulary | HashedWords

@@ -6,7 +6,7 @@ Each names the file and the line of whatever is wrong.
 
 from fedkeep.data.readers.cifar import cifar10, cifar100
 from fedkeep.data.readers.huggingface import huggingface, raw_huggingface
-from fedkeep.data.readers.idx import fashion_mnist
+from fedkeep.data.readers.image_files import fashion_mnist, npz_images
 from fedkeep.data.readers.insteval import insteval, raw_insteval
 from fedkeep.data.readers.movielens import (
     movielens,
@@ -15,8 +15,7 @@ from fedkeep.data.readers.movielens import (
     raw_movielens,
     raw_movielens_100k,
 )
-from fedkeep.data.readers.npz import npz_images
-from fedkeep.data.readers.reviews import raw_review_files, review_files
+from fedkeep.data.readers.review_files import raw_review_files, review_files
 from fedkeep.data.readers.shakespeare import shakespeare
 from fedkeep.data.readers.tables import raw_table, read_table
 

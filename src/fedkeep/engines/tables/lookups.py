@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedkeep.core.draws import forked
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Batch, Params, clone, is_state, tensors_in, to
+from fedkeep.core.seeds import forked
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.job import first_global, first_kept, train_rows

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fedkeep.core.mapped import ALONE
+from fedkeep.core.modes import ALONE
 
 
 class Noise(TorchFunctionMode):

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry
 
-from fedkeep.core.dispatch import EagerMode
 from fedkeep.core.errors import MethodError
+from fedkeep.core.modes import EagerMode
 from fedkeep.core.params import nbytes, prefixed, tensors_in
 from fedkeep.data import Ragged
 from fedkeep.engines.job import Job, Work, defaults, first_global

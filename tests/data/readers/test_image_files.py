@@ -1,4 +1,4 @@
-"""Fashion-MNIST's files, generated small; every fault is named with its file."""
+"""Images in IDX and npz files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import gzip
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.readers import fashion_mnist
-from fedkeep.data.readers.idx import read_idx
+from fedkeep.data.readers import fashion_mnist, npz_images
+from fedkeep.data.readers.image_files import read_idx
 
 DRAWN = np.random.default_rng(0)
 IMAGES = {
@@ -161,3 +162,76 @@ def test_a_header_that_asks_for_terabytes(tmp_path: Path) -> None:
         f"{path}: the header promises 3,367,254,359,280 bytes; a gzip file of this length holds at most {most:,}. Fetch "
         f"it again."
     )
+
+
+PIXELS = np.arange(4 * 2 * 3 * 3, dtype=np.uint8).reshape(4, 2, 3, 3)
+CLASSES = np.asarray([2, 0, 1, 2], dtype=np.uint8)
+
+
+def written(path: Path, **arrays: Any) -> Path:
+    np.savez(path / "signs.npz", **arrays)
+    return path / "signs.npz"
+
+
+def test_colour_images_are_turned_to_planes(tmp_path: Path) -> None:
+    file = written(tmp_path, images=PIXELS, fine=CLASSES, names=np.asarray(["a", "b", "c"]))
+    found = npz_images(file, label="fine", names="names", train=3)
+    assert found.images.shape == (4, 3, 2, 3)
+    assert found.images[1, 2, 1, 0] == PIXELS[1, 1, 0, 2]
+    assert found.labels.tolist() == [2, 0, 1, 2]
+    assert (found.train, found.name, found.label_names) == (3, "signs", ("a", "b", "c"))
+    assert set(found.source) == {"signs.npz"}
+    assert len(found.source["signs.npz"]) == 64
+
+
+def test_grey_images_and_classes_without_names(tmp_path: Path) -> None:
+    found = npz_images(written(tmp_path, images=PIXELS[..., 0], label=CLASSES))
+    assert found.images.shape == (4, 1, 2, 3)
+    assert found.label_names == ("class 0", "class 1", "class 2")
+    assert found.train == 4
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "fault"),
+    [
+        (
+            {"images": PIXELS.astype(float), "label": CLASSES},
+            {},
+            "wanted 'images' as uint8 (n, height, width, 1 or 3 channels); got float64",
+        ),
+        ({"images": PIXELS[..., :2], "label": CLASSES}, {}, "got uint8, shape (4, 2, 3, 2)."),
+        (
+            {"images": PIXELS, "label": CLASSES[:2]},
+            {},
+            "wanted 'label' with a whole number for each of 4 images, at least one; got uint8, shape (2,).",
+        ),
+        ({"images": PIXELS, "label": CLASSES.astype(float)}, {}, "got float64, shape (4,)."),
+        ({"images": PIXELS}, {}, "wanted the arrays 'images' and 'label'; 'label' is not among ['images']."),
+        (
+            {"images": PIXELS, "label": CLASSES, "n": np.asarray(["a"])},
+            {"names": "n"},
+            "wanted labels 0 to 0; got 2 at image 0 and 2 more out of range",
+        ),
+        (
+            {"images": PIXELS, "label": CLASSES, "n": np.arange(3)},
+            {"names": "n"},
+            "wanted 'n' with a text for each class; got int64.",
+        ),
+        (
+            {"images": PIXELS, "label": CLASSES},
+            {"train": 5},
+            "Wanted 1 to 4 training images, the number of all; got 5.",
+        ),
+        ({"images": PIXELS, "label": CLASSES.astype(np.int64) - 1}, {}, "out of range"),
+    ],
+)
+def test_what_is_refused(arrays: dict[str, Any], options: dict[str, Any], fault: str, tmp_path: Path) -> None:
+    file = written(tmp_path, **arrays)
+    with pytest.raises(DataError) as error:
+        npz_images(file, **options)
+    assert fault in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="which does not exist"):
+        npz_images(tmp_path / "none.npz")

@@ -1,0 +1,104 @@
+"""Modes that see torch's operations: one without the compiler, and one that lets vmap answer as a model alone would.
+
+Tensors that ``torch.func.vmap`` maps over say that they need no gradient: autograd works below it. A model that asks,
+e.g. to penalise what is trained, would compute another loss.
+
+Where a table and its ids are both mapped over, torch looks ids up in all tables at once, one below the other. It
+moves the ids to where their table lies, but not ``padding_idx``: of all rows of padding it spares that of one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class EagerMode(TorchDispatchMode):
+    """A ``TorchDispatchMode`` for eager code alone.
+
+    Torch keeps its compiler out of a mode by loading it, which takes seconds and 130 MB in every process.
+    """
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)  # type: ignore[no-untyped-call]
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+LOOKS_UP: dict[Callable[..., Any], tuple[str, ...]] = {
+    F.embedding: ("input", "weight", "padding_idx"),
+    torch.embedding: ("weight", "indices", "padding_idx"),
+}
+"""Functions that look vectors up, and their first arguments."""
+
+
+def looked_up(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return what one of ``LOOKS_UP`` returns, with vectors of padding that have no gradient."""
+    out: Tensor = func(*args, **kwargs)
+    how = dict(zip(LOOKS_UP[func], args, strict=False)) | dict(kwargs)
+    padding = how.get("padding_idx")
+    if padding is not None and padding < 0:  # from behind; torch.embedding means by it that there is none
+        padding = padding + len(how["weight"]) if func is F.embedding else None
+    if padding is None:
+        return out
+    ids: Tensor = how["input" if func is F.embedding else "indices"]
+    return torch.where((ids == padding).unsqueeze(-1), out.detach(), out)
+
+
+def _requires_grad(_: object, args: Sequence[Any], __: object) -> bool:
+    """Tell whether a tensor requires a gradient, at any level of torch.func or below all of them."""
+    value: Tensor = args[0]
+    while is_functorch_wrapped_tensor(value):
+        if value.requires_grad:
+            return True
+        value = get_unwrapped(value)
+    return value.requires_grad
+
+
+def _is_leaf(_: object, args: Sequence[Any], __: object) -> bool:
+    """Tell whether a tensor is a leaf of autograd's graph, at every level of torch.func and below all of them."""
+    value: Tensor = args[0]
+    while is_functorch_wrapped_tensor(value):
+        if not value.is_leaf:
+            return False
+        value = get_unwrapped(value)
+    return value.is_leaf
+
+
+ALONE: dict[Callable[..., Any], Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]] = {
+    **dict.fromkeys(LOOKS_UP, looked_up),
+    Tensor.requires_grad.__get__: _requires_grad,  # type: ignore[attr-defined]
+    Tensor.is_leaf.__get__: _is_leaf,  # type: ignore[attr-defined]
+}
+"""What vmap answers otherwise, and what computes it as alone; one dict, as every operation is looked for in it."""
+
+
+class AsAlone(TorchFunctionMode):
+    """While it is active, a model under ``torch.func.vmap`` is told what it is told alone.
+
+    No row of padding has a gradient, and tensors say whether they require one.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Replace lookups and questions, and call everything else."""
+        if (alone := ALONE.get(func)) is not None:
+            return alone(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
