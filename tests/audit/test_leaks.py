@@ -11,9 +11,9 @@ from torch import nn
 from fedkeep import Method, methods
 from fedkeep.audit import AuditReport, audit
 from fedkeep.core.params import Params
-from fedkeep.engines import client_step
+from fedkeep.engines import Answer, client_step
 from fedkeep.engines.lanes import Pass
-from fedkeep.remote import node
+from fedkeep.remote import node, serving
 from fedkeep.split import Split, Upload
 from tests.audit import leaks
 from tests.audit.leaks import LOCAL, Body, Keeps, Own, furl, of_term
@@ -249,3 +249,23 @@ def test_numbers_of_opted_out_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     report = audit(Own(), furl(), OUT, rounds=1)
     assert found(report, "weight", "the number of opted-out examples", "")
     assert found(report, "counts/train", "the number of opted-out examples", "")
+
+
+def test_what_a_client_adapts_to_in_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapted = serving._adapted
+
+    def told(work: Any, orders: Any, device: Any, *given: Any) -> dict[str, Answer]:
+        found = adapted(work, orders, device, *given)
+        for one in orders:
+            if one.adapt:
+                place = device.job.data.index(one.order.client)
+                own = device._versions["adapted"][0].read([place]) if "adapted" in device._versions else {}
+                loss = float(sum(v.double().sum() for v in own.values()))
+                found[one.order.client] = Answer(client=one.order.client, loss=loss)
+        return found
+
+    sources = ("what a client keeps that adapts", "the examples of a client that adapts")
+    assert set(sources) <= set(audit(Own(), furl(), DATA).sources)
+    monkeypatch.setattr(serving, "_adapted", told)
+    report = audit(Own(), furl(), classes(counts=(5,), kind="f4"))
+    assert {f.source for f in report.leaks if f.leaves == "loss"} >= set(sources)

@@ -56,7 +56,7 @@ def test_the_server_app_hands_on_all_that_its_settings_say(tmp_path, monkeypatch
         ("limit", 1 << 31, "at most 2.14748e+09; got 2147483648"),
         ("clients", "six", "a whole number; got 'six'"),
         ("clients", -3, "at least 0; got -3"),
-        ("clients", True, "a whole number; got True"),
+        ("clients", True, "a whole number; got true"),
         ("keep-rounds", -1, "at least 0; got -1"),
         ("keep-rounds", 1.5, "a whole number; got 1.5"),
         ("only", "judging", "'', 'judge' or 'adapt'; got 'judging'"),

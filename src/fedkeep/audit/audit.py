@@ -13,7 +13,7 @@ from torch import nn
 
 from fedkeep.audit.bench import Bench, unmasked
 from fedkeep.audit.canaries import small
-from fedkeep.audit.examples import look_at_examples, look_at_memory, look_at_opt_out
+from fedkeep.audit.examples import look_at_adapting, look_at_examples, look_at_memory, look_at_opt_out
 from fedkeep.audit.findings import KINDS, PROTOCOL, Allowed
 from fedkeep.audit.kept import look_at_clipping, look_at_kept
 from fedkeep.audit.looking import Looking
@@ -75,6 +75,7 @@ def audit(
         look_at_examples,
         look_at_bytes,
         look_at_opt_out,
+        look_at_adapting,
         look_at_memory,
     ):
         look(made)

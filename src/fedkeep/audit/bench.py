@@ -396,6 +396,12 @@ def unjudged(work: Packet, client: str = "") -> Packet:
     return Packet({**work.header, "orders": orders}, work.tensors)
 
 
+def adapting(work: Packet) -> Packet:
+    """Return a message that asks its clients to adapt alone."""
+    orders = [{**o, "judge": [], "train": False, "adapt": True} for o in work.header["orders"]]
+    return Packet({**work.header, "orders": orders}, work.tensors)
+
+
 def changed(one: Mapping[Item, Tensor], other: Mapping[Item, Tensor]) -> list[Item]:
     """Return what differs in any bit, or is in one of them alone."""
     return [k for k in {**one, **other} if k not in one or k not in other or not same(one[k], other[k])]

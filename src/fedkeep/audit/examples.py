@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from fedkeep.audit import server as on_server
-from fedkeep.audit.bench import FIRST, Item, Items, changed, items, on_common_rows, unjudged
+from fedkeep.audit.bench import FIRST, Item, Items, adapting, changed, items, on_common_rows, unjudged
 from fedkeep.audit.canaries import floats_of, kept_rows, opted_out, replaced, single, with_opt_out
 from fedkeep.audit.findings import Finding
 from fedkeep.audit.images import DRAWS
@@ -124,6 +125,34 @@ def look_at_opt_out(audit: Looking) -> None:
                 how = "running statistics" if item.name in audit.buffers else ""
                 audit.note(item.label, label, how, of_client=False)
         _begun(audit, data, other, label)
+
+
+def look_at_adapting(audit: Looking) -> None:
+    """See that an order to adapt is answered alike, whatever the client keeps, and whatever its examples are."""
+    method, step = audit.bench.method, audit.steps[-1]
+    if not method.adapt.phases:
+        return
+    one_step = method.adapting(phases=tuple(p.but(steps=1, early_stopping=None) for p in method.adapt.phases))
+    work = adapting(step.work)
+    first, last = (audit.data.split_rows(part, [0]) for part in ("train", "valid"))
+    others: dict[str, dict[str, Any]] = {
+        "what a client keeps that adapts": {
+            "fixed": audit.planted(step, audit.client, step.kept[audit.client])
+        },
+        "the examples of a client that adapts": {
+            "data": replaced(audit.data, np.concatenate([first, last]), 1)
+        },
+    }
+    try:
+        before = audit.bench.once(work, step.kept, method=one_step)
+        for label, change in others.items():
+            audit.looked[label] = None
+            asked = {"fixed": step.kept, "method": one_step, **change}
+            after = audit.bench.once(work, asked.pop("fixed"), **asked)
+            for item in changed(before, after):
+                audit.note(item.label, label, of_client=False)
+    except MethodError as error:
+        audit.notes[f"Adapting was NOT looked at: {error}"] = None
 
 
 def _begun(audit: Looking, data: FederatedData, other: FederatedData, label: str) -> None:
