@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -149,9 +150,7 @@ def killed_run(engine: str, out: str) -> None:
     """Run or go on; for the kills, in a process of its own."""
     torch.set_num_threads(1)
     made = config("pooled" if engine == "pooled" else "private", rounds=ROUNDS)
-    made = made.model_copy(
-        update={"run": made.run.model_copy(update={"engine": engine}), "personalization": None}
-    )
+    made = made.model_copy(update={"run": replace(made.run, engine=engine), "personalization": None})
     with short_log(), patch("fedkeep.experiments.run_directory.new_run_id", lambda: "0" * 32):
         resume = (Path(out) / "run.json").exists()
         run_config(

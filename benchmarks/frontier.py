@@ -168,7 +168,7 @@ def measured(cell: Cell, data: FederatedData, folder: Path | None) -> dict[str, 
     torch.manual_seed(cell.seed)
     privacy = protection(cell, len(data))
     settings = {
-        **config.run.model_dump(),
+        **vars(config.run),
         "evaluate_every": 0,
         "evaluate_shared": False,
         "evaluate_adapted": False,

@@ -81,7 +81,7 @@ def test_a_file_that_is_no_text(refused: Refused) -> None:
         ("users = 6", "user = 6", "data.user: unknown key. Did you mean 'users'? Known here: "),
         ("cohort = 3", 'cohort = "3"', "toy.toml:\n  run.cohort: wanted a whole number; got '3'."),
         ("cohort = 3", "cohort = true", "toy.toml:\n  run.cohort: wanted a whole number; got true."),
-        ("cohort = 3", "cohort = 0", "toy.toml:\n  run.cohort: wanted at least 1; got 0."),
+        ("cohort = 3", "cohort = 0", "toy.toml:\n  run.cohort must be at least 1; got 0."),
         ("users = 6", "users = 2.5", "data.users: wanted a whole number; got 2.5."),
         (
             'kind = "furl"',
@@ -91,8 +91,8 @@ def test_a_file_that_is_no_text(refused: Refused) -> None:
         ('reader = "toy"', 'reader = "toys"', "data.reader: there is no reader 'toys'; there are "),
         ('kind = "linear"', 'kind = "liner"', "model.kind: there is no model 'liner'; there are "),
         ('kind = "furl"', 'kind = "fulr"', "method.kind: there is no method 'fulr'; there are "),
-        ("rounds = 4", "rounds = 4\nepochs = 2", "toy.toml:\n  run: give either rounds or epochs."),
-        ("rounds = 4", "", "toy.toml:\n  run: give either rounds or epochs."),
+        ("rounds = 4", "rounds = 4\nepochs = 2", "toy.toml:\n  run: Give either rounds or epochs."),
+        ("rounds = 4", "", "toy.toml:\n  run: Give either rounds or epochs."),
         ("rounds = 4", 'rounds = 4\nengine = "poled"', "Unknown engine 'poled'; the engines are "),
         ("rounds = 4", 'rounds = 4\ndevice = "warp"', "The device 'warp' cannot be used: "),
         (

@@ -94,7 +94,7 @@ def test_one_worker_is_what_every_engine_has(fedkeep: Command, engine: str) -> N
             ["--workers", 2, "--set", "run.engine=pooled"],
             "workers=2 is for engine='workers' or 'auto'; the engine is",
         ),
-        (["--set", "run.workers=0"], "run.workers: wanted at least 1; got 0."),
+        (["--set", "run.workers=0"], "run.workers must be at least 1; got 0."),
         (["--set", "run.workers=two"], "run.workers: wanted a whole number; got 'two'."),
         (["--workers", 0], "0 is not in the range x>=1"),
     ],

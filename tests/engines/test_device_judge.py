@@ -18,6 +18,7 @@ from fedkeep.engines.faults import Faults
 from fedkeep.engines.tally import Leaves
 from fedkeep.experiments.drive import Drive, Plan
 from fedkeep.experiments.personalize import adapt_client, first_examples
+from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.tasks.results import Model
 from tests.tiny import Logits, classes, job, same_bits, users
 
@@ -308,6 +309,7 @@ def test_a_run_needs_no_more_than_a_roster_and_a_device(leaves: Leaves) -> None:
     plan = Plan(
         name="far",
         method=FURL,
+        settings=RunSettings(rounds=3, evaluate_shared=True),
         rounds=3,
         sampler=Sampler(6, 3, "shuffled", 0),
         roster=ids,
@@ -315,7 +317,6 @@ def test_a_run_needs_no_more_than_a_roster_and_a_device(leaves: Leaves) -> None:
         tasks=tuple(tasks_of(DATA)),
         every=1,
         faults=Faults(),
-        evaluate_shared=True,
         progress=False,
     )
     server = first_global(FURL, work.net, DATA).but(clients=Names(ids))

@@ -36,7 +36,7 @@ ENGINES = [
 def hooks_may_be_made_on_the_spot(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are of what hooks do; that a method refuses nested functions is shown in tests/core."""
     monkeypatch.setattr("fedkeep.methods.base.describe", lambda *_: None)
-    monkeypatch.setattr("fedkeep.experiments.simulate.describe", lambda *_: None)
+    monkeypatch.setattr("fedkeep.experiments.conductor.describe", lambda *_: None)
 
 
 def one(net: Net) -> dict[str, Tensor]:

@@ -58,13 +58,13 @@ def test_further_keys_are_options() -> None:
 
 
 def test_all_faults_are_named_at_once() -> None:
-    text = MINIMAL.replace("rounds = 3", "rounds = 3\ncohort = 0\nsampling = 'none'").replace(
+    text = MINIMAL.replace("rounds = 3", "rounds = 3\ncohort = 0.5\nsampling = 'none'").replace(
         "[model]", "[modle]"
     )
     assert fault(text) == (
         "mine.toml:\n"
         "  model: missing.\n"
-        "  run.cohort: wanted at least 1; got 0.\n"
+        "  run.cohort: wanted a whole number; got 0.5.\n"
         "  run.sampling: wanted 'shuffled', 'independent' or 'poisson'; got 'none'.\n"
         "  modle: unknown key. Did you mean 'model'? Known here: name, seed, data, model, method, run, "
         "personalization, preparation, privacy, rounds, audit."
@@ -78,7 +78,7 @@ def test_all_faults_are_named_at_once() -> None:
         ("seed", "1.0", "seed: wanted a whole number; got 1.0."),
         ("name", "3", "name: wanted a text; got 3."),
         ("run", "3", "run: wanted a table; got 3."),
-        ("run.hold_out", "1.0", "run.hold_out: wanted less than 1; got 1.0."),
+        ("run.hold_out", "1.0", "run.hold_out must be a fraction in [0, 1); got 1.0."),
         (
             "method.optimizer.learning_rate",
             "nan",
@@ -106,7 +106,7 @@ def test_values_that_do_not_fit(key: str, value: str, message: str) -> None:
 
 
 def test_rounds_or_epochs() -> None:
-    assert fault(MINIMAL, {"run.epochs": "2"}) == "mine.toml:\n  run: give either rounds or epochs."
+    assert fault(MINIMAL, {"run.epochs": "2"}) == "mine.toml:\n  run: Give either rounds or epochs."
     assert parse_config(MINIMAL.replace("rounds = 3", "epochs = 2")).run.epochs == 2.0
 
 

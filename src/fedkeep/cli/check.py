@@ -36,7 +36,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     folder = data_folder(data)
     examples = build_data(found.config, folder)
     simulation = rehearse_config(found.config, examples, folder)
-    method, net, module = simulation.method, simulation.net, simulation.module
+    method, net, module = simulation.method, simulation.net, simulation.net.module
     pooled = found.config.run.engine == "pooled"
     batches = first_batches(examples, net, whose=pooled)
     start, terms = first_values(net, method, found.config.seed), losses(net, method, examples)
@@ -45,7 +45,10 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
         for loss in terms
     ]
     show_split(
-        found.config.name or found.label, method, reports[0], None if pooled else simulation.sampler.cohort
+        found.config.name or found.label,
+        method,
+        reports[0],
+        None if pooled else simulation.conductor.sampler.cohort,
     )
     if line := str(swaps_of(module)):
         say(f"Layers {line}.")

@@ -113,7 +113,7 @@ def attack(
 
     def trained(method: Method, examples: Any = data, **changes: Any) -> Run:
         settings = {
-            **config.run.model_dump(),
+            **vars(config.run),
             "evaluate_every": 0,
             "evaluate_shared": False,
             "evaluate_adapted": False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,8 @@ from fedkeep.experiments.own import imported, is_own, says_it_returns
 from fedkeep.experiments.personalization import add_curve, check_task
 from fedkeep.experiments.plugins import Offered
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.simulate import Simulation, simulate
+from fedkeep.experiments.run_settings import RunSettings
+from fedkeep.experiments.simulate import Simulation
 from fedkeep.experiments.sources import (
     build_data,
     build_source,
@@ -369,18 +371,15 @@ def run_config(
     data = data if data is not None else build_data(config, folder)
     if resume and out is not None and config.personalization is not None:
         _check_protocol(out, config.model_dump()["personalization"])
-    settings = _settings(config, data, folder) | ({} if workers is None else {"workers": workers})
-    settings |= {} if trackers is None else {"trackers": trackers}
-    if line := str(swaps_of(settings["model"])):
+    settings = config.run
+    if workers is not None:
+        settings = replace(settings, workers=workers)
+    if trackers is not None:
+        settings = replace(settings, trackers=trackers)
+    simulation = _simulation(config, data, folder, settings, text or config.to_toml())
+    if line := str(swaps_of(simulation.net.module)):
         tell(f"Layers {line}.")
-    run = simulate(
-        **settings,
-        out=out,
-        resume=resume,
-        config=config.model_dump(),
-        config_text=text or config.to_toml(),
-        progress=progress,
-    )
+    run = simulation.run(out, resume, progress)
     if config.personalization is not None:
         add_curve(run, config.personalization, progress)
     return run
@@ -392,21 +391,23 @@ def rehearse_config(config: Config, data: FederatedData, folder: Path | None = N
     Raises:
         FedkeepError: what a run would refuse.
     """
-    simulation = Simulation(**_settings(config, data, folder))
-    simulation.first()
-    return simulation
+    return _simulation(config, data, folder, config.run)
 
 
-def _settings(config: Config, data: FederatedData, folder: Path | None) -> dict[str, Any]:
-    """Return what a simulation is made of; what only comes after training is checked now, not after hours."""
+def _simulation(
+    config: Config, data: FederatedData, folder: Path | None, settings: RunSettings, text: str | None = None
+) -> Simulation:
+    """Put a run together; what only comes after training is checked now, not after hours."""
     if config.personalization is not None:
         check_task(data)
-    return {
-        "model": build_model(config, data, folder),
-        "method": build_method(config.method),
-        "data": data,
-        "privacy": config.privacy,
-        "seed": config.seed,
-        "name": config.name,
-        **config.run.model_dump(),
-    }
+    return Simulation(
+        build_model(config, data, folder),
+        build_method(config.method),
+        data,
+        settings,
+        seed=config.seed,
+        name=config.name,
+        privacy=config.privacy,
+        config=config.model_dump(),
+        config_text=text,
+    )

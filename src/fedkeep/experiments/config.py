@@ -6,9 +6,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import Optimizer
@@ -16,6 +16,7 @@ from fedkeep.data.preparation import Rules
 from fedkeep.experiments.config_tables import Names, Open, Rate, Strict, Table, made_of
 from fedkeep.experiments.losses import LossConfig
 from fedkeep.experiments.personalization import Protocol
+from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase, SecureSums
 from fedkeep.privacy import DifferentialPrivacy
@@ -105,36 +106,6 @@ class MethodConfig(Open):
     upload_noise: Rate = 0.0
 
 
-class RunConfig(Strict):
-    """How long and on what: ``rounds`` or ``epochs``, cohort, engine, workers, device, who is told (``trackers``).
-
-    ``metrics`` names what is measured beside the usual: ``balanced_accuracy``, ``macro_f1``.
-    """
-
-    rounds: int | None = Field(None, ge=0)
-    epochs: float | None = Field(None, ge=0, allow_inf_nan=False)
-    cohort: int = Field(10, ge=1)
-    sampling: Literal["shuffled", "independent", "poisson"] = "shuffled"
-    engine: str = "auto"
-    workers: int | None = Field(None, ge=1)
-    device: str = "cpu"
-    accelerate: bool = True
-    evaluate_every: int | None = Field(None, ge=0)
-    evaluate_shared: bool = False
-    evaluate_adapted: bool = False
-    hold_out: float = Field(0.0, ge=0, lt=1)
-    on_nonfinite: Literal["stop", "skip"] = "stop"
-    min_clients: int = Field(1, ge=0)
-    trackers: Names = ()
-    metrics: Names | None = None
-
-    @model_validator(mode="after")
-    def _one_length(self) -> RunConfig:
-        if (self.rounds is None) == (self.epochs is None):
-            raise ValueError("give either rounds or epochs")
-        return self
-
-
 class AuditConfig(Strict):
     """What may tell of what stays on a device; ``fedkeep.audit`` says what each entry means."""
 
@@ -144,6 +115,7 @@ class AuditConfig(Strict):
 class Config(Strict):
     """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``.
 
+    The table ``run`` makes ``RunSettings``, which says what each key means.
     The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round; the table
     ``preparation`` says how texts, labels and features become numbers, where the reader is not to decide; the table
     ``privacy`` asks for differential privacy; the table ``rounds`` is for runs across machines (the fields of
@@ -155,7 +127,7 @@ class Config(Strict):
     data: DataConfig
     model: ModelConfig
     method: MethodConfig
-    run: RunConfig
+    run: Annotated[RunSettings, Table()]
     personalization: Annotated[Protocol, Table()] | None = None
     preparation: Annotated[Rules, Table()] | None = None
     privacy: Annotated[DifferentialPrivacy, Table()] | None = None
@@ -167,13 +139,15 @@ class Config(Strict):
         """The rules of preparation."""
         return self.preparation or Rules()
 
-    @model_validator(mode="after")
-    def _cohort_of_a_budget(self) -> Config:
-        if self.privacy is not None and "cohort" not in self.run.model_fields_set:
+    @model_validator(mode="wrap")
+    @classmethod
+    def _privacy_needs_cohort(cls, content: Any, handler: ModelWrapValidatorHandler[Config]) -> Config:
+        made, run = handler(content), content.get("run") if isinstance(content, Mapping) else None
+        if made.privacy is not None and isinstance(run, Mapping) and "cohort" not in run:
             raise ValueError(
                 "privacy wants run.cohort, the expected number of clients in a round, which ε goes by"
             )
-        return self
+        return made
 
     def to_toml(self) -> str:
         """Return a file that gives this configuration again: what was set, overrides included."""

@@ -34,6 +34,7 @@ from fedkeep.engines.faults import Faults
 from fedkeep.experiments.examples import examples_of, roster_of
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.trackers import Tell
 from fedkeep.methods import Global, Method
 from fedkeep.privacy import Ledger
@@ -50,6 +51,7 @@ class Plan:
     Attributes:
         name: for the bar of progress.
         method: the method.
+        settings: what the run is asked for.
         rounds: how many.
         sampler: draws the cohorts, as places in ``roster``.
         roster: the ids of all clients.
@@ -57,19 +59,17 @@ class Plan:
         tasks: what is judged.
         meta: what the data say of themselves, for the method's note.
         every: rounds between evaluations; the last round is evaluated too. 0: never.
-        evaluate_shared: evaluate the shared part alone on ``test`` too.
-        evaluate_adapted: adapt every client where ``valid`` is best so far, and evaluate that on ``test`` too.
         faults: what rounds do about clients that break down, send something malformed, or are lost.
         pooled: training is centralised, so nothing is sent.
-        reference: the model that ``evaluate_shared`` judges: ``own`` where nothing is private.
+        reference: the model that ``settings.evaluate_shared`` judges: ``own`` where nothing is private.
         trained: (clients,) numbers of training examples; None where the server does not know them.
         declared: zeros of what clients send along, under ``server/NAME``.
-        metrics: some of ``metrics.CLASS_METRICS``, beside what is always measured.
         progress: True or False to force or forbid the bar; None: shown on a terminal.
     """
 
     name: str
     method: Method
+    settings: RunSettings
     rounds: int
     sampler: Sampler
     roster: Sequence[str]
@@ -78,13 +78,10 @@ class Plan:
     meta: Mapping[str, Any]
     every: int
     faults: Faults
-    evaluate_shared: bool = False
-    evaluate_adapted: bool = False
     pooled: bool = False
     reference: Model = "shared"
     trained: np.ndarray | None = None
     declared: Params = field(default_factory=dict)
-    metrics: Sequence[str] = ()
     progress: bool | None = None
 
 
@@ -228,7 +225,9 @@ class Drive:
         """Return the models that are judged on ``test``; the first is judged on ``valid`` too."""
         plan = self.plan
         model: Model = "shared" if plan.method.waits(sorted(self.server.trainable)) else "own"
-        return [model, plan.reference] if plan.evaluate_shared and plan.reference != model else [model]
+        return (
+            [model, plan.reference] if plan.settings.evaluate_shared and plan.reference != model else [model]
+        )
 
     def judged_now(self) -> list[Record]:
         """Judge what the server has, without a round."""
@@ -238,9 +237,9 @@ class Drive:
     def adapted_now(self) -> list[Record]:
         """Let clients adapt to what the server has, without a round; with ``evaluate_adapted`` judge them on ``test``."""
         models, round = self._models(), self.server.round
-        split: Literal["", "test"] = "test" if self.plan.evaluate_adapted else ""
+        split: Literal["", "test"] = "test" if self.plan.settings.evaluate_adapted else ""
         test = self.device.adapt(self._orders(self.server), Adaptation(beside=tuple(models), split=split))
-        metrics, epoch = self.plan.metrics, self._epoch(round)
+        metrics, epoch = self.plan.settings.metrics or (), self._epoch(round)
         lines = to_records(test, models[0], round, epoch, "test", True, metrics)
         return lines + to_records(test, "adapted", round, epoch, ADAPTED, True, metrics)
 
@@ -253,14 +252,16 @@ class Drive:
         model = models[0]
 
         def records(judged: list[Judged], model: Model, split: str, per_client: bool = False) -> list[Record]:
-            return to_records(judged, model, round, self._epoch(round), split, per_client, plan.metrics)
+            return to_records(
+                judged, model, round, self._epoch(round), split, per_client, plan.settings.metrics or ()
+            )
 
         found = self._judge(server, "valid", [model])
         valid = records(found, model, "valid")
         value = next((r.value for r in valid if r.metric == metric), float("nan"))
         known = best.get("value", float("nan"))
         improved = bool(np.isnan(known) or sign * value > sign * known)
-        adapted: list[Model] = ["adapted"] if improved and plan.evaluate_adapted else []
+        adapted: list[Model] = ["adapted"] if improved and plan.settings.evaluate_adapted else []
         if adapted:
             test = self.device.adapt(self._orders(server), Adaptation(beside=tuple(models)))
         else:
@@ -271,7 +272,7 @@ class Drive:
         lines = valid + records(test, model, "test", per_client=improved)
         if adapted:
             lines += records(test, "adapted", ADAPTED)
-        if plan.evaluate_shared:
+        if plan.settings.evaluate_shared:
             lines += records(test, models[-1], SHARED, per_client=improved)
         return lines
 
@@ -287,7 +288,7 @@ class Drive:
         elif len(models) > 1:
             valid = self._judge(server, "valid", models)
         roster = None if plan.trained is None else roster_of(plan.judged, plan.roster, plan.trained)
-        return examples_of(server.round, test, valid, roster, classes=bool(plan.metrics))
+        return examples_of(server.round, test, valid, roster, classes=bool(plan.settings.metrics))
 
 
 def headlines(records: Sequence[Record]) -> dict[str, float]:

@@ -57,10 +57,6 @@ def named_metrics(names: Sequence[str], tasks: Sequence[Task]) -> tuple[str, ...
     Raises:
         ConfigError: one is not known or named twice, or no task is of classes.
     """
-    if isinstance(names, str):
-        raise ConfigError(
-            f"metrics must be a list of names; got one, {names!r}. Put it into a list: [{names!r}]."
-        )
     for name in names:
         check_choice("metrics must be of", name, CLASS_METRICS)
     if len(set(names)) < len(names):

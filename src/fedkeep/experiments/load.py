@@ -117,5 +117,5 @@ def load_run(
         state=server.state,
         last=server,
         examples=examples,
-        metrics=config.run.metrics or (),
+        metrics=tuple(config.run.metrics or ()),
     )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData, hold_out
 from fedkeep.methods import Method
 
@@ -16,8 +13,6 @@ def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarr
 
     A client without training examples is never drawn, but judged with default private values (FURL, §4.2).
     """
-    if not 0 <= fraction < 1:
-        raise ConfigError(f"hold_out must be a fraction in [0, 1); got {fraction}.")
     return hold_out(data, fraction, seed) if fraction else (np.arange(len(data)), np.zeros(0, np.int64))
 
 
@@ -39,15 +34,3 @@ def who_trains(data: FederatedData, method: Method, clients: np.ndarray) -> np.n
     """Return those of some clients from whom cohorts are drawn: they have something to train on."""
     found: np.ndarray = clients[train_counts(data, method)[clients] > 0]
     return found
-
-
-def count_rounds(rounds: int | None, epochs: float | None, per_epoch: int) -> int:
-    """Return the number of rounds that ``rounds`` or ``epochs`` asks for."""
-    if (rounds is None) == (epochs is None):
-        raise ConfigError("Give either rounds or epochs.")
-    if epochs is not None and not 0 <= epochs < math.inf:
-        raise ConfigError(f"epochs must be a number of at least 0; got {epochs}.")
-    wanted = rounds if rounds is not None else round(float(epochs or 0) * per_epoch)
-    if wanted < 0:
-        raise ConfigError(f"rounds must be at least 0; got {wanted}.")
-    return wanted

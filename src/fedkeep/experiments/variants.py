@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +103,7 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
     later = federated and not private and bool(method.adapt.phases)
     own = private or method.predict is not method.predict_shared
     shared = federated and not later and own and method.predict_shared is not None
-    changed: dict[str, Any] = {
-        "run": config.run.model_copy(update={"evaluate_shared": shared, "evaluate_adapted": later})
-    }
+    changed: dict[str, Any] = {"run": replace(config.run, evaluate_shared=shared, evaluate_adapted=later)}
     if config.privacy is not None and not method.split.halves(module).federated(tensors_of(module)):
         changed["privacy"] = None
         note = f"{note} {name}: without [privacy], as nothing of it leaves a client.".strip()

@@ -19,6 +19,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.data.preparation import Encoding, Summary, agreeing
 from fedkeep.experiments.config import Config, parse_config, parse_overrides, parse_toml, read_text
 from fedkeep.experiments.config_tables import made_of
+from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import to_toml
 from fedkeep.remote.config import experiment
 from fedkeep.remote.policy import RoundPolicy
@@ -58,19 +59,11 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         encode=encode,
         summarise=asdict(config.rules),
         clients=rounds.clients,
-        rounds=run.rounds,
-        epochs=run.epochs,
-        cohort=run.cohort,
         seed=config.seed,
-        sampling=run.sampling,
-        evaluate_every=run.evaluate_every,
-        evaluate_shared=run.evaluate_shared,
-        evaluate_adapted=run.evaluate_adapted,
-        on_nonfinite=run.on_nonfinite,
         privacy=config.privacy,
         policy=policy,
         config=config.model_dump(mode="json"),
-        trackers=run.trackers,
+        **{one.name: getattr(run, one.name) for one in fields(RunSettings)},
     )
 
 

@@ -18,10 +18,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, LostError, RoundError, SecureSumError, UploadError
+from fedkeep.core.errors import LostError, RoundError, SecureSumError, UploadError
 from fedkeep.core.params import Params
-from fedkeep.engines import Answer, Order, Sampler
-from fedkeep.experiments.secure import check_cohorts
+from fedkeep.engines import Answer, Order
 from fedkeep.methods import Global, Method, Reduced, SecureMean, SecureSums, Sent
 from fedkeep.methods.secure import Undivided, Vectors
 from fedkeep.privacy.secure import Keys, SecureServer, Spent, WrongShareError
@@ -29,7 +28,6 @@ from fedkeep.privacy.secure.messages import Revealed
 from fedkeep.remote.exchange import Exchange
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.masking import KEYS, SEEDS, VECTOR, about
-from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.wire import Ask, ClientOrder, Step
 from fedkeep.split import Upload
 
@@ -347,22 +345,6 @@ def summing(method: Method, fleet: Fleet) -> Method:
     if not (isinstance(mean, SecureMean) and isinstance(fleet, SecureFleet)):
         return method
     return method.on_server(reduce=RemoteMean(mean, fleet))
-
-
-def check_secure(method: Method, sampler: Sampler, policy: RoundPolicy) -> None:
-    """Refuse rounds in which a method that sums securely cannot do so.
-
-    Raises:
-        ConfigError: more clients are asked than are taken, rounds overlap, or a cohort may be of one client or none.
-    """
-    if not isinstance(method.server.reduce, SecureMean):
-        return
-    if policy.over_selection > 1 or policy.mode == "buffered":
-        raise ConfigError(
-            "Secure sums take a vector of each client that has sent shares, in rounds one after another. Leave out "
-            "rounds.over_selection and rounds.mode."
-        )
-    check_cohorts(method, sampler)
 
 
 @contextmanager

@@ -6,9 +6,8 @@ The server has no data. It keeps the usual run folder, with the ledger of versio
 
 from __future__ import annotations
 
-import datetime
 import json
-import operator
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,25 +15,19 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fedkeep.core.describe import describe
 from fedkeep.core.errors import ConfigError, RoundError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
 from fedkeep.data.preparation import Encoding
-from fedkeep.engines import Leaves, Sampler, Sequential, first_global, first_kept, orders_of, run_round
+from fedkeep.engines import Leaves, Sequential, orders_of, run_round
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.job import declared
-from fedkeep.engines.round import Sampling
-from fedkeep.experiments.budget import draw_anew, ledger_of, secret_seed
-from fedkeep.experiments.drive import Drive, Plan, after_round, restored
-from fedkeep.experiments.engine import check_judging
-from fedkeep.experiments.environment import environment
-from fedkeep.experiments.identity import initial_hashes, model_identity
-from fedkeep.experiments.run_directory import RunDirectory, failure_noted, new_run_id, read_info
-from fedkeep.experiments.taking_part import count_rounds
-from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
-from fedkeep.methods import Method, newest
-from fedkeep.privacy import DifferentialPrivacy, Terms
+from fedkeep.experiments.budget import secret_seed
+from fedkeep.experiments.conductor import Conductor, Members
+from fedkeep.experiments.drive import Drive
+from fedkeep.experiments.run_directory import RunDirectory, new_run_id, read_info
+from fedkeep.experiments.run_settings import RunSettings
+from fedkeep.methods import Method, SecureMean, newest
+from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.remote import fingerprint
 from fedkeep.remote.buffered import Buffered, check_buffered
 from fedkeep.remote.continued import begun, older_for
@@ -46,12 +39,11 @@ from fedkeep.remote.ledger import COLUMNS, Attempts, Ledger
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import Retries, RoundPolicy
-from fedkeep.remote.protection import protected
 from fedkeep.remote.roster import Roster
-from fedkeep.remote.secure_fleet import check_secure, fleet_of, summing
+from fedkeep.remote.secure_fleet import fleet_of, summing
 from fedkeep.remote.transport import Transport
 from fedkeep.remote.waiting import wait_for_clients
-from fedkeep.tasks import Task, kinds_of, tasks_in
+from fedkeep.tasks import Task, tasks_in
 
 Only = Literal["", "judge", "adapt"]
 FOUND: Mapping[Only, str] = {"judge": "judged.jsonl", "adapt": "adapted.jsonl"}
@@ -59,8 +51,11 @@ FOUND: Mapping[Only, str] = {"judge": "judged.jsonl", "adapt": "adapted.jsonl"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Federation:
-    """What runs, without any data.
+class Federation(RunSettings):
+    """What runs, without any data: the settings of any run, and what a run across machines has besides.
+
+    Devices say for themselves on what they compute, and that no client is held out, so ``engine``, ``workers``,
+    ``device``, ``accelerate`` and ``hold_out`` have no meaning here; ``min_clients`` is the policy's ``minimum``.
 
     Attributes:
         name: for reports.
@@ -69,8 +64,7 @@ class Federation:
         encode: makes the encoding as JSON of what devices told of their data.
         summarise: what devices are asked to tell; None: nothing.
         clients: how many clients must be there for the run to begin.
-        rounds, epochs, cohort, seed, sampling, evaluate_every, evaluate_shared, evaluate_adapted: as for ``simulate``.
-        on_nonfinite: about clients whose training becomes NaN, as for ``simulate``.
+        seed: everything random follows from it, as for ``simulate``.
         on_malformed: about clients whose upload is refused; on other machines that stops no run, unless it is said.
         policy: of the rounds.
         leaves: what of judging the server asks for.
@@ -83,7 +77,6 @@ class Federation:
         on_change: about federated parameters that the older run does not have as the model does: ``"refuse"``, or begin
             them ``"anew"`` with the model's own values.
         config: the configuration, for the run's folder.
-        trackers: who is told of the records, as for ``simulate``.
     """
 
     name: str
@@ -92,15 +85,7 @@ class Federation:
     encode: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
     summarise: Mapping[str, Any] | None = None
     clients: int = 1
-    rounds: int | None = None
-    epochs: float | None = None
-    cohort: int = 10
     seed: int = 0
-    sampling: Sampling = "shuffled"
-    evaluate_every: int | None = None
-    evaluate_shared: bool = False
-    evaluate_adapted: bool = False
-    on_nonfinite: Literal["stop", "skip"] = "stop"
     on_malformed: Literal["stop", "skip"] = "skip"
     policy: RoundPolicy = field(default_factory=RoundPolicy)
     leaves: Leaves = "sums"
@@ -111,7 +96,6 @@ class Federation:
     continue_from: Path | None = None
     on_change: OnChange = "refuse"
     config: Mapping[str, Any] = field(default_factory=dict)
-    trackers: Sequence[str | Tracker] = ()
 
 
 def serve_run(
@@ -176,8 +160,7 @@ class _Serving:
         self.federation, self.transport, self.out = federation, transport, out
         self.patience, self.poll, self.again = patience, poll, again
         self.events = Events(transport.now)
-        self.trackers = named_trackers(federation.trackers)
-        self.directory: RunDirectory | None = None
+        self.conductor: Conductor | None = None
 
     def begin(self, goes_on: bool) -> None:
         """Meet the nodes, make or open the run's folder, and put all together."""
@@ -191,13 +174,13 @@ class _Serving:
         if not goes_on and older is None:
             self._wait("are there", lambda: sum(len(here.clients) for here in self.nodes.here.values()))
         self.encoding: Mapping[str, Any] = info["encoding"] if goes_on else self._encoding()
-        module, self.method = self.federation.build(self.encoding)
-        self.net = self.first = Net(self.method.made_for(module))
+        module, method = self.federation.build(self.encoding)
+        self.net = first = Net(method.made_for(module))
         if older is not None and older.values is not None:
-            self.first = begun(self.net, self.method, older, self.federation.on_change, self.events)
+            first = begun(self.net, method, older, self.federation.on_change, self.events)
         self.meta = Encoding.from_json(json.dumps(self.encoding)).meta
         self.tasks: Sequence[Task] = tasks_in(self.meta)
-        self.parts = fingerprint.parts(self.net.module, self.method, self.net.initial(), self.encoding)
+        self.parts = fingerprint.parts(self.net.module, method, self.net.initial(), self.encoding)
         self.nodes.encode(
             Encode(
                 run=str(info["run"]),
@@ -214,45 +197,34 @@ class _Serving:
             self.roster = Roster.of({client: self.nodes.counts[client] for client in self.nodes.place})
             if older is not None:
                 older.tell_of(self.roster.ids, self.events)
-        self._plan(info)
-        self.directory = (
-            RunDirectory.open(self.out, self.identity, length=self._length())
-            if goes_on
-            else RunDirectory.create(self.out, self._info(), run_id=str(info["run"]))
-        )
+        self.conductor = self._conducted(method, first)
+        directory = self.conductor.open(self.out, goes_on, self._about, str(info["run"]))
         self.events.write_to(self.out / "events.jsonl")
-        self._recover(self.directory)
+        self._meet(self.conductor, directory)
 
     def run(self, pause: float, keep_rounds: int, progress: bool | None) -> list[Record]:
         """Run the rounds that are left, and tell devices of the last."""
-        directory = self.directory
-        assert directory is not None
+        conductor, drive = self._conductor, self._drive(progress)
         kept = Kept(self.out, keep_rounds, self.store.copy)
         self.fleet.committed = kept.keep
-        drive, federation = self._drive(directory, progress), self.federation
-        told = tracked(self.trackers, directory, drive.history, federation.name, federation.config)
-        with failure_noted(directory), told as drive.told:
+        with conductor.under_way(drive):
             retries = Retries(pause)
-            while drive.server.round < self.rounds:
+            while drive.server.round < conductor.rounds:
                 try:
                     drive.go()
                 except RoundError as error:
                     wait = retries.after(error, drive.server.round)
                     self.events.note("round", f"{error} It is tried again in {wait:g} s.")
                     self._pass(wait)
-            self.fleet.settle(orders_of(self.method, drive.server, map(str, self.roster.ids)))
-        if drive.server.round == self.rounds:
-            directory.write_info({**directory.read_info(), "status": "finished"})
+            self.fleet.settle(orders_of(conductor.method, drive.server, map(str, self.roster.ids)))
         return drive.history
 
     def finish(self, only: Only) -> list[Record]:
         """Judge all clients with what they keep and what the server has, or let them adapt to it."""
-        assert self.directory is not None
-        if only == "adapt" and not self.method.adapt.phases:
-            raise ConfigError(
-                f"{self.method.name!r} has no phases of adaptation, so there is nothing to adapt."
-            )
-        drive = self._drive(self.directory, None)
+        method = self._conductor.method
+        if only == "adapt" and not method.adapt.phases:
+            raise ConfigError(f"{method.name!r} has no phases of adaptation, so there is nothing to adapt.")
+        drive = self._drive(None)
         records = drive.adapted_now() if only == "adapt" else drive.judged_now()
         if records:
             lines = "".join(map(to_line, records))
@@ -261,8 +233,13 @@ class _Serving:
 
     def close(self) -> None:
         """Release the folder."""
-        if self.directory is not None:
-            self.directory.close()
+        if self.conductor is not None and self.conductor.directory is not None:
+            self.conductor.directory.close()
+
+    @property
+    def _conductor(self) -> Conductor:
+        assert self.conductor is not None
+        return self.conductor
 
     def _hello(self, run: str) -> Hello:
         federation = self.federation
@@ -295,173 +272,125 @@ class _Serving:
         told = [here.summary for here in self.nodes.here.values() if here.summary is not None]
         return self.federation.encode(told)
 
-    def _plan(self, info: Mapping[str, Any]) -> None:
-        federation = self.federation
+    def _conducted(self, method: Method, first: Net) -> Conductor:
+        """Return the run, checked before its folder is made."""
+        federation, policy, trains = self.federation, self.federation.policy, self.roster.trains
+        check_policy(method, federation.privacy, policy)
         # Devices know the run's seed, and ε rests on cohorts that nobody knows.
         drawn_by = federation.seed if federation.privacy is None else secret_seed()
         own = drawn_by if federation.cohort_seed is None else federation.cohort_seed
-        over = federation.policy.over_selection
-        asked = -int(-(min(operator.index(federation.cohort), len(self.roster)) * over) // 1)
-        self.sampler = Sampler(
-            self.roster.trains, asked, federation.sampling, int(info.get("cohort_seed", own))
+        cohort = min(federation.cohort, len(self.roster))
+        conductor = Conductor(
+            federation,
+            Members(
+                clients=self.roster,
+                trains=trains,
+                judged=range(len(self.roster)),
+                tasks=self.tasks,
+                meta=self.meta,
+            ),
+            name=federation.name,
+            seed=federation.seed,
+            method=method,
+            net=self.net,
+            begins=first,
+            privacy=federation.privacy,
+            cohort=math.ceil(cohort * policy.over_selection),
+            drawn_by=own,
+            carried=lambda terms: terms if self.older is None else self.older.carried(terms),
+            config=federation.config,
+            text=federation.text,
         )
-        policy, population = federation.policy, len(self.roster.trains)
-        self.terms: Terms | None = None
-        if federation.privacy is not None:
-            self.method, terms = protected(self.method, federation.privacy, self.sampler, policy)
-            self.terms = terms if self.older is None else self.older.carried(terms)
-        check_secure(self.method, self.sampler, policy)
-        check_judging(self.method, federation.evaluate_shared, federation.evaluate_adapted)
-        self.server = server = first_global(self.method, self.first, self.roster, self.sampler.count)
-        if self.terms is not None:  # patterns of clip that don't fit are said now
-            self.method.server.reduce.begin(server, {**server.params, **declared(self.method, self.net)}, ())
-        if policy.mode == "buffered":
-            check_buffered(self.method)
-            if policy.buffer > population:
-                raise ConfigError(
-                    f"rounds.buffer must be at most the {population} clients that train; got {policy.buffer}."
-                )
-        self.rounds = count_rounds(federation.rounds, federation.epochs, self.sampler.rounds_per_epoch)
-        every = federation.evaluate_every
-        self.every = self.sampler.rounds_per_epoch if every is None else every
-        self.identity = {
-            "seed": federation.seed,
-            "rounds": self.rounds,
+        if policy.mode == "buffered" and policy.buffer > len(trains):
+            raise ConfigError(
+                f"rounds.buffer must be at most the {len(trains)} clients that train; got {policy.buffer}."
+            )
+        conductor.identity |= {
             "cohort": federation.cohort,
-            "sampling": federation.sampling,
-            "pooled": False,
-            "evaluate_every": self.every,
-            "hold_out": 0.0,
-            "on_nonfinite": federation.on_nonfinite,
-            "min_clients": federation.policy.minimum,
-            "method": describe(self.method),
-            **({"evaluate_shared": True} if federation.evaluate_shared else {}),
-            **({"evaluate_adapted": True} if federation.evaluate_adapted else {}),
-            "model": model_identity(self.net.module, self.method, self.net.initial()),
+            "min_clients": policy.minimum,
             "encoding": self.parts["encoding"],
-            "policy": asdict(federation.policy),
+            "policy": asdict(policy),
         }
+        return conductor
 
-    def _recover(self, directory: RunDirectory) -> None:
-        federation = self.federation
+    def _meet(self, conductor: Conductor, directory: RunDirectory) -> None:
+        """Return to the last finished round, and put together what reaches the devices."""
+        federation, sampler, method = self.federation, conductor.sampler, conductor.method
         self.store = store = directory.store(COLUMNS, self.roster.ids)
-        state = directory.recover(store)
-        if state is not None:
-            phases = len(self.method.client.phases)
-            server = restored(directory.folder, state, self.server, Sequential(), phases)
-            self.server = after_round(server, directory.round, self.rounds)
-        self.budget = ledger_of(self.terms, directory)
-        draw_anew(self.sampler, self.budget, directory)
+        conductor.recover(store, Sequential())
         rules = Rules(
             run=directory.id,
             fingerprint=fingerprint.digest(self.parts),
             encoding=self.parts["encoding"],
-            split=self.method.split,
+            split=method.split,
             tasks=self.tasks,
             leaves=federation.leaves,
             poll=self.poll,
             again=self.again,
         )
         self.fleet = fleet_of(
-            self.method, lambda number: self._cohort(number) if number < self.rounds else []
+            method, lambda number: self._cohort(number) if number < conductor.rounds else []
         )(
             self.nodes,
             rules,
-            Ledger(store, self.roster, self.method.client.accept is not newest),
+            Ledger(store, self.roster, method.client.accept is not newest),
             federation.policy,
-            cohort=min(federation.cohort, len(self.roster.trains)),
+            cohort=min(federation.cohort, sampler.count),
             events=self.events,
             attempts=Attempts(directory),
         )
 
-    def _drive(self, directory: RunDirectory, progress: bool | None) -> Drive:
-        federation, method = self.federation, summing(self.method, self.fleet)
-        personal = bool(first_kept(method, self.net)) or method.predict is not method.predict_shared
-        least = federation.policy.minimum
+    def _drive(self, progress: bool | None) -> Drive:
+        federation, conductor = self.federation, self._conductor
+        method, sampler = summing(conductor.method, self.fleet), conductor.sampler
         faults = Faults(
             broken=federation.on_nonfinite,
             malformed=federation.on_malformed,
-            minimum=least,
+            minimum=federation.policy.minimum,
             tell=self.fleet.tell_fault,
-        )
-        plan = Plan(
-            name=federation.name,
-            method=method,
-            rounds=self.rounds,
-            sampler=self.sampler,
-            roster=self.roster.ids,
-            judged=range(len(self.roster)),
-            tasks=self.tasks,
-            meta=self.meta,
-            every=self.every,
-            faults=faults,
-            evaluate_shared=federation.evaluate_shared,
-            evaluate_adapted=federation.evaluate_adapted,
-            reference="shared" if personal else "own",
-            declared=declared(method, self.net),
-            progress=progress,
         )
         train: Any = run_round
         if federation.policy.mode == "buffered":
-            train = Buffered(method, self.fleet, self._cohort, self.sampler.cohort, self.sampler.count)
-        extra = directory.extra
-        pending = self.server if extra.get("pending") == self.server.round and self.server.round else None
-        return Drive(
-            plan=plan,
-            server=self.server,
-            device=self.fleet,
-            history=directory.history(),
-            best=dict(extra.get("best", {})),
-            directory=directory,
-            pending=pending,
-            train=train,
-            ledger=self.budget,
-        )
+            train = Buffered(method, self.fleet, self._cohort, sampler.cohort, sampler.count)
+        return conductor.drive(self.fleet, faults, method=method, train=train, progress=progress)
 
     def _cohort(self, number: int) -> list[str]:
-        return [str(self.roster.ids[place]) for place in self.sampler(number)]
+        return [str(self.roster.ids[place]) for place in self._conductor.sampler(number)]
 
-    def _length(self) -> dict[str, Any]:
-        return {"config": describe(dict(self.federation.config)), "config_text": self.federation.text}
-
-    def _info(self) -> dict[str, Any]:
-        federation, meta = self.federation, self.meta
-        initial = self.net.initial()
-        federated = self.method.split.halves(self.net.module).federated(initial)
-        size = sum(v.numel() * v.element_size() for v in federated.values())
-        counts = {s: sum(c.get(s, 0) for c in self.roster.counts) for s in ("train", "valid", "test")}
-        return {
-            "name": federation.name,
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "status": "running",
-            **self._length(),
-            "seed": federation.seed,
-            "initial": initial_hashes(initial, self.net.trainable()),
-            "method": self.method.name,
-            "identity": self.identity,
-            "split_table": self.method.split.table(self.net.module),
-            "environment": environment(),
-            "data": {
-                "name": meta.get("name", "data"),
-                "task": kinds_of(self.tasks),
-                "clients": len(self.roster),
-                "held_out": 0,
-                "counts": counts,
-                "fingerprint": {"encoding": self.parts["encoding"]},
-                "source": None,
-            },
-            "engine": "remote",
-            "engine_reason": "clients on other machines",
-            "device": "cpu",
-            "pooled": False,
-            "rounds": self.rounds,
-            "rounds_per_epoch": self.sampler.rounds_per_epoch,
-            "cohort": self.sampler.cohort,
-            "metric": self.tasks[0].kind.headline.name,
-            "bytes_down": size,
-            "bytes_up": size,
+    def _about(self) -> dict[str, Any]:
+        """Return what ``run.json`` says of a new run."""
+        data = {
+            "held_out": 0,
+            "counts": {s: sum(c.get(s, 0) for c in self.roster.counts) for s in ("train", "valid", "test")},
+            "fingerprint": {"encoding": self.parts["encoding"]},
+            "source": None,
+        }
+        more = {
             "encoding": self.encoding,
             "roster": self.roster.plain(),
-            "cohort_seed": self.sampler.seed,
+            "cohort_seed": self._conductor.sampler.seed,
             **({} if self.older is None else {"began_from": self.older.plain()}),
         }
+        return self._conductor.about(data, ("remote", "clients on other machines"), more)
+
+
+def check_policy(method: Method, privacy: DifferentialPrivacy | None, policy: RoundPolicy) -> None:
+    """Refuse rounds that a method, or differential privacy, cannot have.
+
+    Raises:
+        ConfigError: more clients are asked than are taken, or rounds overlap.
+        MethodError: the method's rounds cannot overlap.
+    """
+    early = policy.over_selection > 1 or policy.mode == "buffered"
+    if privacy is not None and early:
+        raise ConfigError(
+            "Differential privacy counts on a coin for each client and round: the first answers of more are none. "
+            "Leave out rounds.over_selection and rounds.mode."
+        )
+    if isinstance(method.server.reduce, SecureMean) and early:
+        raise ConfigError(
+            "Secure sums take a vector of each client that has sent shares, in rounds one after another. Leave out "
+            "rounds.over_selection and rounds.mode."
+        )
+    if policy.mode == "buffered":
+        check_buffered(method)

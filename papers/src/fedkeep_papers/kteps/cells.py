@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +212,7 @@ def note_on_gpus(known: Mapping[str, Finished[Numbers] | None]) -> str:
 def _for_one_core(config: Config) -> Config:
     if config.run.engine == "pooled" or config.run.device != "cpu":
         return config
-    return config.model_copy(update={"run": config.run.model_copy(update={"engine": "sequential"})})
+    return config.model_copy(update={"run": replace(config.run, engine="sequential")})
 
 
 def _private_bytes(config: Config, data: FederatedData, folder: Path | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -147,7 +147,7 @@ def plan(
         own = with_method(config, method) if method != config.method.kind else config
         own = parse_config(own.to_toml(), f"the space of {method}", space.fixed)
         made = fitted(own, data, folder).config
-        run = made.run.model_copy(update={"evaluate_shared": config.run.evaluate_shared})
+        run = replace(made.run, evaluate_shared=config.run.evaluate_shared)
         configs[method] = made.model_copy(update={"run": run})
     sweep = Sweep(
         out=out,

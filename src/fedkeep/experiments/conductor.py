@@ -1,0 +1,341 @@
+"""A run from its server's side, put together in one place wherever its clients are; the caller hands over the link."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import nn
+
+from fedkeep.core.describe import describe, digest
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.net import Net, tensors_of
+from fedkeep.core.params import Params, to
+from fedkeep.core.records import Record
+from fedkeep.engines import Device, Engine, Sampler, first_global, first_kept
+from fedkeep.engines.faults import Faults
+from fedkeep.engines.job import declared
+from fedkeep.experiments.budget import draw_anew, ledger_of, terms_of
+from fedkeep.experiments.drive import Drive, Plan, after_round, restored
+from fedkeep.experiments.engine import check_judging, named_metrics
+from fedkeep.experiments.environment import environment
+from fedkeep.experiments.run_directory import RunDirectory, failure_noted
+from fedkeep.experiments.run_settings import RunSettings
+from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
+from fedkeep.methods import Global, Method, SecureMean, differentially_private
+from fedkeep.methods.server import Roster
+from fedkeep.nn.accelerate import swaps_of
+from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms
+from fedkeep.privacy.secure.messages import LEAST
+from fedkeep.store import PrivateStore
+from fedkeep.tasks import Task, kinds_of
+from fedkeep.tasks.results import Examples
+
+
+class Clients(Roster, Protocol):
+    """All clients, by id."""
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Their ids."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """Who is in a run, and what its server knows of their data.
+
+    Attributes:
+        clients: all of them.
+        trains: the places of those from whom cohorts are drawn.
+        judged: the places of those who are judged.
+        tasks: what is predicted.
+        meta: what the data say of themselves.
+        trained: (clients,) numbers of training examples; None where the server does not know them.
+    """
+
+    clients: Clients
+    trains: np.ndarray
+    judged: Sequence[int]
+    tasks: Sequence[Task]
+    meta: Mapping[str, Any]
+    trained: np.ndarray | None = None
+
+
+class Conductor:
+    """What a run is, checked and drawn before its first round; then its folder, its rounds and its end.
+
+    Args:
+        settings: what the run is asked for.
+        members: who is in it.
+        name: for reports.
+        seed: everything random follows from it.
+        method: the method, without differential privacy.
+        net: the model as a function.
+        begins: the same with the federated values that the first round begins with; None: the net's own.
+        privacy: differential privacy of clients.
+        cohort: how many clients a round asks; None: the settings' number.
+        drawn_by: what cohorts are drawn by; None: the seed.
+        carried: adds what was charged before the run to the terms of its privacy.
+        config: the configuration that led here, kept in the run's folder.
+        text: the text of its file; None: there is none.
+        pooled: training is centralised, so nothing is sent.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        members: Members,
+        *,
+        name: str,
+        seed: int,
+        method: Method,
+        net: Net,
+        begins: Net | None = None,
+        privacy: DifferentialPrivacy | None = None,
+        cohort: int | None = None,
+        drawn_by: int | None = None,
+        carried: Callable[[Terms], Terms] = lambda terms: terms,
+        pooled: bool = False,
+        config: Mapping[str, Any] = {},
+        text: str | None = None,
+    ) -> None:
+        self.settings, self.members, self.name, self.seed, self.net = settings, members, name, seed, net
+        self.pooled, self.config = pooled, config
+        self.initial = {name: value.detach() for name, value in tensors_of(net.module).items()}
+        self.trackers: Mapping[str, Tracker] = named_trackers(settings.trackers)
+        self.sampler = Sampler(
+            members.trains,
+            settings.cohort if cohort is None else cohort,
+            settings.sampling,
+            seed if drawn_by is None else drawn_by,
+        )
+        self.terms: Terms | None = None
+        if privacy is not None:
+            self.terms = carried(terms_of(privacy, self.sampler, pooled))
+            method = differentially_private(method, privacy, self.sampler.cohort)
+        self.method = method
+        if not pooled:
+            check_cohorts(method, self.sampler)
+        check_judging(method, settings.evaluate_shared, settings.evaluate_adapted)
+        self.metrics = named_metrics(settings.metrics or (), members.tasks)
+        self.rounds = settings.length(self.sampler.rounds_per_epoch)
+        every = settings.evaluate_every
+        self.every = self.sampler.rounds_per_epoch if every is None else every
+        self.server = first_global(method, begins or net, members.clients, self.sampler.count)
+        if self.terms is not None:  # patterns of clip that don't fit are said now
+            start = {**self.server.params, **declared(method, net)}
+            method.server.reduce.begin(self.server, start, ())
+        self.directory: RunDirectory | None = None
+        self.history: list[Record] = []
+        self.best: dict[str, Any] = {}
+        self.examples: Examples | None = None
+        self.pending: Global | None = None
+        self.identity: dict[str, Any] = {
+            "seed": seed,
+            "rounds": self.rounds,
+            "cohort": self.sampler.cohort,
+            "sampling": settings.sampling,
+            "pooled": pooled,
+            "evaluate_every": self.every,
+            "hold_out": settings.hold_out,
+            "on_nonfinite": settings.on_nonfinite,
+            "min_clients": settings.min_clients,
+            "method": describe(method),
+            **({"evaluate_shared": True} if settings.evaluate_shared else {}),
+            **({"evaluate_adapted": True} if settings.evaluate_adapted else {}),
+            **({"metrics": list(self.metrics)} if self.metrics else {}),
+            "model": model_identity(net.module, method, self.initial),
+        }
+        self.length = {
+            "config": describe(dict(config)),
+            "config_text": text,
+        }  # goes along with the number of rounds
+
+    def open(
+        self, folder: Path, resume: bool, about: Callable[[], Mapping[str, Any]], run: str = ""
+    ) -> RunDirectory:
+        """Make the run's folder, or open it to go on.
+
+        Args:
+            folder: which.
+            resume: whether it is there.
+            about: returns what ``run.json`` says of a new run.
+            run: the id of a new run; empty: one is drawn.
+
+        Raises:
+            RunError: as for ``RunDirectory``.
+        """
+        if resume:
+            self.directory = RunDirectory.open(folder, self.identity, length=self.length)
+        else:
+            self.directory = RunDirectory.create(folder, about(), run_id=run)
+        return self.directory
+
+    def about(
+        self, data: Mapping[str, Any], engine: tuple[str, str], more: Mapping[str, Any], device: str = "cpu"
+    ) -> dict[str, Any]:
+        """Return what ``run.json`` says of a new run.
+
+        Args:
+            data: what it says of the data, beside their name, task and number of clients.
+            engine: the engine's name, and why it was chosen.
+            more: what it says besides.
+            device: where models compute.
+        """
+        initial, module = self.initial, self.net.module
+        federated = self.method.split.halves(module).federated(initial)
+        size = None if self.pooled else sum(v.numel() * v.element_size() for v in federated.values())
+        tasks = self.members.tasks
+        return {
+            "name": self.name,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "status": "running",
+            **self.length,
+            "seed": self.seed,
+            "initial": initial_hashes(initial, self.net.trainable()),
+            "method": self.method.name,
+            "identity": self.identity,
+            "split_table": self.method.split.table(module),
+            "accelerated": asdict(swaps_of(module)),
+            "environment": environment(device),
+            "data": {
+                "name": self.members.meta.get("name", "data"),
+                "task": kinds_of(tasks),
+                "clients": len(self.members.clients),
+                **data,
+            },
+            "engine": engine[0],
+            "engine_reason": engine[1],
+            "device": device,
+            "pooled": self.pooled,
+            "rounds": self.rounds,
+            "rounds_per_epoch": self.sampler.rounds_per_epoch,
+            "cohort": self.sampler.cohort,
+            "metric": tasks[0].kind.headline.name,
+            "bytes_down": size,
+            "bytes_up": size,
+            **more,
+        }
+
+    def recover(self, store: PrivateStore, engine: Engine) -> None:
+        """Return to the last round of the folder, if there is one."""
+        directory = self.directory
+        if directory is not None:
+            state = directory.recover(store)
+            extra, done = directory.extra, directory.round
+            if state is not None:
+                phases = len(self.method.client.phases)
+                server = restored(directory.folder, state, self.server, engine, phases)
+                self.server = after_round(server, done, self.rounds)
+            self.history, self.examples = directory.history(), directory.examples()
+            self.best = dict(extra.get("best", {}))
+            self.pending = self.server if done and extra.get("pending") == done else None
+        self.ledger: Ledger | None = ledger_of(self.terms, directory)
+        if directory is not None:
+            self.sampler.seed = int(directory.read_info().get("cohort_seed", self.sampler.seed))
+            draw_anew(self.sampler, self.ledger, directory)
+
+    def drive(
+        self,
+        link: Device,
+        faults: Faults,
+        *,
+        method: Method | None = None,
+        state: Callable[[], Params] = dict,
+        train: Callable[..., Any] | None = None,
+        progress: bool | None = None,
+    ) -> Drive:
+        """Return the loop over rounds.
+
+        Args:
+            link: carries orders to clients.
+            faults: what rounds do about clients that break down, send something malformed, or are lost.
+            method: as the link's rounds have it; None: the run's.
+            state, train: as for ``Drive``.
+            progress: True or False to force or forbid the bar; None: shown on a terminal.
+        """
+        method, members = method or self.method, self.members
+        personal = bool(first_kept(method, self.net)) or method.predict is not method.predict_shared
+        plan = Plan(
+            name=self.name,
+            method=method,
+            settings=self.settings,
+            rounds=self.rounds,
+            sampler=self.sampler,
+            roster=members.clients.ids,
+            judged=members.judged,
+            tasks=members.tasks,
+            meta=members.meta,
+            every=self.every,
+            faults=faults,
+            trained=members.trained,
+            reference="shared" if personal else "own",
+            pooled=self.pooled,
+            declared=to(declared(method, self.net), "cpu"),
+            progress=progress,
+        )
+        return Drive(
+            plan=plan,
+            server=self.server,
+            device=link,
+            history=self.history,
+            best=self.best,
+            examples=self.examples,
+            directory=self.directory,
+            state=state,
+            train=train,
+            pending=self.pending,
+            ledger=self.ledger,
+        )
+
+    @contextmanager
+    def under_way(self, drive: Drive) -> Iterator[None]:
+        """Tell trackers and the folder of a run while it trains, and the folder of its end."""
+        directory = self.directory
+        settings = self.config or {"seed": self.seed, "rounds": self.rounds, "method": self.method.name}
+        told = tracked(self.trackers, directory, drive.history, self.name, settings)
+        with failure_noted(directory), told as drive.told:
+            yield
+        if directory is not None and drive.server.round == self.rounds:
+            directory.write_info({**directory.read_info(), "status": "finished"})
+
+
+def check_cohorts(method: Method, sampler: Sampler) -> None:
+    """Refuse a method that sums securely where a cohort may be of one client or none.
+
+    Raises:
+        ConfigError: says which cohorts there would be.
+    """
+    if not isinstance(method.server.reduce, SecureMean):
+        return
+    rest = sampler.count % sampler.cohort if sampler.mode == "shuffled" else 0
+    if sampler.mode == "poisson" or (rest or sampler.cohort) < LEAST:
+        raise ConfigError(
+            f"Secure sums want at least {LEAST} clients in every cohort; of {sampler.count} clients, {sampler.cohort} "
+            f"a round, with sampling {sampler.mode!r}, one may be smaller. Take another cohort, or sampling = "
+            f"'independent'."
+        )
+
+
+def model_identity(module: nn.Module, method: Method, initial: Params) -> dict[str, Any]:
+    """Return layers and hashes of a model: what must be the same when a run goes on."""
+    return {
+        "layers": repr(module),
+        "initial_sha256": digest(initial),
+        "frozen_sha256": method.split.halves(module).frozen_digest(initial),
+    }
+
+
+def initial_hashes(initial: Params, trained: frozenset[str]) -> dict[str, Any]:
+    """Return a hash of each initial value by name, for reports: of what is frozen, and of what is trained."""
+    hashes = {n: digest({n: v})[:16] for n, v in initial.items()}
+    return {
+        "trained": {n: h for n, h in hashes.items() if n in trained},
+        "frozen": {n: h for n, h in hashes.items() if n not in trained},
+    }

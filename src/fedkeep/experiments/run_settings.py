@@ -1,0 +1,98 @@
+"""What a run is asked for, wherever its clients are: the arguments of ``simulate``, the table ``[run]``, a federation."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from fedkeep.core.errors import ConfigError, check_choice, check_whole
+from fedkeep.engines.round import Sampling
+
+OnNonfinite = Literal["stop", "skip"]
+LEAST = {"rounds": 0, "cohort": 1, "workers": 1, "evaluate_every": 0, "min_clients": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The settings of a run, each said once; a table ``[run]`` of a configuration makes it.
+
+    Attributes:
+        rounds: how many rounds; or give ``epochs``.
+        epochs: passes over the training data, instead of ``rounds``.
+        cohort: clients a round (all of them, where there are fewer).
+        sampling: ``"shuffled"`` (every client once an epoch), ``"independent"`` draws, or ``"poisson"`` (each client
+            by a coin of its own, ``cohort`` of them on average).
+        engine: ``"auto"`` (the fastest of the following here), ``"sequential"`` (one client after the other),
+            ``"workers"`` (clients side by side in processes of one thread each), ``"vectorised"`` (clients side by
+            side as one tensor program, for a GPU or small clients), or ``"pooled"`` (centralised training: each round
+            is one pass over all clients' pooled examples; ``cohort`` is not used).
+        workers: how many processes at most, for ``"workers"`` and ``"auto"``; by default the physical cores that this
+            process may use. The result doesn't depend on it.
+        device: e.g. ``"cpu"`` or ``"cuda"``.
+        accelerate: run the model's own LSTM, GRU, large linear layers and convolutions on fedkeep's kernels where that
+            gives the same; see ``fedkeep.accelerate``.
+        evaluate_every: rounds between evaluations on ``valid`` and ``test``; by default once an epoch. The last
+            round is always evaluated. 0: never.
+        evaluate_shared: evaluate the shared part alone on ``test`` too, as the split ``test/shared``.
+        evaluate_adapted: at each evaluation that is the best on ``valid`` so far, adapt every client as the method says
+            (e.g. fine-tuning) and evaluate that on ``test`` too, as the split ``test/adapted``. Nothing is uploaded.
+        hold_out: fraction of clients kept out of federation, for cold-start measurements.
+        on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN or its upload is malformed, or
+            ``"skip"`` that client's round. Pooled training has no client to skip, so it always stops.
+        min_clients: how many clients of a cohort must take part; with fewer the run stops with an error.
+        trackers: where every record is sent once its round is committed: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``,
+            ``"package.module:Class"``, or a tracker (``fedkeep.trackers.Tracker``).
+        metrics: measured beside the usual ones where labels are classes: ``"balanced_accuracy"``, ``"macro_f1"``
+            (``fedkeep.metrics``); over all examples, as mean over clients, and for each client.
+
+    Raises:
+        ConfigError: a value that no run has.
+    """
+
+    rounds: int | None = None
+    epochs: float | None = None
+    cohort: int = 10
+    sampling: Sampling = "shuffled"
+    engine: str = "auto"
+    workers: int | None = None
+    device: str = "cpu"
+    accelerate: bool = True
+    evaluate_every: int | None = None
+    evaluate_shared: bool = False
+    evaluate_adapted: bool = False
+    hold_out: float = 0.0
+    on_nonfinite: OnNonfinite = "stop"
+    min_clients: int = 1
+    trackers: Sequence[Any] = ()
+    metrics: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        numbers = {name: getattr(self, name) for name in LEAST if getattr(self, name) is not None}
+        check_whole(numbers)
+        for name, number in numbers.items():
+            if number < LEAST[name]:
+                raise ConfigError(f"{name} must be at least {LEAST[name]}; got {number}.")
+            object.__setattr__(self, name, operator.index(number))
+        if (self.rounds is None) == (self.epochs is None):
+            raise ConfigError("Give either rounds or epochs.")
+        if self.epochs is not None and not 0 <= self.epochs < math.inf:
+            raise ConfigError(f"epochs must be a number of at least 0; got {self.epochs}.")
+        if not 0 <= self.hold_out < 1:
+            raise ConfigError(f"hold_out must be a fraction in [0, 1); got {self.hold_out}.")
+        for name, names in (("trackers", self.trackers), ("metrics", self.metrics)):
+            if isinstance(names, str):
+                raise ConfigError(
+                    f"{name} must be a list of names; got one, {names!r}. Put it into a list: [{names!r}]."
+                )
+            object.__setattr__(self, name, None if names is None else tuple(names))
+        check_choice("sampling must be", self.sampling, get_args(Sampling))
+        check_choice("on_nonfinite must be", self.on_nonfinite, get_args(OnNonfinite))
+
+    def length(self, rounds_per_epoch: int) -> int:
+        """Return the number of rounds that ``rounds`` or ``epochs`` asks for."""
+        if self.rounds is not None:
+            return self.rounds
+        return round(float(self.epochs or 0) * rounds_per_epoch)
