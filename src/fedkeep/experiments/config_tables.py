@@ -240,10 +240,10 @@ WANTED = {
     "is_instance_of": "a {class}",
     "dataclass": "a table",
     "literal": "{expected}",
-    "greater_than_equal": "at least {ge:g}",
-    "greater_than": "more than {gt:g}",
-    "less_than_equal": "at most {le:g}",
-    "less_than": "less than {lt:g}",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
     "string_too_short": "a text of at least {min_length} characters",
     "string_too_long": "a text of at most {max_length} characters",
     "too_short": "a list of at least {min_length}",
@@ -324,7 +324,10 @@ def _fault(error: Any, kind: Any, content: Any) -> _Fault:
     if words is None:
         wanted = re.sub("^Input should be ", "", error["msg"])
     else:
-        wanted = words.format(**error.get("ctx", {}))
+        numbers = {
+            n: int(v) if isinstance(v, float) and v == int(v) else v for n, v in error.get("ctx", {}).items()
+        }
+        wanted = words.format(**numbers)
     return _Fault(place, wanted=wanted, got=got, tried=tried)
 
 
