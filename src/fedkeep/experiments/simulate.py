@@ -197,23 +197,20 @@ class Simulation:
             raise ConfigError(
                 "A run with a folder keeps its private states there: give out or private, not both."
             )
+        conductor = self.conductor
         with removed_if_it_fails(out):
             try:
-                return self._run(out, resume, progress)
+                store = self._store(out, resume)
+                conductor.recover(store, self.engine)
+                device, drive = self._drive(store, progress)
+                self._decide(device, resume)
+                with conductor.under_way(drive):
+                    drive.go()
+                self._note_engine()
             finally:
                 self.engine.close()
-                if self.conductor.directory is not None:
-                    self.conductor.directory.close()
-
-    def _run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
-        conductor = self.conductor
-        store = self._store(out, resume)
-        conductor.recover(store, self.engine)
-        drive = self._drive(store, progress)
-        self._decide(drive.device, resume)  # type: ignore[arg-type]
-        with conductor.under_way(drive):
-            drive.go()
-        self._note_engine()
+                if conductor.directory is not None:
+                    conductor.directory.close()
         name, reason = in_use(self.engine, self.reason)
         return Run(
             self.net,
@@ -256,7 +253,7 @@ class Simulation:
         write_partition(out, data)
         return directory.store(default, data.ids)
 
-    def _drive(self, store: PrivateStore, progress: bool | None) -> Drive:
+    def _drive(self, store: PrivateStore, progress: bool | None) -> tuple[LocalDevice, Drive]:
         conductor, settings = self.conductor, self.settings
         method = with_declared_tables(self.method, self.net, self.data, settings.device)
         for text in model_warnings(method, self.net, self.data, conductor.seed, settings.device):
@@ -271,13 +268,14 @@ class Simulation:
             after_step=lambda part: drive.finished(part),
         )
         policy = settings.on_nonfinite
+        device = LocalDevice(job, self.engine, leaves="examples")
         drive = conductor.drive(
-            LocalDevice(job, self.engine, leaves="examples"),
+            device,
             Faults(broken=policy, malformed=policy, minimum=settings.min_clients),
             state=lambda: pooled_state(self.engine),
             progress=progress,
         )
-        return drive
+        return device, drive
 
     def _decide(self, device: LocalDevice, resume: bool) -> None:
         """Let ``auto`` decide before the first round; a run that goes on keeps the engine that its folder names.
