@@ -28,7 +28,7 @@ from fedkeep.experiments.reproductions import Request, reproduce
 from fedkeep.version import NUMERICS
 from fedkeep_papers.kit.cells import OLDEST
 from fedkeep_papers.moe.cells import Work
-from fedkeep_papers.moe.methods import MethodCell, MethodTask
+from fedkeep_papers.moe.methods import MethodCell, MethodJob
 from fedkeep_papers.moe.results import Cell
 from fedkeep_papers.moe.scene import Adapting, Federation, Scene
 from fedkeep_papers.moe.variants import AUGMENTED, AUTHORS, OTHERS, PAPER, Variant
@@ -90,7 +90,7 @@ def method(finished: Path, data: Path, folder: Path) -> Path:
     cell = MethodCell(**{**settings, "scene": Scene(**settings["scene"])})
     if plain(cell.settings()) != entry["settings"]:
         raise SystemExit(f"{finished.name} was made with other settings than the present code's.")
-    MethodTask(cell, data, folder / "moe", folder / "runs")(progress=False)
+    MethodJob(cell, data, folder / "moe", folder / "runs")(progress=False)
     return cell.file(folder / "moe")
 
 

@@ -18,9 +18,9 @@ from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.engines.centralised import WithClient
 from fedkeep.methods.asp_mtl import (
-    AddTask,
+    AddPrivateModel,
     AdversarialLoss,
-    Task,
+    PrivateModel,
     orthogonality,
     predict_task,
     reversed_gradient,
@@ -59,7 +59,7 @@ def test_orthogonality_by_hand() -> None:
 
 def test_the_whole_loss_by_hand() -> None:
     """Zero weights: logits (ln 3, 0), told (0, ln 3) of client 0 and tanh(1) as both features, one each."""
-    net = Net(AddTask(2)(Parts(1, 1, 2).double()))
+    net = Net(AddPrivateModel(2)(Parts(1, 1, 2).double()))
     params = {n: torch.zeros_like(v) for n, v in net.initial().items()}
     params["private.classifier.bias"] = torch.tensor([math.log(3), 0.0], dtype=torch.float64)
     params["discriminator.bias"] = torch.tensor([0.0, math.log(3)], dtype=torch.float64)
@@ -73,7 +73,7 @@ def test_the_whole_loss_by_hand() -> None:
 
 
 def test_encoder_and_discriminator_pull_against_each_other() -> None:
-    net = Net(AddTask(4)(Parts().double()))
+    net = Net(AddPrivateModel(4)(Parts().double()))
     batch = {
         "x": torch.randn(6, 3).double(),
         "label": torch.tensor([0, 1, 2] * 2),
@@ -104,7 +104,7 @@ def test_encoder_and_discriminator_pull_against_each_other() -> None:
 def test_what_is_added_is_new_and_depends_on_the_model_alone() -> None:
     torch.manual_seed(0)
     model = TextClassifier(300, 3, embedding_dim=6, hidden=4, mlp=5)
-    build = AddTask(3)
+    build = AddPrivateModel(3)
     wide = build(model)
     shapes = {n: tuple(v.shape) for n, v in wide.state_dict().items() if n not in model.state_dict()}
     assert shapes["private.classifier.0.weight"] == (5, 16)
@@ -116,7 +116,7 @@ def test_what_is_added_is_new_and_depends_on_the_model_alone() -> None:
     assert not torch.equal(wide.private.encoder.weight_ih_l0, model.encoder.weight_ih_l0)  # type: ignore[union-attr, arg-type]
     torch.rand(2)
     assert same_bits(wide.state_dict(), build(model).state_dict())
-    assert isinstance(wide.private, Task)
+    assert isinstance(wide.private, PrivateModel)
     methods.asp_mtl(3).check(wide)
 
 
@@ -198,7 +198,7 @@ def test_asp_mtl_equals_plain_pytorch(momentum: float) -> None:
     method = methods.asp_mtl(
         4, 0.5, 0.3, local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=momentum))
     )
-    initial = AddTask(4)(Parts().double()).state_dict()
+    initial = AddPrivateModel(4)(Parts().double()).state_dict()
 
     def loss(w: State, batch: State) -> Tensor:
         s = torch.tanh(linear(w, "encoder", batch["x"]))

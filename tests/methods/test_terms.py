@@ -14,7 +14,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import terms
 from fedkeep.methods.apfl import OnMixture
-from fedkeep.methods.asp_mtl import AddTask, AdversarialLoss
+from fedkeep.methods.asp_mtl import AddPrivateModel, AdversarialLoss
 from fedkeep.methods.branches import TwoBranches
 from fedkeep.methods.copies import OnCopy, with_copy
 from fedkeep.methods.fedfusion import AddFusion, FusionLoss
@@ -215,7 +215,7 @@ EXTENDED: dict[str, Callable[[nn.Module], nn.Module]] = {
     "two streams": lambda module: module,
     "fusion": AddFusion("conv"),
     "mixture": AddGate(),
-    "adversarial": AddTask(3),
+    "adversarial": AddPrivateModel(3),
 }
 """What a term's method adds to the model; the others' terms see a linear model and its copy."""
 

@@ -28,8 +28,8 @@ from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data, rehearse_config, run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.counting import counting_side
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.sources import build_source
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.experiments.variants import Variant, fitted, with_method
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report import wording
@@ -235,7 +235,7 @@ def run(plan: Plan, jobs: int = 1, progress: bool | None = None) -> tuple[Found,
     """
     plan.out.mkdir(parents=True, exist_ok=True)
     write_whole(plan.out / PLAN, (json.dumps(_about(plan), indent=1) + "\n").encode())
-    run_tasks([cell for cell in plan.cells if not cell.finished], jobs, progress)
+    run_long_jobs([cell for cell in plan.cells if not cell.finished], jobs, progress)
     made = found(plan)
     return made, write(made, plan.out)
 

@@ -31,7 +31,7 @@ from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean, unit
 
 
-class Task(nn.Module):
+class PrivateModel(nn.Module):
     """A client's own encoder E_k, and its classifier C_k of [s ‖ p]."""
 
     def __init__(self, encoder: nn.Module, classifier: nn.Module) -> None:
@@ -45,7 +45,7 @@ class Task(nn.Module):
 
 
 @dataclass(frozen=True)
-class AddTask:
+class AddPrivateModel:
     """Adds the part ``private``, a client's encoder and classifier with new values, and the ``discriminator``.
 
     Attributes:
@@ -70,7 +70,9 @@ class AddTask:
                 if callable(reset):
                     reset()
             discriminator = nn.Linear(size, self.tasks)
-        return extended(module, {"private": Task(encoder, classifier), "discriminator": discriminator})
+        return extended(
+            module, {"private": PrivateModel(encoder, classifier), "discriminator": discriminator}
+        )
 
 
 def widened(classifier: nn.Module, size: int) -> nn.Module:
@@ -186,5 +188,5 @@ def asp_mtl(
         adapt=private_part(phase),
         predict=predict_task,
         predict_shared=None,
-        extend=AddTask(tasks=tasks),
+        extend=AddPrivateModel(tasks=tasks),
     )

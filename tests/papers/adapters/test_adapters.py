@@ -284,13 +284,13 @@ def test_messages_are_read_before_cells_run_side_by_side(
     monkeypatch.setattr(backbone, "source", lambda: ("minilm.zip", "0"))
     monkeypatch.setattr(table, "encoded_messages", lambda *_: order.append("read"))
 
-    def run_tasks(tasks: Sequence[Any], *_: object) -> None:
+    def run_long_jobs(tasks: Sequence[Any], *_: object) -> None:
         for task in tasks:
             order.append(task.name)
             if isinstance(task, table.Reading):
                 task()
 
-    monkeypatch.setattr(table, "run_tasks", run_tasks)
+    monkeypatch.setattr(table, "run_long_jobs", run_long_jobs)
     for only in (("*counts",), ("*counts", "*head-0")):
         reproduce("channel-adapters", Request(folder.parent, tmp_path / "out", workers=2, only=only))
     assert order == [

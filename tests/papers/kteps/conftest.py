@@ -13,7 +13,7 @@ import pytest
 
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep_papers.kteps import book
-from fedkeep_papers.kteps.cells import Task
+from fedkeep_papers.kteps.cells import CellJob
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS
 from tests.papers.kteps.runs import request
 
@@ -61,13 +61,13 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the cells that are computed, in order."""
     names: list[str] = []
 
-    whole = Task.__call__
+    whole = CellJob.__call__
 
-    def counted(task: Task, **how: Any) -> None:
+    def counted(task: CellJob, **how: Any) -> None:
         names.append(task.cell.name)
         whole(task, **how)
 
-    monkeypatch.setattr(Task, "__call__", counted)
+    monkeypatch.setattr(CellJob, "__call__", counted)
     return names
 
 

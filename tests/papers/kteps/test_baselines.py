@@ -11,11 +11,11 @@ from fedkeep import averaging
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep_papers.kteps import baselines, book
-from fedkeep_papers.kteps.cells import Cell, Numbers, Task
+from fedkeep_papers.kteps.cells import Cell, CellJob, Numbers
 from tests.papers.kteps.runs import request, rows
 
 
-def finish(tasks: list[Task], **numbers: Any) -> None:
+def finish(tasks: list[CellJob], **numbers: Any) -> None:
     """Write what some cells are to have left."""
     for task in tasks:
         task.slot.write(Numbers(task.cell.name, {}, {}, **numbers))
@@ -24,8 +24,8 @@ def finish(tasks: list[Task], **numbers: Any) -> None:
 def test_readings_change_the_method_and_nothing_else(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Task] = []
-    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))
+    asked: list[CellJob] = []
+    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_: asked.extend(tasks))
     monkeypatch.setattr(
         book, "builtin_names", lambda: ["kteps/fedavg", "kteps/fedfusion", "kteps/fedprox", "kteps/pfl-da"]
     )
@@ -96,7 +96,7 @@ def test_ag_of_the_usual_rounds_and_of_one_more(
     monkeypatch.setattr(baselines, "ALONE", ())
     monkeypatch.setattr(
         book,
-        "run_tasks",
+        "run_long_jobs",
         lambda tasks, *_: finish(tasks, shared={"a": 0.5}, shared_curve=curve, curves=curves),
     )
     reproduce("kteps-baselines", request(data, tmp_path))
@@ -112,9 +112,11 @@ def test_branches_of_table_8_predict_alone_on_the_same_models(
 ) -> None:
     curves = {"0.01": {"own": {"a": [0.7, 0.9]}, "s": {"a": [0.6, 0.8]}, "p": {"a": [0.3, 0.5]}}}
     monkeypatch.setattr(baselines, "READINGS", {})
-    asked: list[Task] = []
+    asked: list[CellJob] = []
     numbers = {"test": {"a": 0.9}, "shared": {"a": 0.8}, "curves": curves}
-    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: (asked.extend(tasks), finish(tasks, **numbers)))
+    monkeypatch.setattr(
+        book, "run_long_jobs", lambda tasks, *_: (asked.extend(tasks), finish(tasks, **numbers))
+    )
     reproduce("kteps-baselines", request(data, tmp_path))
     about = "diversity-0.0-projections-False-transfer-0.01-full-0"
     assert [t.cell.name for t in asked] == [f"fdu-kteps-architecture-{a}-{about}" for a in "BC"]
@@ -136,13 +138,13 @@ def test_a_table_names_the_cells_that_were_trained_on_a_gpu(
     monkeypatch.setattr(baselines, "READINGS", few)
     monkeypatch.setattr(baselines, "ALONE", ())
 
-    def train(tasks: list[Task], *_: object) -> None:
+    def train(tasks: list[CellJob], *_: object) -> None:
         curves = {"0.01": {"own": {"a": [0.6, 0.8]}}}
         for task in tasks:
             gpu = {"gpu": "a GPU"} if "single" in task.name else {}
             finish([task], shared={"a": 0.5}, curves=curves, environment={"cores": 2, **gpu})
 
-    monkeypatch.setattr(book, "run_tasks", train)
+    monkeypatch.setattr(book, "run_long_jobs", train)
     text = reproduce("kteps-baselines", request(data, tmp_path)).read_text(encoding="utf-8")
     (said,) = [line for line in text.splitlines() if "GPU" in line]
     assert said == (

@@ -10,7 +10,7 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep_papers.kteps import book, published, variants
-from fedkeep_papers.kteps.cells import Task
+from fedkeep_papers.kteps.cells import CellJob
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS
 from tests.papers.kteps.runs import read_numbers, request, rows
 
@@ -153,8 +153,8 @@ def test_settings_that_a_run_cannot_have_are_named_before_any_is_trained(
         with pytest.raises(ConfigError, match=f"(?s){names}"):
             reproduce(table, request(data, tmp_path, changes=changes))
     assert computed == []
-    asked: list[Task] = []
-    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))
+    asked: list[CellJob] = []
+    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_: asked.extend(tasks))
     reproduce("kteps-table2", request(data, tmp_path, changes=share, only=["*-kteps-full-*"]))
     assert [task.cell.resolved().method.options["share"] for task in asked] == [0.5]
 

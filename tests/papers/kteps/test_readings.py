@@ -17,7 +17,7 @@ from fedkeep.models import TextClassifier
 from fedkeep.privacy import GaussianNoise
 from fedkeep.report.results import read_results
 from fedkeep_papers.kteps import book, readings
-from fedkeep_papers.kteps.cells import Task
+from fedkeep_papers.kteps.cells import CellJob
 from fedkeep_papers.kteps.methods import BranchLoss
 from tests.papers.kteps.runs import read_numbers, request, rows
 
@@ -25,9 +25,9 @@ HELD, TESTED = "FDU, held-out training reviews", "FDU, test reviews"
 
 
 @pytest.fixture
-def asked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Task]:
-    found: list[Task] = []
-    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_, **__: found.extend(tasks))
+def asked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, CellJob]:
+    found: list[CellJob] = []
+    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_, **__: found.extend(tasks))
     monkeypatch.setattr(readings, "HELD_OUT", 4)
     reproduce("kteps-readings", request(data, tmp_path, seeds=[0]))
     return {
@@ -35,7 +35,7 @@ def asked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     }
 
 
-def test_every_reading_is_asked_for_once(asked: dict[str, Task]) -> None:
+def test_every_reading_is_asked_for_once(asked: dict[str, CellJob]) -> None:
     assert len(asked) == 8 + 6
     assert len({task.slot.file.name.rpartition("-")[2] for task in asked.values()}) == len(asked)
     for task in asked.values():
@@ -43,7 +43,7 @@ def test_every_reading_is_asked_for_once(asked: dict[str, Task]) -> None:
         assert (config.data.options["valid"], task.cell.split) == (4, "valid")
 
 
-def test_what_the_readings_set(asked: dict[str, Task], data: Path) -> None:
+def test_what_the_readings_set(asked: dict[str, CellJob], data: Path) -> None:
     def loss(name: str) -> BranchLoss:
         found = build_method(asked[name].cell.resolved().method).client.phases[0].loss
         assert isinstance(found, BranchLoss)

@@ -17,7 +17,7 @@ from fedkeep.experiments.reproductions import reproduce
 from fedkeep.report.results import read_results
 from fedkeep.version import NUMERICS
 from fedkeep_papers.kteps import book, cells, published
-from fedkeep_papers.kteps.cells import Numbers, Task
+from fedkeep_papers.kteps.cells import CellJob, Numbers
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS
 from fedkeep_papers.kteps.figures import _shares
 from tests.papers.kteps.conftest import READY
@@ -109,23 +109,23 @@ def test_bytes_and_settings_are_kept(finished: Path) -> None:
 def test_an_interrupted_table_goes_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
 
-    whole = Task.__call__
+    whole = CellJob.__call__
 
-    def stopped(task: Task, **how: Any) -> None:
+    def stopped(task: CellJob, **how: Any) -> None:
         if len(started) == 1:
             raise KeyboardInterrupt
         started.append(task.cell.name)
         whole(task, **how)
 
     monkeypatch.setattr(book, "builtin_names", lambda: ["kteps/fedavg", "kteps/fedprox"])
-    monkeypatch.setattr(Task, "__call__", stopped)
+    monkeypatch.setattr(CellJob, "__call__", stopped)
     with pytest.raises(KeyboardInterrupt):
         reproduce("kteps-table2", request(data, tmp_path))
     partly = rows(tmp_path, "kteps-table2")
     assert partly["FedAvg", "accuracy_ag"].value is not None
     assert partly["FedProx", "accuracy_ag"].value is None
     monkeypatch.setattr(
-        Task, "__call__", lambda task, **how: (started.append(task.cell.name), whole(task, **how))[1]
+        CellJob, "__call__", lambda task, **how: (started.append(task.cell.name), whole(task, **how))[1]
     )
     reproduce("kteps-table2", request(data, tmp_path))
     assert started == ["fdu-fedavg-full-0", "fdu-fedprox-full-0"]
@@ -259,8 +259,8 @@ def test_the_cells_of_the_other_tables(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Task] = []
-    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_, **__: asked.extend(tasks))
+    asked: list[CellJob] = []
+    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_, **__: asked.extend(tasks))
     reproduce(table, request(data, tmp_path))
     assert len({task.slot.file for task in asked}) == settings
     assert len({json.dumps(task.cell.settings(), sort_keys=True) for task in asked}) == settings
@@ -274,7 +274,7 @@ def test_the_cells_of_the_other_tables(
 def test_a_scene_without_its_folder_shows_what_is_published_alone(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(book, "run_tasks", lambda *_, **__: None)
+    monkeypatch.setattr(book, "run_long_jobs", lambda *_, **__: None)
     monkeypatch.setattr(book.Book, "source", lambda *_: {})
     reproduce("kteps-table3", request(data, tmp_path / "a"))
     found = read_results(tmp_path / "a" / "kteps-table3.json")

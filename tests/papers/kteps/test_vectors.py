@@ -8,15 +8,15 @@ import pytest
 
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep_papers.kteps import book, vectors
-from fedkeep_papers.kteps.cells import Numbers, Task
+from fedkeep_papers.kteps.cells import CellJob, Numbers
 from tests.papers.kteps.runs import read_numbers, request, rows
 
 
 def test_each_method_from_each_kind_of_vectors(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Task] = []
-    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))
+    asked: list[CellJob] = []
+    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_: asked.extend(tasks))
     reproduce("kteps-vectors", request(data, tmp_path))
     found = {task.cell.name: (task.cell.resolved().model, set(task.source)) for task in asked}
     assert len(asked) == len(found) == 10
@@ -44,8 +44,8 @@ def test_glove_is_asked_for_where_its_files_are(
         (everywhere / each.name).symlink_to(each)
     (everywhere / "glove").mkdir()
     (everywhere / vectors.GLOVE_150).write_bytes(b"")
-    asked: list[Task] = []
-    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))
+    asked: list[CellJob] = []
+    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_: asked.extend(tasks))
     reproduce("kteps-vectors", request(everywhere, tmp_path))
     found = {task.cell.name: task for task in asked if "150" in task.cell.name}
     assert sorted(found) == [
@@ -98,7 +98,7 @@ def test_how_far_kteps_is_ahead_is_paired_by_seed(
         "fdu-fedavg-no-vectors-full-1": (0.8, 0.8),
     }
 
-    def done(tasks: list[Task], *_: object) -> None:
+    def done(tasks: list[CellJob], *_: object) -> None:
         for task in tasks:
             if task.cell.name in ap_ag:
                 ap, ag = ap_ag[task.cell.name]
@@ -106,7 +106,7 @@ def test_how_far_kteps_is_ahead_is_paired_by_seed(
                 shared = {"a": ag - 0.1, "b": ag + 0.1}
                 task.slot.write(Numbers(task.cell.name, {}, {}, test=shared, shared=shared, curves=curves))
 
-    monkeypatch.setattr(book, "run_tasks", done)
+    monkeypatch.setattr(book, "run_long_jobs", done)
     text = reproduce("kteps-vectors", request(data, tmp_path, seeds=[0, 1, 2])).read_text(encoding="utf-8")
     found = text.partition("KTEPS minus FedAvg, paired by seed")[2].partition("## FDU")[0]
     # (1 + 3) / 2 points of Ap and (0 + 2) / 2 of Ag, √2 from each other; seed 2 and none of "no vectors" have a pair

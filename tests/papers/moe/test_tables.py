@@ -269,7 +269,7 @@ def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     text = path.read_text(encoding="utf-8")
     assert "- FedPer: a private last layer" in text
     assert "train 2 rounds of their own" in text
-    monkeypatch.setattr(moe_methods.MethodTask, "run", lambda *_: pytest.fail("computed twice"))
+    monkeypatch.setattr(moe_methods.MethodJob, "run", lambda *_: pytest.fail("computed twice"))
     before = rows
     assert rows_of(reproduce("moe-methods", request(images, out))) == before
     lines = text.splitlines()

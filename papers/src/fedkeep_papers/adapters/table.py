@@ -17,8 +17,8 @@ from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.files import sha256
 from fedkeep.experiments.environment import check_device, commit, environment
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.metrics.worth.intervals import users_like_these
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
@@ -84,7 +84,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm with a seed; a task of ``experiments.tasks``."""
+    """One arm with a seed; a task of ``experiments.long_jobs``."""
 
     arm: str
     seed: int
@@ -140,7 +140,7 @@ class Cell:
         return encoded_messages(self.data, self.users, self.cache, LAYERS, tokens, self.device)
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute the cell, or go on with its run, and leave its file; see ``tasks.Task``."""
+        """Compute the cell, or go on with its run, and leave its file; see ``long_jobs.LongJob``."""
         it, began, gpu = ARMS[self.arm], time.perf_counter(), ""
         if self.arm == "counts":
             data, _ = by_time(self.data, self.users)
@@ -184,7 +184,7 @@ class Reading:
     name: str = "MiniLM reads all messages, which is kept"
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Read what was not read before; see ``tasks.Task``."""
+        """Read what was not read before; see ``long_jobs.LongJob``."""
         self.cell.messages(tokens=False)
 
 
@@ -258,8 +258,8 @@ def channel_adapters(request: Request) -> Path:
         return written(request, cells)
 
     if trained := [cell for cell in todo if cell.arm != "counts" and not cell.cache.exists()]:
-        run_tasks([Reading(trained[0])])
-    run_tasks(todo, request.workers, request.progress, write)
+        run_long_jobs([Reading(trained[0])])
+    run_long_jobs(todo, request.workers, request.progress, write)
     return write()
 
 

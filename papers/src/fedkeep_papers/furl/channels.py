@@ -16,8 +16,8 @@ from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.files import sha256
 from fedkeep.experiments.environment import commit
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.metrics.worth.intervals import users_like_these
 from fedkeep.report.results import over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
@@ -132,7 +132,7 @@ class Cell:
         return self.runs / f"{self.slot.run}-fault.txt"
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute the cell, or go on with its run, and leave its file, or its fault; see ``tasks.Task``."""
+        """Compute the cell, or go on with its run, and leave its file, or its fault; see ``long_jobs.LongJob``."""
         try:
             self.slot.write(self.found(alone, progress))
         except (NonFiniteError, RoundError) as error:
@@ -245,7 +245,7 @@ def channels(request: Request) -> Path:
 
     wanted = (cell for cell in cells if request.wants(cell.name) and not cell.fault.exists())
     todo = [cell for cell in wanted if cell.slot.read() is None]
-    run_tasks(todo, request.workers, request.progress, write)
+    run_long_jobs(todo, request.workers, request.progress, write)
     return write()
 
 

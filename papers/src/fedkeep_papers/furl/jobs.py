@@ -19,9 +19,9 @@ from fedkeep.core.seeds import stream
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import read_info
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep_papers.kit.cells import Measured, Slot, digest, settings_of
 
 
@@ -148,7 +148,7 @@ def run_jobs(
     Raises:
         FedkeepError: a job failed for another reason than a loss that became NaN, or a round without enough clients.
     """
-    run_tasks([job for job in jobs if not is_finished(job.folder)], workers, progress, finished)
+    run_long_jobs([job for job in jobs if not is_finished(job.folder)], workers, progress, finished)
 
 
 def keep(job: JobSpec, slot: Slot[Kept]) -> None:

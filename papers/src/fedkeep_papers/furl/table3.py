@@ -16,9 +16,9 @@ from fedkeep.experiments.analyses import aggregation_time, cold_start_form, embe
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.environment import commit as source_commit
 from fedkeep.experiments.load import load_run
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.personalize import cold_start
 from fedkeep.experiments.reproductions import Request
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.report import page, tables
 from fedkeep.report.analysed import cold_start_table
 from fedkeep.report.results import Row, over_seeds, write_results
@@ -134,7 +134,7 @@ class _Sheet:
         """Compute the wanted cells that need no training and are not there."""
         cells = {cell.slot.file: cell for cell in self.untrained.values() if self.request.wants(cell.name)}
         missing = [cell for cell in cells.values() if cell.slot.read() is None]
-        run_tasks(missing, self.request.workers, self.request.progress)
+        run_long_jobs(missing, self.request.workers, self.request.progress)
         if missing:
             self.refer()
 

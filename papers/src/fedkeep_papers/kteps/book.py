@@ -14,13 +14,13 @@ from fedkeep.data.readers.files import sha256
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.builtin import builtin_names
 from fedkeep.experiments.config import Config
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.metrics import ag, ap
 from fedkeep.report.results import over_seeds, write_results
 from fedkeep_papers.kit.cells import note_on_stale, runs_of
 from fedkeep_papers.kteps import published
-from fedkeep_papers.kteps.cells import Cell, Numbers, Overrides, Task, missing, note_on_gpus
+from fedkeep_papers.kteps.cells import Cell, CellJob, Numbers, Overrides, missing, note_on_gpus
 
 RATIO = 0.01
 """Of the learning rate in personalisation: the column of Table 5 that equals Table 3."""
@@ -264,10 +264,10 @@ class Book:
         overrides = (*scene.overrides, *scene.scales[self.scale], *scene.changes)
         return (("method.tasks", str(self._read(Cell("", entry.config, overrides).resolved())[1])),)
 
-    def task(self, cell: Cell) -> Task:
+    def task(self, cell: Cell) -> CellJob:
         """Return the cell's place."""
         source = self.source(cell)
-        return Task(cell, self.data, source, cell.slot(self.folder, source), self.scratch)
+        return CellJob(cell, self.data, source, cell.slot(self.folder, source), self.scratch)
 
     def numbers(self, cells: Mapping[int, Cell]) -> dict[int, Numbers]:
         """Return what the finished ones of some cells left, by seed; those that broke down are left out."""
@@ -278,7 +278,7 @@ class Book:
                 found[seed] = finished.result
         return found
 
-    def run(self, tasks: Sequence[Task], finished: Callable[[], object] | None = None) -> None:
+    def run(self, tasks: Sequence[CellJob], finished: Callable[[], object] | None = None) -> None:
         """Run those of some tasks that are missing and wanted.
 
         Args:
@@ -288,7 +288,7 @@ class Book:
         wanted = [task for task in missing(tasks) if self.request.wants(task.name)]
         for task in wanted:
             task.check()
-        run_tasks(wanted, self.request.workers, self.request.progress, finished)
+        run_long_jobs(wanted, self.request.workers, self.request.progress, finished)
 
     def make(
         self,
@@ -324,7 +324,7 @@ class Book:
     def _write(
         self,
         lines: Sequence[Line],
-        others: Sequence[Task],
+        others: Sequence[CellJob],
         title: str,
         about: str,
         further: str,

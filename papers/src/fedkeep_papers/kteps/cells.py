@@ -125,7 +125,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Task:
+class CellJob:
     """A cell to compute: where its data are, where its numbers go, and where it may keep its run meanwhile."""
 
     cell: Cell
@@ -196,7 +196,7 @@ class Task:
             shutil.rmtree(scratch)
 
 
-def missing(tasks: Sequence[Task]) -> list[Task]:
+def missing(tasks: Sequence[CellJob]) -> list[CellJob]:
     """Return the tasks whose numbers are not there yet, each once."""
     return list({task.name: task for task in tasks if task.slot.read() is None}.values())
 

@@ -31,10 +31,10 @@ from fedkeep.experiments.build import (
     run_config,
 )
 from fedkeep.experiments.environment import commit
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.personalize import own_store
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import Method
 from fedkeep_papers.kit.cells import Slot, digest
 from fedkeep_papers.moe.results import Cell, Result
@@ -250,7 +250,7 @@ def _loaded(run: Run, file: Path) -> AdaptedClients:
 
 
 @dataclass(frozen=True)
-class Task:
+class CellJob:
     """Computes some variants of a cell.
 
     Attributes:
@@ -271,7 +271,7 @@ class Task:
         return self.cell.name(self.variants[0])
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute what is missing; see ``tasks.Task``."""
+        """Compute what is missing; see ``long_jobs.LongJob``."""
         Work(self.cell, self.data, self.results, self.runs, None if alone else 1, progress).run(self.variants)
 
 
@@ -284,7 +284,7 @@ def run_cells(
     progress: bool | None = None,
     wants: Callable[[str], bool] = lambda _: True,
 ) -> None:
-    """Compute what is missing of all cells, as ``run_tasks`` does.
+    """Compute what is missing of all cells, as ``run_long_jobs`` does.
 
     Local training comes first, as cells share it. ``wants`` tells by a run's name whether it is to be computed.
 
@@ -304,7 +304,7 @@ def run_cells(
     rest = [(cell, [v for v in variants if v.needs_federation]) for cell, variants in cells]
     for wave in (list(alone.values()), rest):
         missing = [
-            Task(cell, todo, data, results, runs)
+            CellJob(cell, todo, data, results, runs)
             for cell, variants in wave
             if (
                 todo := [
@@ -314,4 +314,4 @@ def run_cells(
                 ]
             )
         ]
-        run_tasks(missing, workers, progress)
+        run_long_jobs(missing, workers, progress)

@@ -19,10 +19,10 @@ from fedkeep.core.records import Record
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.build import build_data, build_model
 from fedkeep.experiments.environment import commit
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import (
     Method,
     Phase,
@@ -173,7 +173,7 @@ class MethodCell:
 
 
 @dataclass(frozen=True)
-class MethodTask:
+class MethodJob:
     """Computes a cell.
 
     Attributes:
@@ -193,7 +193,7 @@ class MethodTask:
         return self.cell.file(self.results).stem
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute the cell and leave its file; see ``tasks.Task``."""
+        """Compute the cell and leave its file; see ``long_jobs.LongJob``."""
         run = self.run(None if alone else 1, progress)
         valid, test = (_curve(run.history, split) for split in ("valid", "test"))
         if METHODS[self.cell.name].adapts:
@@ -257,12 +257,12 @@ def table(request: Request) -> Path:
     own.run()
     slots = {key: c.slot(own.folder, own.source(c.scene)) for key, c in cells.items()}
     missing = [
-        MethodTask(cells[key], request.data, own.folder, own.runs)
+        MethodJob(cells[key], request.data, own.folder, own.runs)
         for key, slot in slots.items()
         if slot.read() is None
     ]
     todo = [task for task in missing if request.wants(task.name)]
-    run_tasks(todo, request.workers, request.progress)
+    run_long_jobs(todo, request.workers, request.progress)
     rows = []
     for split in PROTOCOLS:
         for scene in scenes:

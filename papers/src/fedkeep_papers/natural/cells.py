@@ -98,7 +98,7 @@ class Gains:
 
 @dataclass(frozen=True)
 class Run:
-    """Computes a cell, or goes on with it; a task of `experiments.tasks`.
+    """Computes a cell, or goes on with it; a task of `experiments.long_jobs`.
 
     Attributes:
         cell: the cell.
@@ -118,7 +118,7 @@ class Run:
         return self.cell.name
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute the cell and leave its file; see ``tasks.Task``."""
+        """Compute the cell and leave its file; see ``long_jobs.LongJob``."""
         folder, began = self.runs / self.slot.run, time.perf_counter()
         run_config(
             self.cell.config(),

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedkeep.core.errors import DataError
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep.report.wording import MISSING, difference, is_fraction, metric_name, plain
@@ -38,7 +38,7 @@ def natural_users(request: Request) -> Path:
     known = [scene for scene in SCENES if sheet.source(scene, needed=bool(wanted[scene.name])) is not None]
     for scene in known:
         tasks = [sheet.run(cell) for cell in wanted[scene.name] if sheet.slot(cell).read() is None]
-        run_tasks(tasks, request.workers, request.progress, sheet.write)
+        run_long_jobs(tasks, request.workers, request.progress, sheet.write)
         if not request.finished:
             sheet.keep(scene)
     return sheet.write()

@@ -12,9 +12,9 @@ from fedkeep.core.errors import RunError
 from fedkeep.core.records import read_records
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import Config
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.run_directory import read_info
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep_papers.kit.cells import Slot, digest, note_on_stale, runs_of, settings_of
 
@@ -63,7 +63,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Cell:
-    """A run: a method, for some rounds, with a seed; a task of ``experiments.tasks``.
+    """A run: a method, for some rounds, with a seed; a task of ``experiments.long_jobs``.
 
     Attributes:
         method, rounds, seed: what is run.
@@ -114,7 +114,7 @@ class Cell:
         return self.runs / self.slot.run
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Train, or go on with a run that was stopped; see ``tasks.Task``."""
+        """Train, or go on with a run that was stopped; see ``long_jobs.LongJob``."""
         resume = (self.folder / "run.json").exists()
         run_config(
             self.config(),
@@ -194,7 +194,7 @@ def public_fashion(request: Request) -> Path:
         return write_results(request.out, name, rows, title="PFLlib's Fashion-MNIST", preamble=text)[1]
 
     todo = [cell for cell in cells.values() if request.wants(cell.name) and cell.slot.read() is None]
-    run_tasks(todo, request.workers, request.progress, write)
+    run_long_jobs(todo, request.workers, request.progress, write)
     return write()
 
 

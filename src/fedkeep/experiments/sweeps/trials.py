@@ -16,10 +16,10 @@ from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import Config
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.summary import summarize
 from fedkeep.experiments.sweeps.plan import RANDOM, Sweep, held
 from fedkeep.experiments.sweeps.watch import Watch
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.report.wording import lower_is_better
 
 if TYPE_CHECKING:
@@ -37,21 +37,21 @@ def run(sweep: Sweep, jobs: int = 1, progress: bool | None = None) -> None:
         waiting = {method: list(_waiting(sweep, method)) for method in sweep.configs}
         turns = max(map(len, waiting.values()))
         tasks = [own[turn] for turn in range(turns) for own in waiting.values() if turn < len(own)]
-        run_tasks(tasks, jobs, progress)
+        run_long_jobs(tasks, jobs, progress)
 
 
-def _waiting(sweep: Sweep, method: str) -> Iterator[TrialTask]:
+def _waiting(sweep: Sweep, method: str) -> Iterator[TrialJob]:
     """Yield a method's trials that are to run: those in the middle first."""
     trials = sweep.study(method).get_trials(deepcopy=False)
     for trial in trials:
         if not trial.state.is_finished():
-            yield TrialTask(sweep, method, trial.number, trial.number)
+            yield TrialJob(sweep, method, trial.number, trial.number)
     for number in range(len(trials), sweep.trials):
-        yield TrialTask(sweep, method, number, None)
+        yield TrialJob(sweep, method, number, None)
 
 
 @dataclass(frozen=True)
-class TrialTask:
+class TrialJob:
     """A trial that is to run.
 
     Attributes:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.experiments import progress, tasks
+from fedkeep.experiments import long_jobs, progress
+from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.progress import Stand, make_progress
-from fedkeep.experiments.tasks import run_tasks
 
 
 @dataclass(frozen=True)
@@ -45,24 +45,24 @@ class Errand:
 def test_one_after_another_in_this_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[int] = []
     several = [Errand("b", tmp_path), Errand("a", tmp_path, waits_for="b")]
-    run_tasks(several, 1, False, lambda: seen.append(len([*tmp_path.iterdir()])))
+    run_long_jobs(several, 1, False, lambda: seen.append(len([*tmp_path.iterdir()])))
     assert seen == [2, 4]
     assert (tmp_path / "a").read_text() == f"{os.getpid()} {torch.get_num_threads()} True False"
     assert capsys.readouterr().err == "1 of 2: b\n2 of 2: a\n"
-    run_tasks([Errand("c", tmp_path)], 2, None)  # one alone needs no other process
+    run_long_jobs([Errand("c", tmp_path)], 2, None)  # one alone needs no other process
     assert (tmp_path / "c").read_text() == f"{os.getpid()} {torch.get_num_threads()} True None"
-    run_tasks([], 2)
+    run_long_jobs([], 2)
 
 
 @pytest.mark.slow
 def test_side_by_side_each_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tasks, "EVERY", 0.0)
+    monkeypatch.setattr(long_jobs, "EVERY", 0.0)
     seen: list[int] = []
     x, y = Errand("x", tmp_path, "rounds", waits_for="z"), Errand("y", tmp_path, waits_for="x-begun")
     several = [x, y, Errand("z", tmp_path)]
-    run_tasks(several, 2, None, lambda: seen.append(1))
+    run_long_jobs(several, 2, None, lambda: seen.append(1))
     found = [(tmp_path / name).read_text().split() for name in "xyz"]
     assert len({pid for pid, *_ in found} | {str(os.getpid())}) == 4
     assert all(rest == ["1", "False", "None"] for _, *rest in found)
@@ -80,11 +80,11 @@ def test_side_by_side_each_in_a_process_of_its_own(
 
 
 def test_lines_about_what_runs_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    board = tasks._Lines(2)
+    board = long_jobs._Lines(2)
     for done in range(3):
         board.told("a", Stand("rounds", done, 7))
     assert capsys.readouterr().err == ""
-    board.last -= tasks.EVERY
+    board.last -= long_jobs.EVERY
     board.told("b", Stand("clients", 1, 5))
     board.told("a", Stand("rounds", 3, 7))
     # The line comes with b's first message, and the next one is not due yet.
@@ -96,10 +96,10 @@ def test_lines_about_what_runs_come_now_and_then(capsys: pytest.CaptureFixture[s
 
 
 def test_the_time_left_by_hand() -> None:
-    assert tasks.time_left(60, 2, 8) == ", about 3 min 00 s left"  # 30 s each, six to go
-    assert tasks.time_left(60, 0, 8) == ""
-    assert tasks.time_left(60, 2, 2.3) == ""  # 9 s
-    board = tasks._Lines(4)
+    assert long_jobs.time_left(60, 2, 8) == ", about 3 min 00 s left"  # 30 s each, six to go
+    assert long_jobs.time_left(60, 0, 8) == ""
+    assert long_jobs.time_left(60, 2, 2.3) == ""  # 9 s
+    board = long_jobs._Lines(4)
     board.began -= 30
     board.number = 1
     board.running = {"b": Stand("rounds", 5, 10)}
@@ -107,7 +107,7 @@ def test_the_time_left_by_hand() -> None:
 
 
 def test_bars_of_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    board = tasks._Bars(2)
+    board = long_jobs._Bars(2)
     try:
         board.told("a", Stand("rounds", 3, 7))
         board.told("b", Stand("rounds", 1, 7))
@@ -129,7 +129,7 @@ def test_one_that_fails_says_so_and_leaves_the_others_what_they_made(
     several = [Errand("bad", tmp_path, "fail", waits_for="good-begun"), Errand("good", tmp_path, "rounds")]
     later = [Errand(f"later{n}", tmp_path) for n in range(6)]
     with pytest.raises(ConfigError, match=r"^bad has no data\.$"):
-        run_tasks([*several, *later], 2)
+        run_long_jobs([*several, *later], 2)
     assert (tmp_path / "good").exists()
     assert not all((tmp_path / f"{task.name}-begun").exists() for task in later)
     assert "bad failed. Still running: good.\n" in capsys.readouterr().err
@@ -137,7 +137,7 @@ def test_one_that_fails_says_so_and_leaves_the_others_what_they_made(
 
 def test_one_that_is_killed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"ended without an answer: it"):
-        run_tasks([Errand("a", tmp_path, "die"), Errand("b", tmp_path)], 2)
+        run_long_jobs([Errand("a", tmp_path, "die"), Errand("b", tmp_path)], 2)
 
 
 def test_a_process_that_computes_for_another_shows_nothing_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Long tasks, one after another or side by side, and what is seen of them meanwhile.
+"""Long jobs, one after another or side by side, and what is seen of them meanwhile.
 
 Side by side, each has a process of its own with one thread, and its progress is shown here: a bar for each on a
 terminal, else a line for each that finishes and one now and then for those that run. Lines estimate the time left.
@@ -23,7 +23,7 @@ EVERY = 300.0  # seconds between two lines about what runs
 SOON = 10.0  # seconds; a shorter time left is not worth saying
 
 
-class Task(Protocol):
+class LongJob(Protocol):
     """Something that takes long and keeps what it makes by itself; it can travel to another process."""
 
     @property
@@ -36,42 +36,40 @@ class Task(Protocol):
         ...
 
 
-def run_tasks(
-    tasks: Sequence[Task],
+def run_long_jobs(
+    jobs: Sequence[LongJob],
     workers: int = 1,
     progress: bool | None = None,
     finished: Callable[[], object] | None = None,
 ) -> None:
-    """Compute tasks, ``workers`` at a time.
+    """Compute jobs, ``workers`` at a time.
 
     Args:
-        tasks: in the order in which they begin.
+        jobs: in the order in which they begin.
         workers: how many at a time; with 1, they run in this process.
         progress: whether bars are shown; None: if standard error is a terminal.
-        finished: called after every task.
+        finished: called after every job.
 
     Raises:
         FedkeepError: of the first that failed, after those that ran beside it; those that wait are not begun.
         RunError: a process was killed.
     """
-    if workers <= 1 or len(tasks) <= 1:
+    if workers <= 1 or len(jobs) <= 1:
         began = time.monotonic()
-        for number, task in enumerate(tasks, 1):
-            left = time_left(time.monotonic() - began, number - 1, len(tasks))
-            _say(f"{number} of {len(tasks)}{left}: {task.name}")
-            task(alone=True, progress=progress)
+        for number, job in enumerate(jobs, 1):
+            left = time_left(time.monotonic() - began, number - 1, len(jobs))
+            _say(f"{number} of {len(jobs)}{left}: {job.name}")
+            job(alone=True, progress=progress)
             if finished is not None:
                 finished()
         return
     queue: SimpleQueue[Any] = multiprocessing.get_context("spawn").SimpleQueue()
-    board = (
-        _Bars(len(tasks)) if (sys.stderr.isatty() if progress is None else progress) else _Lines(len(tasks))
-    )
-    listener = threading.Thread(target=_listen, args=(queue, board), name="progress of tasks", daemon=True)
+    board = _Bars(len(jobs)) if (sys.stderr.isatty() if progress is None else progress) else _Lines(len(jobs))
+    listener = threading.Thread(target=_listen, args=(queue, board), name="progress of jobs", daemon=True)
     listener.start()
     try:
         with processes(workers, begin=_know, given=(queue,), fresh=True) as pool:
-            running = {pool.submit(_work, task): task.name for task in tasks}
+            running = {pool.submit(_work, job): job.name for job in jobs}
             for done in as_completed(running):
                 if isinstance(done.exception(), FedkeepError):
                     board.failed(running[done])
@@ -86,7 +84,7 @@ def run_tasks(
 
 
 def time_left(seconds: float, done: float, count: float) -> str:
-    """Return ``", about 12 min 30 s left"`` from how long ``done`` of ``count`` tasks took; empty: not known, or soon.
+    """Return ``", about 12 min 30 s left"`` from how long ``done`` of ``count`` jobs took; empty: not known, or soon.
 
     Tasks are taken to be alike, so it is an estimate.
     """
@@ -103,10 +101,10 @@ def _know(queue: SimpleQueue[Any]) -> None:
     _QUEUE[:] = [queue]
 
 
-def _work(task: Task) -> None:
+def _work(job: LongJob) -> None:
     (queue,) = _QUEUE
-    tell_elsewhere(lambda stand: queue.put((task.name, stand)))
-    task(alone=False, progress=None)
+    tell_elsewhere(lambda stand: queue.put((job.name, stand)))
+    job(alone=False, progress=None)
 
 
 def _listen(queue: SimpleQueue[Any], board: _Lines) -> None:
@@ -115,7 +113,7 @@ def _listen(queue: SimpleQueue[Any], board: _Lines) -> None:
 
 
 class _Lines:
-    """Shows how far tasks have come, in lines of text; safe to call from several threads."""
+    """Shows how far jobs have come, in lines of text; safe to call from several threads."""
 
     def __init__(self, count: int) -> None:
         self.count, self.number, self.began = count, 0, time.monotonic()
@@ -125,28 +123,28 @@ class _Lines:
         self.lock = threading.Lock()
 
     def told(self, name: str, stand: Stand) -> None:
-        """Take note of how far a task has come; what comes late is not shown."""
+        """Take note of how far a job has come; what comes late is not shown."""
         with self.lock:
             if name not in self.over:
                 self.running[name] = stand
                 self.show(name)
 
     def finished(self, name: str) -> None:
-        """Say that a task is finished."""
+        """Say that a job is finished."""
         with self.lock:
             self.number += 1
             self.leave(name)
             self.say(f"{self.number} of {self.count} finished after {self.after()}{self.left()}: {name}")
 
     def failed(self, name: str) -> None:
-        """Say that a task failed, as others may run on for long before its error is shown."""
+        """Say that a job failed, as others may run on for long before its error is shown."""
         with self.lock:
             self.leave(name)
             others = ", ".join(self.running)
             self.say(f"{name} failed." + (f" Still running: {others}." if others else ""))
 
     def after(self) -> str:
-        """Return the time since the first task began."""
+        """Return the time since the first job began."""
         from fedkeep.report.wording import duration
 
         return duration(time.monotonic() - self.began)
@@ -157,16 +155,16 @@ class _Lines:
         return time_left(time.monotonic() - self.began, self.number + shares, self.count)
 
     def leave(self, name: str) -> None:
-        """Forget a task."""
+        """Forget a job."""
         self.over.add(name)
         self.running.pop(name, None)
 
     def show(self, name: str) -> None:
-        """Show a running task's progress, or now and then that of all."""
+        """Show a running job's progress, or now and then that of all."""
         if time.monotonic() - self.last < EVERY:
             return
         self.last = time.monotonic()
-        where = (f"{task}: {s.title}, {s.done:g} of {s.total}" for task, s in self.running.items())
+        where = (f"{job}: {s.title}, {s.done:g} of {s.total}" for job, s in self.running.items())
         self.say(f"after {self.after()}{self.left()}: {'; '.join(where)}")
 
     def say(self, text: str) -> None:
@@ -178,7 +176,7 @@ class _Lines:
 
 
 class _Bars(_Lines):
-    """A bar for every running task and one for all."""
+    """A bar for every running job and one for all."""
 
     def __init__(self, count: int) -> None:
         from rich.console import Console
