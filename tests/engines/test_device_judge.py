@@ -315,6 +315,7 @@ def test_a_run_needs_no_more_than_a_roster_and_a_device(leaves: Leaves) -> None:
         roster=ids,
         judged=range(6),
         tasks=tuple(tasks_of(DATA)),
+        meta=DATA.meta,
         every=1,
         faults=Faults(),
         progress=False,
