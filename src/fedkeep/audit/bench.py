@@ -28,8 +28,7 @@ from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import SERVER, Params
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
-from fedkeep.engines import Job, Sequential, first_kept
-from fedkeep.engines.tables.lookups import with_declared_tables
+from fedkeep.engines import Sequential, first_kept, job_of
 from fedkeep.methods import Finish, Finished, Method, SecureMean, newest
 from fedkeep.methods.client import accepted
 from fedkeep.privacy import GaussianNoise
@@ -293,10 +292,10 @@ class Bench:
             made = self._made(method or self.method)
             module = copy.deepcopy(made.module)
             net = Net(module)
-            own = with_declared_tables(made.method, net, data)
+            own = made.method
             default = Default(copy.deepcopy(made.kept), own.client.keep.value, self.seed, net.buffers())
             held = Held(default, data.ids)
-            job = Job(own, net, data, held, self.seed)
+            job = job_of(own, net, data, held, self.seed)
             received = own.split.halves(module).federated(net.initial())
             states = States(default, own.client.accept, fixed or {})
             for packet in works:

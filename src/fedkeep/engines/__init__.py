@@ -4,8 +4,8 @@ from fedkeep.engines.adapt import Adaptation, Adapted, Fitting, fit
 from fedkeep.engines.auto import Auto, Choice
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.centralised import Centralised
-from fedkeep.engines.device import Answer, Defers, Device, LocalDevice, Order, orders_of
-from fedkeep.engines.job import ClientResult, Engine, Job, Work, first_global, first_kept
+from fedkeep.engines.device import Answer, Defers, Device, LocalDevice, Order, job_of, orders_of
+from fedkeep.engines.job import ClientResult, Engine, Job, Work, first_default, first_global, first_kept
 from fedkeep.engines.judge import tasks_of
 from fedkeep.engines.judgement import Judgement
 from fedkeep.engines.lanes import LocalResult, Watch
@@ -47,9 +47,11 @@ __all__ = [
     "Work",
     "Workers",
     "available_cores",
+    "first_default",
     "first_global",
     "first_kept",
     "fit",
+    "job_of",
     "local_run",
     "orders_of",
     "run_round",

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.net import Net
 from fedkeep.core.params import Params
+from fedkeep.data import FederatedData
 from fedkeep.engines.adapt import (
     Adaptation,
     Fits,
@@ -33,10 +35,12 @@ from fedkeep.engines.fine_tuning import Tuning, curve
 from fedkeep.engines.job import Engine, Job, Work, defaults, paired
 from fedkeep.engines.judge import judge, outputs
 from fedkeep.engines.opt_out import made_of_all
+from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.engines.tally import Judged, Leaves
 from fedkeep.engines.window import Way
 from fedkeep.methods import Global, Method, Sent, newest
 from fedkeep.methods.client import accepted
+from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import Default, MemoryStore, PrivateStore
 from fedkeep.tasks.results import MODELS, Model
@@ -118,6 +122,26 @@ class Defers(Protocol):
     def announce(self, orders: Sequence[Order], asked: Mapping[str, Sequence[Model]]) -> None:
         """Take note of what ``judge`` will ask after the next round, of clients as they are now: models by split."""
         ...
+
+
+def job_of(
+    method: Method,
+    net: Net,
+    data: FederatedData,
+    store: PrivateStore,
+    seed: int,
+    device: str = "cpu",
+    *,
+    after_step: Callable[[float], None] | None = None,
+    entropy: Entropy = "run",
+) -> Job:
+    """Put together what all clients of a device have in common; its method knows the tables that the model looks up.
+
+    Args:
+        method, net, data, store, seed, device, after_step, entropy: as for ``Job``.
+    """
+    known = with_declared_tables(method, net, data, device)
+    return Job(known, net, data, store, seed, device, after_step, entropy)
 
 
 class LocalDevice:

@@ -18,7 +18,7 @@ from fedkeep.methods import Global, Kept, Method, Phase, Roster, WeightedMean
 from fedkeep.methods.hooks import UPLOAD, as_state
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
-from fedkeep.store import PrivateStore
+from fedkeep.store import Default, PrivateStore
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -100,6 +100,11 @@ def first_kept(method: Method, net: Net) -> Params:
     own = as_state(f"client's state of {method.name!r}", lambda: method.client.state(net))
     state = {**own, **prefixed(UPLOAD, links)}
     return Kept(params=halves.private(initial), state=state).flat
+
+
+def first_default(method: Method, net: Net, seed: int) -> Default:
+    """Return what clients keep that were never trained, each its own draw where the method says so."""
+    return Default(first_kept(method, net), method.client.keep.value, seed, net.buffers())
 
 
 def declared(method: Method, net: Net) -> Params:

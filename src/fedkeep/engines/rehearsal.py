@@ -27,7 +27,7 @@ from fedkeep.core.params import SERVER, Batch, Params, clone, is_state, prefixed
 from fedkeep.core.seeds import forked, without_draws
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import float_type, load_batch
-from fedkeep.engines.job import first_kept
+from fedkeep.engines.job import first_default, first_kept
 from fedkeep.engines.tables.local_rows import Examples
 from fedkeep.methods import Method
 from fedkeep.methods.features import Known
@@ -35,7 +35,6 @@ from fedkeep.methods.terms import Term
 from fedkeep.split import immovable
 from fedkeep.split.check import stuck
 from fedkeep.split.joint import LocalLoss
-from fedkeep.store import Default
 
 USERS, EXAMPLES = 3, 8
 TOGETHER = 4
@@ -109,7 +108,7 @@ def model_warnings(
 
 def first_values(net: Net, method: Method, seed: int) -> Params:
     """Return the values that a new client's first training starts from."""
-    kept = Default(first_kept(method, net), method.client.keep.value, seed, net.buffers())("")
+    kept = first_default(method, net, seed)("")
     return {**net.initial(), **{n: v for n, v in kept.items() if not is_state(n)}}
 
 

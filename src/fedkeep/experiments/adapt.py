@@ -19,7 +19,7 @@ from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, misfit
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Adaptation, Adapted, Fitting, Job, Judgement, first_global, first_kept, fit
+from fedkeep.engines import Adaptation, Adapted, Fitting, Job, Judgement, first_default, first_global, fit
 from fedkeep.engines.adapt import kept_values, one_by_one
 from fedkeep.experiments.personalize import numpy_seed
 from fedkeep.experiments.processes import processes
@@ -27,7 +27,7 @@ from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
 from fedkeep.methods import Adapt, Method, Sent
 from fedkeep.nn.accelerate import swaps_of
-from fedkeep.store import Default, MemoryStore, PrivateStore
+from fedkeep.store import MemoryStore, PrivateStore
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
             f"The federated values of this run of {run.method.name!r} don't fit {method.name!r} on "
             f"{type(module).__name__}: {fault}. Take the model that the run was made with, and the prefix of its names."
         )
-    default = Default(first_kept(method, net), method.client.keep.value, numpy_seed(run), net.buffers())
+    default = first_default(method, net, numpy_seed(run))
     first = first_global(method, net, run.data)
     last = run.last.but(links=first.links, optimizer=first.optimizer)
     return replace(

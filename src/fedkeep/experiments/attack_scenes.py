@@ -20,8 +20,7 @@ from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import FederatedData
 from fedkeep.data.federated import take
 from fedkeep.data.splits import bounds_of
-from fedkeep.engines import Job, first_global
-from fedkeep.engines.tables.lookups import with_declared_tables
+from fedkeep.engines import first_global, job_of
 from fedkeep.experiments.build import LOCAL, SERVER, build_method
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.run import Run
@@ -79,14 +78,16 @@ class Scene:
 
     def __init__(self, run: Run, clients: Sequence[str], batch: int) -> None:
         self.run, self.clients, self.net, self.data = run, list(clients), run.net, run.data
-        self.method = with_declared_tables(run.method, run.net, run.data, run.device)
+        self.job = job_of(
+            run.method, run.net, run.data, self._store(run.data), run.private.default.seed, run.device
+        )
+        self.method = self.job.method
         self.server = first_global(self.method, run.net, run.data).but(
             params=run.server, state=run.state, round=run.round
         )
-        job = self._job(self.method, run.data)
-        self.start = {**self.server.params, **job.declared}
-        self.later, self.first = watch(job, self.server, self.clients)
-        _, self.second = watch(job, self.later, self.clients)
+        self.start = {**self.server.params, **self.job.declared}
+        self.later, self.first = watch(self.job, self.server, self.clients)
+        _, self.second = watch(self.job, self.later, self.clients)
         self.few, self.one = (trimmed(run.data, size) for size in (batch, 1))
         self.step, self.single = (self._stepped(1, batch, data) for data in (self.few, self.one))
 
@@ -96,13 +97,14 @@ class Scene:
 
     def _stepped(self, number: int, batch: int, data: FederatedData) -> dict[str, Observed]:
         method = few_steps(self.method, number, batch)
-        return watch(self._job(method, data), self.server, self.clients)[1]
+        job = replace(self.job, method=method, data=data, store=self._store(data))
+        return watch(job, self.server, self.clients)[1]
 
-    def _job(self, method: Method, data: FederatedData) -> Job:
+    def _store(self, data: FederatedData) -> MemoryStore:
         store = MemoryStore(self.run.private.default, data.ids)
         numbers = self.run.members(self.clients).positions.tolist()
         store.write(numbers, self.run.private.read(numbers))
-        return Job(method, self.net, data, store, self.run.private.default.seed, self.run.device)
+        return store
 
     @property
     def private(self) -> list[str]:

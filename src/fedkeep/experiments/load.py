@@ -9,7 +9,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.net import Net
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Sequential, first_global, first_kept
+from fedkeep.engines import Sequential, first_default, first_global
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, parse_config, read_config
@@ -19,7 +19,6 @@ from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, read_info
 from fedkeep.experiments.taking_part import take_part, who_trains
 from fedkeep.methods import differentially_private
-from fedkeep.store import Default
 
 
 def run_folder_config(folder: Path) -> tuple[Config, str]:
@@ -86,7 +85,7 @@ def load_run(
     if config.privacy is not None:
         method = differentially_private(method, config.privacy, float(info["cohort"]))
     net = Net(method.made_for(build_model(config, data, data_folder)).to(device))
-    default = Default(first_kept(method, net), method.client.keep.value, config.seed, net.buffers())
+    default = first_default(method, net, config.seed)
     default.opted_out = made_of_all(method.client.phases, method.split, net, data)
     clients, held_out = take_part(data, config.run.hold_out, config.seed)
     server = first_global(method, net, data, len(who_trains(data, method, clients)))

@@ -17,12 +17,11 @@ from fedkeep.core.net import Net
 from fedkeep.data import FederatedData
 from fedkeep.data.federated import best_possible
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Auto, Job, LocalDevice, first_kept, tasks_of
+from fedkeep.engines import Auto, LocalDevice, first_default, job_of, tasks_of
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.rehearsal import model_warnings
 from fedkeep.engines.round import Sampling
-from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.experiments.conductor import Conductor, Members
 from fedkeep.experiments.drive import Drive, in_use, pooled_state
 from fedkeep.experiments.engine import check_engine, make_engine
@@ -35,7 +34,7 @@ from fedkeep.experiments.taking_part import take_part, who_trains
 from fedkeep.experiments.trackers import Tracker
 from fedkeep.methods import Method
 from fedkeep.privacy import DifferentialPrivacy
-from fedkeep.store import Default, MemoryStore, PrivateStore, for_clients
+from fedkeep.store import MemoryStore, PrivateStore, for_clients
 
 
 def simulate(
@@ -236,9 +235,7 @@ class Simulation:
     def _store(self, out: Path | None, resume: bool) -> PrivateStore:
         """Return what keeps private values; with a folder, that is made or opened."""
         method, net, data = self.method, self.net, self.data
-        default = Default(
-            first_kept(method, net), method.client.keep.value, self.conductor.seed, net.buffers()
-        )
+        default = first_default(method, net, self.conductor.seed)
         if self.given_store is not None:
             net.opted_out = self.given_store.default.opted_out
         default.opted_out = net.opted_out | made_of_all(method.client.phases, method.split, net, data)
@@ -255,11 +252,8 @@ class Simulation:
 
     def _drive(self, store: PrivateStore, progress: bool | None) -> tuple[LocalDevice, Drive]:
         conductor, settings = self.conductor, self.settings
-        method = with_declared_tables(self.method, self.net, self.data, settings.device)
-        for text in model_warnings(method, self.net, self.data, conductor.seed, settings.device):
-            warnings.warn(text, stacklevel=2)
-        job = Job(
-            method,
+        job = job_of(
+            self.method,
             self.net,
             self.data,
             store,
@@ -267,6 +261,8 @@ class Simulation:
             settings.device,
             after_step=lambda part: drive.finished(part),
         )
+        for text in model_warnings(job.method, self.net, self.data, conductor.seed, settings.device):
+            warnings.warn(text, stacklevel=2)
         policy = settings.on_nonfinite
         device = LocalDevice(job, self.engine, leaves="examples")
         drive = conductor.drive(

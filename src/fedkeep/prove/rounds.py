@@ -21,7 +21,7 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net, every_tensor
 from fedkeep.core.params import Batch, Params, clone, is_state
 from fedkeep.data import FederatedData
-from fedkeep.engines import ClientResult, Job, LocalDevice, Work, first_global, first_kept, run_round
+from fedkeep.engines import ClientResult, Job, LocalDevice, Work, first_default, first_global, run_round
 from fedkeep.engines.client_step import train_client
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.job import declared
@@ -32,7 +32,7 @@ from fedkeep.methods.secure import SecureMean
 from fedkeep.prove.labels import Node, Tracer
 from fedkeep.prove.rules import OUTSIDE
 from fedkeep.prove.sites import CHANCE, DATA, RECEIVED
-from fedkeep.store import Default, MemoryStore
+from fedkeep.store import MemoryStore
 
 GRADIENTS, CLIP = "gradients", "clip"
 OPTED_OUT, HELD = "opted-out examples", "validation and test examples"
@@ -266,7 +266,7 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
     labelled = Labelled(data.columns, data.offsets, data.ids, data.bounds, data.meta, check=False)
     tracer = labelled.tracer = Tracer(net.module)
     method = with_declared_tables(method, net, data)
-    default = Default(first_kept(method, net), method.client.keep.value, seed, net.buffers())
+    default = first_default(method, net, seed)
     job = Job(method, net, labelled, MemoryStore(default, data.ids), seed)
     engine = Traced(tracer)
     made = Rounds(tracer, job, engine.taken)

@@ -29,8 +29,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import SPLITS
 from fedkeep.data.preparation import Encoding, RuleError, Rules, Source
-from fedkeep.engines import Engine, Job, Leaves, Sequential, first_kept
-from fedkeep.engines.tables.lookups import with_declared_tables
+from fedkeep.engines import Engine, Job, Leaves, Sequential, first_default, job_of
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
 from fedkeep.remote.agreement import agreement, differing, fault_of, other_fedkeep
@@ -47,7 +46,6 @@ from fedkeep.remote.parts import settled
 from fedkeep.remote.refusals import RefusalError, is_ours, place_of, refusal
 from fedkeep.remote.serving import Held, serve
 from fedkeep.remote.wire import LEAVES, answers_packet, read_work
-from fedkeep.store import Default
 from fedkeep.store.rows import RowFormat
 
 Experiment = Callable[[str, Mapping[str, Any]], tuple[nn.Module, Method]]
@@ -275,11 +273,9 @@ class Node:
                 f"The experiment on this device is not the server's; what differs: {names}. Install the same versions "
                 f"of all packages, and look whether the model's first values follow from the configuration."
             )
-        held = Held(
-            Default(first_kept(method, net), method.client.keep.value, hello.seed, net.buffers()), data.ids
-        )
-        job = Job(
-            with_declared_tables(method, net, data, self.terms.compute),
+        held = Held(first_default(method, net, hello.seed), data.ids)
+        job = job_of(
+            method,
             net,
             data,
             held,

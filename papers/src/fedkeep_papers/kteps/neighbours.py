@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +13,9 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params
 from fedkeep.data import WordVocabulary, text_statistics, vocabulary_from
-from fedkeep.engines import Job, LocalDevice, Sequential, run_round
+from fedkeep.engines import LocalDevice, Sequential, job_of, run_round
 from fedkeep.engines.client_step import train_client
 from fedkeep.engines.round import decode
-from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.experiments.run import Run
 from fedkeep.split import Upload
 from fedkeep.store import MemoryStore
@@ -98,9 +98,8 @@ def _tables(run: Run, client: int, name: str) -> tuple[Tensor, Tensor, Tensor, T
     store = MemoryStore(run.private.default, run.private.ids)
     store.write(everyone, run.private.read(everyone))
     seed = run.private.default.seed
-    method = with_declared_tables(run.method, run.net, run.data, run.device)
-    job = Job(method, run.net, run.data, store, seed, run.device)
-    plain = Job(method.but(upload=()), run.net, run.data, store, seed, run.device)
+    job = job_of(run.method, run.net, run.data, store, seed, run.device)
+    plain = replace(job, method=job.method.but(upload=()))
     stacked = store.read([client])
     own: Params = {n: v[0] for n, v in stacked.items()}
     name_of, given = str(run.data.ids[client]), run.sent(str(run.data.ids[client])).flat
