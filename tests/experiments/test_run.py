@@ -11,12 +11,9 @@ import torch
 from fedkeep import averaging, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
-from fedkeep.experiments.build import run_config
-from fedkeep.experiments.config import parse_config
 from fedkeep.methods import Global, Sent
 from fedkeep.models import Linear
 from fedkeep.privacy import QuantileClip
-from tests.experiments.configs import config
 
 SEEN: list[tuple[Any, ...]] = []
 
@@ -83,14 +80,3 @@ def test_a_run_is_shown_in_a_line() -> None:
     assert repr(run) == (
         "<Run of 'fedavg' with Linear after round 1, engine 'sequential', 3 clients, 3 federated parameters>"
     )
-
-
-def test_a_run_ends_where_its_loss_is_as_low_as_asked_in_a_call_and_in_a_file(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"rounds": 4, "cohort": 3, "seed": 0, "engine": "sequential", "progress": False}
-    whole = simulate(Linear(4, 3), methods.fedavg(), toy(users=6), **options)
-    losses = [r.value for r in whole.history if (r.split, r.metric) == ("train", "loss")]
-    wanted = next(n for n, loss in enumerate(losses, 1) if loss <= losses[1])
-    short = simulate(Linear(4, 3), methods.fedavg(), toy(users=6), end_at_loss=losses[1], **options)
-    assert short.round == wanted < 4
-    made = parse_config(config(run={"rounds": 4, "cohort": 3, "end_at_loss": 100.0}).to_toml())
-    assert run_config(made, out=tmp_path / "run", progress=False).round == 1

@@ -128,7 +128,7 @@ class Drive:
             self.finished = lambda part: bar.update(self.server.round + part, shown)
             if self.pending is not None:
                 self._announce(self.pending)
-            while self.server.round < plan.rounds and not self._reached():
+            while self.server.round < plan.rounds:
                 report = self._round()
                 judged = [] if self.pending is None else self.judged(self.pending)
                 records = judged + self._measured(report)
@@ -168,12 +168,6 @@ class Drive:
             self.ledger.charge(server.round)  # a round that failed released nothing
         self.server = after
         return report
-
-    def _reached(self) -> bool:
-        """Tell whether the last round's training loss is as low as it was asked to be."""
-        limit = self.plan.settings.end_at_loss
-        losses = [r.value for r in self.history if r.split == "train" and r.metric == "loss"]
-        return limit is not None and bool(losses) and losses[-1] <= limit
 
     def _timings(self, report: RoundReport) -> list[Record]:
         return [
