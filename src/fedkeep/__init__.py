@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fedkeep.core.optim import adagrad, adam, sgd
     from fedkeep.data import FederatedData
     from fedkeep.experiments import trackers
-    from fedkeep.experiments.exported import load_encoding, load_model
+    from fedkeep.experiments.personal.export_models import export_models
+    from fedkeep.experiments.personal.exported_models import load_encoding, load_model
     from fedkeep.experiments.run import Run
-    from fedkeep.experiments.serving import export_models
     from fedkeep.experiments.simulate import simulate
     from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
     from fedkeep.nn.accelerate import accelerate
@@ -63,9 +63,9 @@ __all__ = [
 _HOME = {
     "core.optim": ("adagrad", "adam", "sgd"),
     "data": ("FederatedData",),
-    "experiments.exported": ("load_encoding", "load_model"),
+    "experiments.personal.exported_models": ("load_encoding", "load_model"),
     "experiments.run": ("Run",),
-    "experiments.serving": ("export_models",),
+    "experiments.personal.export_models": ("export_models",),
     "experiments.simulate": ("simulate",),
     "methods": (
         "Adapt",

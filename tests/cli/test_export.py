@@ -21,14 +21,15 @@ from torch import Tensor, nn
 import fedkeep as library
 from fedkeep.core.errors import ConfigError, MethodError, RunError
 from fedkeep.core.files import state_name
-from fedkeep.experiments.adapt import adapt_clients
-from fedkeep.experiments.exported import PersonalModel
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.onnx_files import write_onnx
+from fedkeep.experiments.personal.adapt_clients import adapt_clients
+from fedkeep.experiments.personal.personal_model import PersonalModel
 from fedkeep.experiments.run import Run
 from tests.cli.conftest import Command
 from tests.engines.vectorised.cohorts import TEXTS
 from tests.engines.vectorised.test_suits import Packed
+from tests.methods.parts import Parts
 
 TEXT = """
 data = { reader = "many_user_text", users = 4, examples = 12, classes = 6 }
@@ -328,6 +329,57 @@ def test_a_run_of_ones_own_module(tmp_path: Path) -> None:
         library.export_models(run, folder)
 
 
+def gated() -> nn.Module:
+    torch.manual_seed(0)
+    linear = library.models.Linear
+    return library.models.MixtureOfExperts(linear(4, 3), linear(4, 3), library.models.ConfidenceGate())
+
+
+LOCAL = library.Phase(batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "method"),
+    [
+        (lambda: library.models.Linear(4, 3), library.methods.fine_tuned(local=LOCAL)),
+        (gated, library.methods.mixture(local=LOCAL, local_epochs=2, mixture_epochs=2, early_stopping=None)),
+        (lambda: Parts(4), library.methods.kteps(local=LOCAL)),
+        (lambda: library.models.Linear(4, 3), library.methods.ditto(local=LOCAL)),
+    ],
+    ids=["fine_tuned", "mixture", "kteps", "ditto"],
+)
+def test_an_adapted_result_is_judged_written_and_predicts_with_the_same_numbers(
+    make: Callable[[], nn.Module], method: library.Method, tmp_path: Path
+) -> None:
+    data = library.data.toy()
+    run = library.simulate(make(), method, data, rounds=1, cohort=4)
+    found = adapt_clients(run)
+    assert library.export_models(found, tmp_path / "m") == list(data.ids)
+    given = {"model": make(), "method": method}
+    right = losses = count = 0.0
+    for client in data.ids[:3]:
+        rows = data.rows(data.index(client), "test")
+        batch = {"x": data.batch(rows)["x"]}
+        written, here = library.load_model(tmp_path / "m", client, **given), found.model(client)  # type: ignore[arg-type]
+        label = data.batch(rows)["label"]
+        with torch.no_grad():
+            logits = written(**batch)
+            assert torch.equal(logits, here(**batch))
+        right += int((logits.argmax(1) == label).sum())
+        losses += float(nn.functional.cross_entropy(logits, label, reduction="sum"))
+        count += len(label)
+    judged = found.evaluate(clients=data.ids[:3])
+    assert judged["accuracy"] == right / count
+    assert judged["loss"] == pytest.approx(losses / count, rel=1e-5)
+    assert judged["loss"] != run.evaluate(clients=data.ids[:3])["loss"]
+    if method.name == "kteps":
+        with pytest.raises(ConfigError, match="'kteps' predicts in a way of its own"):
+            library.load_model(tmp_path / "m", data.ids[0], model=make())
+        other = library.methods.kteps(copies=("encoder", "classifier"))
+        with pytest.raises(ConfigError, match="predicts otherwise"):
+            library.load_model(tmp_path / "m", data.ids[0], model=make(), method=other)
+
+
 def test_what_cannot_be_exported_leaves_nothing(
     tmp_path: Path, trained: Callable[..., Run], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +396,7 @@ def test_what_cannot_be_exported_leaves_nothing(
     def full(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedkeep.experiments.serving.sealed_bytes", full)
+    monkeypatch.setattr("fedkeep.experiments.personal.export_models.sealed_bytes", full)
     before = set(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         library.export_models(plain, "m")

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from fedkeep import FederatedData, Phase, methods, sgd, simulate
 from fedkeep.core.errors import DataError
 from fedkeep.data.ids import PackedIds, RangeIds, SomeIds, as_id, check_ids, group_rows
-from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.analyses import user_vectors
-from fedkeep.experiments.personalize import cold_start, personalize_client
+from fedkeep.experiments.personal.adapt_clients import adapt_clients
+from fedkeep.experiments.personal.cold_start import cold_start
 from fedkeep.models import Linear
 
 RULE = "A client id is a text of 1 to 200 printable characters, or an integer"
@@ -258,7 +258,8 @@ def test_integers_name_clients_of_a_run(tmp_path: Path) -> None:
     for client in (1, 5, 10):
         mine, same = run.parameters(client), run.parameters(str(client))
         assert {n: v.tolist() for n, v in mine.items()} == {n: v.tolist() for n, v in same.items()}
-    assert personalize_client(run, 5, 2)[1] == personalize_client(run, "5", 2)[1]
+    one, other = (adapt_clients(run, [c], begin="default", examples=2) for c in (5, "5"))
+    assert one.evaluate() == other.evaluate()
     data.save(tmp_path / "data")
     assert FederatedData.load(tmp_path / "data").index(5) == 1
 

@@ -17,9 +17,9 @@ from fedkeep.engines import Adaptation, LocalDevice, Sampler, Sequential, first_
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.tally import Leaves
 from fedkeep.experiments.drive import Drive, Plan
-from fedkeep.experiments.personalize import adapt_client, first_examples
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.tasks.results import Model
+from tests.fitting import adapt_client, first_examples
 from tests.tiny import Logits, classes, job, same_bits, users
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), valid=2, test=5)

@@ -9,8 +9,8 @@ import pytest
 
 from fedkeep import FederatedData, Method, Phase, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
-from fedkeep.experiments.personalize import fit_private
 from fedkeep.methods import EarlyStopping
+from tests.fitting import fit_private
 from tests.methods.parts import Deep
 from tests.tiny import classes, same_bits
 

@@ -368,7 +368,7 @@ def test_adaptation_may_stop_early() -> None:
         replace(p, early_stopping=EarlyStopping(every=1, patience=2), epochs=30) for p in rule.adapt.phases
     )
     run = simulate(Logits(), rule.adapting(phases=adapt), DATA, rounds=2, cohort=3)
-    from fedkeep.experiments.personalize import fit_private
+    from tests.fitting import fit_private
 
     own = fit_private(run, "user-1", rows_of(DATA, 1))
     assert not torch.equal(own["linear.weight"], run.server["linear.weight"])

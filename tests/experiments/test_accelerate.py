@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.core.errors import RunError
-from fedkeep.experiments.adapt import rooted
 from fedkeep.experiments.build import build_model, run_config
+from fedkeep.experiments.personal.adapt_clients import rooted
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.remote import fingerprint
 from tests.experiments.configs import config

@@ -12,10 +12,12 @@ from torch import nn
 from fedkeep import Init, Method, Phase, Run, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.data import opt_out
-from fedkeep.experiments.adapt import adapt_clients, kept, rooted
-from fedkeep.experiments.personalize import cold_start, first_examples, fit_private
+from fedkeep.engines.adapt import kept_values
+from fedkeep.experiments.personal.adapt_clients import adapt_clients, rooted
+from fedkeep.experiments.personal.cold_start import cold_start
 from fedkeep.experiments.taking_part import train_counts
 from fedkeep.methods import Global, Sent
+from tests.fitting import first_examples, fit_private
 from tests.tiny import Logits, bits, classes, everyone, same_bits, users
 
 DATA = classes(counts=(12, 9, 13, 7), kind="f8", test=4)
@@ -82,6 +84,10 @@ def test_another_name_in_front() -> None:
     )
     with pytest.raises(MethodError, match=r"'linear.weight' wants \(3, 4\), is \(3, 3\)"):
         rooted(FEDAVG, Logits(features=4).double(), methods.fedavg())
+
+
+def kept(run: Run, client: str) -> dict[str, torch.Tensor]:
+    return kept_values(run.job, run.data.index(client))
 
 
 def test_clients_start_from_what_they_kept() -> None:

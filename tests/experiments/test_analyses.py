@@ -16,7 +16,6 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import Commit
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data.ids import SomeIds
-from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.analyses import (
     Trait,
     _shown,
@@ -27,6 +26,7 @@ from fedkeep.experiments.analyses import (
     user_vectors,
     write_analyses,
 )
+from fedkeep.experiments.personal.adapt_clients import adapt_clients
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.split import Upload

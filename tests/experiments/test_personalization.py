@@ -20,7 +20,12 @@ from fedkeep.data import FederatedData
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.experiments.build import run_config
-from fedkeep.experiments.personalization import Protocol, personalization_curve, slower, tuning_phases
+from fedkeep.experiments.personal.personalization_curve import (
+    Protocol,
+    personalization_curve,
+    slower,
+    tuning_phases,
+)
 from fedkeep.methods.base import forward
 from fedkeep.models import MatrixFactorization
 from tests.experiments.configs import config

@@ -17,14 +17,10 @@ from fedkeep.core.optim import Optimizer
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.experiments.analyses import cold_start_form, falls_in_words
-from fedkeep.experiments.personalize import (
-    ColdStart,
-    cold_start,
-    first_examples,
-    fit_private,
-    personalize_client,
-)
+from fedkeep.experiments.personal.adapt_clients import adapt_clients
+from fedkeep.experiments.personal.cold_start import ColdStart, cold_start
 from fedkeep.methods import Global, Sent
+from tests.fitting import first_examples, fit_private
 from tests.tiny import Logits, Noisy, bits, classes, everyone
 
 DATA = classes(counts=(12, 9, 13, 7, 4, 16), kind="f8", test=4)
@@ -70,7 +66,7 @@ def test_the_default_itself_cannot_be_changed_by_the_caller() -> None:
     own = simulate(Logits(), methods.furl("user", private_init=0.0), classes(kind="f4"), rounds=0)
     for values in (
         fit_private(own, "user-0", np.zeros(0, np.int64)),
-        personalize_client(own, "user-0", 0)[0],
+        adapt_clients(own, ["user-0"], begin="default", examples=0).own("user-0"),
     ):
         values["user"].add_(1)
     assert own.private.default(0)["user"].tolist() == [0.0] * 3
@@ -158,7 +154,7 @@ def test_nothing_but_the_given_vector_changes_and_nothing_is_uploaded(
         len(run.history),
     )
     cold_start(run, ks=(0, 2, None))
-    personalize_client(run, "user-3", 4)
+    adapt_clients(run, ["user-3"], begin="default", examples=4)
     assert before == (
         {n: bits(v) for n, v in run.server.items()},
         bits(everyone(run.private, 6)["user"]),
@@ -316,13 +312,13 @@ def test_it_is_reproducible(run: Run) -> None:
 
 
 def test_one_client_before_and_after(run: Run) -> None:
-    own, metrics = personalize_client(run, "user-5", 3)
-    assert torch.equal(own["user"], fit_private(run, "user-5", first_examples(run, "user-5", 3))["user"])
-    assert {"before_accuracy", "accuracy", "before_loss", "loss"} <= metrics.keys()
-    assert metrics["before_accuracy"] == run.evaluate("test", clients=["user-5"], shared=True)["accuracy"]
-    none, same = personalize_client(run, "user-5", 0)
-    assert same["before_loss"] == same["loss"]
-    assert none["user"].tolist() == [0.125] * 3
+    found = adapt_clients(run, ["user-5"], begin="default", examples=3)
+    fitted = fit_private(run, "user-5", first_examples(run, "user-5", 3))
+    assert torch.equal(found.own("user-5")["user"], fitted["user"])
+    assert found.evaluate()["loss"] != run.evaluate(clients=["user-5"], shared=True)["loss"]
+    none = adapt_clients(run, ["user-5"], begin="default", examples=0)
+    assert none.evaluate()["loss"] == run.evaluate(clients=["user-5"], shared=True)["loss"]
+    assert none.own("user-5")["user"].tolist() == [0.125] * 3
 
 
 def refused(run: Run, **changes: Any) -> str:
@@ -371,7 +367,7 @@ def test_bad_calls(run: Run) -> None:
         "No client was held out of this run. Run with hold_out=0.1, or name clients to measure."
     )
     with pytest.raises(DataError, match="'user-55'"):
-        personalize_client(run, "user-55", 1)
+        adapt_clients(run, ["user-55"])
 
 
 def test_clients_without_examples_to_judge_are_left_out_of_a_cold_start() -> None:

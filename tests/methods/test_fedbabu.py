@@ -13,8 +13,8 @@ from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
-from fedkeep.experiments.personalize import fit_private
 from tests.engines.reference import rows_of
+from tests.fitting import fit_private
 from tests.methods.parts import Deep
 from tests.methods.plain import (
     DATA,

@@ -15,11 +15,11 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
-from fedkeep.experiments.personalize import adapt_client, fit_private
 from fedkeep.methods import Phase
 from fedkeep.methods.gpfl import GenericAndPersonal, own_condition
 from fedkeep.methods.terms import cross_entropy
 from tests.engines.reference import averaged, close
+from tests.fitting import adapt_client, fit_private
 from tests.methods.parts import Parts, Words
 from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of, plan
 from tests.tiny import everyone, same_bits, texts

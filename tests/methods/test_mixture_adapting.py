@@ -17,10 +17,10 @@ from fedkeep.core.net import Net
 from fedkeep.data import opt_out
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
-from fedkeep.experiments.adapt import adapt_clients, rooted
-from fedkeep.experiments.personalize import first_examples
+from fedkeep.experiments.personal.adapt_clients import adapt_clients, rooted
 from fedkeep.methods import Phase, mixture
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
+from tests.fitting import first_examples
 from tests.methods.experts import DATA, LATER, LOCAL, Expert, Switch, federated, model, part
 from tests.tiny import bits, classes, same_bits, users
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedkeep import Method, Optimize, Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.experiments.personalize import fit_private
 from fedkeep.methods.apfl import AddShare
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.per_fedavg import AfterOneStep, halves
@@ -21,6 +20,7 @@ from fedkeep.methods.pfedme import Apart
 from fedkeep.methods.terms import l2_penalty, squared_error
 from fedkeep.nn import LSTM
 from tests.engines.reference import close, rows_of
+from tests.fitting import fit_private
 from tests.methods.parts import Parts, State, Words, compare, descend, linear, plain_rounds
 from tests.tiny import Scalar, classes, everyone, pairs, same_bits, texts
 

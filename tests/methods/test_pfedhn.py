@@ -13,11 +13,11 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
-from fedkeep.experiments.personalize import fit_private
 from fedkeep.methods.hypernetwork import EMBEDDING
 from fedkeep.methods.pfedhn import PullBack
 from fedkeep.split import Split
 from tests.engines.reference import rows_of
+from tests.fitting import fit_private
 from tests.methods.parts import Deep
 from tests.methods.plain import DATA, State, apart, examples_of, initial, loss_of, plan, run_of, slopes_of
 from tests.tiny import Rounds, classes, job, same_bits

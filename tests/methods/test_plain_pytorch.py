@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Method, WeightedMean, methods, sgd, simulate
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
-from fedkeep.experiments.personalize import cold_start, fit_private, personalize_client
+from fedkeep.experiments.personal.adapt_clients import adapt_clients
+from fedkeep.experiments.personal.cold_start import cold_start
 from fedkeep.methods import Phase
 from tests.engines.reference import averaged, close, cohorts, rows_of
+from tests.fitting import fit_private
 from tests.methods.parts import Deep
 from tests.methods.table import DATA, ROWS, trained
 from tests.tiny import bits, everyone, users
@@ -221,10 +223,10 @@ def test_a_fine_tuned_copy_equals_plain_pytorch() -> None:
         own["norm.running_mean"], run.server["norm.running_mean"]
     )  # the copy's own statistics
     assert before == {n: bits(v) for n, v in run.server.items()}
-    found, metrics = personalize_client(run, "user-1")
+    adapted = adapt_clients(run, ["user-1"], begin="default")
+    found, metrics = adapted.own("user-1"), adapted.evaluate()
     local.eval()
     batch = DATA.batch(np.arange(DATA.rows(1, "test").start, DATA.rows(1, "test").stop))
-    assert metrics["before_loss"] == pytest.approx(run.evaluate(clients=["user-1"])["loss"])
     local.load_state_dict(found)
     with torch.no_grad():
         assert metrics["loss"] == pytest.approx(

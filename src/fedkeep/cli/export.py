@@ -35,7 +35,7 @@ def export(
     """
     from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
-    from fedkeep.experiments.serving import export_models
+    from fedkeep.experiments.personal.export_models import export_models
 
     if bool(client) == everyone:
         raise ConfigError("Say whose models: --client ID, which may be repeated, or --all.")

@@ -92,8 +92,8 @@ def parse_k(text: str) -> list[int | None]:
 
 
 def _everyone(run: Run, folder: Path, workers: int) -> None:
-    from fedkeep.experiments.adapt import adapt_clients
     from fedkeep.experiments.analyses import adapted_form, write_analyses
+    from fedkeep.experiments.personal.adapt_clients import adapt_clients
 
     found = adapt_clients(run, workers=workers)
     analysis = adapted_form(found)
@@ -114,7 +114,7 @@ def _everyone(run: Run, folder: Path, workers: int) -> None:
 
 def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
     from fedkeep.experiments.analyses import cold_start_form, falls_in_words, write_analyses
-    from fedkeep.experiments.personalize import DEFAULT_K, cold_start
+    from fedkeep.experiments.personal.cold_start import DEFAULT_K, cold_start
 
     if not len(run.held_out):
         raise ConfigError(
@@ -157,7 +157,7 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
 def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None) -> None:
     from fedkeep.core.files import state_name
     from fedkeep.engines import tasks_of
-    from fedkeep.experiments.personalize import personalize_client
+    from fedkeep.experiments.personal.adapt_clients import adapt_clients
 
     task = tasks_of(run.data)[0]
     metric = task.headline
@@ -170,8 +170,10 @@ def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None)
         values: Params = {}
         cells = []
         for k in ks:
-            values, metrics = personalize_client(run, name, k)
-            cells.append(number(metrics.get(metric), metric))
+            found = adapt_clients(run, [name], begin="default", examples=k, progress=False)
+            values = found.own(name)
+            measured = found.judge(("adapted",))[0].metrics("adapted")
+            cells.append(number(measured.get(metric), metric))
         rows.append([name, f"{run.data.count(run.data.index(name), 'train'):,}", *cells])
         if out is not None:
             _keep(out / state_name(name), values)

@@ -24,8 +24,8 @@ from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import tasks_of
-from fedkeep.experiments.adapt import AdaptedClients
-from fedkeep.experiments.personalize import ColdStart, labels_of
+from fedkeep.experiments.personal.adapt_clients import AdaptedRun
+from fedkeep.experiments.personal.cold_start import ColdStart, labels_of
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_lock import locked
 from fedkeep.methods.aggregate import RunningMean
@@ -211,29 +211,29 @@ def falls_in_words(result: ColdStart) -> str:
     )
 
 
-def adapted_form(found: AdaptedClients) -> dict[str, Any]:
+def adapted_form(found: AdaptedRun) -> dict[str, Any]:
     """Return clients before and after adapting as a table in the form that reports read: a row a client, the mean last.
 
     Before: each client's model as federation left it (the shared part where there is no other). A split without
     examples is left out.
     """
-    run, task = found.run, tasks_of(found.run.data)[0]
+    task = tasks_of(found.data)[0]
     metric = task.client_metric
     columns, values = ["client"], []
     for split in ("valid", "test"):
-        before = run.judge((run.personal,), split, found.clients)[0].of(run.personal).per_client()
+        judged = found.judge((found.before, "adapted"), split)[0]
+        before, after = (judged.per_client(found.before), judged.per_client("adapted"))
         if not before:
             continue
-        after = found.judge(split)[0].per_client()
         columns += [f"{metric} on {split}, before", f"{metric} on {split}, after"]
         values += [before, after]
     rows = [
-        [name, *(v[c][0] if c in v else None for v in values)]
-        for name, c in zip(found.clients, found.clients.positions.tolist(), strict=True)
+        [client, *(each[client][0] if client in each else None for each in values)]
+        for client in found.clients
     ]
     means = [float(np.mean([value for value, _ in v.values()])) for v in values]
     return {
-        "title": f"Clients before and after adapting ({run.method.name})",
+        "title": f"Clients before and after adapting ({found.method.name})",
         "note": "Each client adapted on all of its own training examples; nothing was uploaded.",
         "metric": metric,
         "columns": columns,

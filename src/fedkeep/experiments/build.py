@@ -24,7 +24,7 @@ from fedkeep.experiments.config import Config, MethodConfig, ReduceConfig
 from fedkeep.experiments.config_tables import accepted, check_options
 from fedkeep.experiments.losses import build_loss, check_loss
 from fedkeep.experiments.own import imported, is_own, says_it_returns
-from fedkeep.experiments.personalization import add_curve, check_task
+from fedkeep.experiments.personal.personalization_curve import add_curve, check_task
 from fedkeep.experiments.plugins import Offered
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_settings import RunSettings

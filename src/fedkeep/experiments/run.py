@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.net import Net
@@ -18,6 +19,7 @@ from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Job, Judged, LocalDevice, Order, Sequential, orders_of, tasks_of
 from fedkeep.engines.adapt import Fits, one_by_one
+from fedkeep.experiments.personal.personal_model import as_module, check_module
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.store import PrivateStore
 from fedkeep.tasks.results import Examples, Model
@@ -223,17 +225,31 @@ class Run:
     def parameters(self, client: str | int) -> Params:
         """Return a client's whole model on the run's device, given the client's id: all parameters by name."""
         frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
-        own = self.method.split.merge(self.sent(client).params, self.kept(client).params)
-        return to({**frozen, **own}, self.device)
+        return to({**frozen, **self.sent(client).params, **self.kept(client).params}, self.device)
+
+    def model(self, client: str | int) -> nn.Module:
+        """Return a client's own model as a module that predicts, called with the data's columns by name.
+
+        Raises:
+            DataError: there is no such client.
+            MethodError: the method looks at the client's examples to predict.
+        """
+        check_module(self.method)
+        frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
+        values = {**frozen, **self.sent(client).flat, **self.own(client)}
+        return as_module(self.net.module, self.method, to(values, self.device))
 
     def sent(self, client: str | int) -> Sent:
         """Return what the server would send a client now, given the client's id."""
         return self.method.server.sent(self.whole, str(self.data.ids[self.data.index(client)]))
 
+    def own(self, client: str | int) -> Params:
+        """Return what is a client's own, by name, its state as ``client/NAME``; of one never trained the default."""
+        return {n: v[0] for n, v in self.private.read([self.data.index(client)]).items()}
+
     def kept(self, client: str | int) -> Kept:
-        """Return what a client keeps, or the default of one that was never trained."""
-        stacked = self.private.read([self.data.index(client)])
-        return Kept.of({n: v[0] for n, v in stacked.items()})
+        """Return what is a client's own, its values and its state apart."""
+        return Kept.of(self.own(client))
 
     @property
     def epoch(self) -> float:

@@ -23,7 +23,6 @@ from fedkeep.core.params import Params
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import FederatedData, ImageSet
 from fedkeep.data.ids import SomeIds
-from fedkeep.experiments.adapt import AdaptedClients, adapt_clients, rooted
 from fedkeep.experiments.build import (
     build_method,
     build_model,
@@ -32,7 +31,7 @@ from fedkeep.experiments.build import (
 )
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.personalize import own_store
+from fedkeep.experiments.personal.adapt_clients import AdaptedRun, adapt_clients, own_store, rooted
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Method
@@ -102,11 +101,11 @@ class Work:
             commit() or "",
         )
 
-    def adapted(self, variant: Variant) -> AdaptedClients:
+    def adapted(self, variant: Variant) -> AdaptedRun:
         """Return the clients with the models that a variant gives them."""
         if variant.kind == "fedavg":
             run = self.federated()
-            return AdaptedClients(run, SomeIds(run.data.ids, np.arange(len(run.data))), run.private)
+            return AdaptedRun.of(run, SomeIds(run.data.ids, np.arange(len(run.data))), run.private, {})
         method = adapting_method(variant, self.cell.adapting)
         if variant.kind != "mixture":
             return self.experts(variant, method)
@@ -118,7 +117,7 @@ class Work:
         stopped = {c: (*first.stopped[c], *found.stopped[c][1:]) for c in found.clients}
         return replace(found, stopped=stopped)
 
-    def experts(self, variant: Variant, method: Method) -> AdaptedClients:
+    def experts(self, variant: Variant, method: Method) -> AdaptedRun:
         """Return clients after local training or fine-tuning; their models are kept for all that start from them."""
         kind = "-".join([variant.kind, *([variant.expert] if variant.expert else [])])
         name = f"{kind}{'-augmented' if variant.augment else ''}-wd{variant.weight_decay:g}.safetensors"
@@ -182,12 +181,12 @@ class Work:
         found: Run = self._known["run"]
         return found
 
-    def balanced(self, found: AdaptedClients) -> tuple[float, ...]:
+    def balanced(self, found: AdaptedRun) -> tuple[float, ...]:
         """Return each client's accuracy on official test images of all classes alike that nobody drew."""
         rows, images = self.unused()
         if not len(rows):
             return ()
-        run = found.run
+        run = found
         run.net.train(False)
         label = torch.from_numpy(images.labels[rows])
         out = []
@@ -226,7 +225,7 @@ def _of_all(scene: Scene) -> Scene:
     return replace(scene, q=0.0, by="client")
 
 
-def _keep(found: AdaptedClients, file: Path) -> None:
+def _keep(found: AdaptedRun, file: Path) -> None:
     numbered = list(zip(found.clients.positions.tolist(), found.clients, strict=True))
     tensors = {f"{number}/{n}": v for number, c in numbered for n, v in found.own(c).items()}
     stopped = {f"{number}//stopped": torch.tensor(found.stopped[c]) for number, c in numbered}
@@ -236,7 +235,7 @@ def _keep(found: AdaptedClients, file: Path) -> None:
     os.replace(part, file)
 
 
-def _loaded(run: Run, file: Path) -> AdaptedClients:
+def _loaded(run: Run, file: Path) -> AdaptedRun:
     experts: dict[int, Params] = {}
     for key, value in read_tensors(file).items():
         client, _, name = key.partition("/")
@@ -246,7 +245,7 @@ def _loaded(run: Run, file: Path) -> AdaptedClients:
     for number in stopped:
         store.write([number], {n: v.unsqueeze(0) for n, v in experts[number].items()})
     clients = SomeIds(run.data.ids, np.array(list(stopped), np.int64))
-    return AdaptedClients(run, clients, store, dict(zip(clients, stopped.values(), strict=True)))
+    return AdaptedRun.of(run, clients, store, dict(zip(clients, stopped.values(), strict=True)))
 
 
 @dataclass(frozen=True)

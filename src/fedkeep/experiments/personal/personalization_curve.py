@@ -22,7 +22,7 @@ from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import tasks_of
 from fedkeep.engines.fine_tuning import Tuning
-from fedkeep.experiments.personalize import labels_of
+from fedkeep.experiments.personal.cold_start import labels_of
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
 from fedkeep.methods import Method, Phase

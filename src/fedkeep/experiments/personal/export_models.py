@@ -29,10 +29,11 @@ from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data.ids import SomeIds
-from fedkeep.experiments.adapt import adapt_clients
-from fedkeep.experiments.exported import INFO, SHARED, Exported
+from fedkeep.experiments.personal.adapt_clients import AdaptedRun, adapt_clients
+from fedkeep.experiments.personal.exported_models import INFO, SHARED, Exported, told_of
+from fedkeep.experiments.personal.personal_model import check_module
 from fedkeep.experiments.run import Run
-from fedkeep.methods.base import Recalls, forward
+from fedkeep.methods.base import forward
 from fedkeep.version import __version__
 
 
@@ -47,7 +48,7 @@ def export_models(
     """Write clients' personalised models into a new folder.
 
     Args:
-        run: a run.
+        run: a run, or what ``adapt_clients`` made of it.
         folder: must not exist.
         clients: their ids; by default of all that took part in federation.
         adapt: fit what is a client's own on all of its examples first, as ``fedkeep personalize`` does.
@@ -63,18 +64,23 @@ def export_models(
         ConfigError: a client was held out of federation and is not adapted; a package for ONNX is missing.
     """
     out, chosen = Path(folder), run.members(clients)
+    check_module(run.method)
     config = _config_text(run)
-    _check(run, chosen, adapt, bool(config))
+    if adapt:
+        run = adapt_clients(run, chosen)
+    elif not isinstance(run, AdaptedRun):
+        _check(run, chosen)
     if out.exists():
         raise RunError(f"{out} already exists; it is not overwritten. Move it, or name another folder.")
     part = beside(out.absolute())
     try:
         (part / "clients").mkdir(parents=True)
-        _write(run, part, chosen, adapt, config)
+        _write(run, part, chosen, config)
         if onnx:
             from fedkeep.experiments.onnx_files import write_onnx
 
-            exported = Exported(part, None if config else copy.deepcopy(run.net.module).cpu())
+            bare = None if config else copy.deepcopy(run.net.module).cpu()
+            exported = Exported(part, bare, run.method)
             for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
                 path = (part / "clients" / state_name(name)).with_suffix(".onnx")
                 write_onnx(exported.model(name), run.data, client, path)
@@ -100,20 +106,8 @@ def _config_text(run: Run) -> str:
     return run_folder_config(run.folder)[1] if read_info(run.folder).get("config") else ""
 
 
-def _check(run: Run, chosen: SomeIds, adapt: bool, configured: bool) -> None:
+def _check(run: Run, chosen: SomeIds) -> None:
     method = run.method
-    if isinstance(method.predict, Recalls):
-        raise MethodError(
-            f"{method.name!r} looks at a client's own examples to predict, and a file holds no examples. Export a run "
-            f"of another method."
-        )
-    if not configured and (method.predict is not forward or method.extend is not None):
-        raise MethodError(
-            f"{method.name!r} predicts in a way of its own, which only a run's configuration tells a file. Make the "
-            f"run from a configuration (fedkeep run)."
-        )
-    if adapt:
-        return
     if run.personal == "shared":
         raise MethodError(
             f"Clients of {method.name!r} have models of their own only after adapting: say --adapt (adapt=True)."
@@ -135,15 +129,14 @@ def _check(run: Run, chosen: SomeIds, adapt: bool, configured: bool) -> None:
         )
 
 
-def _write(run: Run, part: Path, chosen: SomeIds, adapt: bool, config: str) -> None:
+def _write(run: Run, part: Path, chosen: SomeIds, config: str) -> None:
     plain = run.method.predict is forward
-    store = adapt_clients(run, chosen).store if adapt else run.private
     frozen = run.method.split.halves(run.net.module).frozen(run.net.initial())
     whole = {**frozen, **run.server, **prefixed(SERVER, run.state)}
     shared: Params = {}
     entries = {}
-    for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
-        own = {n: v[0] for n, v in store.read([client]).items()}
+    for name in chosen:
+        own = run.own(name)
         values = {**frozen, **run.sent(name).flat, **own}
         if plain:
             values = {n: v for n, v in values.items() if not is_state(n)}
@@ -156,6 +149,7 @@ def _write(run: Run, part: Path, chosen: SomeIds, adapt: bool, config: str) -> N
         "format": FORMAT,
         "fedkeep": __version__,
         "method": run.method.name,
+        "predicts": told_of(run.method),
         "round": run.round,
         "config": config,
         "encoding": _encoding(run, config),

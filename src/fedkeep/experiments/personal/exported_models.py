@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from fedkeep.core.describe import check_kind, differences
+from fedkeep.core.describe import check_kind, describe, differences
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
 from fedkeep.core.files import check_tensors, layout, load_verified, state_name
 from fedkeep.core.net import Net, tensors_of
@@ -22,6 +20,7 @@ from fedkeep.core.params import Params, is_state
 from fedkeep.core.sealed import read_sealed
 from fedkeep.data.ids import as_id
 from fedkeep.engines.job import first_kept
+from fedkeep.experiments.personal.personal_model import as_module
 from fedkeep.methods import Method
 from fedkeep.methods.base import forward
 
@@ -32,45 +31,22 @@ if TYPE_CHECKING:
 INFO, SHARED = "model.json", "shared.safetensors"
 
 
-class PersonalModel(nn.Module):
-    """One client's model, of a method that predicts in a way of its own; called with columns by name.
-
-    Args:
-        module: holds the client's values.
-        method: says how to predict.
-        state: what the method keeps beside the model, by name.
-    """
-
-    def __init__(self, module: nn.Module, method: Method, state: Params) -> None:
-        super().__init__()
-        self.module, self._net, self._predict, self._names = module, Net(module), method.predict, list(state)
-        # as buffers, whose names have no dot, they move with the module; a whole number, such as which model is the
-        # client's, is none, so that the exporter of ONNX knows it
-        for place, value in enumerate(state.values()):
-            if value.ndim or value.is_floating_point():
-                self.register_buffer(f"_state_{place}", value, persistent=False)
-            else:
-                setattr(self, f"_state_{place}", value)
-
-    def forward(self, **columns: Tensor) -> Any:
-        """Return what the method predicts for examples."""
-        state = {name: getattr(self, f"_state_{place}") for place, name in enumerate(self._names)}
-        return self._predict(self._net, {**tensors_of(self.module), **state}, columns)
-
-
 class Exported:
     """A folder of exported models, opened: ``model.json``, the shared values and the bare module are read once.
 
     Args:
         folder: what ``fedkeep export`` wrote.
-        model: the module that was trained, where the run was made without a configuration; it is copied.
+        model: the module, as its method made it for training, where the run had no configuration; it is copied.
+        method: the method that it was trained by; where the module predicts by itself it may be left out.
 
     Raises:
         RunError: the folder holds no models, or is damaged.
     """
 
-    def __init__(self, folder: Path | str, model: nn.Module | None = None) -> None:
-        self.folder, self._given = Path(folder), model
+    def __init__(
+        self, folder: Path | str, model: nn.Module | None = None, method: Method | None = None
+    ) -> None:
+        self.folder, self._given = Path(folder), (model, method)
         if not (self.folder / INFO).exists():
             raise RunError(
                 f"{self.folder} holds no exported models: there is no {INFO} in it. Write it with fedkeep export."
@@ -131,24 +107,16 @@ class Exported:
             )
         path = self.folder / "clients" / state_name(client)
         values = self._shared | load_verified(path, self.clients[client])
-        state = {n: v for n, v in values.items() if is_state(n)}
         bare, method = self._bare
-        module = copy.deepcopy(bare)
-        wanted, found = layout(tensors_of(module)), {n: v for n, v in values.items() if n not in state}
+        wanted, found = layout(tensors_of(bare)), {n: v for n, v in values.items() if not is_state(n)}
         if not self.info["config"] and (lines := differences(wanted, layout(found), "model")):
             shown = "\n  ".join(lines[:8])
             raise ConfigError(
-                f"The {type(module).__name__} that was given is another module than was trained:\n  {shown}\n"
+                f"The {type(bare).__name__} that was given is another module than was trained:\n  {shown}\n"
                 f"Give one that is made as it was for the run."
             )
         check_tensors(path, wanted, layout(found), found)
-        module.load_state_dict(
-            {**module.state_dict(), **Net(module).placed(found)}
-        )  # what is no tensor stays
-        ready = (
-            module if method is None or method.predict is forward else PersonalModel(module, method, state)
-        )
-        return ready.eval()
+        return as_module(bare, method, values)
 
     def shared(self) -> nn.Module:
         """Return the model of nobody in particular: the shared part alone.
@@ -162,35 +130,28 @@ class Exported:
         """
         config = self.config
         bare, method = self._bare
-        module = copy.deepcopy(bare)
         assert method is not None
         if method.predict_shared is None:
             raise MethodError(
                 f"The shared part of {method.name!r} cannot predict alone. Take clients' own models (--client ID), or "
                 f"fit new clients': fedkeep export RUN --client ID --adapt."
             )
-        net = Net(module)
-        begins = first_kept(method, net)
+        begins = first_kept(method, Net(bare))
         if config.model.word_vectors and set(begins) & {
-            n for n, c in getattr(module, "lookup", {}).items() if c == "text"
+            n for n, c in getattr(bare, "lookup", {}).items() if c == "text"
         }:
             raise ConfigError(
                 f"The private part began as the vectors of {config.model.word_vectors}, which {self.folder} does not "
                 f"hold. Take clients' own models (--client ID)."
             )
         values = self._shared | begins
-        if missing := [n for n in tensors_of(module) if n not in values]:
+        if missing := [n for n in tensors_of(bare) if n not in values]:
             raise MethodError(
                 f"{self.folder} holds no shared value of {missing[0]!r}: clients of {method.name!r} are sent different "
                 f"ones. Take clients' own models (--client ID)."
             )
-        state = {n: v for n, v in values.items() if is_state(n)}
-        found = {n: values[n] for n in tensors_of(module)}
-        module.load_state_dict({**module.state_dict(), **net.placed(found)})
-        plain = method.predict_shared is forward
-        return (
-            module if plain else PersonalModel(module, replace(method, predict=method.predict_shared), state)
-        ).eval()
+        known = {n: v for n, v in values.items() if is_state(n) or n in tensors_of(bare)}
+        return as_module(bare, method.but(predict=method.predict_shared), known)
 
     @cached_property
     def _shared(self) -> Params:
@@ -200,12 +161,22 @@ class Exported:
     def _bare(self) -> tuple[nn.Module, Method | None]:
         """The module without its values, and the method where a configuration names it."""
         if not self.info["config"]:
-            if self._given is None:
+            model, method = self._given
+            if model is None:
                 raise ConfigError(
                     f"{self.folder} comes from a run without a configuration, so its module is not known here: give "
                     f"it, load_model(..., model=MyModule())."
                 )
-            return self._given, None
+            if self.info["predicts"] and method is None:
+                raise ConfigError(
+                    f"{self.info['method']!r} predicts in a way of its own: give the method of the run too, "
+                    f"load_model(..., model=MyModule(), method=methods.{self.info['method']}(...))."
+                )
+            if method is not None and (lines := differences(self.info["predicts"], told_of(method))):
+                raise ConfigError(
+                    f"The method that was given predicts otherwise than the run's: {'; '.join(lines[:8])}."
+                )
+            return model, method
         from fedkeep.experiments.build import build_method, build_model
 
         config = self.config
@@ -214,13 +185,22 @@ class Exported:
         return method.made_for(build_model(bare, self.encoding)), method
 
 
-def load_model(folder: Path | str, client: str | int, *, model: nn.Module | None = None) -> nn.Module:
+def told_of(method: Method) -> Any:
+    """Return what tells how a method's models predict; nothing where they do by themselves."""
+    plain = method.predict is forward and method.extend is None
+    return {} if plain else {"predict": describe(method.predict), "extend": describe(method.extend)}
+
+
+def load_model(
+    folder: Path | str, client: str | int, *, model: nn.Module | None = None, method: Method | None = None
+) -> nn.Module:
     """Return a client's personalised model from a folder that ``fedkeep export`` wrote, ready to predict.
 
     Args:
         folder: the folder.
         client: the client's id.
         model: the module that was trained, where the run was made without a configuration; it is copied.
+        method: the method that it was trained by, where that adds to the module or predicts in a way of its own.
 
     Returns:
         A module in evaluation mode. It takes the data's columns by name, first axis examples; a module of torch's own
@@ -229,11 +209,15 @@ def load_model(folder: Path | str, client: str | int, *, model: nn.Module | None
     Raises:
         RunError: the folder holds no models, none of this client, or is damaged.
         DataError: the client's id is none.
-        ConfigError: ``model`` is missing, is no module, or another one than was trained.
+        ConfigError: ``model`` or ``method`` is missing, is none, or another one than was trained.
     """
     if model is not None:
         check_kind("model", model, nn.Module, "a torch.nn.Module")
-    return Exported(folder, model).model(client)
+    if method is not None:
+        check_kind("method", method, Method, "a method, e.g. fedkeep.methods.mixture()")
+    if model is not None and method is not None:
+        model = method.made_for(model)
+    return Exported(folder, model, method).model(client)
 
 
 def load_encoding(folder: Path | str) -> Encoding:

@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from numbers import Integral
 
 import numpy as np
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Adaptation, Adapted, Fitting, fit, tasks_of, to_records
-from fedkeep.engines.adapt import first_rows, own_default, own_split
+from fedkeep.engines import tasks_of, to_records
+from fedkeep.engines.adapt import first_rows
+from fedkeep.experiments.personal.adapt_clients import adapt_clients
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
 from fedkeep.metrics.worth.best import holm
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.metrics.worth.intervals import Interval, chance_of_users, users_like_these
 from fedkeep.report.wording import is_fraction, lower_is_better
-from fedkeep.store import Default, MemoryStore
 from fedkeep.tasks import Task
 
 ALPHA = 0.05
@@ -108,62 +107,6 @@ class ColdStart:
         return None if low == high else Interval(mean, max(low, -most), min(high, most))
 
 
-def fit_private(run: Run, client: str | int, rows: np.ndarray, data: FederatedData | None = None) -> Params:
-    """Fit what is a client's own, from its default values, on some of the client's examples.
-
-    What is its own: the private parameters, or what ``Adapt.split`` names; a federated parameter among these
-    starts from the server's value, and the client's copy is fitted.
-
-    Args:
-        run: gives the federated part, which is not changed.
-        client: the client's id.
-        rows: the examples' row numbers; none leaves the default values.
-        data: by default the run's data.
-
-    Returns:
-        The client's own parameters, by name. Nothing else leaves this function.
-
-    Raises:
-        MethodError: the method has no adaptation, or its adaptation trains federated parameters.
-    """
-    return adapt_client(run, client, rows, data=data).own
-
-
-def adapt_client(
-    run: Run,
-    client: str | int,
-    rows: np.ndarray,
-    *,
-    data: FederatedData | None = None,
-    start: Params | None = None,
-) -> Adapted:
-    """Fit what is a client's own, as ``fit_private``, from given values, and say when phases stopped.
-
-    Args:
-        run, client, rows, data: as for ``fit_private``; early stopping looks at the client's split ``valid``.
-        start: values to start from, by name, in place of default ones.
-
-    Raises:
-        MethodError: as for ``fit_private``.
-    """
-    job = run.job if data is None else replace(run.job, data=data)
-    index = job.data.index(client)
-    sent = run.method.server.sent(run.whole, str(job.data.ids[index]))
-    return fit(job, run.method.adapt, Fitting(index, sent, rows, start or {}))
-
-
-def own_store(run: Run) -> MemoryStore:
-    """Return an empty store of what is a client's own while it adapts."""
-    first = str(run.data.ids[0])
-    default = own_default(run.job, own_split(run.method), run.sent(first), first)
-    return MemoryStore(Default(default), run.data.ids)
-
-
-def numpy_seed(run: Run) -> int:
-    """Return the seed that the run's private defaults were drawn with."""
-    return run.private.default.seed
-
-
 def cold_start(
     run: Run,
     clients: Iterable[str | int] | None = None,
@@ -201,16 +144,11 @@ def cold_start(
     metric = task.headline
     user_metric = task.client_metric
     mean, std, pooled, records, every = [], [], [], [], []
-    device = run.local_device()
     with make_progress(progress, "cold start", len(ks) * len(chosen)) as bar:
         for number, k in enumerate(ks):
-
-            def done(clients: int, before: int = number * len(chosen)) -> None:
-                bar.update(before + clients, {})
-
-            adaptation = Adaptation(begin="default", examples=k, split="")
-            device.adapt(run.orders(chosen), adaptation, done=done)
-            judged = device.judge(run.orders(chosen), split, ("adapted",))
+            found = adapt_clients(run, chosen, begin="default", examples=k, progress=False)
+            judged = found.judge(("adapted",), split)
+            bar.update((number + 1) * len(chosen), {})
             each = np.array([value for value, _ in judged[0].per_client("adapted").values()])
             every.append(tuple(each.tolist()))
             mean.append(float(each.mean()))
@@ -252,25 +190,3 @@ def labels_of(data: FederatedData, task: Task, rows: np.ndarray) -> np.ndarray:
     """Return a task's labels of examples by row number, those without its label left out."""
     labels: np.ndarray = np.asarray(data.columns[task.label])[rows]
     return labels[~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0]
-
-
-def first_examples(run: Run, client: str | int, k: int | None) -> np.ndarray:
-    """Return k of a client's training rows in a seeded order, so that more examples contain the fewer."""
-    return first_rows(run.job, run.data.index(client), k)
-
-
-def personalize_client(run: Run, client: str | int, k: int | None = None) -> tuple[Params, dict[str, float]]:
-    """Fit one client's own parameters on k of its own examples, and judge them on its test examples.
-
-    The client is named by its id.
-
-    Returns:
-        The client's own parameters, and the metrics before (``before_...``) and after fitting.
-    """
-    index = run.data.index(client)
-    device = run.local_device()
-    adaptation = Adaptation(begin="default", examples=k, beside=("default",))
-    judged = device.adapt(run.orders([client]), adaptation)[0]
-    own = {name: value[0] for name, value in device.held("adapted").read([index]).items()}
-    before = {f"before_{name}": value for name, value in judged.metrics("default").items()}
-    return own, before | judged.metrics("adapted")

@@ -8,8 +8,9 @@ of its training examples. Nothing is uploaded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,52 +20,63 @@ from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, misfit
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Adaptation, Adapted, Fitting, Job, Judgement, first_default, first_global, fit
-from fedkeep.engines.adapt import kept_values, one_by_one
-from fedkeep.experiments.personalize import numpy_seed
+from fedkeep.engines import Adaptation, Adapted, Fitting, Job, LocalDevice, first_default, first_global, fit
+from fedkeep.engines.adapt import Fits, one_by_one, own_default, own_split
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
 from fedkeep.methods import Adapt, Method, Sent
 from fedkeep.nn.accelerate import swaps_of
-from fedkeep.store import MemoryStore, PrivateStore
+from fedkeep.store import Default, MemoryStore, PrivateStore
+from fedkeep.tasks.results import Model
 
 
-@dataclass(frozen=True)
-class AdaptedClients:
-    """Clients after adaptation.
+@dataclass(kw_only=True, repr=False)
+class AdaptedRun(Run):
+    """A run whose clients have adapted: it is judged, written and predicts with what is each client's own since.
 
     Attributes:
-        run: the run whose federated values they adapted from.
-        clients: their ids.
-        store: what is each client's own now.
+        clients: the clients that adapted.
+        private: what they kept in federation, as in the run that they adapted from.
+        adapted: the store of what is each client's own now.
         stopped: by client's id, the pass that each phase with early stopping kept (0: none).
     """
 
-    run: Run
-    clients: SomeIds
-    store: PrivateStore
-    stopped: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    adapted: PrivateStore
+    stopped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def judge(self, split: str = "test") -> list[Judgement]:
-        """Return a judgement for each task, of the clients' own models on their own examples of a split."""
-        device = self.run.local_device()
-        device.hold("adapted", self.store)
-        judged = device.judge(self.run.orders(self.clients), split, ("adapted",))
-        return [one.of("adapted") for one in judged]
+    @classmethod
+    def of(
+        cls, run: Run, clients: SomeIds, adapted: PrivateStore, stopped: Mapping[str, tuple[int, ...]]
+    ) -> AdaptedRun:
+        """Return a run with clients that have adapted; the run itself stays as it is."""
+        known = {f.name: getattr(run, f.name) for f in fields(Run)} | {"clients": clients}
+        return cls(**known, adapted=adapted, stopped=stopped)
 
-    def evaluate(self, split: str = "test") -> dict[str, float]:
-        """Return metrics over all examples; ``accuracy_user_mean`` is the unweighted mean over clients."""
-        return {name: value for judged in self.judge(split) for name, value in judged.metrics().items()}
+    @property
+    def personal(self) -> Model:
+        """The model that is a client's own."""
+        return "adapted"
+
+    @property
+    def before(self) -> Model:
+        """The model that was a client's own before it adapted."""
+        return super().personal
+
+    def local_device(self, fits: Fits = one_by_one) -> LocalDevice:
+        """Return the device of all clients, which holds what is each client's own."""
+        device = super().local_device(fits)
+        device.hold("adapted", self.adapted)
+        return device
+
+    def own(self, client: str | int) -> Params:
+        """Return what is one client's own since it adapted, given its id."""
+        return {n: v[0] for n, v in self.adapted.read([self.data.index(client)]).items()}
 
     def accuracies(self, split: str = "test") -> list[float]:
         """Return each client's accuracy on the first task (RMSE for regression), NaN without examples."""
-        own = self.judge(split)[0].per_client()
-        return [own[c][0] if c in own else float("nan") for c in self.clients.positions.tolist()]
-
-    def own(self, client: str | int) -> Params:
-        """Return what is one client's own, given its id."""
-        return {name: value[0] for name, value in self.store.read([self.run.data.index(client)]).items()}
+        own = self.judge(("adapted",), split)[0].per_client("adapted")
+        return [own[c][0] if c in own else float("nan") for c in self.clients]
 
 
 def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
@@ -91,7 +103,7 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
             f"The federated values of this run of {run.method.name!r} don't fit {method.name!r} on "
             f"{type(module).__name__}: {fault}. Take the model that the run was made with, and the prefix of its names."
         )
-    default = first_default(method, net, numpy_seed(run))
+    default = first_default(method, net, run.private.default.seed)
     first = first_global(method, net, run.data)
     last = run.last.but(links=first.links, optimizer=first.optimizer)
     return replace(
@@ -112,11 +124,13 @@ def adapt_clients(
     run: Run,
     clients: Iterable[str | int] | None = None,
     *,
+    begin: Literal["kept", "default", "initial"] = "kept",
+    examples: int | None = None,
     start: Mapping[str, Params] | Mapping[int, Params] | None = None,
     workers: int = 1,
     progress: bool | None = None,
-) -> AdaptedClients:
-    """Adapt clients on all of their training examples, each from its own values.
+) -> AdaptedRun:
+    """Adapt clients on their own training examples, each from its own values.
 
     A client that took part in federation starts from its kept private values (from default ones, if the method's start
     anew in every round), and whatever is its own while it adapts beyond these from what it is sent.
@@ -124,14 +138,16 @@ def adapt_clients(
     Args:
         run: a finished run; nothing of it is changed.
         clients: their ids; by default of all of the data.
+        begin: ``"default"``: everyone starts as a new client does; ``"initial"``: from the model's values.
+        examples: how many of a client's training examples, the first in a seeded order; None: all.
         start: by client's id, values to start from instead.
         workers: processes side by side; results don't depend on it.
         progress: as for ``simulate``.
 
     Raises:
-        ConfigError: there is no client to adapt.
+        ConfigError: there is no client to adapt, or ``begin`` or ``examples`` is wrong.
         DataError: there is no such client.
-        MethodError: the method has no adaptation.
+        MethodError: the method has no adaptation, or its adaptation trains federated parameters.
     """
     everyone = SomeIds(run.data.ids, np.arange(len(run.data)))
     chosen = everyone if clients is None else run.members(clients)
@@ -142,17 +158,19 @@ def adapt_clients(
     with make_progress(progress, f"adapting, {run.method.name}", len(chosen)) as bar:
         device.adapt(
             run.orders(chosen),
-            Adaptation(split=""),
+            Adaptation(begin=begin, examples=examples, split=""),
             start=given,
             done=lambda done: bar.update(done, {}),
         )
     stopped = {str(run.data.ids[c]): passes for c, passes in device.stopped.items()}
-    return AdaptedClients(run, chosen, device.held("adapted"), stopped)
+    return AdaptedRun.of(run, chosen, device.held("adapted"), stopped)
 
 
-def kept(run: Run, client: str | int) -> Params:
-    """Return a client's private values from federation, given its id; none, if it or the method keeps none."""
-    return kept_values(run.job, run.data.index(client))
+def own_store(run: Run) -> MemoryStore:
+    """Return an empty store of what is a client's own while it adapts."""
+    first = str(run.data.ids[0])
+    default = own_default(run.job, own_split(run.method), run.sent(first), first)
+    return MemoryStore(Default(default), run.data.ids)
 
 
 def _side_by_side(job: Job, adapt: Adapt, fittings: Sequence[Fitting], workers: int) -> Iterator[Adapted]:
