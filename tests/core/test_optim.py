@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import Optimizer, OptimizerState, adagrad, adam, sgd
+from tests.refusals import raises
 
 SHAPES = {"a.weight": (3, 2), "a.bias": (3,), "user": (), "b": (2, 2, 2)}
 STEPS = 20
@@ -199,11 +200,9 @@ def test_the_schedule_scales_every_rate() -> None:
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, kind="learning rate", pattern="usr", names=["linear.weight", "user"]):
         sgd(rates={"usr": 0.5}).check_patterns(["linear.weight", "user"])
-    assert str(error.value) == (
-        "The learning rate pattern 'usr' matches no parameter; they are ['linear.weight', 'user']. Did you mean 'user'?"
-    )
+
     sgd(rates={"linear.*": 0.5, "user": 1.0}).check_patterns(["linear.weight", "user"])
 
 
@@ -217,12 +216,12 @@ def test_numbers_out_of_range_are_refused(bad: float) -> None:
 
 
 def test_unknown_words_are_refused() -> None:
-    with pytest.raises(ConfigError, match="^schedule must be 'constant', 'linear' or 'cosine'; got 'step'"):
+    with raises(ConfigError, got="step"):
         sgd(schedule="step")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rmsprop"):
         Optimizer("rmsprop")  # type: ignore[arg-type]
 
 
 def test_a_rate_that_is_a_text_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^learning_rate must be a number of at least 0; got '0.1'\.$"):
+    with raises(ConfigError, name="learning_rate", got="0.1"):
         sgd("0.1")  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeep.core import params as p
 from fedkeep.core.errors import NonFiniteError, UploadError
+from tests.refusals import raises
 
 
 def tree(*values: float) -> dict[str, Tensor]:
@@ -83,11 +84,8 @@ def test_a_clone_shares_nothing() -> None:
 def test_finiteness_names_the_tensor(bad: float) -> None:
     good: dict[str, Tensor] = {"n": torch.tensor(1), "a": torch.ones(3)}
     p.check_finite(good, "The update")
-    with pytest.raises(NonFiniteError) as error:
+    with raises(NonFiniteError, name="b"):
         p.check_finite({**good, "b": torch.tensor([0.0, bad])}, "The update")
-    assert str(error.value) == (
-        "The update: 'b' holds a NaN or an infinity. Lower the learning rate or set clip_norm."
-    )
 
 
 def test_difference_of_names() -> None:

@@ -14,6 +14,7 @@ from fedkeep.core.sealed import seal
 from fedkeep.data import FederatedData
 from fedkeep.data.disk import checksums
 from tests.data.small import sample
+from tests.refusals import raises
 
 
 def forged(folder: Path, **changes: Any) -> None:
@@ -38,11 +39,8 @@ def broken(tmp_path: Path, name: str, content: bytes | None) -> str:
 
 
 def test_a_folder_that_is_no_data_set(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(DataError, name="data.json"):
         FederatedData.load(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path} is not a saved data set: data.json is missing. Give a folder that FederatedData.save wrote."
-    )
 
 
 def test_a_column_is_missing(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from fedkeep.core.errors import DataError
 from fedkeep.data import SPLITS, FederatedData, Ragged, RangeIds
 from fedkeep.data.columns import offsets_of
-from tests.data.small import message, small, tiny
+from tests.data.small import small, tiny
+from tests.refusals import raises
 
 
 def test_rows_are_sorted_by_client_then_split_then_as_given() -> None:
@@ -127,9 +128,8 @@ def test_data_without_labels() -> None:
 def test_index_finds_and_suggests() -> None:
     data = tiny(ids=["anna", "bert"])
     assert data.index("bert") == 1
-    with pytest.raises(DataError) as error:
+    with raises(DataError, wanted="bret", clients=2):
         data.index("bret")
-    assert message(error) == "No client of these data has the id 'bret' (2 clients). Did you mean 'bert'?"
 
 
 def test_select_keeps_order_and_traits() -> None:

@@ -12,6 +12,7 @@ import torch
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, Ragged
 from tests.data.small import message, small, tiny
+from tests.refusals import raises
 
 
 @pytest.mark.parametrize(
@@ -268,20 +269,15 @@ def test_what_from_columns_refuses(client: Any, columns: Any, split: Any, expect
 
 def test_splits_and_clients_that_are_none() -> None:
     data = small()
-    with pytest.raises(DataError) as error:
+    with raises(DataError, got="vaild"):
         data.rows(0, "vaild")
-    assert message(error) == (
-        "Wanted the split 'train', 'valid', 'test' or 'all'; got 'vaild'. Did you mean 'valid'?"
-    )
+
     for client in (2, -1):
         with pytest.raises(DataError) as error:
             data.rows(client, "train")
         assert message(error) == f"There is no client {client}: clients are numbered 0 to 1."
-    with pytest.raises(DataError) as error:
+    with raises(DataError, split="train"):
         tiny().counts("train")
-    assert message(error) == (
-        "Wanted the train examples of data that are not split yet. Call data.split_per_user() first."
-    )
 
 
 @pytest.mark.parametrize("classes", [0, True, "three", 2.5])

@@ -23,6 +23,7 @@ from fedkeep.experiments.analyses import user_vectors
 from fedkeep.experiments.personal.adapt_clients import adapt_clients
 from fedkeep.experiments.personal.cold_start import cold_start
 from fedkeep.models import Linear
+from tests.refusals import raises
 
 RULE = "A client id is a text of 1 to 200 printable characters, or an integer"
 COMPOSED, DECOMPOSED = "\u00e9", "e\u0301"
@@ -232,12 +233,8 @@ def test_a_pattern_that_is_none(pattern: str) -> None:
 
 
 def test_a_pattern_that_is_not_normal() -> None:
-    with pytest.raises(DataError) as error:
+    with raises(DataError, pattern="é{}"):
         RangeIds(3, DECOMPOSED + "{}")
-    assert (
-        message(error)
-        == f"{RULE}, in Unicode's normal form C; the pattern {DECOMPOSED + '{}'!r} makes others."
-    )
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 62])
@@ -266,9 +263,9 @@ def test_integers_name_clients_of_a_run(tmp_path: Path) -> None:
 
 def test_an_id_that_nobody_has() -> None:
     data = FederatedData.from_columns([5, 12], columns(2))
-    with pytest.raises(DataError) as error:
+    with raises(DataError, wanted="0", clients=2):
         data.index(0)
-    assert message(error) == "No client of these data has the id '0' (2 clients)."
+
     with pytest.raises(DataError) as error:
         data.index(True)
     assert message(error) == f"{RULE}; got True, a bool. Use str(...) or .decode()."

@@ -9,6 +9,7 @@ import pytest
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, review_files
 from fedkeep.data.readers.load import FORMATS
+from tests.refusals import raises
 
 
 def write(path: Path, *rows: tuple[object, ...], header: str = "text,label") -> None:
@@ -124,11 +125,8 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     )
     (tmp_path / "a.csv").unlink()
     write(tmp_path / "b.train.csv", ("w", 1, "train"), header="text,label,split")
-    with pytest.raises(DataError) as error:
+    with raises(DataError, column="split"):
         review_files(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path / 'b.train.csv'} has its split in its name and in the column 'split'. Drop one of the two."
-    )
 
 
 def test_a_bad_row_is_named_by_its_own_file(tmp_path: Path) -> None:
@@ -140,9 +138,8 @@ def test_a_bad_row_is_named_by_its_own_file(tmp_path: Path) -> None:
         f"{tmp_path / 'b.csv'}, line 3: wanted a label of 0 or more, of at most 18 digits; got '-1'."
     )
     write(tmp_path / "b.csv", ("w", 1), header="words,label")
-    with pytest.raises(DataError) as error:
+    with raises(DataError, column="text"):
         review_files(tmp_path)
-    assert str(error.value) == f"{tmp_path / 'b.csv'} has no column 'text'; it has ['label', 'words']."
 
 
 def test_a_column_of_splits_that_somebody_names_must_be_in_every_file_whose_name_tells_none(
@@ -150,10 +147,8 @@ def test_a_column_of_splits_that_somebody_names_must_be_in_every_file_whose_name
 ) -> None:
     write(tmp_path / "a.csv", ("w", 1, "train"), ("v", 0, "test"), header="text,label,part")
     write(tmp_path / "b.test.csv", ("w", 1))
-    with pytest.raises(DataError) as error:
+    with raises(DataError, column="prt"):
         review_files(tmp_path, split="prt")
-    assert str(error.value) == (
-        f"{tmp_path / 'a.csv'} has no column 'prt'; it has ['label', 'part', 'text']. Did you mean 'part'?"
-    )
+
     data = review_files(tmp_path, split="part")
     assert [data.counts(s).tolist() for s in ("train", "test")] == [[1, 0], [1, 1]]
