@@ -69,21 +69,18 @@ def test_take_and_padded_equal_a_loop(rows: list[list[int]], pick: list[int]) ->
 
 
 @pytest.mark.parametrize(
-    ("offsets", "got"),
+    ("offsets", "facts"),
     [
-        ([0, 2], "a fall, or 0 to 2"),
-        ([1, 3], "a fall, or 1 to 3"),
-        ([0, 2, 1, 3], "a fall, or 0 to 3"),
-        ([], "shape (0,)"),
-        ([[0, 3]], "shape (1, 2)"),
+        ([0, 2], {"wanted": "a ragged column's offsets", "end": 3, "got": "a fall, or 0 to 2"}),
+        ([1, 3], {"wanted": "a ragged column's offsets", "end": 3, "got": "a fall, or 1 to 3"}),
+        ([0, 2, 1, 3], {"wanted": "a ragged column's offsets", "end": 3, "got": "a fall, or 0 to 3"}),
+        ([], {"wanted": "a ragged column's offsets", "end": 3, "got": "shape (0,)"}),
+        ([[0, 3]], {"wanted": "a ragged column's offsets", "end": 3, "got": "shape (1, 2)"}),
     ],
 )
-def test_offsets_that_do_not_fit(offsets: list[int], got: str) -> None:
-    with pytest.raises(DataError) as error:
+def test_offsets_that_do_not_fit(offsets: list[int], facts: dict[str, Any]) -> None:
+    with raises(DataError, **facts):
         Ragged(np.array([1, 2, 3]), np.array(offsets))
-    assert message(error) == (
-        f"Wanted a ragged column's offsets to rise from 0 to 3, the number of values; got {got}."
-    )
 
 
 def test_values_that_are_no_ids() -> None:

@@ -137,45 +137,38 @@ def test_bad_text(tmp_path: Path, content: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "expected"),
+    ("arrays", "facts"),
     [
         (
             {"words": None},
-            "{path}: wanted the arrays 'words' and 'vectors'; 'words' is not among ['vectors'].",
+            {"said": "wanted the arrays 'words' and 'vectors'; 'words' is not"},
         ),
-        ({"words": np.array(["a"])}, "{path}: wanted a vector for each word; got 1 words, 2 vectors."),
+        ({"words": np.array(["a"])}, {"got": 1, "vectors_count": 2}),
         (
             {"words": np.array([1, 2])},
-            (
-                "{path}: wanted words, a row of texts, and vectors, a row of floats for each; "
-                "got int64 of shape (2,) and float16 of shape (2, 2)."
-            ),
+            ({"shape": (2,), "shape_2": (2, 2)}),
         ),
         (
             {"vectors": np.ones(2)},
-            (
-                "{path}: wanted words, a row of texts, and vectors, a row of floats for each; got "
-                "|S3 of shape (2,) and float64 of shape (2,)."
-            ),
+            ({"shape": (2,), "shape_2": (2,)}),
         ),
-        ({"words": np.array([b"a", b""])}, "{path}: word 1 is missing: an empty text has a vector."),
-        ({"words": np.array([b"a", b"\xff"])}, "{path}: word 1 is no UTF-8 text: b'\\xff'."),
-        ({"vectors": np.array([[1, 2], [np.inf, 1]])}, "{path}: the vector of 'a' holds NaN or infinity."),
+        ({"words": np.array([b"a", b""])}, {"row": 1}),
+        ({"words": np.array([b"a", b"\xff"])}, {"row": 1, "word": b"\xff"}),
+        ({"vectors": np.array([[1, 2], [np.inf, 1]])}, {"row": "a"}),
         (
             {"words": np.zeros(0, "S1"), "vectors": np.zeros((0, 2))},
-            "The file of word vectors {path} holds no word. Is it the right one?",
+            {"said": "holds no word"},
         ),
         (
             {"words": np.array(["a", "b"], object)},
-            "{path} is damaged or no .npz file of plain arrays (it holds Python objects). Fetch it again.",
+            {"said": "is damaged or no .npz file of plain arrays (it holds"},
         ),
     ],
 )
-def test_bad_npz(tmp_path: Path, arrays: dict[str, Any], expected: str) -> None:
+def test_bad_npz(tmp_path: Path, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
     path = npz(tmp_path, **arrays)
-    with pytest.raises(DataError) as error:
+    with raises(DataError, **facts):
         read_word_vectors(path)
-    assert str(error.value) == expected.format(path=path)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

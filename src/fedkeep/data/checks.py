@@ -38,7 +38,8 @@ def as_columns(columns: Mapping[str, Column], rows: int | None = None) -> dict[s
     for name, column in good.items():
         if isinstance(column, Ragged) and f"{name}_length" in good:
             raise DataError(
-                f"Column {name + '_length'!r} clashes with the lengths of the ragged column {name!r}. Rename it."
+                "Column '{column}_length' clashes with the lengths of the ragged column {column!r}. Rename it.",
+                column=name,
             )
     first = next(iter(good))
     wanted, whose = (len(good[first]), f"column {first!r}") if rows is None else (rows, "the client ids")
@@ -65,7 +66,11 @@ def _as_column(name: str, column: Column) -> Column:
             got=name,
         )
     if name in RESERVED:
-        raise DataError(f"The column name {name!r} is reserved: {RESERVED[name]}. Rename the column.")
+        raise DataError(
+            "The column name {column!r} is reserved: {why}. Rename the column.",
+            column=name,
+            why=RESERVED[name],
+        )
     if isinstance(column, Ragged):
         if name == OPTED_IN:
             raise DataError(
@@ -74,13 +79,11 @@ def _as_column(name: str, column: Column) -> Column:
         return column
     try:
         array = np.asarray(column)
-    except (
-        TypeError,
-        RuntimeError,
-    ) as error:  # a tensor that numpy has no type for, or that wants a gradient
+    except (TypeError, RuntimeError) as error:  # a tensor without a type of numpy's, or that wants a gradient
         raise DataError(
-            f"Column {name!r} is no array that numpy can hold: {first_line(error).rstrip('.')}. Give tensors as "
-            f"column.detach().float()."
+            "Column {column!r} is no array that numpy can hold: {why}. Give tensors as column.detach().float().",
+            column=name,
+            why=first_line(error).rstrip("."),
         ) from error
     except ValueError as error:
         raise DataError(
@@ -90,8 +93,10 @@ def _as_column(name: str, column: Column) -> Column:
         ) from error
     if np.ma.is_masked(column):  # asarray shows what lies under the mask
         raise DataError(
-            f"Column {name!r} is a masked array, whose {np.ma.getmaskarray(column).sum()} masked values are not to be "
-            f"used. Drop these rows or fill in a number, column.filled(...)."
+            "Column {column!r} is a masked array, whose {masked} masked values are not to be used. Drop these rows or "
+            "fill in a number, column.filled(...).",
+            column=name,
+            masked=np.ma.getmaskarray(column).sum(),
         )
     if array.dtype.kind in "OUST":
         raise DataError(
@@ -103,11 +108,16 @@ def _as_column(name: str, column: Column) -> Column:
     if array.dtype.kind not in "biuf" or array.ndim < 1:
         dates = " Write dates as numbers: column.astype('datetime64[s]').astype('int64') gives seconds."
         raise DataError(
-            f"Column {name!r} must be an array of numbers or booleans; got {array.dtype}, shape {array.shape}."
-            f"{dates if array.dtype.kind == 'M' else ''}"
+            "Column {column!r} must be an array of numbers or booleans; got {dtype}, shape {shape}.{advice}",
+            column=name,
+            dtype=array.dtype,
+            shape=array.shape,
+            advice=dates if array.dtype.kind == "M" else "",
         )
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise DataError(f"Column {name!r} holds {array.max()}; wanted integers below 2^63.")
+        raise DataError(
+            "Column {column!r} holds {got}; wanted integers below 2^63.", column=name, got=array.max()
+        )
     if name == OPTED_IN:
         return _as_truths(name, array)
     if name == "label" and array.dtype.kind in "biu":
@@ -131,7 +141,10 @@ def _as_truths(name: str, array: NDArray[Any]) -> NDArray[np.bool_]:
     other = np.flatnonzero(array != truths)
     if len(other):
         raise DataError(
-            f"Column {name!r} must be True or False (or 1 or 0); row {other[0]} has {array[other[0]]}."
+            "Column {column!r} must be True or False (or 1 or 0); row {row} has {got}.",
+            column=name,
+            row=other[0],
+            got=array[other[0]],
         )
     return truths
 
@@ -187,8 +200,9 @@ def completed(
             columns["label"] = label if not whole else label.astype(np.float32)
         elif not whole:
             raise DataError(
-                f"Wanted integer labels for a {kind.name} task; got {label.dtype}. Use integers, or say "
-                f"meta['task'] = 'regression'."
+                "Wanted integer labels for a {task} task; got {dtype}. Use integers, or say meta['task'] = 'regression'.",
+                task=kind.name,
+                dtype=label.dtype,
             )
         kind.check_labels(label, columns, None if classes is None else int(classes))
         if meta.get("classes") is None:
@@ -239,8 +253,13 @@ def check_close(labels: NDArray[np.int64], where: Callable[[int], str], way_out:
     largest, different = int(labels[row]), len(np.unique(labels))
     if largest >= MANY_CLASSES and largest >= 10 * different:
         raise DataError(
-            f"{where(row)}: the label {largest} would make {largest + 1:,} classes, of which {different:,} occur. "
-            f"Number labels 0, 1, 2, …, or give {way_out}, or task 'regression' where labels are numbers."
+            "{place}: the label {label} would make {classes:,} classes, of which {occur:,} occur. Number labels 0, 1, "
+            "2, …, or give {way_out}, or task 'regression' where labels are numbers.",
+            place=where(row),
+            label=largest,
+            classes=largest + 1,
+            occur=different,
+            way_out=way_out,
         )
     if labels.min() == 1 and largest == different > 1:
         warnings.warn(
@@ -260,8 +279,13 @@ def check_columns(columns: Mapping[str, Column], owner: Callable[[int], str]) ->
             row = int(wrong[0])
             value = column[row].ravel()[~np.isfinite(column[row].ravel())][0]
             raise DataError(
-                f"Column {name!r} holds {value} in row {row} (client {owner(row)!r}) and in {len(wrong) - 1} more "
-                f"rows. Drop these rows or fill in a number."
+                "Column {column!r} holds {got} in row {row} (client {client!r}) and in {more} more rows. Drop these "
+                "rows or fill in a number.",
+                column=name,
+                got=float(value),
+                row=row,
+                client=owner(row),
+                more=len(wrong) - 1,
             )
 
 
@@ -279,8 +303,15 @@ def check_labels(columns: Mapping[str, Column], meta: Mapping[str, Any], owner: 
         outside &= label != kind.ignored
     if outside.any():
         row = int(np.argwhere(outside)[0][0])
-        more = "" if kind.ignored is None else f", and {kind.ignored} for tokens that do not count"
+        ignored = "" if kind.ignored is None else f", and {kind.ignored} for tokens that do not count"
         raise DataError(
-            f"Wanted labels 0 to {values - 1} ({classes} classes){more}; got {label[outside][0]} in row {row} (client "
-            f"{owner(row)!r}) and {int(outside.sum()) - 1} more out of range. Correct the labels or meta['classes']."
+            "Wanted labels 0 to {largest} ({classes} classes){ignored}; got {got} in row {row} (client {client!r}) and "
+            "{more} more out of range. Correct the labels or meta['classes'].",
+            largest=values - 1,
+            classes=classes,
+            ignored=ignored,
+            got=int(label[outside][0]),
+            row=row,
+            client=owner(row),
+            more=int(outside.sum()) - 1,
         )

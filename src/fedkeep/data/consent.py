@@ -172,8 +172,10 @@ def _joined(name: str, raw: Column, copies: Column) -> Column:
         if found.dtype == raw.dtype and found.shape[1:] == raw.shape[1:]:
             return np.concatenate([raw, found])
     raise DataError(
-        f"The censored copies' column {name!r} is of another type or shape than the data's: wanted {_kind(raw)}; got "
-        f"{_kind(copies)}."
+        "The censored copies' column {column!r} is of another type or shape than the data's: wanted {wanted}; got {got}.",
+        column=name,
+        wanted=_kind(raw),
+        got=_kind(copies),
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError, check_choice, did_you_mean, shown
+from fedkeep.core.errors import DataError, check_choice, did_you_mean
 from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
 from fedkeep.data.checks import as_columns, as_split, check_columns, check_labels, completed
@@ -71,8 +71,9 @@ class FederatedData:
         self.examples = len(next(iter(self.columns.values())))
         if self.offsets.shape != (len(self.ids) + 1,):
             raise DataError(
-                f"Wanted {len(self.ids) + 1} offsets for {len(self.ids)} client ids (one more than clients); "
-                f"got {'×'.join(map(str, self.offsets.shape)) or 'a single number'}."
+                "Wanted {wanted} offsets, one more than client ids; got the shape {got}.",
+                wanted=len(self.ids) + 1,
+                got=self.offsets.shape,
             )
         check_offsets(self.offsets, self.examples, "the clients' offsets", "examples")
         self._check_bounds()
@@ -154,7 +155,7 @@ class FederatedData:
         if not isinstance(client, int | np.integer):
             raise self._no_number(client)
         if not 0 <= client < len(self.offsets) - 1:
-            raise DataError(f"There is no client {client}: clients are numbered 0 to {len(self) - 1}.")
+            raise self._no_client(client)
         if split == "all":
             return range(int(self.offsets[client]), int(self.offsets[client + 1]))
         part, bounds = self._part(split)
@@ -183,7 +184,7 @@ class FederatedData:
         """
         chosen = np.arange(len(self)) if clients is None else self._numbers(clients)
         if clients is not None and len(wrong := chosen[(chosen < 0) | (chosen >= len(self))]):
-            raise DataError(f"There is no client {wrong[0]}: clients are numbered 0 to {len(self) - 1}.")
+            raise self._no_client(wrong[0])
         if split == "all":
             start, length = self.offsets[chosen], self.offsets[chosen + 1] - self.offsets[chosen]
         else:
@@ -197,10 +198,18 @@ class FederatedData:
             raise self._no_number(given.tolist())
         return given.astype(np.int64)
 
+    def _no_client(self, client: int | np.integer[Any]) -> DataError:
+        return DataError(
+            "There is no client {client}: clients are numbered 0 to {largest}.",
+            client=int(client),
+            largest=len(self) - 1,
+        )
+
     def _no_number(self, given: object) -> DataError:
         return DataError(
-            f"These data number their clients 0 to {len(self) - 1}; got {shown(given, 60)}. data.index('ID') returns "
-            f"the number of an id."
+            "These data number their clients 0 to {largest}; got {got!r}. data.index('ID') returns the number of an id.",
+            largest=len(self) - 1,
+            got=given,
         )
 
     def clients_of(self, rows: Rows) -> NDArray[np.int64]:
@@ -259,7 +268,9 @@ class FederatedData:
         wrong = chosen[(chosen < 0) | (chosen >= len(self))]
         if not len(chosen) or len(wrong) or len(np.unique(chosen)) < len(chosen):
             got = f"client {wrong[0]}" if len(wrong) else "a client twice" if len(chosen) else "none"
-            raise DataError(f"Wanted different clients between 0 and {len(self) - 1}; got {got}.")
+            raise DataError(
+                "Wanted different clients between 0 and {largest}; got {got}.", largest=len(self) - 1, got=got
+            )
         traits = self.meta.get("traits")
         meta = self.meta
         if traits:
@@ -380,10 +391,10 @@ class FederatedData:
         if len(wrong):
             first = int(wrong[0])
             raise DataError(
-                "Wanted the bounds of client {client!r} to rise from {offset} to {offset_2}; got {got}.",
+                "Wanted the bounds of client {client!r} to rise from {start} to {end}; got {got}.",
                 client=self.ids[first],
-                offset=self.offsets[first],
-                offset_2=self.offsets[first + 1],
+                start=self.offsets[first],
+                end=self.offsets[first + 1],
                 got=self.bounds[first].tolist(),
             )
 

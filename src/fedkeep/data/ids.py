@@ -15,7 +15,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, shown
+from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged, offsets_of
 
 LONGEST_ID = 200
@@ -38,20 +38,20 @@ def as_id(given: object, where: str = "") -> str:
     if isinstance(given, int | np.integer) and not isinstance(given, bool):
         if abs(int(given)) < 10 ** (LONGEST_ID - 1):
             return str(int(given))
-        raise DataError(f"{where}{RULE}; got an integer of more than {LONGEST_ID - 1} digits.")
-    if not isinstance(given, str):
-        raise DataError(
-            f"{where}{RULE}; got {shown(given, 60)}, a {type(given).__name__}. Use str(...) or .decode()."
-        )
-    text = str(given) if given.isascii() else unicodedata.normalize("NFC", given)
-    if not text:
-        raise DataError("{where}{rule}; got an empty text. Name every client.", where=where, rule=RULE)
-    if len(text) > LONGEST_ID:
-        raise DataError(f"{where}{RULE}; got {len(text)} characters, {text[:20]!r}, … Use a shorter name.")
-    if not text.isprintable():
-        wrong = next(character for character in text if not character.isprintable())
-        raise DataError(f"{where}{RULE}; got {text!r}, with the character U+{ord(wrong):04X}. Remove it.")
-    return text
+        why = f"it has more than {LONGEST_ID - 1} digits"
+    elif not isinstance(given, str):
+        why = f"a {type(given).__name__} is none; use str(...) or .decode()"
+    else:
+        text = str(given) if given.isascii() else unicodedata.normalize("NFC", given)
+        if 0 < len(text) <= LONGEST_ID and text.isprintable():
+            return text
+        wrong = next((character for character in text if not character.isprintable()), "")
+        why = "name every client"
+        if len(text) > LONGEST_ID:
+            why = f"it has {len(text)} characters"
+        elif wrong:
+            why = f"remove the character U+{ord(wrong):04X}"
+    raise DataError("{where}{rule}; got {got!r}: {why}.", where=where, rule=RULE, got=given, why=why)
 
 
 def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:

@@ -79,8 +79,13 @@ def check_range(labels: NDArray[np.integer], classes: int, where: object) -> Non
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         raise DataError(
-            f"{where}: wanted labels 0 to {classes - 1}; got {labels[wrong[0]]} at image {wrong[0]} and "
-            f"{len(wrong) - 1} more out of range. Fetch the file again."
+            "{file}: wanted labels 0 to {largest}; got {got} at image {row} and {more} more out of range. Fetch the file "
+            "again.",
+            file=where,
+            largest=classes - 1,
+            got=int(labels[wrong[0]]),
+            row=int(wrong[0]),
+            more=len(wrong) - 1,
         )
 
 

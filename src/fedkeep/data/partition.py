@@ -78,12 +78,8 @@ def majority(
     _whole("clients", clients, 1)
     _whole("majority_classes", majority_classes, 1)
     wanted = clients * majority_classes
-    if wanted > images.classes:
-        raise DataError(
-            f"{clients} clients with {majority_classes} majority classes each and no overlap need {wanted} classes; "
-            f"{images.name} has {images.classes}, {wanted - images.classes} are missing. Take at most "
-            f"{images.classes // majority_classes} clients."
-        )
+    what = f"{majority_classes} majority classes and no overlap"
+    _check_enough(images, clients, what, wanted, images.classes, "classes")
     drawn = numpy_generator(seed, "partition/classes").permutation(images.classes)[:wanted]
     own = drawn.reshape(clients, majority_classes)
     pools: dict[str, dict[str, int]] = {}
@@ -97,6 +93,22 @@ def majority(
     return _federated(images, list(zip(*(parts[split] for split in SPLITS), strict=True)), about)
 
 
+def _check_enough(images: ImageSet, clients: int, each: str, needed: int, there: int, of: str) -> None:
+    """Raise DataError where clients need more than there is."""
+    if needed > there:
+        raise DataError(
+            "{clients} clients with {each} each need {needed:,} {of}; {name} has {there:,}, {missing:,} are missing. "
+            "Take fewer clients, or less for each.",
+            clients=clients,
+            each=each,
+            needed=needed,
+            of=of,
+            name=images.name,
+            there=there,
+            missing=needed - there,
+        )
+
+
 def _drawn(
     images: ImageSet, pool: str, sizes: Mapping[str, int], own: Counts, p: float, seed: int
 ) -> dict[str, list[Rows]]:
@@ -104,11 +116,8 @@ def _drawn(
     quota = {split: _quota(size, p, own.shape[1]) for split, size in sizes.items()}
     rows = np.arange(images.train) if pool == "train" else np.arange(images.train, len(images))
     each = sum(sizes.values())
-    if len(own) * each > len(rows):
-        raise DataError(
-            f"{len(own)} clients with {each} official {pool} images each need {len(own) * each:,}; {images.name} has "
-            f"{len(rows):,}, {len(own) * each - len(rows):,} are missing. Take fewer clients or images per client."
-        )
+    what = f"{each} official {pool} images"
+    _check_enough(images, len(own), what, len(own) * each, len(rows), f"official {pool} images")
     _enough(images, pool, images.labels[rows], own, np.sum(list(quota.values()), axis=0))
     free = np.zeros(len(images), bool)
     free[rows] = True
@@ -132,9 +141,14 @@ def _drawn(
             left = int((free & foreign).sum())
             if left < rest:
                 raise DataError(
-                    f"client-{i} wants {rest} {split} images outside its majority classes; {left} of the official "
-                    f"{pool} images of {images.name} are left, {rest - left} are missing. Take fewer clients or "
-                    f"images, or a larger p."
+                    "{client} wants {wanted} {split} images outside its majority classes; {left} of the official "
+                    "{pool} images of {name} are left. Take fewer clients or images, or a larger p.",
+                    client=f"client-{i}",
+                    wanted=rest,
+                    split=split,
+                    left=left,
+                    pool=pool,
+                    name=images.name,
                 )
             rng = numpy_generator(seed, f"partition/{split}/rest", f"client-{i}")
             parts[split][i] = np.concatenate([parts[split][i], draw(rng, foreign, rest)])
@@ -169,11 +183,9 @@ def dirichlet(
         )
     labels = images.labels[: images.train]
     per_class = np.bincount(labels, minlength=images.classes)
-    if clients * least > images.train:
-        raise DataError(
-            f"{clients} clients with at least {least} images each need {clients * least:,}; {images.name} has "
-            f"{images.train:,} training images, {clients * least - images.train:,} are missing."
-        )
+    _check_enough(
+        images, clients, f"at least {least} images", clients * least, images.train, "training images"
+    )
     for attempt in range(1000):
         rng = numpy_generator(seed, "partition/dirichlet", round=attempt)
         shares = rng.dirichlet(np.full(clients, float(alpha)), images.classes)  # (classes, clients)
@@ -208,11 +220,7 @@ def shards(
     _whole("per_client", per_client, 1)
     number = clients * per_client
     size = images.train // number
-    if not size:
-        raise DataError(
-            f"{clients} clients with {per_client} shards each need {number:,} images; {images.name} has "
-            f"{images.train:,} training images, {number - images.train:,} are missing."
-        )
+    _check_enough(images, clients, f"{per_client} shards", number, images.train, "training images")
     mixed = numpy_generator(seed, "partition/shards/images").permutation(images.train)[: number * size]
     by_class = mixed[np.argsort(images.labels[mixed], kind="stable")]
     dealt = numpy_generator(seed, "partition/shards").permutation(number).reshape(clients, per_client)
@@ -245,11 +253,7 @@ def by_size(
     _whole("clients", clients, 1)
     if not 0 <= sigma < np.inf:
         raise DataError("Wanted a spread sigma of 0 or more; got {got}. Usual ones are 0.5 to 2.", got=sigma)
-    if images.train < 2 * clients:
-        raise DataError(
-            f"{clients} clients with at least two images each need {2 * clients:,}; {images.name} has {images.train:,} "
-            f"training images, {2 * clients - images.train:,} are missing."
-        )
+    _check_enough(images, clients, "at least two images", 2 * clients, images.train, "training images")
     if sizes is None:
         with np.errstate(over="ignore"):
             relative = np.exp(sigma * numpy_generator(seed, "partition/sizes").standard_normal(clients))

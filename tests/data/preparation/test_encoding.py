@@ -30,6 +30,7 @@ from fedkeep.data.preparation import (
     merged,
     prepared,
 )
+from tests.refusals import raises
 
 RULES = Rules(clients_a_word=2, standardise=True)
 
@@ -125,27 +126,26 @@ def test_a_summary_is_read_strictly(text: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "field", "value", "why"),
+    ("column", "field", "value", "facts"),
     [
-        ("text", "size", 9, "Wanted a vocabulary of 9 ids"),
-        ("text", "symbols", ["v", "v"], "A vocabulary needs different symbols; 'v' occurs more than once"),
-        ("text", "tokens", "chars", "columns.text.text.tokens: Input should be 'char', 'word'"),
-        ("label", "names", ["n", "n"], "label_names names 'n' more than once"),
-        ("label", "names", [], "Wanted at least one label"),
-        ("x", "means", [], "Wanted a mean and a scale, not 0, of each feature; got 0"),
-        ("x", "scales", [0.0], "Wanted a mean and a scale, not 0, of each feature; got 1"),
-        ("x", "scales", ["inf"], "columns.x.features.scales.0: Input should be a valid number"),
-        ("item", "keys", [3, 2], "Wanted at least one item, and items that rise"),
-        ("_words", "type", "float9", "There is no type of numbers 'float9'"),
-        ("_words", "type", "object", "There is no type of numbers 'object'"),
+        ("text", "size", 9, {"what": "encoding"}),
+        ("text", "symbols", ["v", "v"], {"what": "encoding"}),
+        ("text", "tokens", "chars", {"said": "e.json is no encoding, or is damaged:"}),
+        ("label", "names", ["n", "n"], {"what": "encoding"}),
+        ("label", "names", [], {"what": "encoding"}),
+        ("x", "means", [], {"what": "encoding"}),
+        ("x", "scales", [0.0], {"what": "encoding"}),
+        ("x", "scales", ["inf"], {"said": "e.json is no encoding, or is damaged:"}),
+        ("item", "keys", [3, 2], {"what": "encoding"}),
+        ("_words", "type", "float9", {"what": "encoding"}),
+        ("_words", "type", "object", {"what": "encoding"}),
     ],
 )
-def test_an_encoding_is_read_strictly(column: str, field: str, value: Any, why: str) -> None:
+def test_an_encoding_is_read_strictly(column: str, field: str, value: Any, facts: dict[str, Any]) -> None:
     content = json.loads(Encoding.of(merged(SUMMARIES)).to_json())
     content["columns"][column][field] = value
-    with pytest.raises(DataError) as error:
+    with raises(DataError, **facts):
         Encoding.from_json(json.dumps(content), "e.json")
-    assert why in str(error.value)
 
 
 def test_devices_that_differ_in_kind_are_left_out_by_name() -> None:
@@ -283,28 +283,31 @@ def replace_columns(source: Raw, client: list[str], **values: Any) -> Raw:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "facts"),
     [
-        ({"y": [1]}, "There is no column 'y' in the encoding; there are text, label, x, item, time, _words."),
+        ({"y": [1]}, {"column": "y"}),
         (
             {"x": [[1, 2]]},
-            r"The column 'x': wanted numbers of shape \(examples, 1\) \(the features f\); got int64",
+            {"shape": (1, 2)},
         ),
-        ({"x": [["1"]]}, r"The column 'x': wanted numbers .*; got <U1 of shape \(1, 1\)."),
-        ({"x": [[1], [2, 3]]}, "The column 'x': wanted numbers .* inhomogeneous"),
-        ({"x": [[float("nan")]]}, "Column 'x' holds nan in row 0"),
+        ({"x": [["1"]]}, {"shape": (1, 1)}),
+        ({"x": [[1], [2, 3]]}, {"said": "The column 'x': wanted numbers of shape (examples, 1) (the"}),
+        ({"x": [[float("nan")]]}, {"column": "x", "row": 0, "client": "0", "more": 0}),
         (
             {"item": [1.5]},
-            r"The column 'item': wanted numbers .*, whole ones as int64 holds them; got \[1.5\]",
+            {"wanted": "The column 'item': wanted numbers of shape (examples)", "got": [1.5]},
         ),
-        ({"item": [5]}, "item, row 0: 5 is not one of the 5 items that are known"),
-        ({"text": "w"}, "The column 'text': wanted a list of texts, one an example; got 'w'"),
-        ({"text": 3}, "The column 'text': wanted a list of texts, one an example; got 3"),
-        ({"label": ["q"]}, r"label, row 0: label 'q' is not one of label_names, \['n', 'p', 'x'\]"),
-        ({"text": ["w"], "label": ["n", "n"]}, "Wanted . rows in column"),
-        ({}, "Wanted at least one column"),
+        ({"item": [5]}, {"place": "item, row 0", "value": 5}),
+        ({"text": "w"}, {"column": "text", "got": "w"}),
+        ({"text": 3}, {"column": "text", "got": 3}),
+        ({"label": ["q"]}, {"place": "label, row 0", "label": "q", "names": ["n", "p", "x"]}),
+        (
+            {"text": ["w"], "label": ["n", "n"]},
+            {"wanted": 2, "column": "text", "whose": "the client ids", "got": 1},
+        ),
+        ({}, {"said": "Wanted at least one column; got none"}),
     ],
 )
-def test_new_examples_that_do_not_fit(columns: dict[str, Any], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_new_examples_that_do_not_fit(columns: dict[str, Any], facts: dict[str, Any]) -> None:
+    with raises(DataError, **facts):
         Encoding.of(merged(SUMMARIES)).batch(**columns)

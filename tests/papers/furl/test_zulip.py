@@ -199,7 +199,7 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         zulip_channels(folder(tmp_path, gzip.compress(content)))
     assert str(error.value) == (
-        f"{tmp_path / 'messages.jsonl.gz'}, line 2: not utf-8 text (invalid start byte at byte 10). Save the file as UTF-8."
+        f"{tmp_path / 'messages.jsonl.gz'}, line 2: not UTF-8 text (invalid start byte at byte 10). Save the file in this encoding."
     )
 
 
