@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import RunError
-from fedkeep.core.records import Record, from_line, read_records, to_line
+from fedkeep.core.records import Record, best_round, from_line, read_records, to_line
 
 RECORDS = [
     Record(1, 0.5, "train", None, "loss", 0.1 + 0.2, 12),
@@ -79,3 +79,19 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RunError, match="Cannot read the records"):
         list(read_records(tmp_path / "binary"))
+
+
+@pytest.mark.parametrize(
+    ("values", "lower", "round"),
+    [
+        ({3: 0.5, 1: 0.5, 2: 0.4}, False, 1),
+        ({3: 0.5, 1: 0.5, 2: 0.4}, True, 2),
+        ({1: math.inf, 2: 0.4, 3: math.nan, 4: 0.5}, False, 4),
+        ({1: math.nan, 2: math.inf}, True, 2),
+        ({}, True, None),
+    ],
+)
+def test_the_best_round_is_the_earliest_of_equals(
+    values: dict[int, float], lower: bool, round: int | None
+) -> None:
+    assert best_round(values, lower_is_better=lower) == round

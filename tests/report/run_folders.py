@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 from safetensors.torch import save
 
-from fedkeep.core.records import Extent, Record, to_line
+from fedkeep.core.records import Extent, Record, best_round, from_line, to_line
 from fedkeep.core.run_files import Commit, read_commit
 from fedkeep.core.sealed import FORMAT, sealed_bytes
+from fedkeep.report.wording import base, lower_is_better
 from fedkeep.tasks.results import Examples
 
 LABELS = ["AskReddit", "CFB", "The_Donald", "nba", "politics"]
@@ -153,9 +155,27 @@ def write_records(path: Path, records: str, timings: str = "") -> None:
         extents[name] = Extent(len(content), hashlib.sha256(content).hexdigest())
     info = json.loads((path / "run.json").read_text(encoding="utf-8"))
     last = Commit(
-        run=info["run"], round=info["rounds"], server=f"server-{info['rounds']}.safetensors", **extents
+        run=info["run"],
+        round=info["rounds"],
+        server=f"server-{info['rounds']}.safetensors",
+        extra={"best": chosen(records, info.get("metric"))},
+        **extents,
     )
     (path / "commit.json").write_bytes(last.to_bytes())
+
+
+def chosen(records: str, metric: str | None) -> dict[str, dict[str, int]]:
+    """Return the rounds that a run would have chosen, by one metric of each task."""
+    valid: dict[str, dict[int, float]] = {}
+    for line in records.splitlines():
+        with contextlib.suppress(ValueError):
+            if (r := from_line(line)).split == "valid" and r.client is None:
+                valid.setdefault(r.metric, {})[r.round] = r.value
+    order = [metric, "auc", "accuracy", "rmse"]
+    usual = sorted(valid, key=lambda m: order.index(base(m)) if base(m) in order else 4 + (base(m) == "loss"))
+    by = {name.partition("/")[2]: name for name in reversed(usual)}
+    best = {m: best_round(valid[m], lower_is_better=lower_is_better(m)) for m in by.values()}
+    return {name: {"round": round} for name, round in best.items() if round is not None}
 
 
 def add_records(path: Path, records: str) -> None:

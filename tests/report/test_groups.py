@@ -1,6 +1,7 @@
 """Which runs are seeds of one configuration, and which metric a report is about."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,8 @@ def test_the_metric_is_the_one_named_else_auc(write_run: Write) -> None:
     run = read_run(folder)
     assert main_metrics([run]) == ["auc"]
     run.info["metric"] = "accuracy"
-    assert main_metrics([run]) == ["accuracy"]
+    assert main_metrics([run]) == ["auc"]  # the one that its round was chosen by
+    assert main_metrics([replace(run, best={})]) == ["accuracy"]
     assert user_metric([run], "auc") == "auc"
     assert user_metric([run], "rmse") == "accuracy"
 

@@ -1,4 +1,6 @@
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,6 +8,7 @@ import pytest
 
 from fedkeep.core.errors import RunError
 from fedkeep.core.records import Record, sealed_records, to_line
+from fedkeep.core.run_files import read_commit
 from fedkeep.report.runs import read_run
 from tests.report.run_folders import write_analyses, write_info, write_records
 
@@ -288,4 +291,25 @@ def test_analyses_that_are_no_json_are_named(write_run: Write) -> None:
     folder = write_run()
     (folder / "analyses.json").write_text("{")
     with pytest.raises(RunError, match=r"analyses\.json is damaged: Expecting"):
+        read_run(folder)
+
+
+def test_the_round_is_the_one_that_the_run_chose(write_run: Write) -> None:
+    folder = write_run()
+    commit = read_commit(folder, json.loads((folder / "run.json").read_text()))
+    known = replace(commit, extra={"best": {"accuracy": {"round": 4}}})
+    (folder / "commit.json").write_bytes(known.to_bytes())
+    run = read_run(folder)
+    best = run.best_valid("accuracy")
+    assert best is not None
+    assert best.round == 4 != max(run.series("accuracy", "valid"), key=lambda r: r.value).round
+    assert run.best_valid("loss") is None
+
+
+@pytest.mark.parametrize("best", [3, {"accuracy": 4}, {"accuracy": {"value": 1.0}}])
+def test_a_commit_that_says_no_rounds_is_refused(write_run: Write, best: Any) -> None:
+    folder = write_run()
+    commit = read_commit(folder, json.loads((folder / "run.json").read_text()))
+    (folder / "commit.json").write_bytes(replace(commit, extra={"best": best}).to_bytes())
+    with pytest.raises(RunError, match="which rounds were best"):
         read_run(folder)

@@ -105,6 +105,25 @@ class Extent:
 NONE = Extent()
 
 
+def improves(value: float, known: float, *, lower_is_better: bool) -> bool:
+    """Tell whether a value on ``valid`` is better than the best so far, so that its round is the best one.
+
+    An equal value is not better. Any value is better than none, NaN or infinity, which no finite one gives way to.
+    """
+    if not math.isfinite(known):
+        return True
+    return math.isfinite(value) and (value < known if lower_is_better else value > known)
+
+
+def best_round(values: Mapping[int, float], *, lower_is_better: bool) -> int | None:
+    """Return the round whose value is best by `improves`, of values by round; None where there is none."""
+    chosen, known = None, math.nan
+    for round in sorted(values):
+        if improves(values[round], known, lower_is_better=lower_is_better):
+            chosen, known = round, values[round]
+    return chosen
+
+
 def to_line(record: Record) -> str:
     """Return the record as one line of JSON, with its newline."""
     fields = asdict(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch import Tensor
 from fedkeep.core.files import check_tensors, layout
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, prefixed, under
-from fedkeep.core.records import Record
+from fedkeep.core.records import Record, improves
 from fedkeep.engines import (
     Adaptation,
     Auto,
@@ -94,7 +95,7 @@ class Drive:
         server: what the server has.
         device: where the clients live.
         history: records, in order.
-        best: the best value on ``valid`` so far, and its round.
+        best: of each task's headline the best value on ``valid`` so far, and its round.
         examples: every test example's result at that round, where the device's policy lets it leave.
         directory: where each round is committed; None: nowhere.
         state: returns what a round's checkpoint holds beside the server, e.g. what a device in this process needs.
@@ -245,9 +246,7 @@ class Drive:
 
     def judged(self, server: Global) -> list[Record]:
         """Judge ``valid`` and ``test``; what is kept by client or example is of the epoch that is best on ``valid``."""
-        plan, best, round = self.plan, self.best, server.round
-        task = plan.tasks[0]
-        metric, sign = task.headline, -1.0 if task.kind.headline.lower else 1.0
+        plan, round = self.plan, server.round
         models = self._models()
         model = models[0]
 
@@ -258,16 +257,13 @@ class Drive:
 
         found = self._judge(server, "valid", [model])
         valid = records(found, model, "valid")
-        value = next((r.value for r in valid if r.metric == metric), float("nan"))
-        known = best.get("value", float("nan"))
-        improved = bool(np.isnan(known) or sign * value > sign * known)
+        improved, *_ = [self._improved(task, valid, round) for task in plan.tasks]
         adapted: list[Model] = ["adapted"] if improved and plan.settings.evaluate_adapted else []
         if adapted:
             test = self.device.adapt(self._orders(server), Adaptation(beside=tuple(models)))
         else:
             test = self._judge(server, "test", models)
         if improved:
-            best |= {"metric": metric, "value": value, "round": round}
             self.examples = self._kept(server, test, found, models + adapted)
         lines = valid + records(test, model, "test", per_client=improved)
         if adapted:
@@ -275,6 +271,15 @@ class Drive:
         if plan.settings.evaluate_shared:
             lines += records(test, models[-1], SHARED, per_client=improved)
         return lines
+
+    def _improved(self, task: Task, valid: Sequence[Record], round: int) -> bool:
+        """Tell whether a round is the best of a task so far, and take note of it."""
+        value = next((r.value for r in valid if r.metric == task.headline), math.nan)
+        known = self.best.get(task.headline, {}).get("value", math.nan)
+        found = improves(value, known, lower_is_better=task.kind.headline.lower)
+        if found:
+            self.best[task.headline] = {"value": value, "round": round}
+        return found
 
     def _kept(
         self, server: Global, test: Sequence[Judged], valid: Sequence[Judged], models: Sequence[Model]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedkeep.core.records import Record
+from fedkeep.core.records import Record, best_round
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,9 @@ def summarize(records: Iterable[Record], metric: str, lower_is_better: bool = Fa
     judged = [r for r in records if r.client is None and r.split in ("valid", "test")]
     if not judged:
         return None
-    sign = 1.0 if lower_is_better else -1.0
     valid = [r for r in judged if r.split == "valid" and r.metric == metric and math.isfinite(r.value)]
-    best = (
-        min(valid, key=lambda r: (sign * r.value, r.round)) if valid else max(judged, key=lambda r: r.round)
-    )
+    chosen = best_round({r.round: r.value for r in valid}, lower_is_better=lower_is_better)
+    best = max((r for r in judged if chosen in (None, r.round)), key=lambda r: r.round)
     found: dict[str, dict[str, float]] = {"valid": {}, "test": {}}
     for r in judged:
         if r.round == best.round:

@@ -139,7 +139,7 @@ def _apart(alike: Sequence[RunFiles]) -> list[list[RunFiles]]:
 def main_metrics(runs: Sequence[RunFiles]) -> list[str]:
     """Return the metric that the report is about, one for each task; those that run.json names come first.
 
-    Of a task it is the one that run.json names, else AUC, else accuracy, else RMSE, else another, else the loss, of
+    Of a task it is the one that its round was chosen by, else that run.json names, else AUC, else accuracy, else RMSE, else another, else the loss, of
     those measured on valid or test. Where nothing was measured it is the one that run.json names, else accuracy.
     """
     found = sorted(
@@ -147,6 +147,8 @@ def main_metrics(runs: Sequence[RunFiles]) -> list[str]:
     )
     named = [m for run in runs if isinstance(m := run.info.get("metric"), str)]
     others = sorted(found, key=lambda m: (wording.lower_is_better(m), wording.base(m) == "loss"))
+    best = {metric.partition("/")[2]: metric for run in runs for metric in run.best}
+    found = [m for m in found if best.get(m.partition("/")[2], m) == m]
     chosen: dict[str, str] = {}
     for wanted in dict.fromkeys(map(wording.base, (*named, "auc", "accuracy", "rmse", *others))):
         for metric in (m for m in found if wording.base(m) == wanted):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from fedkeep.core.errors import RunError
 from fedkeep.core.records import Record, read_records, read_sealed_records
 from fedkeep.core.run_files import Commit, numerics_of, read_commit, read_info
 from fedkeep.report.analyses import read_sealed_analyses
-from fedkeep.report.wording import lower_is_better
 from fedkeep.tasks.results import Examples, read_examples
 
 FINISHED, FAILED = "finished", "failed"
@@ -35,6 +35,7 @@ class RunFiles:
         finished: whether run.json's status says so.
         notes: what a reader must know: unfinished, lines of no finished round, analyses of an earlier round.
         examples: every test example's result at the round chosen on validation; None where the folder has none.
+        best: the round that the run chose on validation, by the metric that it chose by, one for each task.
     """
 
     folder: Path
@@ -44,6 +45,7 @@ class RunFiles:
     finished: bool
     notes: tuple[str, ...]
     examples: Examples | None = None
+    best: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -128,7 +130,7 @@ class RunFiles:
         return {r.client: r for r in own if r.client is not None}
 
     def selected(self, metric: str, chosen_by: str) -> Record | None:
-        """Return the test record of ``metric`` at the round whose valid ``chosen_by`` is best, else the last one."""
+        """Return the test record of ``metric`` at the round chosen by ``chosen_by``, else the last one."""
         tests = {r.round: r for r in self.series(metric, "test")}
         best = self.best_valid(chosen_by)
         if best is not None and best.round in tests:
@@ -136,10 +138,8 @@ class RunFiles:
         return tests[max(tests)] if tests else None
 
     def best_valid(self, metric: str) -> Record | None:
-        """Return the valid record with the best value, the earliest of equals."""
-        series = self.series(metric, "valid")
-        sign = 1 if lower_is_better(metric) else -1
-        return min(series, key=lambda r: sign * r.value, default=None)
+        """Return the valid record at the round that the run chose by this metric; None where it is not finite."""
+        return next((r for r in self.series(metric, "valid") if r.round == self.best.get(metric)), None)
 
 
 def read_run(folder: Path) -> RunFiles:
@@ -186,7 +186,15 @@ def read_run(folder: Path) -> RunFiles:
         notes.append(f"{commit.examples} is missing, so what personalisation was worth cannot be said.")
     else:
         examples = read_examples(folder, commit)
-    return RunFiles(folder, info, tuple(records), analyses, finished, tuple(notes), examples)
+    return RunFiles(folder, info, tuple(records), analyses, finished, tuple(notes), examples, _best(commit))
+
+
+def _best(commit: Commit) -> dict[str, int]:
+    """Return the rounds that a run chose, by metric."""
+    try:
+        return {metric: int(found["round"]) for metric, found in commit.extra.get("best", {}).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError("{run}: commit.json does not say which rounds were best.", run=commit.run) from error
 
 
 def _is_of(path: Path, about: dict[str, Any], commit: Commit, notes: list[str]) -> bool:
