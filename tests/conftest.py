@@ -132,3 +132,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _own_random_state() -> None:
     """Start every test from the same state of torch's global generator, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave figures empty: drawing has tests of its own, and takes a while."""
+    from fedkeep.report import drawing
+
+    monkeypatch.setattr(drawing.Drawing, "inline", lambda _: "<svg/>")
+    monkeypatch.setattr(drawing.Drawing, "file", lambda *_: b"")

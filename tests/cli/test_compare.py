@@ -11,12 +11,8 @@ import pytest
 from tests.cli.conftest import Command
 
 
-def test_one_command_from_a_configuration_to_tables_and_a_page(
-    fedkeep: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "fedkeep.report.figure_files.has_matplotlib", lambda: False
-    )  # they have tests of their own
+@pytest.mark.usefixtures("undrawn")
+def test_one_command_from_a_configuration_to_tables_and_a_page(fedkeep: Command) -> None:
     result = fedkeep("compare", "toy.toml", "--methods", "fedavg,furl", "--seeds", "2")
     assert result.exit_code == 0, result.output
     out = Path("comparisons/toy")

@@ -18,7 +18,6 @@ from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.comparing import Plan, found, plan, run
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.report import figure_files
 from fedkeep.report.standings import not_beating, plain_rows, said, table
 from fedkeep.version import NUMERICS
 from tests.experiments.configs import shops
@@ -69,6 +68,9 @@ def toy(**changes: str) -> Config:
     return parse_config(TOY, overrides={key.replace("__", "."): value for key, value in changes.items()})
 
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
 def planned(
     out: Path,
     methods: Sequence[str] = ("fedavg", "furl"),
@@ -77,12 +79,6 @@ def planned(
     **more: Any,
 ) -> Plan:
     return plan(list(configs) or [toy()], methods, seeds, out, **more)
-
-
-@pytest.fixture(autouse=True)
-def svg_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PDF and PNG have tests of their own."""
-    monkeypatch.setattr(figure_files, "has_matplotlib", lambda: False)
 
 
 def edit(folder: Path, **changes: Any) -> None:

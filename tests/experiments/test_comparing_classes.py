@@ -14,7 +14,6 @@ from fedkeep.experiments.comparing import plan, run
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.worth import worth_of
 from fedkeep.metrics import macro_f1
-from fedkeep.report import figure_files
 from fedkeep.report.runs import read_run
 from fedkeep.tasks.results import read_examples
 
@@ -54,11 +53,9 @@ def data(classes: int, rare: int = 12) -> FederatedData:
     return FederatedData.from_columns(owner, columns, split, meta)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_numbers_are_those_of_the_runs(
-    classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(figure_files, "has_matplotlib", lambda: False)
+def test_the_numbers_are_those_of_the_runs(classes: int, tmp_path: Path) -> None:
     data(classes).save(tmp_path / "rare")
     made = plan([config()], ["furl"], (0, 1), tmp_path / "c", folder=tmp_path, metric="macro_f1")
     found, page = run(made, progress=False)

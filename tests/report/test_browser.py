@@ -18,10 +18,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 POINT = """<script>
-var point = document.querySelector(".panels .point");
+var point = document.querySelector(".wide [data-u]");
 point.dispatchEvent(new PointerEvent("pointerover", {bubbles: true, clientX: 20, clientY: 20}));
 document.body.dataset.shown = document.getElementById("tip").textContent;
-document.body.dataset.marked = document.querySelectorAll(".point.same").length;
+document.body.dataset.marked = document.querySelectorAll(".wide .same").length;
 document.body.dataset.wide = document.documentElement.scrollWidth > window.innerWidth;
 </script>"""
 
@@ -30,7 +30,7 @@ def dom(page: Path, profile: Path, *more: str) -> tuple[str, str]:
     """Return the document after its scripts ran, and what the browser logged."""
     flags = (
         "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-        "--disable-component-update --disable-sync --enable-logging=stderr --window-size=500,900"
+        "--disable-component-update --disable-sync --enable-logging=stderr --window-size=1000,900"
     )
     done = subprocess.run(
         [str(CHROMIUM), *flags.split(), *more, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()],

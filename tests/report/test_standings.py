@@ -13,6 +13,8 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.metrics.worth import Interval, Paired
 from fedkeep.metrics.worth.best import Standing, standings
+from fedkeep.report.charts import Ranks
+from fedkeep.report.drawing import to_svg
 from fedkeep.report.standings import (
     Compared,
     beating,
@@ -119,9 +121,9 @@ def test_rows_of_a_csv_file_hold_plain_numbers() -> None:
 def test_the_figure_has_the_best_first_and_fills_what_is_not_told_apart() -> None:
     figure = ranks_figure(made([4, 5] * 6, [8] * 12))
     assert [one["method"] for one in figure.data] == ["b", "a"]
-    for drawing in figure.drawings:
-        assert drawing.svg.count("tip fill s0") == 1
-        assert drawing.svg.count("tip hollow sx") == 1
+    (chart,) = figure.panels
+    assert isinstance(chart, Ranks)
+    assert [(r.label, r.filled, r.slot) for r in chart.ranks] == [("b", True, "0"), ("a", False, "x")]
 
 
 def test_a_method_that_does_not_beat_what_needs_no_federation_is_named() -> None:
@@ -226,4 +228,4 @@ def test_without_an_interval_nothing_is_told_apart() -> None:
     assert [one["told_apart"] for one in ranks_figure(c).data] == [False, None]
     assert [one["gain"] for one in ranks_figure(c).data] == [0.0, -0.5]  # it was drawn at 0
     assert c.name == "Accuracy, mean over users, topic"
-    assert ranks_figure(c).drawings
+    assert to_svg(ranks_figure(c))

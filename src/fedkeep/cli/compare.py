@@ -61,7 +61,6 @@ def compare(
     """
     from fedkeep.experiments import comparing
     from fedkeep.experiments.build import data_folder
-    from fedkeep.report.figure_files import has_matplotlib
 
     found = [find_config(named, overrides) for named in configs]
     folder = out or Path("comparisons") / found[0].label
@@ -84,8 +83,6 @@ def compare(
         complain("Stopped. Call the same command again to go on; finished runs and rounds are kept.")
         raise typer.Exit(130) from stop
     _show(made)
-    if not has_matplotlib():
-        say("Figures are SVG only: PDF and PNG need matplotlib (pip install 'fedkeep[figures]').")
     say(f"Page: {page}")
     say(f"Tables: {folder / 'tables'}, figures: {folder / 'figures'}")
 

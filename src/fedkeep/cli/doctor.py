@@ -26,7 +26,6 @@ EXTRAS = {
     "images": "PIL",
     "datasets": "datasets",
     "maps": "sklearn",
-    "figures": "matplotlib",
     "sweep": "optuna",
     "natural": "rdata",
     "transformers": "transformers",

@@ -2,8 +2,8 @@
 
     wording.py    how numbers are written              tables.py     rows of cells, Markdown
     runs.py       reads a run directory                results.py    results/NAME.json and .md
-    analyses.py   reads and checks analyses.json       svg.py        axes and marks of the page's charts
-    groups.py     runs that differ in their seed only  charts/       lines, spread, map, bars: inline SVG
+    analyses.py   reads and checks analyses.json       charts.py     what charts show
+    groups.py     runs that differ in their seed only  drawing.py    draws them, for the page and as files
     measured.py   results, curves, users               page.py       report.html, .md and .json
     analysed.py   maps, cold start, times              page.html.j2  the page's frame and its CSS
     facts.py      traffic, split, data, configuration

@@ -7,10 +7,8 @@ from typing import Any
 
 from fedkeep.report import wording
 from fedkeep.report.analyses import cold_start_changes, cold_start_series
-from fedkeep.report.blocks import Block, Figure, Legend, Section
-from fedkeep.report.charts import SLOTS
-from fedkeep.report.charts.lines import Axes, Series, line_chart
-from fedkeep.report.charts.maps import palette_of, user_maps
+from fedkeep.report.blocks import Block, Figure, Section
+from fedkeep.report.charts import SLOTS, Legend, Lines, Series, palette_of, user_maps
 from fedkeep.report.groups import Configuration
 from fedkeep.report.tables import Table
 
@@ -72,6 +70,7 @@ def _map(analysis: Analysis, label: str) -> Iterator[Block]:
         palette.ramp(),
         table,
         dict(analysis),
+        columns=2,
     )
 
 
@@ -90,18 +89,18 @@ def _cold_start(analysis: Analysis, label: str) -> Iterator[Block]:
         return
     unit = " (%)" if wording.is_fraction(metric) else ""
     y_label = f"{wording.metric_name(metric)}{unit}"
-    axes = Axes(
-        "own examples k, to which the private part is fitted",
-        y_label,
-        metric,
+    chart = Lines(
+        series=tuple(s for s in series if s.x),
+        x_label="own examples k, to which the private part is fitted",
+        y_label=y_label,
+        metric=metric,
         hover_x="k =",
         x_names=names,
         marks=True,
     )
     title = _titled(analysis, f"{wording.metric_name(metric)} against a new user's own examples", label)
     legend = tuple(Legend(s.label, s.slot) for s in series if s.label)
-    drawings = tuple(line_chart(title, series, axes))
-    yield Figure(title, drawings, " ".join(filter(None, caption)), legend, None, table, dict(analysis))
+    yield Figure(title, (chart,), " ".join(filter(None, caption)), legend, None, table, dict(analysis))
 
 
 def cold_start_table(analysis: Analysis) -> Table:
@@ -143,18 +142,18 @@ def _time(analysis: Analysis, label: str) -> Iterator[Block]:
     rows = tuple((wording.plain(c), wording.duration(s), wording.duration(s / c)) for c, s in pairs)
     table = Table(("clients in the cohort", "time", "time per client"), rows)
     log = pairs[-1][0] / pairs[0][0] > 20
-    axes = Axes(
-        "clients in the cohort",
-        "Time per round",
+    chart = Lines(
+        series=(Series("", tuple(c for c, _ in pairs), tuple(s for _, s in pairs), "0"),),
+        x_label="clients in the cohort",
+        y_label="Time per round",
         y_format=wording.duration,
         hover_x="cohort of",
         log=log,
         marks=True,
     )
-    series = [Series("", tuple(c for c, _ in pairs), tuple(s for _, s in pairs), "0")]
     caption = " ".join(filter(None, (_note(analysis), "Both axes are logarithmic." if log else "")))
     title = _titled(analysis, "Time to combine one round's uploads", label)
-    yield Figure(title, tuple(line_chart(title, series, axes)), caption, table=table, data=dict(analysis))
+    yield Figure(title, (chart,), caption, table=table, data=dict(analysis))
 
 
 def _table(analysis: Analysis, label: str) -> Iterator[Block]:

@@ -5,34 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeep.report.charts import Chart, Legend
 from fedkeep.report.tables import Table
-
-
-@dataclass(frozen=True, slots=True)
-class Legend:
-    """A line of a legend: text, colour slot (``x`` for grey), shape (``line`` or a mark's), dashes, a line's mark."""
-
-    label: str
-    slot: str
-    shape: str = "line"
-    dashed: bool = False
-    mark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """One SVG.
-
-    Attributes:
-        svg: the whole element.
-        form: ``wide`` or ``narrow`` (the page's CSS shows the one that fits), or ``panel`` (always shown).
-        heading, note: above and below a panel.
-    """
-
-    svg: str
-    form: str
-    heading: str = ""
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +14,18 @@ class Figure:
     """A chart and all that stands around it; ``table`` and ``data`` say the same in words and in JSON.
 
     Attributes:
+        panels: its charts, from above to below or, as many as ``columns``, side by side.
         ramp: for a scale of colours: what it means, its lowest and its highest value.
     """
 
     title: str
-    drawings: tuple[Drawing, ...]
+    panels: tuple[Chart, ...]
     caption: str = ""
     legend: tuple[Legend, ...] = ()
     ramp: tuple[str, str, str] | None = None
     table: Table | None = None
     data: Any = None
+    columns: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedkeep.report import analysed, facts, measured, wording, worth_blocks
 from fedkeep.report.blocks import Block, Content, Section
-from fedkeep.report.charts.grids import partitions
 from fedkeep.report.groups import Configuration, Scene, scenes
 from fedkeep.report.results import Row
 from fedkeep.report.runs import RunFiles
@@ -41,7 +40,7 @@ def build(runs: Sequence[RunFiles], title: str, results: Sequence[Row] = ()) -> 
         *analysed.sections(groups),
         Section("traffic", "Traffic and time", tuple(facts.traffic(groups))),
         Section("split", "What is federated, what is private", tuple(facts.split(groups))),
-        Section("data", "Data", (*partitions(groups), *facts.table_of(groups, "data"))),
+        Section("data", "Data", (*facts.partitions(groups), *facts.table_of(groups, "data"))),
         Section("configuration", "Configuration", tuple(facts.configuration(groups))),
         Section("environment", "Environment", tuple(facts.table_of(groups, "environment"))),
     ]

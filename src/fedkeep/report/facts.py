@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from fedkeep.report import wording
-from fedkeep.report.blocks import Block
+from fedkeep.report.blocks import Block, Figure
+from fedkeep.report.charts import Grid
 from fedkeep.report.groups import Configuration
 from fedkeep.report.runs import RunFiles
 from fedkeep.report.tables import Table, mean_std
@@ -153,6 +154,33 @@ def _more(group: Configuration) -> Iterator[tuple[str, str]]:
     yield "numerics of the code", str(run.settings["numerics"])
     text = json.dumps([each.begins_with for each in group.runs], sort_keys=True)
     yield INITIAL, hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def partitions(groups: Sequence[Configuration]) -> Iterator[Figure]:
+    """Yield the grid of each different dealing of images: clients × classes."""
+    for entry, labels in distinct(groups, "partition_counts"):
+        counts = entry["counts"]
+        if not counts or not entry["classes"]:
+            continue
+        opted_out = entry["opted_out"]
+        names = [
+            wording.printable(client) + (" (out)" if i in opted_out else "")
+            for i, client in enumerate(entry["clients"])
+        ]
+        classes = tuple(map(wording.printable, entry["classes"]))
+        rows = [
+            (name, *map(wording.plain, row), wording.plain(sum(row)))
+            for name, row in zip(names, counts, strict=True)
+        ]
+        out = f" {wording.count(len(opted_out), 'client')} opted out." if opted_out else ""
+        yield Figure(
+            "Training examples of each class" + (f" · {labels}" if labels else ""),
+            (Grid(tuple(map(tuple, counts)), tuple(names), classes),),
+            f"A row a client, a column a class; an empty cell: none.{out}",
+            ramp=("examples", "1", wording.plain(max(map(max, counts)))),
+            table=Table(("client", *classes, "together"), tuple(rows)),
+            data=entry,
+        )
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

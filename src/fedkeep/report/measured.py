@@ -9,11 +9,8 @@ from functools import partial
 
 from fedkeep.metrics import CLASS_METRICS, ClientSummary, per_client
 from fedkeep.report import wording
-from fedkeep.report.blocks import Block, Card, Figure, Legend, Text
-from fedkeep.report.charts import SLOTS, mark_of
-from fedkeep.report.charts.bars import Bar, bar_chart
-from fedkeep.report.charts.lines import MOST, Axes, Series, line_chart
-from fedkeep.report.charts.spread import Strip, spread_chart
+from fedkeep.report.blocks import Block, Card, Figure, Text
+from fedkeep.report.charts import MOST_PLACES, Bar, Bars, Legend, Lines, Series, Spread, Strip, mark_of
 from fedkeep.report.groups import Configuration, Scene, user_metric
 from fedkeep.report.results import Row, published_table
 from fedkeep.report.tables import Table, mean_std
@@ -152,9 +149,9 @@ def published(rows: Sequence[Row]) -> Iterator[Block]:
             )
             for r in own
         ]
-        legend = (Legend("ours", "0", "square"), Legend("published", "0", "hollow"))
+        legend = (Legend("ours", "0", "s"), Legend("published", "0", "hollow"))
         data = [asdict(bar) for bar in bars]
-        yield Figure(title, tuple(bar_chart(title, bars, metric)), legend=legend, table=table, data=data)
+        yield Figure(title, (Bars(tuple(bars), metric),), legend=legend, table=table, data=data)
 
 
 def curves(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = "") -> Iterator[Block]:
@@ -167,65 +164,59 @@ def curves(groups: Sequence[Configuration], metrics: Sequence[str], scene: str =
         references = _references(groups, metric) if number == 0 else ()
         series, word = _series(groups, metric, "valid")
         if any(len(s.x) > 1 for s in series):
-            axes = _axes(metric, "valid", word, references)
             title = f"{wording.metric_name(metric)} on valid{tail}"
-            yield _curves_figure(title, [(title, series, axes)], ("wide", "narrow"))
+            yield _curves_figure(title, [_lines(series, metric, "valid", word, references)])
     panels = []
     for split in ("train", "valid"):
         series, word = _series(groups, "loss", split)
         if any(len(s.x) > 1 for s in series) and not (split == "valid" and "loss" in metrics):
-            panels.append((f"Loss on {split}{tail}", series, _axes("loss", split, word, ())))
+            panels.append(_lines(series, "loss", split, word, ()))
     if panels:
-        alone = len(panels) == 1
-        yield _curves_figure(
-            panels[0][0] if alone else f"Loss{tail}", panels, ("wide", "narrow") if alone else ("panel",)
-        )
+        yield _curves_figure(f"{panels[0].y_label}{tail}" if len(panels) == 1 else f"Loss{tail}", panels)
 
 
-def _axes(metric: str, split: str, word: str, references: tuple[tuple[float, str], ...]) -> Axes:
-    x_label = "rounds" if word == "round" else "epochs (passes over the training data)"
+def _lines(
+    series: Sequence[Series], metric: str, split: str, word: str, references: tuple[tuple[float, str], ...]
+) -> Lines:
     unit = " (%)" if wording.is_fraction(metric) else ""
-    return Axes(
-        x_label,
-        f"{wording.metric_name(metric)} on {split}{unit}",
-        metric,
+    return Lines(
+        series=tuple(s for s in series if s.x),
+        x_label="rounds" if word == "round" else "epochs (passes over the training data)",
+        y_label=f"{wording.metric_name(metric)} on {split}{unit}",
+        metric=metric,
         hover_x=word,
         references=references,
     )
 
 
-def _curves_figure(
-    title: str, charts: Sequence[tuple[str, list[Series], Axes]], forms: tuple[str, ...]
-) -> Figure:
-    drawings, rows, data = [], [], []
-    for name, series, axes in charts:
-        drawings += line_chart(name, series, axes, forms)
-        for s in series:
-            if s.x:
-                where = (f"{wording.plain(round(x, 2))}" for x in (s.x[0], s.x[-1]))
-                first, last = where
-                label = f"{s.label}, {name.lower()}" if len(charts) > 1 else s.label
-                rows.append((label, first, axes.y_text(s.y[0]), last, axes.y_text(s.y[-1])))
-                data.append(
-                    {"chart": name, "name": s.label, "x": s.x, "y": s.y, "low": s.low, "high": s.high}
-                )
-    everything = [s for _, series, _ in charts for s in series if s.x]
-    word = charts[0][2].hover_x
+def _curves_figure(title: str, charts: Sequence[Lines]) -> Figure:
+    rows, data = [], []
+    for chart in charts:
+        name = title if len(charts) == 1 else chart.y_label
+        for s in chart.series:
+            first, last = (wording.plain(round(x, 2)) for x in (s.x[0], s.x[-1]))
+            label = f"{s.label}, {wording.inline(name)}" if len(charts) > 1 else s.label
+            rows.append((label, first, chart.y_text(s.y[0]), last, chart.y_text(s.y[-1])))
+            data.append({"chart": name, "name": s.label, "x": s.x, "y": s.y, "low": s.low, "high": s.high})
+    everything = [s for chart in charts for s in chart.series]
+    word, many = charts[0].hover_x, any(chart.many for chart in charts)
     table = Table(("curve", f"first {word}", "value", f"last {word}", "value there"), tuple(rows))
-    many = max((len([s for s in series if s.x]) for _, series, _ in charts), default=0) > SLOTS
     notes = []
     if any(s.low for s in everything):
         bands = "" if many else ", bands reach from the lowest to the highest seed"
         notes.append(f"Lines are means over seeds{bands}.")
-    if any(len(s.x) > MOST for s in everything):
-        notes.append(f"Of curves with more than {MOST} places the means of {MOST} equal parts are shown.")
+    if any(len(s.x) > MOST_PLACES for s in everything):
+        notes.append(
+            f"Of curves with more than {MOST_PLACES} places the means of {MOST_PLACES} equal parts are shown."
+        )
     if len({s.dashed for s in everything}) > 1:
         notes.append("Dashed: trained centrally on pooled examples.")
     labels = {
         s.label: Legend(s.label, s.slot, "line", s.dashed, mark_of(s.slot) if many else "")
         for s in everything
     }
-    return Figure(title, tuple(drawings), " ".join(notes), tuple(labels.values()), None, table, data)
+    legend = tuple(labels.values())
+    return Figure(title, tuple(charts), " ".join(notes), legend, None, table, data, columns=len(charts))
 
 
 def _references(groups: Sequence[Configuration], metric: str) -> tuple[tuple[float, str], ...]:
@@ -280,7 +271,7 @@ def users(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = 
         if len(metrics) > 1:
             caption += f" {wording.BY_FIRST_TASK}"
         data = [{"name": label, **asdict(summary)} for label, summary in summaries]
-        yield Figure(title, tuple(spread_chart(title, strips, metric)), caption, table=table, data=data)
+        yield Figure(title, (Spread(tuple(strips), metric),), caption, table=table, data=data)
 
 
 def _user_values(group: Configuration, metric: str) -> dict[str, float]:

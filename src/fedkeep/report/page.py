@@ -1,4 +1,4 @@
-"""One self-contained page about runs, with Markdown and JSON beside it. Needs jinja2."""
+"""One self-contained page about runs, with Markdown and JSON beside it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from typing import Any
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import write_whole
 from fedkeep.report.blocks import Block, Content, Figure, Text
-from fedkeep.report.charts import DASHES
 from fedkeep.report.content import build
 from fedkeep.report.results import read_results
 from fedkeep.report.runs import read_run
-from fedkeep.report.svg import shape_path
 from fedkeep.report.tables import Table, markdown_escape, to_markdown
 
 
@@ -65,11 +63,13 @@ def to_html(content: Content) -> str:
     """Return the page: no file, font or address outside it is needed, and a policy in it forbids any."""
     import jinja2
 
+    from fedkeep.report.drawing import to_svg
+
     source = resources.files("fedkeep.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals.update(kind=_kind, shape_path=shape_path, dashes=DASHES)
+    environment.globals.update(kind=_kind, to_svg=to_svg)
     return environment.from_string(source).render(content=content)
 
 

@@ -14,8 +14,7 @@ from fedkeep.metrics.worth.best import Standing, standings
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.report import pairing, wording
 from fedkeep.report.blocks import Figure
-from fedkeep.report.charts.gains import LOOKS
-from fedkeep.report.charts.ranks import Rank, ranks_chart
+from fedkeep.report.charts import VERDICTS, Rank, Ranks
 from fedkeep.report.pairing import MUST_BEAT, Side
 from fedkeep.report.tables import Table, mean_std
 from fedkeep.report.worth import NO_SUBJECT, Comparison, compare, comparisons, counted, unit_of, write_gain
@@ -277,7 +276,7 @@ def ranks_figure(c: Compared) -> Figure:
         gap, near, mean = s.behind, s.close, c.distance(s)
         low, high = (None, None) if gap is None else (gap.low, gap.high)
         tip = "\n".join([label, c.value(s), c.behind(s), *([] if s.is_best else [f"p {p_text(s.p)} (Holm)"])])
-        ranks.append(Rank(label, c.value(s), mean, low, high, "circle", near, "0" if near else "x", tip))
+        ranks.append(Rank(label, c.value(s), mean, low, high, "o", near, "0" if near else "x", tip))
         data.append(
             {
                 "method": label,
@@ -287,9 +286,8 @@ def ranks_figure(c: Compared) -> Figure:
                 "told_apart": None if math.isnan(s.p) else s.told_apart,
             }
         )
-    drawings = ranks_chart(
-        "Distance to the best method",
-        ranks,
+    chart = Ranks(
+        tuple(ranks),
         f"difference to the best ({c.unit}), 95 % intervals",
         c.gap,
         "best",
@@ -300,7 +298,7 @@ def ranks_figure(c: Compared) -> Figure:
         f"a method whose results vary more may be bold with a smaller mean.{c.untested}"
     )
     title = f"{c.name}: distance to the best"
-    return Figure(title, tuple(drawings), caption, table=table(c), data=data)
+    return Figure(title, (chart,), caption, table=table(c), data=data)
 
 
 def gains_figures(found: Sequence[Comparison]) -> Iterator[Figure]:
@@ -312,7 +310,7 @@ def gains_figures(found: Sequence[Comparison]) -> Iterator[Figure]:
             i = c.found.headline
             assert i is not None
             way = "better" if i.low > 0 else "worse" if i.high < 0 else ""
-            slot, shape = LOOKS[way]
+            slot, shape = VERDICTS[way]
             text = f"{c.write(i.mean)} ({c.write(i.low)} to {c.write(i.high)})"
             ranks.append(
                 Rank(
@@ -323,11 +321,9 @@ def gains_figures(found: Sequence[Comparison]) -> Iterator[Figure]:
         if ranks:
             write = partial(write_gain, own[0].unit)
             tail = f", {wording.printable(task)}" if task else ""
-            drawn = ranks_chart(
-                f"Gain over {theirs}", ranks, f"gain ({own[0].unit}), 95 % intervals", write, theirs
-            )
+            chart = Ranks(tuple(ranks), f"gain ({own[0].unit}), 95 % intervals", write, theirs)
             caption = "Triangles: the whole 95 % interval lies on one side of 0. Grey circles: it holds 0."
-            yield Figure(f"Gain over {theirs}{tail}", tuple(drawn), caption, data=data)
+            yield Figure(f"Gain over {theirs}{tail}", (chart,), caption, data=data)
 
 
 def gains_table(found: Sequence[Comparison]) -> Table:

@@ -10,8 +10,6 @@ from fedkeep.core.files import write_whole
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report import facts, measured, standings, wording, worth_blocks
 from fedkeep.report.blocks import Block, Content, Figure, Section, Text
-from fedkeep.report.charts.grids import partitions
-from fedkeep.report.figure_files import write_figure
 from fedkeep.report.groups import Configuration, Scene, main_metrics
 from fedkeep.report.page import write_content
 from fedkeep.report.pairing import Side, own_side, reference_side
@@ -98,7 +96,7 @@ def content(found: Found) -> Content:
         Section("traffic", "Traffic and time", tuple(facts.traffic(groups))),
         Section("runs", "Every run", (every, *_adapting(groups)), folded=True),
         Section("split", "What is federated, what is private", tuple(facts.split(groups)), folded=True),
-        Section("data", "Data", (*partitions(groups), *facts.table_of(groups, "data"))),
+        Section("data", "Data", (*facts.partitions(groups), *facts.table_of(groups, "data"))),
         Section("configuration", "Configuration", tuple(facts.configuration(groups)), folded=True),
         Section("environment", "Environment", tuple(facts.table_of(groups, "environment")), folded=True),
     ]
@@ -117,6 +115,8 @@ def content(found: Found) -> Content:
 
 def write(found: Found, folder: Path) -> Path:
     """Write ``report.html`` (.md, .json), ``tables/`` and ``figures/`` into a folder; return the page's path."""
+    from fedkeep.report.drawing import write_figure
+
     made = content(found)
     tables: dict[str, tuple[Table, str]] = {}
     figures: dict[str, Figure] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from fedkeep.metrics.worth import Group, Interval
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Figure, Text
-from fedkeep.report.charts.gains import LEGEND, Gainer, gains_chart
-from fedkeep.report.charts.lines import Axes, Series, line_chart
+from fedkeep.report.charts import GAINS_LEGEND, Chart, Gainer, Gains, Lines, Series
 from fedkeep.report.groups import Configuration
 from fedkeep.report.pairing import own_side
 from fedkeep.report.tables import Table
@@ -187,44 +185,52 @@ def blocks(groups: Sequence[Configuration]) -> Iterator[Block]:
 
 
 def _figures(found: Sequence[Comparison], title: str) -> Iterator[Block]:
-    drawings, data = [], []
+    panels: list[Chart] = []
+    data = []
     for c in found:
-        users = [_gainer(c, k) for k in range(len(c.found.clients))]
-        name = f"Gain of each user against {c.against}"
-        heading = f"against {c.against}"
-        drawings.append(gains_chart(name, heading, users, c.found.headline, c.write, f"Gain ({c.unit})"))
+        users = tuple(_gainer(c, k) for k in range(len(c.found.clients)))
+        i = c.found.headline
+        mean = (i.mean, i.low, i.high) if i else None
+        panels.append(Gains(f"against {c.against}", users, mean, c.write, f"Gain ({c.unit})"))
         data.append(plain(c))
     caption = "Each mark is a user, its line the user's own 95 % interval over test examples, cut at the axes' ends."
     yield Figure(
-        f"Gain of each user: {title}", tuple(drawings), caption, LEGEND, None, told_table(found), data
+        f"Gain of each user: {title}",
+        tuple(panels),
+        caption,
+        GAINS_LEGEND,
+        None,
+        told_table(found),
+        data,
+        columns=2,
     )
-    drawings = []
+    panels = []
     for c in found:
         known = [(i, g.gain) for i, g in enumerate(c.found.by_examples) if g.gain is not None]
         if len(known) < 2:
             continue
         columns = zip(*((float(i), g.mean, g.low, g.high) for i, g in known), strict=True)
         x, y, low, high = (tuple(column) for column in columns)
-        axes = Axes(
-            "training examples of a user",
-            f"Gain ({c.unit})",
+        chart = Lines(
+            series=(Series("", x, y, "0", False, low, high),),
+            x_label="training examples of a user",
+            y_label=f"Gain ({c.unit})",
+            heading=f"against {c.against}",
             y_format=c.write,
             hover_x="training examples",
             x_names=tuple(_range(g) for g in c.found.by_examples),
             marks=True,
             references=((0.0, ""),),
         )
-        drawn = line_chart(
-            "Gain by number of training examples", [Series("", x, y, "0", False, low, high)], axes, ("panel",)
-        )
-        drawings += [replace(d, heading=f"against {c.against}") for d in drawn]
-    if drawings:
+        panels.append(chart)
+    if panels:
         caption = "Quarters of the users by number of training examples, with 95 % intervals."
         yield Figure(
             f"Gain by number of training examples: {title}",
-            tuple(drawings),
+            tuple(panels),
             caption,
             table=examples_table(found),
+            columns=2,
         )
 
 

@@ -18,9 +18,6 @@ if TYPE_CHECKING:  # it is loaded by those who draw: every command lists the pap
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#c98500", "#3f9fd8", "#4d4d4d", "#8a7d00")
-GREY = "#a9afb4"
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 STYLE = {
     "font.size": 10,
     "axes.spines.top": False,

@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 from fedkeep.core.errors import ConfigError
 from fedkeep.report import wording
 from fedkeep.report.analyses import cold_start_series
-from fedkeep.report.charts.maps import MOST, Palette, evenly, palette_of
-from fedkeep.report.charts.spread import bin_edges, in_bins
-from fedkeep_papers.kit.canvas import (
+from fedkeep.report.charts import (
     COLOURS,
     GREY,
-    MARKERS,
+    MOST_POINTS,
+    SHAPES,
+    Palette,
+    bin_edges,
+    evenly,
+    in_bins,
+    palette_of,
+)
+from fedkeep_papers.kit.canvas import (
     axis_name,
     new_figure,
     plain,
@@ -129,7 +135,7 @@ def embedding_map(analysis: Mapping[str, Any], path: Path) -> Path:
         palette = palette_of(analysis)
         figure, every = new_figure(len(panels), 4.1 * len(panels), 4.7)
         for axes, panel in zip(every, panels, strict=True):
-            points = evenly(panel["points"], MOST)
+            points = evenly(panel["points"], MOST_POINTS)
             size = 26 if len(points) <= 150 else 16 if len(points) <= 600 else 9
             shown = _scatter_numbers(axes, points, palette, size) if palette.continuous else None
             if not palette.continuous:
@@ -181,7 +187,7 @@ def _scatter_categories(
                 [p["y"] for p in own],
                 color=COLOURS[i] if i >= 0 else GREY,
                 s=size,
-                marker=MARKERS[i] if i >= 0 else "o",
+                marker=SHAPES[i] if i >= 0 else "o",
                 alpha=0.85,
                 linewidths=0,
                 label=plain(label),

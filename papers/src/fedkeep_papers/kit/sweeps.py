@@ -12,10 +12,8 @@ from typing import Any
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.report import wording
+from fedkeep.report.charts import COLOURS, GREY, SHAPES
 from fedkeep_papers.kit.canvas import (
-    COLOURS,
-    GREY,
-    MARKERS,
     axis_name,
     new_figure,
     plain,
@@ -63,7 +61,7 @@ def sweep_panels(
                     xs,
                     means,
                     color=colour,
-                    marker=MARKERS[place % len(MARKERS)],
+                    marker=SHAPES[place % len(SHAPES)],
                     markersize=4,
                     label=plain(name),
                 )
