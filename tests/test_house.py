@@ -109,12 +109,11 @@ print(len(sys.modules))
 
 
 def test_fedkeep_needs_nothing_of_its_extras() -> None:
-    """But for the kernels of ``nn.fused``, in Triton, which torch for CUDA brings along."""
+    """But for the kernels of ``nn.fused``, in Triton, which torch for CUDA brings along; matplotlib brings Pillow."""
     absent = [
         "sklearn",
         "scipy",
         "pyarrow",
-        "PIL",
         "datasets",
         "dp_accounting",
         "cryptography",
@@ -173,6 +172,13 @@ def test_listing_what_there_is_draws_nothing() -> None:
     lines = run_python(code).splitlines()
     assert any("kteps-table2" in line for line in lines)
     assert lines[-1] == "False"
+
+
+def test_training_and_all_of_a_report_but_its_drawing_load_no_matplotlib() -> None:
+    rooms = (
+        "fedkeep.experiments.simulate, fedkeep.report.page, fedkeep.report.standings_page, fedkeep.audit.page"
+    )
+    assert "matplotlib" not in loaded(f"import {rooms}")
 
 
 def calls(module: Path, endings: tuple[str, ...]) -> list[int]:
