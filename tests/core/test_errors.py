@@ -8,11 +8,10 @@ import re
 import string
 from pathlib import Path
 
-import pytest
-
 import fedkeep
 from fedkeep.core import errors
 from fedkeep.core.errors import ConfigError, DataError, Spot, check_choice, check_whole
+from tests.refusals import raises
 
 
 def classes() -> dict[str, str]:
@@ -62,14 +61,10 @@ def test_an_error_says_its_facts_and_carries_them() -> None:
 
 
 def test_checks_of_choices_and_whole_numbers_name_what_was_got() -> None:
-    with pytest.raises(
-        DataError, match=r"^Wanted 'a', 'b' or 'train'; got 'tain'\. Did you mean 'train'\?$"
-    ) as no:
+    with raises(DataError, got="tain", choices="'a', 'b' or 'train'", said="Did you mean 'train'?"):
         check_choice("Wanted", "tain", ("a", "b", "train"), DataError)
-    assert no.value.facts["got"] == "tain"
-    with pytest.raises(ConfigError) as fraction:
+    with raises(ConfigError, name="k", got=2.5):
         check_whole({"n": 1, "k": 2.5})
-    assert fraction.value.facts == {"name": "k", "got": 2.5}
 
 
 def test_a_sentence_with_facts_names_each_once() -> None:

@@ -143,12 +143,10 @@ def test_places_are_random_and_draws_are_a_users_own() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(
-        DataError, match="Client 'anna' left 15 of 20 items, too few to draw 16. Lower against."
-    ):
+    with pytest.raises(DataError, match="'anna' left 15 of 20 items, too few to draw 16"):
         leave_one_out(rated(*ANNA), against=16)
     bare = FederatedData.from_columns(["a"], {"label": np.zeros(1, np.float32)})
-    with pytest.raises(DataError, match=r"^A ranking wants .* the columns \['item', 'time'\] are missing"):
+    with pytest.raises(DataError, match=r"the columns \['item', 'time'\] are missing"):
         leave_one_out(bare)
     ratings = rated(*ANNA)
     unknown = FederatedData(ratings.columns, ratings.offsets, ratings.ids, ratings.bounds, {})

@@ -83,16 +83,14 @@ def test_a_release_that_no_round_is(rate: float, noise: float, message: str) -> 
 
 def test_bad_numbers_of_rounds_and_accountants() -> None:
     for count in (-3, 10.5):
-        with pytest.raises(ConfigError, match="A number of rounds must be a whole number of at least 0; got"):
+        with pytest.raises(ConfigError, match="must be a whole number of at least 0; got"):
             epsilon({ROUND: count}, 1e-5)  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="accountant must be 'pld' or 'rdp'; got 'renyi'"):
         epsilon({ROUND: 3}, 1e-5, "renyi")  # type: ignore[arg-type]
 
 
 def test_what_an_accountant_has_no_room_for_is_said() -> None:
-    with pytest.raises(
-        ConfigError, match="The accountant 'pld' can't say what noise of 1e-08 costs: .*'rdp'"
-    ):
+    with pytest.raises(ConfigError, match="'pld' can't say what noise of 1e-08 costs: .*'rdp'"):
         epsilon({Release(rate=1.0, noise=1e-8): 1}, 1e-5)
     assert epsilon({Release(rate=1.0, noise=1e-8): 1}, 1e-5, "rdp") > 1e15
 
@@ -108,7 +106,5 @@ def test_how_many_rounds_fit(accountant: Any) -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(
-        ConfigError, match="wants the package dp-accounting: pip install 'fedkeep\\[privacy\\]'"
-    ):
+    with pytest.raises(ConfigError, match="pip install 'fedkeep\\[privacy\\]'"):
         epsilon({ROUND: 1}, 1e-5)

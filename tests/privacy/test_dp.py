@@ -80,7 +80,7 @@ def test_the_adaptive_bound_shares_the_privacy() -> None:
 
 def test_delta_must_be_below_one_over_the_number_of_clients() -> None:
     DifferentialPrivacy(noise=1, clip=1, delta=0.0099).check_clients(100)
-    with pytest.raises(ConfigError, match="delta must be below 1 / N = 0.01 for N = 100 clients; got 0.01. "):
+    with pytest.raises(ConfigError, match="below 1 / N = 0.01 for N = 100 clients; got 0.01"):
         DifferentialPrivacy(noise=1, clip=1, delta=0.01).check_clients(100)
 
 
@@ -138,7 +138,5 @@ def test_adaptive_clipping_that_makes_no_sense_is_refused(options: dict[str, flo
 def test_patterns_must_cover_what_leaves_and_match_something() -> None:
     with pytest.raises(ConfigError, match="No pattern of clip matches 'head', which leaves the clients"):
         Clipping((("body.*", 1.0),)).clipped(GIVEN)
-    with pytest.raises(
-        ConfigError, match="The pattern 'heat' of clip matches nothing .*Did you mean 'head'?"
-    ):
+    with pytest.raises(ConfigError, match="'heat' of clip matches nothing .*Did you mean 'head'?"):
         Clipping((("heat", 1.0), ("*", 1.0))).groups(["head", "body.w"])

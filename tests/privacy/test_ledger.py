@@ -81,9 +81,7 @@ def test_a_ledger_that_is_changed_during_a_run_stops_it_before_the_next_release(
         ledger.charge(2)
     mark, content = ledger.mark, path.read_bytes()
     path.unlink() if damage is None else path.write_bytes(damage and content + damage)
-    with pytest.raises(
-        RunError, match=f"was changed while the run went on: wanted {len(content)} bytes, found "
-    ):
+    with pytest.raises(RunError, match=f"wanted {len(content)} bytes, found "):
         ledger.charge(3)
     assert ledger.mark == mark
 
@@ -122,7 +120,7 @@ def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
     earlier = path.read_bytes()
     mark = begun(tmp_path, 2).mark
     path.write_bytes(earlier)
-    with pytest.raises(RunError, match="not the ledger that the run's last commit knows, of 3 charges"):
+    with pytest.raises(RunError, match="last commit knows, of 3 charges"):
         Ledger.open(path, "run-1", TERMS, mark)
     path.unlink()
     with pytest.raises(RunError, match="There is no ledger"):
@@ -134,7 +132,7 @@ def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
 def test_a_ledger_that_lacks_the_last_charge_alone_is_refused(tmp_path: Path) -> None:
     path, mark = tmp_path / "budget.jsonl", begun(tmp_path, 3).mark
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(RunError, match="not the ledger that the run's last commit knows, of 3 charges"):
+    with pytest.raises(RunError, match="last commit knows, of 3 charges"):
         Ledger.open(path, "run-1", TERMS, mark)
 
 
@@ -190,9 +188,7 @@ def test_a_round_beyond_the_budget_is_refused_and_not_written(tmp_path: Path) ->
     ledger.check(2, planned=7)  # it failed, and is tried again
     ledger.charge(2)
     before = (tmp_path / "budget.jsonl").read_bytes()
-    with pytest.raises(
-        BudgetError, match=r"Round 3 would cost more privacy than is left: 3 rounds have come to ε = "
-    ):
+    with pytest.raises(BudgetError, match=r"Round 3 would cost more privacy than is left"):
         ledger.check(3, planned=6)
     assert (tmp_path / "budget.jsonl").read_bytes() == before
 

@@ -31,6 +31,7 @@ from fedkeep.data.preparation import (
 from fedkeep.data.preparation.contract import Code, ColumnSummary
 from fedkeep.data.preparation.features import FeatureCode, exact_sums
 from fedkeep.data.preparation.labels import LabelError
+from tests.refusals import raises
 
 TEXTS = ["a b a", "b", "c a", "a z"]
 CLIENTS = ["x", "x", "y", "z"]
@@ -209,9 +210,7 @@ def test_a_device_of_which_all_opted_out_tells_no_label_and_takes_part() -> None
     none = summary(Labels(values=["a", "b", "a", "b"]), inside=np.zeros(4, bool))
     assert (none.words, none.reveals()) == ((), "labels: nothing; every example opted out")
     assert none.merged([summary(Labels(values=["a", "b", "c", "c"]))]).code(1).names == ("a", "b", "c")
-    with pytest.raises(
-        DataError, match="of an example that opted in; got none. Name all labels in label_names"
-    ):
+    with pytest.raises(DataError, match="Name all labels in label_names"):
         none.code(1)
 
 
@@ -313,9 +312,7 @@ def test_features_are_standardised_where_the_rules_say_so() -> None:
 
 def test_a_feature_that_its_scale_makes_too_large_is_named_with_its_row() -> None:
     code = FeatureCode(names=("a", "b"), means=(0.0, 1.0), scales=(1.0, 1e-3))
-    with pytest.raises(
-        DataError, match=r"line 1: the feature 'b' is 1e\+38, and on its scale \(mean 1, deviation"
-    ):
+    with raises(DataError, place="line 1", feature="b", value=1e38, mean=1.0, scale=1e-3):
         code.encoded(
             Features(names=("a", "b"), values=np.array([[1e38, 0.0], [0.0, 1e38]])), lambda row: f"line {row}"
         )

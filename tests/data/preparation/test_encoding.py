@@ -161,9 +161,7 @@ def test_devices_that_differ_in_kind_are_left_out_by_name() -> None:
         }
     large = dataclasses.replace(other, clients=3)
     assert agreeing({"n1": SUMMARIES[0], "n2": SUMMARIES[1], "odd": large})[1].keys() == {"n1", "n2"}
-    with pytest.raises(
-        DataError, match="The summaries differ: in one, the column 'text' has max_length 7, not 5"
-    ):
+    with pytest.raises(DataError, match="the column 'text' has max_length 7, not 5"):
         merged([SUMMARIES[0], other])
     with pytest.raises(DataError, match="Wanted at least one summary; got none"):
         merged([])
@@ -238,7 +236,7 @@ def test_nodes_with_ready_data_get_the_classes_of_all() -> None:
     assert nodes[0].data.meta["classes"] == 2
     late = node("c", [5, 0])
     assert encoding.fault(late.summary()) == "there are 6 classes, more than 5"
-    with pytest.raises(DataError, match="The data do not fit the federation's encoding: there are 6 classes"):
+    with pytest.raises(DataError, match="there are 6 classes"):
         late.encoded(encoding)
     named = node("d", [0, 1], label_names=["no", "yes"])
     assert encoding.fault(named.summary()) == "label_names ('no', 'yes'), not None"

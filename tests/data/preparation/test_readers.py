@@ -176,7 +176,7 @@ def test_a_label_keeps_its_number_where_a_limit_leaves_its_rows_out(tmp_path: Pa
     assert len(set(source.columns["label"].values)) < 3  # type: ignore[attr-defined]
     assert Encoding.of(source.summary()).meta["label_names"] == ["a", "b", "c"]
     unknown = raw_review_files(tmp_path, limit=1, label_names=["a", "b"])
-    with pytest.raises(DataError, match=r"shop\.test\.csv, line 2: label 'c' is not one of label_names"):
+    with pytest.raises(DataError, match=r"shop\.test\.csv, line 2: label 'c' is not one"):
         unknown.encoded(Encoding.of(unknown.summary()))
 
 

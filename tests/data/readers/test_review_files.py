@@ -97,7 +97,7 @@ def test_reviews_that_would_come_twice_and_those_that_opted_out_are_refused(tmp_
     (tmp_path / "a.csv").unlink()
     for part in ("valid", "dev"):
         write(tmp_path / f"a.{part}.csv", ("w", 1))
-    with pytest.raises(DataError, match=r"a.dev.csv and a.valid.csv are both the valid file of client 'a'"):
+    with pytest.raises(DataError, match=r"a.dev.csv and a.valid.csv are both the valid file"):
         review_files(tmp_path)
     (tmp_path / "a.dev.csv").unlink()
     write(tmp_path / "a.valid.csv", ("w", 1, "false"), header="text,label,opted_in")

@@ -57,9 +57,7 @@ def test_the_sum_is_made_without_those_who_reveal_wrong_shares_as_long_as_enough
 
 def test_with_too_few_honest_ones_there_is_no_sum_and_nobody_is_blamed() -> None:
     made = _lied_to(Round(lost=2).masked(), ["c2", "c3", "c4"])
-    with pytest.raises(
-        WrongShareError, match="8 clients revealed do not give the secrets of 10, e.g. of 'c2'"
-    ) as error:
+    with pytest.raises(WrongShareError, match="8 clients revealed do not give the secrets of 10") as error:
         made.server.total()
     assert error.value.dealers == []
     with pytest.raises(WrongShareError) as error:
@@ -162,7 +160,7 @@ def test_neither_key_of_an_earlier_round_is_taken_again(place: str) -> None:
     spent, old, new = Spent(), SecureClient("a", "1", 2).keys(), SecureClient("a", "2", 2).keys()
     SecureServer("1", 2, 1, RING.dtype, spent).add_keys("a", old)
     again = dataclasses.replace(new, **{place: getattr(old, place)})
-    with pytest.raises(SecureSumError, match="A mask key is used twice: 'a' sent a key of an earlier round"):
+    with pytest.raises(SecureSumError, match="'a' sent a key of an earlier round"):
         SecureServer("2", 2, 1, RING.dtype, spent).add_keys("a", again)
 
 

@@ -120,7 +120,7 @@ def test_a_mask_key_is_used_once() -> None:
         made.clients["c3"].masked(shares, made.vectors["c3"])
     spent, keys = Spent(), SecureClient("a", "r", 2).keys()
     SecureServer("1", 2, 1, RING.dtype, spent).add_keys("a", keys)
-    with pytest.raises(SecureSumError, match="A mask key is used twice: 'a' sent a key of an earlier round"):
+    with pytest.raises(SecureSumError, match="'a' sent a key of an earlier round"):
         SecureServer("2", 2, 1, RING.dtype, spent).add_keys("a", keys)
 
 
@@ -139,18 +139,14 @@ def test_two_clients_of_one_key_are_refused_on_both_sides() -> None:
 @pytest.mark.parametrize(("silent", "lost", "step"), [(5, 0, "shared"), (0, 5, "masked"), (2, 3, "masked")])
 def test_fewer_than_the_threshold_are_refused(silent: int, lost: int, step: str) -> None:
     made = getattr(Round(silent, lost), step)()
-    with pytest.raises(
-        SecureSumError, match="5 clients, and the threshold is 6. A sum of fewer would say too much"
-    ):
+    with pytest.raises(SecureSumError, match="5 clients, and the threshold is 6"):
         made.server.shares_for("c9") if step == "shared" else made.server.survivors()
 
 
 def test_clients_refuse_too_few_by_themselves() -> None:
     made = Round().shared()
     client, shares = made.clients["c3"], made.server.shares_for("c3")
-    with pytest.raises(
-        SecureSumError, match="'c3' was asked for its vector: 5 clients, and the threshold is 6"
-    ):
+    with pytest.raises(SecureSumError, match="'c3' was asked for its vector: 5 clients"):
         client.masked({n: shares[n] for n in list(shares)[:4]}, made.vectors["c3"])
     made = Round().masked()
     with pytest.raises(SecureSumError, match="'c3' was asked to unmask: 5 clients, and the threshold is 6"):
@@ -218,9 +214,7 @@ def test_the_server_takes_each_message_once_and_in_its_turn() -> None:
     made.server.survivors()
     with pytest.raises(SecureSumError, match="'masked' of 'c0' came at the step 'revealed'"):
         made.server.add_masked("c0", made.vectors["c0"])
-    with pytest.raises(
-        SecureSumError, match="'c3' must reveal seeds of the 9 in the sum and keys of the 1 others"
-    ):
+    with pytest.raises(SecureSumError, match="'c3' must reveal seeds of the 9 "):
         made.server.add_revealed("c3", Revealed(seeds={}, keys={}))
     with pytest.raises(SecureSumError, match="The server has shares that unmask: 0 clients"):
         made.server.total()
