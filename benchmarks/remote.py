@@ -46,9 +46,9 @@ from fedkeep.remote import Packet, RoundPolicy, fingerprint
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.headers import PROTOCOL, Encode, Hello
 from fedkeep.remote.ledger import COLUMNS, Ledger
 from fedkeep.remote.memory import MemoryTransport
+from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.nodes import Nodes
 from fedkeep.store import Default, MemoryStore, SqliteStore

@@ -25,8 +25,8 @@ from fedkeep.methods.reveals import revealed, reveals
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.models import Linear
 from fedkeep.privacy import GaussianNoise
+from fedkeep.remote.messages import Packet
 from fedkeep.remote.node import told_counts
-from fedkeep.remote.packet import Packet
 from tests.audit import leaks
 from tests.audit.leaks import Own, furl
 from tests.engines.tables.test_tables import Words

@@ -14,7 +14,7 @@ from fedkeep.engines import Adaptation
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.load import load_run
 from fedkeep.methods import Finish, Finished
-from fedkeep.remote.headers import Encode, Named
+from fedkeep.remote.messages import Encode, Named
 from fedkeep.store import MemoryStore
 from fedkeep.store.sqlite import SqliteStore
 from tests.experiments.configs import config

@@ -22,9 +22,22 @@ from fedkeep.experiments.taking_part import train_counts
 from fedkeep.methods import Sent
 from fedkeep.remote import Packet, fingerprint
 from fedkeep.remote.device_store import Wanted
-from fedkeep.remote.headers import PROTOCOL, Encode, Fits, Header, Hello, header_of, told
+from fedkeep.remote.messages import (
+    PROTOCOL,
+    Answers,
+    ClientOrder,
+    Encode,
+    Fits,
+    Header,
+    Hello,
+    Judging,
+    Work,
+    header_of,
+    read_answers,
+    told,
+    work_packet,
+)
 from fedkeep.remote.node import Node, Terms
-from fedkeep.remote.wire import Answers, ClientOrder, Judging, Work, read_answers, work_packet
 
 RUN = "0123456789abcdef"
 

@@ -10,9 +10,8 @@ import pytest
 from fedkeep import Method, Phase, averaging, methods
 from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet, fingerprint
-from fedkeep.remote.headers import PROTOCOL, Fits, Header, Here, Refused, header_of, told
+from fedkeep.remote.messages import PROTOCOL, Fits, Header, Here, Refused, header_of, told, work_packet
 from fedkeep.remote.node import Node
-from fedkeep.remote.wire import work_packet
 from tests.remote.hand import RUN, Hand
 from tests.tiny import Logits, classes, files
 

@@ -12,7 +12,7 @@ from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data.preparation import Encoding, Rules
 from fedkeep.remote.config import build_node, experiment, read_node_config, states_folder
 from fedkeep.remote.fingerprint import code, parts
-from fedkeep.remote.headers import PROTOCOL, Hello, Here, header_of, told
+from fedkeep.remote.messages import PROTOCOL, Hello, Here, header_of, told
 from fedkeep.remote.node import Terms
 from fedkeep.remote.refusals import RefusalError
 

@@ -13,10 +13,8 @@ from fedkeep.methods import Sent
 from fedkeep.remote import exchange as module
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Exchange, Rules
-from fedkeep.remote.headers import Refused, told
-from fedkeep.remote.packet import Packet
+from fedkeep.remote.messages import Answers, ClientOrder, Judging, Packet, Refused, told
 from fedkeep.remote.transport import Reply
-from fedkeep.remote.wire import Answers, ClientOrder, Judging
 
 
 class Transport:
@@ -63,7 +61,7 @@ def test_who_was_judged_on_a_new_node_is_not_in_the_old_ones_sum_too(monkeypatch
         )
         for client in place
     }
-    monkeypatch.setattr(Exchange, "_check", lambda *_: None)
+    monkeypatch.setattr(module, "check_answers", lambda *_: None)
     monkeypatch.setattr(module, "read_answers", lambda packet, split: packet.header["answers"])
     rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=())  # type: ignore[arg-type]
     events = Events(transport.now)

@@ -17,7 +17,7 @@ from fedkeep.core.params import Params
 from fedkeep.remote import Packet, device_file, node
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_folder import file_of
-from fedkeep.remote.headers import Encode, Fits, Named, Refused, header_of, told
+from fedkeep.remote.messages import Encode, Fits, Named, Refused, header_of, told
 from tests.remote.hand import Hand
 from tests.tiny import Logits, classes, everyone, same_bits
 

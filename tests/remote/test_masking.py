@@ -19,8 +19,8 @@ from fedkeep.remote import Packet, device_file, masking
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_folder import file_of, remove, sum_of
 from fedkeep.remote.masking import VECTOR, Masking
+from fedkeep.remote.messages import Answers, Ask, ClientOrder, work_packet
 from fedkeep.remote.secure_fleet import SecureFleet
-from fedkeep.remote.wire import Answers, Ask, ClientOrder, work_packet
 from tests.remote import test_secure_sums
 from tests.remote.hand import RUN, Hand
 from tests.remote.test_secure_sums import SUMS, made, model

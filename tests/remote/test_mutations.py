@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from fedkeep.remote import exchange
 from fedkeep.remote.device_store import DeviceStore
-from fedkeep.remote.exchange import Exchange
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.ledger import Ledger
-from fedkeep.remote.packet import Packet
+from fedkeep.remote.messages import Packet
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import reference
 from tests.remote.federations import Devices, federation
@@ -24,16 +24,16 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 
 
 def swapped_clients(patch: pytest.MonkeyPatch) -> None:
-    read = Exchange._packet
+    write = exchange.work_packet
 
-    def packet(self: Any, orders: Any) -> Packet:
-        made = read(self, orders)
+    def packet(work: Any) -> Packet:
+        made = write(work)
         names = [order["client"] for order in made.header["orders"]]
         swapped = [{**o, "client": n} for o, n in zip(made.header["orders"], reversed(names), strict=True)]
         return Packet({**made.header, "orders": swapped}, made.tensors)
 
-    patch.setattr(Exchange, "_packet", packet)
-    patch.setattr(Exchange, "_check", lambda *_: None)
+    patch.setattr(exchange, "work_packet", packet)
+    patch.setattr(exchange, "check_answers", lambda *_: None)
 
 
 def wrong_sum(patch: pytest.MonkeyPatch) -> None:

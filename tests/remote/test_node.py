@@ -24,10 +24,9 @@ from fedkeep.privacy import GaussianNoise
 from fedkeep.remote import Packet
 from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import Wanted
-from fedkeep.remote.headers import PROTOCOL, Fits, Here, Refused, header_of, told
+from fedkeep.remote.messages import PROTOCOL, ClientOrder, Fits, Here, Refused, header_of, told, work_packet
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.serving import _without_links
-from fedkeep.remote.wire import ClientOrder, work_packet
 from fedkeep.store import database
 from tests.engines.test_round import BROKEN, Fragile
 from tests.remote.hand import RUN, Hand, only

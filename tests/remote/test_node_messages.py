@@ -16,9 +16,8 @@ from fedkeep.data.ids import PackedIds
 from fedkeep.engines import Order
 from fedkeep.methods import Sent
 from fedkeep.remote.device_store import Wanted
-from fedkeep.remote.headers import Fits, Named, Refused, header_of
+from fedkeep.remote.messages import Fits, Named, Refused, header_of, work_packet
 from fedkeep.remote.node import MOST_RUNS, Node
-from fedkeep.remote.wire import work_packet
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, classes
 

@@ -10,8 +10,8 @@ import pytest
 
 from fedkeep.remote import Packet
 from fedkeep.remote.events import Events
-from fedkeep.remote.headers import PROTOCOL, Encode, Fits, Hello, Here, Refused, told
 from fedkeep.remote.memory import MemoryTransport
+from fedkeep.remote.messages import PROTOCOL, Encode, Fits, Hello, Here, Refused, told
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.transport import Reply
 

@@ -18,7 +18,7 @@ from fedkeep.engines import Sampler
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, epsilon
 from fedkeep.privacy.ledger import FILE, Ledger
 from fedkeep.remote.memory import Died
-from fedkeep.remote.packet import Packet
+from fedkeep.remote.messages import Packet
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import CASES, SEED

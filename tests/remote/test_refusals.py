@@ -19,7 +19,7 @@ from fedkeep.data.preparation import Encoding, Ready, Rules, Summary
 from fedkeep.experiments.build import build_model
 from fedkeep.experiments.config import parse_config
 from fedkeep.remote import Packet
-from fedkeep.remote.headers import Refused, header_of
+from fedkeep.remote.messages import Refused, header_of
 from fedkeep.remote.refusals import place_of, refusal
 from tests.remote.hand import Hand
 from tests.tiny import Logits, classes

@@ -13,9 +13,9 @@ from fedkeep.methods import Sent
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Exchange, Rules
 from fedkeep.remote.memory import MemoryTransport
+from fedkeep.remote.messages import ClientOrder
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.waiting import Telling, wait_for_clients
-from fedkeep.remote.wire import ClientOrder
 from tests.remote.test_nodes import HELLO, device
 
 

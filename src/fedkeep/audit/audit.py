@@ -23,7 +23,7 @@ from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.data import FederatedData
 from fedkeep.methods import Method
 from fedkeep.methods.reveals import revealed
-from fedkeep.remote.packet import Packet
+from fedkeep.remote.messages import Packet
 
 CLIENTS, ROUNDS = 3, 3
 WIRES: Mapping[str, Wire] = {"fedkeep's own": Packet.to_bytes}

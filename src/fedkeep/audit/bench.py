@@ -35,12 +35,11 @@ from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.memory import MemoryTransport, Serve
+from fedkeep.remote.messages import Answers, Packet, Work, answers_packet, read_work
 from fedkeep.remote.node import Node, Terms
-from fedkeep.remote.packet import Packet
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation, serve_run
 from fedkeep.remote.serving import Held, serve
-from fedkeep.remote.wire import Answers, Work, answers_packet, read_work
 from fedkeep.store import Default
 
 FIRST = "node-0"
@@ -296,13 +295,10 @@ class Bench:
             default = Default(copy.deepcopy(made.kept), own.client.keep.value, self.seed, net.buffers())
             held = Held(default, data.ids)
             job = job_of(own, net, data, held, self.seed)
-            received = own.split.halves(module).federated(net.initial())
             states = States(default, own.client.accept, fixed or {})
             for packet in works:
                 work: Work = read_work(packet)
-                found: Answers = serve(
-                    work, job, held, states, Sequential(), received, anew=False, tell=told.append
-                )
+                found: Answers = serve(work, job, held, states, Sequential(), anew=False, tell=told.append)
                 if any(isinstance(answer.fault, FailedError) for answer in found.answers):
                     raise MethodError(told[-1])
                 yield answers_packet(found), dict(states.begun)

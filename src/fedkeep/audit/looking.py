@@ -17,7 +17,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.methods import Finish, Finished
-from fedkeep.remote.packet import Packet
+from fedkeep.remote.messages import Packet
 
 MASKED = (
     "Uploads are looked at as they are before they are masked: types, bytes and rows of tables are those of unmasked "

@@ -17,8 +17,7 @@ from fedkeep.engines import Answer, Judged, Order, first_global, run_round
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.job import declared
 from fedkeep.methods import Global
-from fedkeep.remote.packet import Packet
-from fedkeep.remote.wire import read_answers
+from fedkeep.remote.messages import Packet, read_answers
 
 
 class _Replayed:

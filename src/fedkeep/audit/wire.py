@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeep.audit.canaries import floats_of, replaced, sources
 from fedkeep.audit.looking import Looking
-from fedkeep.remote.packet import Packet
+from fedkeep.remote.messages import Packet
 
 Wire = Callable[[Packet], bytes]
 """Turns a message into the bytes that travel."""

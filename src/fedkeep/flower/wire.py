@@ -15,7 +15,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from fedkeep.core.errors import UploadError
 from fedkeep.core.params import Params
 from fedkeep.remote import Packet
-from fedkeep.remote.packet import CHECKSUM
+from fedkeep.remote.messages import CHECKSUM
 
 PACKET, OWN, SHARED = "packet", "own", "shared"
 RAW = "fedkeep.packet"

@@ -9,7 +9,7 @@ from fedkeep.core.describe import describe
 from fedkeep.engines import Job
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.remote import fingerprint
-from fedkeep.remote.headers import PROTOCOL, Encode, Hello
+from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 
 
 def other_fedkeep(header: Mapping[str, Any]) -> str:

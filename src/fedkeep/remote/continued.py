@@ -24,8 +24,8 @@ from fedkeep.privacy import Ledger as Budget
 from fedkeep.privacy import Release, Terms
 from fedkeep.privacy.ledger import FILE
 from fedkeep.remote.events import Events
-from fedkeep.remote.headers import Named
 from fedkeep.remote.ledger import COLUMNS, Ledger
+from fedkeep.remote.messages import Named
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.roster import Roster
 

@@ -50,7 +50,7 @@ class MissingError(StoreError):
 
 
 class Wanted(NamedTuple):
-    """The version that an order names, see ``wire.ClientOrder``."""
+    """The version that an order names, see ``messages.ClientOrder``."""
 
     version: int = 0
     attempt: int = 0

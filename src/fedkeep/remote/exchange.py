@@ -7,17 +7,25 @@ again there, always as the same attempt.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedkeep.core.errors import FailedError, LateError, LostError, UploadError
 from fedkeep.engines import Answer, Judged, Leaves
 from fedkeep.remote.events import Events
-from fedkeep.remote.headers import Refused, header_of
+from fedkeep.remote.messages import (
+    ClientOrder,
+    Packet,
+    Refused,
+    Step,
+    Work,
+    check_answers,
+    header_of,
+    read_answers,
+    work_packet,
+)
 from fedkeep.remote.nodes import Nodes
-from fedkeep.remote.packet import Packet
 from fedkeep.remote.waiting import Telling, some_of
-from fedkeep.remote.wire import LEAVES, Answers, ClientOrder, Step, Work, read_answers, work_packet
 from fedkeep.split import Split
 from fedkeep.tasks import Task
 
@@ -187,14 +195,14 @@ class Exchange:
             node = self.nodes.place.get(client)
             if node is not None and (node, client) not in awaited and self._busy.get(node, 0.0) <= now:
                 by_node.setdefault(node, {})[client] = order
-        messages = [(node, self._packet(some)) for node, some in by_node.items()]
+        messages = [(node, work_packet(self._work(some))) for node, some in by_node.items()]
         tickets = self.nodes.transport.send(messages) if messages else []
         for ticket, (node, some) in zip(tickets, by_node.items(), strict=True):
             self._sent[ticket] = _Sent(node, some, now, self.rules.again * 2 ** self._repeats.get(node, 0))
 
-    def _packet(self, orders: Mapping[str, ClientOrder]) -> Packet:
+    def _work(self, orders: Mapping[str, ClientOrder]) -> Work:
         rules = self.rules
-        work = Work(
+        return Work(
             run=rules.run,
             fingerprint=rules.fingerprint,
             encoding=rules.encoding,
@@ -203,7 +211,6 @@ class Exchange:
             orders=tuple(orders.values()),
             leaves=rules.leaves,
         )
-        return work_packet(work)
 
     def _hear(self, sent: _Sent, packet: Packet | None, reason: str) -> None:
         orders = {client: order for client, order in sent.orders.items() if client in self.open}
@@ -226,7 +233,7 @@ class Exchange:
                     self._refused(sent.node, orders, refused)
                 return
             answers = read_answers(packet, self.rules.split)
-            self._check(sent, answers)
+            check_answers(answers, self._work(sent.orders), self.rules.tasks, sent.node)
         except UploadError as error:
             for client in orders:
                 self._settle(client, Answer(client=client, fault=error))
@@ -281,36 +288,3 @@ class Exchange:
         if client in self.nodes.place:
             return LateError(f"Client {client!r} had not answered at the round's deadline.")
         return LostError(f"Client {client!r} is on no node.")
-
-    def _check(self, sent: _Sent, answers: Answers) -> None:
-        """Refuse answers to anything but these orders.
-
-        Raises:
-            UploadError: says what is wrong.
-        """
-        wanted = (self.rules.run, self.round, self.attempt, list(sent.orders))
-        got = (answers.run, answers.round, answers.attempt, [answer.client for answer in answers.answers])
-        if wanted != got:
-            raise UploadError(
-                f"The answers of node {sent.node!r} were refused: they are not to these orders; wanted (run, round, "
-                f"attempt, clients) {wanted}, got {got}."
-            )
-        asked = {(judging.split, judging.models) for order in sent.orders.values() for judging in order.judge}
-        known, seen = {task: number for number, task in enumerate(self.rules.tasks)}, set()
-        for split, judged in answers.judged:
-            key = (split, judged.task)
-            fine = (split, judged.models) in asked and judged.task in known and key not in seen
-            fine = fine and LEAVES.index(judged.leaves) <= LEAVES.index(self.rules.leaves)
-            if not (fine and _of_these(judged, sent.orders)):
-                raise UploadError(
-                    f"The answers of node {sent.node!r} were refused: they hold a result of judging {split!r} that "
-                    f"nobody asked for."
-                )
-            seen.add(key)
-
-
-def _of_these(judged: Judged, orders: Collection[str]) -> bool:
-    """Return whether a result is of these clients, each once at most, or of no more than there are."""
-    of_whom, people = judged.tallies.clients, set(orders) if judged.leaves != "sums" else {""}
-    once = set(of_whom) <= people and len(set(of_whom)) == len(of_whom)
-    return once and sum(judged.tallies.people.tolist()) <= len(orders)

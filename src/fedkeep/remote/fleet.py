@@ -18,9 +18,9 @@ from fedkeep.engines.tally import ROWS, tallied
 from fedkeep.remote.events import Events, Kind
 from fedkeep.remote.exchange import Exchange, Rules
 from fedkeep.remote.ledger import Entry, Ledger, Made
+from fedkeep.remote.messages import ClientOrder, Judging, Partition
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
-from fedkeep.remote.wire import ClientOrder, Judging, Partition
 from fedkeep.tasks import Task
 from fedkeep.tasks.results import Model
 

@@ -67,7 +67,7 @@ class Entry(NamedTuple):
         version: how many of its rounds were accepted in this run; 0: it has default values.
         share: z = c_k / Σ c of the last accepted one, where clients accept by it; else 0.
         round: the number of that round; −1: there is none.
-        attempt: of the message that it answered, see ``wire.Work``; 0: there is none.
+        attempt: of the message that it answered, see ``messages.Work``; 0: there is none.
     """
 
     version: int

@@ -31,8 +31,7 @@ from fedkeep.methods.secure import SecureSums, Vectors
 from fedkeep.privacy.secure import Keys, SecureClient, threshold_for
 from fedkeep.privacy.secure.messages import LEAST
 from fedkeep.remote.device_folder import sum_of
-from fedkeep.remote.packet import Packet
-from fedkeep.remote.wire import Ask, ClientOrder, Step
+from fedkeep.remote.messages import Ask, ClientOrder, Packet, Step
 from fedkeep.split import Split
 
 VECTOR = SERVER + "masked"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, UploadError
-from fedkeep.remote.packet import Packet
+from fedkeep.remote.messages import Packet
 from fedkeep.remote.transport import Reply
 
 Serve = Callable[[Packet], Packet]

@@ -37,15 +37,25 @@ from fedkeep.remote.counts import told_counts
 from fedkeep.remote.device_file import About, DeviceFile, Version, create, packed
 from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
-from fedkeep.remote.headers import Encode, Fits, Hello, Here, header_of, told
 from fedkeep.remote.masking import Masking
+from fedkeep.remote.messages import (
+    LEAVES,
+    Encode,
+    Fits,
+    Hello,
+    Here,
+    Packet,
+    answers_packet,
+    check_work,
+    header_of,
+    read_work,
+    told,
+)
 from fedkeep.remote.migration import OnChange, migrated, opted_out
 from fedkeep.remote.own_clients import fitting
-from fedkeep.remote.packet import Packet
 from fedkeep.remote.parts import settled
 from fedkeep.remote.refusals import RefusalError, is_ours, place_of, refusal
 from fedkeep.remote.serving import Held, serve
-from fedkeep.remote.wire import LEAVES, answers_packet, read_work
 from fedkeep.store.rows import RowFormat
 
 Experiment = Callable[[str, Mapping[str, Any]], tuple[nn.Module, Method]]
@@ -395,10 +405,7 @@ class Node:
     def _work(self, packet: Packet) -> Packet:
         work = read_work(packet)
         running = self._running(work.run)
-        if work.encoding != running.parts["encoding"]:
-            raise RefusalError("The order is of another encoding than this device has agreed on.")
-        if work.fingerprint != fingerprint.digest(running.parts):
-            raise RefusalError("The order is of another experiment than this device has agreed on.")
+        check_work(work, fingerprint.digest(running.parts), running.parts["encoding"], running.received)
         asked = {model for one in work.orders for judging in one.judge for model in judging.models}
         if "adapted" in asked and not self.terms.judge_adapted:
             raise RefusalError(
@@ -414,7 +421,6 @@ class Node:
             running.held,
             running.store,
             self.engine,
-            running.received,
             anew=self.terms.on_missing == "anew",
             tell=self.tell,
             masking=running.masking(self.folder),

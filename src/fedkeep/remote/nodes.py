@@ -16,8 +16,7 @@ from fedkeep.core.errors import DataError, UploadError
 from fedkeep.data.ids import check_ids
 from fedkeep.data.preparation import Summary
 from fedkeep.remote.events import Events
-from fedkeep.remote.headers import UNFIT, Encode, Fits, Header, Hello, Here, Refused, header_of, told
-from fedkeep.remote.packet import Packet
+from fedkeep.remote.messages import UNFIT, Encode, Fits, Header, Hello, Here, Packet, Refused, header_of, told
 from fedkeep.remote.transport import Transport
 
 MOST_DOUBLINGS = 6

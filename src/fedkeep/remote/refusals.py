@@ -10,8 +10,7 @@ from pathlib import Path
 
 import fedkeep
 from fedkeep.core.errors import BusyError, ConfigError, DataError, FedkeepError, StoreError, UploadError
-from fedkeep.remote.headers import UNFIT, Refused, told
-from fedkeep.remote.packet import Packet
+from fedkeep.remote.messages import UNFIT, Packet, Refused, told
 
 OURS = Path(fedkeep.__file__).parent
 INSTALLED = {

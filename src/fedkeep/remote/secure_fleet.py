@@ -28,7 +28,7 @@ from fedkeep.privacy.secure.messages import Revealed
 from fedkeep.remote.exchange import Exchange
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.masking import KEYS, SEEDS, VECTOR, about
-from fedkeep.remote.wire import Ask, ClientOrder, Step
+from fedkeep.remote.messages import Ask, ClientOrder, Step
 from fedkeep.split import Upload
 
 NOTHING = Sent(params={}, state={})

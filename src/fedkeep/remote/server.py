@@ -33,9 +33,9 @@ from fedkeep.remote.buffered import Buffered, check_buffered
 from fedkeep.remote.continued import begun, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
-from fedkeep.remote.headers import PROTOCOL, Encode, Hello
 from fedkeep.remote.kept import Kept
 from fedkeep.remote.ledger import COLUMNS, Attempts, Ledger
+from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import Retries, RoundPolicy

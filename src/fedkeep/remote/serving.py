@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreError, UploadError
-from fedkeep.core.params import Params, misfit, mistyped
+from fedkeep.core.params import Params
 from fedkeep.engines import Adaptation, Answer, Engine, Job, Judged, LocalDevice, Order
 from fedkeep.engines import Work as Train
 from fedkeep.engines.job import paired
@@ -19,10 +19,9 @@ from fedkeep.methods.hooks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
 from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import MissingError, Wanted
-from fedkeep.remote.headers import UNFIT
 from fedkeep.remote.masking import Masking
+from fedkeep.remote.messages import UNFIT, Answers, ClientOrder, Partition, Step, Work
 from fedkeep.remote.refusals import place_of
-from fedkeep.remote.wire import Answers, ClientOrder, Partition, Step, Work
 from fedkeep.store import MemoryStore
 from fedkeep.tasks.results import Model
 
@@ -83,7 +82,6 @@ def serve(
     held: Held,
     store: States,
     engine: Engine,
-    received: Params,
     *,
     anew: bool,
     tell: Tell,
@@ -93,12 +91,11 @@ def serve(
     """Do what a message asks of this device's clients.
 
     Args:
-        work: the message.
+        work: the message, checked.
         job: the run on this device; its store is ``held``.
         held: is filled with what clients begin with.
         store: the durable states.
         engine: trains.
-        received: names, shapes and types of the parameters that must be sent.
         anew: whether a client whose version is missing starts from default values.
         tell: called with what the device's owner should know.
         masking: takes the steps of secure sums; None: the method has none.
@@ -108,16 +105,11 @@ def serve(
         An answer for each order. Nothing of it is valid on the device that is not durable there.
 
     Raises:
-        UploadError: what was sent does not fit the model; nothing was done.
+        UploadError: steps of a secure sum are asked for that are not due; nothing was done.
         FedkeepError: a model failed on the data of all clients that are judged; likewise.
     """
-    for sent in {id(one.order.sent): one.order.sent for one in work.orders if one.begins}.values():
-        _check_sent(received, sent)
     for one in work.orders:
         _check_asks(one, masking)
-    if len(progress := sorted({one.order.progress for one in work.orders if one.train})) > 1:
-        got = " and ".join(map(str, progress))
-        raise UploadError(f"A message was refused: the orders to train must have one progress; got {got}.")
     held.forget()
     store.discard()
     begun: dict[str, ClientOrder] = {}
@@ -384,9 +376,3 @@ def _judged_together(orders: Iterable[ClientOrder], device: LocalDevice) -> Resu
 def _without_links(sent: Sent) -> Sent:
     """Return what was sent without what is for the upload chain."""
     return Sent(params=sent.params, state={n: v for n, v in sent.state.items() if not n.startswith(UPLOAD)})
-
-
-def _check_sent(wanted: Params, sent: Sent) -> None:
-    """Raise UploadError unless the parameters are those of the model."""
-    if fault := misfit(wanted, sent.params) or mistyped(wanted, sent.params):
-        raise UploadError(f"The parameters that were sent do not fit the model: {fault}.")

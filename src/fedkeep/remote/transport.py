@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedkeep.remote.packet import Packet
+from fedkeep.remote.messages import Packet
 
 
 @dataclass(frozen=True)

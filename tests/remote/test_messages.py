@@ -17,7 +17,7 @@ from fedkeep.engines import Answer, Judged, LocalDevice, Order, Sequential, orde
 from fedkeep.engines.job import first_global
 from fedkeep.methods import Sent
 from fedkeep.remote import Packet
-from fedkeep.remote.wire import (
+from fedkeep.remote.messages import (
     Answers,
     ClientOrder,
     Judging,
