@@ -31,10 +31,10 @@ from fedkeep.core.net import Net
 from fedkeep.data.preparation import Ready
 from fedkeep.engines import (
     ClientResult,
+    ClientToTrain,
     Job,
     LocalDevice,
     Sequential,
-    Work,
     first_global,
     first_kept,
     run_round,
@@ -65,7 +65,9 @@ class Done:
     def __init__(self, result: ClientResult) -> None:
         self.result = result
 
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         """Yield the one result for each client."""
         for one in work:
             yield dataclasses.replace(self.result, client=one.client)
@@ -92,7 +94,7 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
     job = Job(method, net, data, MemoryStore(Default(first_kept(method, net)), data.ids), SEED)
     server = first_global(method, net, data)
     sent = Sent(params=server.params, state=server.state).flat
-    (result,) = Sequential().train(job, [Work(0, sent)], 0, 0.0)
+    (result,) = Sequential().train(job, [ClientToTrain(0, sent)], 0, 0.0)
     encoding = encode([json.loads(Ready(data=data).summary().to_json())])
     nodes = [
         Node(

@@ -23,12 +23,12 @@ from fedkeep.core.params import Params
 from fedkeep.data import Ragged, TokenVocabulary
 from fedkeep.engines import (
     ClientResult,
+    ClientToTrain,
     Engine,
     Job,
     LocalDevice,
     RoundReport,
     Sequential,
-    Work,
     first_global,
     first_kept,
     run_round,
@@ -217,7 +217,7 @@ def results(
             state=server.state,
         ).flat
     )
-    found = (engine or Sequential()).train(work, [Work(c, flat) for c in clients], round, progress)
+    found = (engine or Sequential()).train(work, [ClientToTrain(c, flat) for c in clients], round, progress)
     return list(found)
 
 

@@ -17,7 +17,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged, opt_out
-from fedkeep.engines import Centralised, ClientResult, Job, Sampler, Sequential, Work
+from fedkeep.engines import Centralised, ClientResult, ClientToTrain, Job, Sampler, Sequential
 from fedkeep.methods.copies import with_copy
 from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.terms import Term
@@ -32,7 +32,9 @@ class Watched(Sequential):
     def __init__(self) -> None:
         self.bits: list[tuple[float, dict[str, bytes]]] = []
 
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         for result in super().train(job, work, round, progress):
             assert result.upload is not None
             self.bits.append((result.upload.weight, {n: bits(v) for n, v in result.upload.deltas.items()}))

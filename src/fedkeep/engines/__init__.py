@@ -5,7 +5,15 @@ from fedkeep.engines.auto import Auto, Choice
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.centralised import Centralised
 from fedkeep.engines.device import Answer, Defers, Device, LocalDevice, Order, job_of, orders_of
-from fedkeep.engines.job import ClientResult, Engine, Job, Work, first_default, first_global, first_kept
+from fedkeep.engines.job import (
+    ClientResult,
+    ClientToTrain,
+    Engine,
+    Job,
+    first_default,
+    first_global,
+    first_kept,
+)
 from fedkeep.engines.judge import tasks_of
 from fedkeep.engines.judgement import Judgement
 from fedkeep.engines.lanes import LocalResult, Watch
@@ -25,6 +33,7 @@ __all__ = [
     "Centralised",
     "Choice",
     "ClientResult",
+    "ClientToTrain",
     "Defers",
     "Device",
     "Engine",
@@ -44,7 +53,6 @@ __all__ = [
     "Tallies",
     "Vectorised",
     "Watch",
-    "Work",
     "Workers",
     "available_cores",
     "first_default",

@@ -23,7 +23,7 @@ from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import nbytes
 from fedkeep.engines.batches import Stream, batches
 from fedkeep.engines.client_step import train_client
-from fedkeep.engines.job import ClientResult, Job, Work, train_rows
+from fedkeep.engines.job import ClientResult, ClientToTrain, Job, train_rows
 from fedkeep.engines.sequential import Sequential
 from fedkeep.engines.tables.local_rows import local_tables
 from fedkeep.engines.vectorised.costs import CPU_BYTES, room, step_cost, times_faster
@@ -138,7 +138,9 @@ class Auto:
         if why or before == "vectorised":
             self.together = Choice("vectorised", why or "this run began so")
 
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         """Train clients, and yield what each gives, in their order."""
         if job is not self._job:
             self.decide(job)
@@ -150,7 +152,9 @@ class Auto:
         else:
             yield from self._timed(job, work, round, progress)
 
-    def _timed(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def _timed(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         """Train one client after the other, until workers pay, and the rest in these."""
         stored = job.kept([each.client for each in work]) if self.name == "sequential" else {}
         compiled = compiled_layer(job.net.module)

@@ -17,7 +17,7 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, to
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import Stream, steps_per_pass
-from fedkeep.engines.job import ClientResult, Job, Work, train_rows
+from fedkeep.engines.job import ClientResult, ClientToTrain, Job, train_rows
 from fedkeep.engines.single_lane import local_run
 from fedkeep.engines.tables.lazy_rows import lazy_tables
 from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
@@ -34,7 +34,9 @@ class Centralised:
     def __init__(self) -> None:
         self.states: list[OptimizerState] | None = None
 
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         """Train one pass (the phases' epochs) over all clients' examples together; the first result has it all.
 
         Raises:

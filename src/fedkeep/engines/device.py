@@ -32,7 +32,7 @@ from fedkeep.engines.adapt import (
 )
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.fine_tuning import Tuning, curve
-from fedkeep.engines.job import Engine, Job, Work, defaults, paired
+from fedkeep.engines.job import ClientToTrain, Engine, Job, defaults, paired
 from fedkeep.engines.judge import judge, outputs
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.tables.lookups import with_declared_tables
@@ -181,7 +181,9 @@ class LocalDevice:
         if not orders:
             return
         flat: dict[int, Params] = {}
-        work = [Work(self._position(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders]
+        work = [
+            ClientToTrain(self._position(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders
+        ]
         if len(times := sorted({(o.round, o.progress) for o in orders})) > 1:
             got = " and ".join(map(str, times))
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What training a client needs and gives, wherever it happens: ``Job``, ``Work``, ``ClientResult``; and ``Engine``."""
+"""What training a client needs and gives, wherever it happens: ``Job``, ``ClientToTrain``, ``ClientResult``; and ``Engine``."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def defaults(store: PrivateStore, clients: Sequence[int]) -> Params:
 
 
 @dataclass(frozen=True)
-class Work:
+class ClientToTrain:
     """A client to train.
 
     Attributes:
@@ -174,7 +174,9 @@ class Engine(Protocol):
         """What the engine is called."""
         ...
 
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         """Train clients from what they were sent and kept; yield what each gives, in the order of ``work``."""
         ...
 

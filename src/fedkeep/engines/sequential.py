@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedkeep.engines.client_step import train_client
-from fedkeep.engines.job import ClientResult, Job, Work
+from fedkeep.engines.job import ClientResult, ClientToTrain, Job
 
 
 class Sequential:
@@ -13,7 +13,9 @@ class Sequential:
 
     name = "sequential"
 
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         """Train clients, and yield what each gives."""
         stored = job.kept([each.client for each in work])
         for place, each in enumerate(work):

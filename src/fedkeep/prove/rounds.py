@@ -21,7 +21,7 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net, every_tensor
 from fedkeep.core.params import Batch, Params, clone, is_state
 from fedkeep.data import FederatedData
-from fedkeep.engines import ClientResult, Job, LocalDevice, Work, first_default, first_global, run_round
+from fedkeep.engines import ClientResult, ClientToTrain, Job, LocalDevice, first_default, first_global, run_round
 from fedkeep.engines.client_step import train_client
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.job import declared
@@ -96,7 +96,7 @@ class Taken:
         fault: how it broke down; or empty.
     """
 
-    work: Work
+    work: ClientToTrain
     kept: Params
     round: int
     progress: float
@@ -163,7 +163,9 @@ class Traced:
     taken: list[Taken] = field(default_factory=list)
     name: str = "traced"
 
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         """Train clients, and yield what each gives."""
         for each in work:
             kept = {n: v[0].clone() for n, v in job.kept([each.client]).items()}

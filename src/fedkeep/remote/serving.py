@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreError, UploadError
 from fedkeep.core.params import Params
-from fedkeep.engines import Adaptation, Answer, Engine, Job, Judged, LocalDevice, Order
-from fedkeep.engines import Work as Train
+from fedkeep.engines import Adaptation, Answer, ClientToTrain, Engine, Job, Judged, LocalDevice, Order
 from fedkeep.engines.job import paired
 from fedkeep.methods import Sent
 from fedkeep.methods.hooks import UPLOAD
@@ -256,7 +255,7 @@ def _trained(
         return []
     flat: dict[int, Params] = {}
     work = [
-        Train(job.data.index(o.order.client), flat.setdefault(id(o.order.sent), o.order.sent.flat))
+        ClientToTrain(job.data.index(o.order.client), flat.setdefault(id(o.order.sent), o.order.sent.flat))
         for o in orders
     ]
     found = []

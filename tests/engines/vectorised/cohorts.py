@@ -12,7 +12,7 @@ from torch import nn
 from fedkeep import Method, Phase, methods, sgd
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
-from fedkeep.engines import ClientResult, Engine, Job, Work
+from fedkeep.engines import ClientResult, ClientToTrain, Engine, Job
 from fedkeep.models import BagOfWords, DocumentModel
 from fedkeep.split import Upload
 from tests.tiny import classes, results, texts
@@ -83,4 +83,4 @@ def furl(optimizer: Optimizer = STEEP, **local: Any) -> Method:
 def first(work: Job) -> tuple[Any, ...]:
     """Return what ``Stacked`` takes to train one client, the second, in a first round."""
     sent = work.method.split.federated(work.net.initial())
-    return work, [Work(1, sent)], work.kept([1]), 0, 0.0
+    return work, [ClientToTrain(1, sent)], work.kept([1]), 0, 0.0

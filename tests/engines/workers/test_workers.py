@@ -14,7 +14,7 @@ import pytest
 from fedkeep import FederatedData, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net
-from fedkeep.engines import ClientResult, Engine, Job, Sequential, Work, Workers
+from fedkeep.engines import ClientResult, ClientToTrain, Engine, Job, Sequential, Workers
 from fedkeep.engines.workers import workers
 from fedkeep.engines.workers.pool import Pool
 from fedkeep.privacy import GaussianNoise
@@ -98,7 +98,9 @@ class Counting:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.alive = engine, list[int]()
 
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         uploads = []
         for each in self.engine.train(job, work, round, progress):
             uploads.append(weakref.ref(each.upload))

@@ -22,7 +22,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.modes import EagerMode
 from fedkeep.core.params import nbytes, prefixed, tensors_in
 from fedkeep.data import Ragged
-from fedkeep.engines.job import Job, Work, defaults, first_global
+from fedkeep.engines.job import ClientToTrain, Job, defaults, first_global
 from fedkeep.engines.round import with_links
 from fedkeep.engines.vectorised.stacked_lanes import Stacked, StackedPass
 from fedkeep.methods.hooks import UPLOAD
@@ -191,7 +191,7 @@ def first_clients(job: Job, clients: Sequence[int]) -> Stacked:
     sent = [with_links(job.method.server.sent(server, str(job.data.ids[c])), links).flat for c in clients]
     if job.method.server.send is None:
         sent = sent[:1] * len(clients)
-    work = [Work(c, each) for c, each in zip(clients, sent, strict=True)]
+    work = [ClientToTrain(c, each) for c, each in zip(clients, sent, strict=True)]
     return Stacked(job, work, defaults(job.store, clients), 0, 0.0)
 
 

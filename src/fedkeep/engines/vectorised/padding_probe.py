@@ -27,8 +27,7 @@ from fedkeep.engines.batches import batches
 from fedkeep.engines.job import Job, train_rows
 from fedkeep.engines.vectorised.costs import CPU_BYTES, first_clients
 from fedkeep.engines.vectorised.lockstep import Together
-from fedkeep.engines.vectorised.stack import picked
-from fedkeep.engines.vectorised.stacked_lanes import StackedPass
+from fedkeep.engines.vectorised.stacked_lanes import StackedPass, picked
 
 CLIENTS, LANES, CANDIDATES, EXAMPLES = 4, 6, 64, 3
 """Of 64 clients at equal distances, the four whose longest texts differ most are tried on three examples; with other

@@ -8,7 +8,7 @@ a step takes no part in it, so it is frozen exactly: momentum and Adam would mov
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -21,13 +21,15 @@ from fedkeep.core.params import Batch, Params, is_state, nbytes, to
 from fedkeep.core.seeds import stream
 from fedkeep.engines.batches import Stream, batches, float_type
 from fedkeep.engines.client_step import before_start, begin, finish
-from fedkeep.engines.job import ClientResult, Job, Work, train_rows, valid_rows
+from fedkeep.engines.job import ClientResult, ClientToTrain, Job, train_rows, valid_rows
 from fedkeep.engines.lanes import Lanes, Pass, Step, slopes
 from fedkeep.engines.tables.local_rows import LocalTable, local_tables
 from fedkeep.engines.training_errors import MODEL_ERRORS, model_error
 from fedkeep.engines.vectorised.client_dropout import Noise
 from fedkeep.engines.vectorised.lockstep import Gathered, Together, lockstep
-from fedkeep.engines.vectorised.stack import Pick, flat, one_of, padded, picked, write_back
+
+Pick = slice | Tensor
+"""Some of the stacked clients: a slice, which is a view and costs nothing, or their positions."""
 
 
 class Stacked(Lanes):
@@ -49,7 +51,9 @@ class Stacked(Lanes):
         broken: each client's error of its ``start``, or None.
     """
 
-    def __init__(self, job: Job, work: Sequence[Work], own: Params, round: int, progress: float) -> None:
+    def __init__(
+        self, job: Job, work: Sequence[ClientToTrain], own: Params, round: int, progress: float
+    ) -> None:
         rows = [train_rows(job.data, each.client) for each in work]
         # The largest first: those who still have full mini-batches then stand side by side, and are a slice.
         self.order = sorted(range(len(work)), key=lambda k: -len(rows[k]))
@@ -313,3 +317,36 @@ def alike(taken: Mapping[str, np.ndarray], clients: int) -> list[slice]:
         ends |= {int(k) + 1 for k in np.flatnonzero(np.diff(counts))}
     bounds = [0, *sorted(ends)]
     return [slice(a, b) for a, b in itertools.pairwise(bounds)]
+
+
+def one_of(values: Mapping[str, Tensor], stacked: Collection[str], position: int) -> Params:
+    """Return one client's values, views of those that are ``stacked``."""
+    return {n: v[position] if n in stacked else v for n, v in values.items()}
+
+
+def picked(values: Mapping[str, Tensor], pick: Pick) -> Params:
+    """Return some clients' values of stacked tensors; a slice's are views."""
+    if isinstance(pick, slice):
+        return {n: v[pick] for n, v in values.items()}
+    return {n: v.index_select(0, pick) for n, v in values.items()}
+
+
+def write_back(values: Mapping[str, Tensor], pick: Pick, changed: Params) -> None:
+    """Write what was picked and changed back into the stacked tensors (views need none)."""
+    if not isinstance(pick, slice):
+        for name, value in changed.items():
+            values[name].index_copy_(0, pick, value)
+
+
+def flat(value: Tensor) -> Tensor:
+    """Return a stacked tensor as (clients, numbers)."""
+    return value.reshape(len(value), value[0].numel())
+
+
+def padded(values: Sequence[Tensor], tables: Sequence[LocalTable]) -> Tensor:
+    """Return each client's rows of its table, stacked, with rows of zeros behind the shorter ones."""
+    longest = max(len(t.rows) for t in tables)
+    out = values[0].new_zeros(len(tables), longest, *values[0].shape[1:])
+    for mine, value, table in zip(out, values, tables, strict=True):
+        mine[: len(table.rows)] = value[table.rows.to(value.device)]
+    return out

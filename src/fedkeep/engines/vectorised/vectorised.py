@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
-from fedkeep.engines.job import ClientResult, Job, Work
+from fedkeep.engines.job import ClientResult, ClientToTrain, Job
 from fedkeep.engines.vectorised.costs import room
 from fedkeep.engines.vectorised.padding_probe import runs_together
 from fedkeep.engines.vectorised.stacked_lanes import Stacked
@@ -44,7 +44,9 @@ class Vectorised:
         self._job: Job | None = None
         self._most = 1
 
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         """Train clients, as many at once as memory holds, and yield what each gives.
 
         Raises:
@@ -61,7 +63,9 @@ class Vectorised:
     def close(self) -> None:
         """Do nothing: there is nothing to give back."""
 
-    def _results(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def _results(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         """Train some clients at once, and some more; fewer at a time where a GPU's memory runs out."""
         stored, done = job.kept([each.client for each in work]), 0
         while done < len(work):
@@ -77,7 +81,7 @@ class Vectorised:
             done += len(some)
 
     def _together(
-        self, job: Job, work: Sequence[Work], own: Params, round: int, progress: float
+        self, job: Job, work: Sequence[ClientToTrain], own: Params, round: int, progress: float
     ) -> Stacked | None:
         """Train clients at once; None: a GPU has no memory for so many."""
         try:

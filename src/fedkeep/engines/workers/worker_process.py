@@ -29,8 +29,7 @@ from fedkeep.core.params import Params, under
 from fedkeep.data import FederatedData
 from fedkeep.engines.client_step import train_client
 from fedkeep.engines.job import ClientResult, Job
-from fedkeep.engines.workers.arena import Arena
-from fedkeep.engines.workers.dataset import SentData
+from fedkeep.engines.workers.shared_memory import Arena, SentData
 from fedkeep.methods import Method
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Split

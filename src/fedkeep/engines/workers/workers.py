@@ -23,7 +23,7 @@ import torch
 
 from fedkeep.core.errors import ConfigError, WorkerError
 from fedkeep.core.params import nbytes
-from fedkeep.engines.job import ClientResult, Job, Work
+from fedkeep.engines.job import ClientResult, ClientToTrain, Job
 from fedkeep.engines.workers.cores import available_cores
 from fedkeep.engines.workers.pool import Pool, Start, Worker
 from fedkeep.engines.workers.worker_process import decode_reply
@@ -52,7 +52,9 @@ class Workers:
         self._pool: Pool | None = None
         self._end: weakref.finalize[[], Workers] | None = None
 
-    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
         """Train clients in the workers, and yield what each gives, in their order.
 
         Raises:
@@ -92,7 +94,7 @@ class Workers:
 class _Turns:
     """The clients of one round: trained largest first as workers become free, given back in their order."""
 
-    def __init__(self, pool: Pool, job: Job, work: Sequence[Work], order: dict[str, object]) -> None:
+    def __init__(self, pool: Pool, job: Job, work: Sequence[ClientToTrain], order: dict[str, object]) -> None:
         self.pool, self.job, self.work, self.order = pool, job, work, order
         self.clients = clients = [each.client for each in work]
         self.kept = job.kept(clients)
