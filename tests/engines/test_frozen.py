@@ -107,11 +107,7 @@ class Growing(Backbone):
 def test_a_frozen_tensor_that_training_changed_is_named(engine: str, kind: type[Backbone], name: str) -> None:
     with pytest.raises(SplitError) as error:
         simulate(kind(), FURL, DATA, rounds=1, cohort=1, engine=engine)
-    assert str(error.value).endswith(
-        f"round 0: training changed {name!r}, which is frozen: it would be another on every client. If a pattern of frozen names "
-        "it, narrow the pattern, or hold its layer in eval(). If it is a buffer that training is to change, name it in "
-        "an attribute updated_buffers of its module; then it is federated, or private where a pattern says so."
-    )
+    assert f"round 0: training changed {name!r}, which is frozen" in str(error.value)
 
 
 def test_what_a_phase_of_a_starts_own_changes_is_named() -> None:

@@ -87,10 +87,9 @@ def test_a_model_that_does_not_fit_the_examples_is_an_error_that_says_whose(kind
         if kind is Logits
         else ("'user-1'", "1 example")
     )
-    assert str(error.value) == (
-        f"Judging the test examples of {whose}: the model failed on a batch of {examples}: Target 3 is out of bounds. "
-        "Check its forward and the data's columns: an id or a label may be beyond what it was made for."
-    )
+    facts = error.value.facts
+    assert facts["who"] == f"Judging the test examples of {whose}"
+    assert (facts["batch"], facts["why"]) == (f"a batch of {examples}", "Target 3 is out of bounds")
 
 
 def test_clients_of_different_sizes_count_once_each_in_the_user_mean() -> None:

@@ -120,19 +120,13 @@ def test_widths_that_differ_are_named_before_the_first_step() -> None:
     wide = MixtureOfExperts(Says(0.3, 0.7), Says(0.3, 0.3, 0.4), Share(0.5))
     with pytest.raises(MethodError) as error:
         wide.global_logits(x=X)  # all that the rounds of federation compute
-    assert str(error.value) == (
-        "The experts of a mixture must give logits of one shape, (examples, classes); the local expert gave (2, 3), the "
-        "global expert (2, 2). Make both with the same number of classes."
-    )
+    assert error.value.facts == {"local": (2, 3), "shared": (2, 2)}
 
 
 def test_gates_that_do_not_fit() -> None:
     with pytest.raises(MethodError) as error:
         MixtureOfExperts(Says(0.3, 0.7), Says(0.8, 0.2), nn.Linear(3, 1))
-    assert str(error.value) == (
-        "The gate of a mixture wants a method logit(<columns>) that returns log(h / (1 - h)), shape (B,); Linear has "
-        "none. Wrap a network with one output: models.Gate(network)."
-    )
+    assert error.value.facts == {"gate": "Linear"}
 
     class Two(nn.Module):
         def logit(self, x: Tensor) -> Tensor:
@@ -140,9 +134,7 @@ def test_gates_that_do_not_fit() -> None:
 
     with pytest.raises(MethodError) as error:
         MixtureOfExperts(Says(0.3, 0.7), Says(0.8, 0.2), Two())(x=X)
-    assert str(error.value) == (
-        "The gate of a mixture wants one number per example, shape (2,); Two.logit gave (2, 2)."
-    )
+    assert error.value.facts == {"wanted": (2,), "gate": "Two", "got": (2, 2)}
 
 
 def test_a_network_as_a_gate() -> None:
@@ -157,9 +149,7 @@ def test_a_network_as_a_gate() -> None:
     assert torch.isfinite(gate.logit(image=image)).all()  # where the share itself is 1
     with pytest.raises(MethodError) as error:
         Gate(CNN(2, 1, 16)).logit(image=image)
-    assert str(error.value) == (
-        "A gate needs a network with one output, shape (B, 1); CNN gave (4, 2). Make it with one class."
-    )
+    assert error.value.facts == {"network": "CNN", "got": (4, 2)}
 
 
 def test_a_gate_of_any_network_and_columns() -> None:

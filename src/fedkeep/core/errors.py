@@ -136,8 +136,8 @@ class RoundError(FedkeepError):
         failed: whether that is as functions of the method or the model failed, and nothing else is to blame.
     """
 
-    def __init__(self, text: str, *, failed: bool = False) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, /, *, failed: bool = False, **facts: Any) -> None:
+        super().__init__(text, **facts)
         self.failed = failed
 
 

@@ -100,25 +100,29 @@ def check_method(method: Method) -> None:
         raise MethodError("Centralised training has no aggregation, so private_scale must be 1.")
     if client.accept is not newest:
         raise MethodError(
-            f"{method.name!r} has an accept of its own, which says what a client keeps when a round ends; centralised "
-            f"training has no rounds of clients. Train it with engine='sequential'."
+            "{method!r} has an accept of its own, which says what a client keeps when a round ends; centralised "
+            "training has no rounds of clients. Train it with engine='sequential'.",
+            method=method.name,
         )
     if client.keep.every_round:
         raise MethodError(
-            f"{method.name!r} is stateless: its private values start from scratch in every round; centralised training "
-            f"has no rounds."
+            "{method!r} is stateless: its private values start from scratch in every round; centralised training has "
+            "no rounds.",
+            method=method.name,
         )
     if any(phase.early_stopping for phase in client.phases):
         raise MethodError(
-            f"{method.name!r} has a phase that stops early by a client's own validation loss; centralised training "
-            f"trains all clients at once. Set early_stopping=None, or train it with engine='sequential'."
+            "{method!r} has a phase that stops early by a client's own validation loss; centralised training trains "
+            "all clients at once. Set early_stopping=None, or train it with engine='sequential'.",
+            method=method.name,
         )
     reduces = type(server.reduce) is not WeightedMean or not isinstance(server.update, Optimize)
     keeps = client.state is not nothing or client.sends is not nothing or server.state is not no_state
     if client.start or client.finish or server.send or reduces or keeps:
         raise MethodError(
-            f"{method.name!r} has hooks or state of its own on clients or server; centralised training has neither. "
-            f"Train it with engine='sequential'."
+            "{method!r} has hooks or state of its own on clients or server; centralised training has neither. Train "
+            "it with engine='sequential'.",
+            method=method.name,
         )
 
 
@@ -134,17 +138,20 @@ def by_client(method: Method, net: Net, private: Params) -> bool:
     buffers = sorted(set(private) - net.trainable())
     if buffers:
         raise MethodError(
-            f"The private {buffers[0]!r} of {method.name!r} is not trained by gradients; mini-batches of one client "
-            f"each (pools='clients') know no such private values. Make it federated."
+            "The private {name!r} of {method!r} is not trained by gradients; mini-batches of one client each "
+            "(pools='clients') know no such private values. Make it federated.",
+            name=buffers[0],
+            method=method.name,
         )
     rows = torch.arange(1)
     table = LocalTable("", CLIENT, rows, rows, single=True)
     turns = method.client.take_turns and len(phases) > 1 and any(p.optimizer.momentum for p in phases)
     if turns or not all(lazy_tables(phase, [table]) for phase in phases):
         raise MethodError(
-            f"{method.name!r} trains each client's private values in mini-batches of its own (pools='clients'): that "
-            f"wants SGD without weight decay and bounds, losses of the model's output alone, and no momentum where "
-            f"phases take turns."
+            "{method!r} trains each client's private values in mini-batches of its own (pools='clients'): that wants "
+            "SGD without weight decay and bounds, losses of the model's output alone, and no momentum where phases "
+            "take turns.",
+            method=method.name,
         )
     return True
 

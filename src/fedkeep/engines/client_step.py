@@ -115,7 +115,9 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
     check_hook(who, params, changed)
     if (name := nonfinite(changed)) is not None:
         name = name.removeprefix(CLIENT)
-        raise NonFiniteError(f"{draws}: what {who} gives as {name!r} is NaN or infinite.")
+        raise NonFiniteError(
+            "{who}: what {hook} gives as {name!r} is NaN or infinite.", who=str(draws), hook=who, name=name
+        )
     return {**given_here, **to({n: v.detach() for n, v in changed.items()}, "cpu")}
 
 
@@ -185,7 +187,12 @@ def finish(
     done = finished(job, sent, started, local, client, progress, draws.round)
     local = replace(local, trained=to(local.trained, "cpu"))
     if method.client.finish is not None and (what := _nonfinite(done)):
-        fault = NonFiniteError(f"{draws}: what finish of {method.name!r} {what} is NaN or infinite.")
+        fault = NonFiniteError(
+            "{who}: what finish of {method!r} {what} is NaN or infinite.",
+            who=str(draws),
+            method=method.name,
+            what=what,
+        )
         return ClientResult(client, fault=fault)
     weight = method.server.reduce.weight(examples_of(job, rows, draws))
     upload, links = encode(job, sent, kept, local, done, weight, draws.client, draws.round)
@@ -241,7 +248,9 @@ def finished(
     check_hook(f"{who}, sends", declared, along)
     if fault := misfit(declared, along):
         raise MethodError(
-            f"What {who} sends along is not what Client.sends declares: {fault.replace(SERVER, '')}."
+            "What {hook} sends along is not what Client.sends declares: {fault}.",
+            hook=who,
+            fault=fault.replace(SERVER, ""),
         )
     return Finished(params=to(done.params, "cpu"), sends=to(done.sends, "cpu"), state=to(done.state, "cpu"))
 

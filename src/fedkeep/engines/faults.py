@@ -39,10 +39,14 @@ class Faults:
     def __post_init__(self) -> None:
         for name in ("broken", "malformed", "lost"):
             if getattr(self, name) not in ("stop", "skip"):
-                raise ConfigError(f"{name} must be 'stop' or 'skip'; got {getattr(self, name)!r}.")
+                raise ConfigError(
+                    "{name} must be 'stop' or 'skip'; got {got!r}.", name=name, got=getattr(self, name)
+                )
         if self.minimum < 0 or not self.heaviest > 0:
             raise ConfigError(
-                f"minimum must be at least 0 and heaviest positive; got {self.minimum} and {self.heaviest}."
+                "minimum must be at least 0 and heaviest positive; got {minimum} and {heaviest}.",
+                minimum=self.minimum,
+                heaviest=self.heaviest,
             )
 
     def policy(self, fault: Fault) -> Policy:
@@ -55,8 +59,11 @@ class Faults:
         """Raise UploadError if an upload weighs more than any client can."""
         if weight > self.heaviest:
             raise UploadError(
-                f"The upload of client {client!r} was refused: its weight is {weight:g}; at most {self.heaviest:g} "
-                f"examples are taken."
+                "The upload of client {client!r} was refused: its weight is {weight:g}; at most {heaviest:g} examples "
+                "are taken.",
+                client=client,
+                weight=weight,
+                heaviest=self.heaviest,
             )
 
     def check_enough(self, round: int, taken: int, asked: int, faults: Sequence[Fault]) -> None:
@@ -66,7 +73,12 @@ class Faults:
             return
         first = f" The first fault: {faults[0]}" if faults else ""
         raise RoundError(
-            f"Round {round} does not count: {taken} of {asked} clients took part, and at least {wanted} must. "
-            f"Nothing was lost: the last finished round is kept.{first}",
+            "Round {round} does not count: {taken} of {asked} clients took part, and at least {wanted} must. "
+            "Nothing was lost: the last finished round is kept.{first}",
+            round=round,
+            taken=taken,
+            asked=asked,
+            wanted=wanted,
+            first=first,
             failed=bool(faults) and all(isinstance(fault, FailedError) for fault in faults),
         )

@@ -118,8 +118,11 @@ def declared(method: Method, net: Net) -> Params:
     whole = [n for n, v in along.items() if not v.is_floating_point()]
     if whole and type(method.server.reduce) is WeightedMean:
         raise MethodError(
-            f"The {who} declares {whole[0]!r} as {along[whole[0]].dtype}, of which the server's mean takes the first "
-            f"client's. Send floats, or reduce otherwise (Server.reduce)."
+            "The {hook} declares {name!r} as {got}, of which the server's mean takes the first client's. Send floats, "
+            "or reduce otherwise (Server.reduce).",
+            hook=who,
+            name=whole[0],
+            got=along[whole[0]].dtype,
         )
     return prefixed(SERVER, along)
 
@@ -207,6 +210,8 @@ def paired(orders: Sequence[A], answers: Iterator[B]) -> Iterator[tuple[A, B]]:
         try:
             yield order, next(answers)
         except StopIteration:
-            raise LostError(f"A device gave {given} answers to {len(orders)} orders.") from None
+            raise LostError(
+                "A device gave {got} answers to {wanted} orders.", got=given, wanted=len(orders)
+            ) from None
     if next(answers, None) is not None:  # so it runs to its end
-        raise LostError(f"A device gave more than {len(orders)} answers to as many orders.")
+        raise LostError("A device gave more than {wanted} answers to as many orders.", wanted=len(orders))

@@ -34,15 +34,18 @@ def watched(
     """
     if valid is None or not len(valid):
         raise MethodError(
-            f"{draws}: a phase is to stop early by the validation loss, but there is no example in the split "
-            f"'valid'. Hold some out (data.split), or set early_stopping=None."
+            "{who}: a phase is to stop early by the validation loss, but there is no example in the split 'valid'. "
+            "Hold some out (data.split), or set early_stopping=None.",
+            who=str(draws),
         )
     rows = allowed(data, valid, phase.examples)
     if trains and not len(rows):
         raise MethodError(
-            f"{draws}: a phase on opted-in examples is to stop early by the validation loss, but no example in the "
-            f"split 'valid' is opted in. Leave the client out, set early_stopping=None, or train what no federated "
-            f"phase reads with examples='all'."
+            "{who}: a phase on opted-in examples is to stop early by the validation loss, but no example in the split "
+            "'valid' is opted in. Leave the client out, set early_stopping=None, or train what no federated phase "
+            "reads with examples='all'.",
+            who=str(draws),
+            examples=phase.examples,
         )
     return rows
 

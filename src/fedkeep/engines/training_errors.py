@@ -15,8 +15,11 @@ MODEL_ERRORS = (ValueError, IndexError, RuntimeError, DataError)
 def nonfinite_error(who: str, fault: str, steps: int) -> NonFiniteError:
     """Return the error of a client whose training broke down."""
     return NonFiniteError(
-        f"{who}: {fault} became NaN or infinite after {steps} steps. "
-        f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
+        "{who}: {what} became NaN or infinite after {steps} steps. Lower the learning rate, set clip_norm, or look "
+        "for NaN in this client's data.",
+        who=who,
+        what=fault,
+        steps=steps,
     )
 
 
@@ -24,8 +27,9 @@ def no_gradient(names: Sequence[str]) -> MethodError:
     """Return the error of a loss that depends on nothing that is to be trained."""
     some = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
     return MethodError(
-        f"The loss depends on none of what is trained ({some}), so there is no gradient. Does the model's forward "
-        f"detach its outputs, or compute them under torch.no_grad()?"
+        "The loss depends on none of what is trained ({some}), so there is no gradient. Does the model's forward "
+        "detach its outputs, or compute them under torch.no_grad()?",
+        some=some,
     )
 
 
@@ -47,5 +51,11 @@ def model_error(who: str, examples: int, error: Exception, more: str = "") -> Me
         )
     batch = f"a batch of {examples} example{'s' * (examples != 1)}"
     return MethodError(
-        f"{who}: the model failed on {batch}: {str(error).strip().rstrip('.')}. {advice}.{more}"
+        "{who}: the model failed on {batch}: {why}. {advice}.{more}",
+        who=who,
+        batch=batch,
+        examples=examples,
+        why=str(error).strip().rstrip("."),
+        advice=advice,
+        more=more,
     )

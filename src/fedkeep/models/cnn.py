@@ -48,7 +48,7 @@ class CNN(nn.Module):
         super().__init__()
         last = (side - 3 * (KERNEL - 1)) // 4  # ((side − 4) / 2 − 4) / 2
         if side % 4 or last < 1:
-            raise ConfigError(f"side must be a multiple of 4, at least 16; got {side}.")
+            raise ConfigError("side must be a multiple of 4, at least 16; got {got}.", got=side)
         self.shape = (channels, side, side)
         self.conv1 = ConvPool(channels, widths[0], KERNEL)
         self.conv2 = ConvPool(widths[0], widths[1], KERNEL, flat=True)
@@ -65,8 +65,10 @@ class CNN(nn.Module):
         """Return the input of the last layer, shape (B, hidden[1])."""
         if tuple(image.shape[1:]) != self.shape:
             raise DataError(
-                f"{type(self).__name__} takes images of shape {self.shape}; got {tuple(image.shape[1:])}. Make it with "
-                f"the channels and the side of the data."
+                "{model} takes images of shape {wanted}; got {got}. Make it with the channels and the side of the data.",
+                model=type(self).__name__,
+                wanted=self.shape,
+                got=tuple(image.shape[1:]),
             )
         x = self.conv1(scaled(image, self.conv1.weight.dtype))  # (B, W1, (side − 4) / 2, ·)
         x = self.conv2(x)  # (B, W2 · last · last)

@@ -40,8 +40,9 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         if not callable(getattr(gate, "logit", None)):
             raise MethodError(
-                f"The gate of a mixture wants a method logit(<columns>) that returns log(h / (1 - h)), shape (B,); "
-                f"{type(gate).__name__} has none. Wrap a network with one output: models.Gate(network)."
+                "The gate of a mixture wants a method logit(<columns>) that returns log(h / (1 - h)), shape (B,); "
+                "{gate} has none. Wrap a network with one output: models.Gate(network).",
+                gate=type(gate).__name__,
             )
         self.global_expert, self.local_expert, self.gate = global_expert, local_expert, gate
         gating: Any = gate.network.forward if isinstance(gate, Gate) else gate.logit
@@ -114,8 +115,10 @@ class MixtureOfExperts(nn.Module):
             self.train(mode)
         if logit.shape != own.shape[:1]:
             raise MethodError(
-                f"The gate of a mixture wants one number per example, shape ({len(own)},); {type(self.gate).__name__}"
-                f".logit gave {tuple(logit.shape)}."
+                "The gate of a mixture wants one number per example, shape {wanted}; {gate}.logit gave {got}.",
+                wanted=(len(own),),
+                gate=type(self.gate).__name__,
+                got=tuple(logit.shape),
             )
         self._fits = True
 
@@ -148,8 +151,9 @@ class Gate(nn.Module):
             return out.squeeze(1)
         if out.dim() != 1:
             raise MethodError(
-                f"A gate needs a network with one output, shape (B, 1); {type(self.network).__name__} gave "
-                f"{tuple(out.shape)}. Make it with one class."
+                "A gate needs a network with one output, shape (B, 1); {network} gave {got}. Make it with one class.",
+                network=type(self.network).__name__,
+                got=tuple(out.shape),
             )
         return out
 
@@ -204,8 +208,10 @@ def at_rest(part: nn.Module) -> Iterator[None]:
 def _same_width(own: Tensor, shared: Tensor) -> None:
     if own.shape != shared.shape or own.dim() != 2:
         raise MethodError(
-            f"The experts of a mixture must give logits of one shape, (examples, classes); the local expert gave "
-            f"{tuple(own.shape)}, the global expert {tuple(shared.shape)}. Make both with the same number of classes."
+            "The experts of a mixture must give logits of one shape, (examples, classes); the local expert gave "
+            "{local}, the global expert {shared}. Make both with the same number of classes.",
+            local=tuple(own.shape),
+            shared=tuple(shared.shape),
         )
 
 

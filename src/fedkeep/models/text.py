@@ -48,9 +48,9 @@ class TextClassifier(nn.Module):
         super().__init__()
         for name, value in (("dropout", dropout), ("word_dropout", word_dropout)):
             if not 0 <= value < 1:
-                raise ConfigError(f"{name} must be in [0, 1); got {value}.")
+                raise ConfigError("{name} must be in [0, 1); got {got}.", name=name, got=value)
         if mean_over is not None and mean_over < 1:
-            raise ConfigError(f"mean_over must be at least 1, or None; got {mean_over}.")
+            raise ConfigError("mean_over must be at least 1, or None; got {got}.", got=mean_over)
         width = 2 * hidden
         self.embedding = nn.Embedding(vocabulary, embedding_dim)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)

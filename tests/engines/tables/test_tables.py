@@ -114,10 +114,8 @@ def test_an_id_beyond_the_table_is_named(tables: str, wrong: int, at: int) -> No
     data.columns["text"].values[at] = wrong  # type: ignore[union-attr]
     with pytest.raises(DataError) as error:
         simulate(Words(), method(tables=tables), data, rounds=1, cohort=2)
-    assert str(error.value) == (
-        f"The column 'text' holds the id {wrong}, but the table 'embedding.weight' that it looks up has the rows 0 to 39. "
-        "Make the model with a larger vocabulary, or encode the data with the model's."
-    )
+    expected = {"column": "text", "got": wrong, "parameter": "embedding.weight", "last": 39}
+    assert error.value.facts == expected
 
 
 def test_a_row_catches_up_by_hand() -> None:

@@ -51,12 +51,9 @@ def test_clients_whose_model_fails_are_named() -> None:
     work = job(Noisy(), furl(), classes(counts=(5, 8, 8)))
     with pytest.raises(MethodError) as error:
         cohort(work, Vectorised())
-    assert str(error.value) == (
-        "Client 'user-0', round 3: the model failed on a batch of 1 example: Expected more than 1 value per channel "
-        "when training, got input size torch.Size([1, 3]). Check its forward and the data's columns; batch normalisation "
-        "needs more than one example: merge_single = True lets a last one join the mini-batch before it, and a client "
-        "with a single one must be left out."
-    )
+    facts = error.value.facts
+    assert (facts["who"], facts["examples"]) == ("Client 'user-0', round 3", 1)
+    assert "merge_single = True" in facts["advice"]
 
 
 def test_each_client_is_named_once() -> None:

@@ -29,13 +29,21 @@ class Difficult(Exception):
 
 @pytest.mark.parametrize(
     "error",
-    [OwnError(3, "text"), KeyError("column"), MethodError("A message."), ZeroDivisionError(), SystemExit(4)],
+    [
+        OwnError(3, "text"),
+        KeyError("column"),
+        MethodError("A message."),
+        MethodError("Wanted {wanted}.", wanted=3),
+        ZeroDivisionError(),
+        SystemExit(4),
+    ],
     ids=lambda e: type(e).__name__,
 )
 def test_an_error_in_a_worker_is_raised_here(engine: Workers, error: BaseException) -> None:
     with pytest.raises(type(error)) as found:
         rounds(engine, [[0, 1, 2, 3]], **scripted(throw(error)))
     assert (str(found.value), found.value.args) == (str(error), error.args)
+    assert getattr(found.value, "facts", None) == getattr(error, "facts", None)
     assert "In the worker process:" in found.value.__notes__[0]
     assert "self.act()" in found.value.__notes__[0]
     check(rounds(engine, [[0, 1]]), rounds(Sequential(), [[0, 1]]))  # the engine goes on

@@ -163,8 +163,12 @@ def check_in_table(ids: np.ndarray, column: str, parameter: str, size: int) -> N
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         wrong = int(ids.min() if ids.min() < 0 else ids.max())
         raise DataError(
-            f"The column {column!r} holds the id {wrong}, but the table {parameter!r} that it looks up has the rows 0 "
-            f"to {size - 1}. Make the model with a larger vocabulary, or encode the data with the model's."
+            "The column {column!r} holds the id {got}, but the table {parameter!r} that it looks up has the rows 0 to "
+            "{last}. Make the model with a larger vocabulary, or encode the data with the model's.",
+            column=column,
+            got=wrong,
+            parameter=parameter,
+            last=size - 1,
         )
 
 

@@ -37,9 +37,9 @@ class Vectorised:
 
     def __init__(self, clients: int | None = None, memory: int | None = None) -> None:
         if clients is not None and clients < 1:
-            raise ConfigError(f"clients must be at least 1, or None; got {clients}.")
+            raise ConfigError("clients must be at least 1, or None; got {got}.", got=clients)
         if memory is not None and memory < 1:
-            raise ConfigError(f"memory must be at least 1 byte, or None; got {memory}.")
+            raise ConfigError("memory must be at least 1 byte, or None; got {got}.", got=memory)
         self.clients, self.memory = clients, memory
         self._job: Job | None = None
         self._most = 1
@@ -55,7 +55,9 @@ class Vectorised:
         if self._job is not job:
             if (reason := self.suits(job)) is not None:
                 raise ConfigError(
-                    f"engine='vectorised' cannot train {job.method.name!r}: {reason} Use engine='sequential'."
+                    "engine='vectorised' cannot train {method!r}: {reason} Use engine='sequential'.",
+                    method=job.method.name,
+                    reason=reason,
                 )
             self._job, self._most = job, self.clients or room(job, self.memory)
         yield from self._results(job, work, round, progress)

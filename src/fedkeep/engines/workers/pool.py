@@ -76,8 +76,9 @@ class Pool:
             )
         if compiled := compiled_layer(job.net.module):
             raise ConfigError(
-                f"Workers cannot train a model with compiled parts, and {compiled} is (torch.compile). Use "
-                f"engine='sequential', or give the model uncompiled."
+                "Workers cannot train a model with compiled parts, and {layer} is (torch.compile). Use "
+                "engine='sequential', or give the model uncompiled.",
+                layer=compiled,
             )
         self.start = start or start_method()
         self.job, self.parent = job, os.getpid()
@@ -171,7 +172,9 @@ class Pool:
                 if self.start == "spawn"
                 else " Use engine='sequential' to train in this process."
             )
-            raise WorkerError(f"A worker process could not start: it {how}.{advice}") from None
+            raise WorkerError(
+                "A worker process could not start: it {how}.{advice}", how=how, advice=advice
+            ) from None
 
     def reply(self, worker: Worker) -> dict[str, Any] | str:
         """Return a worker's answer; or how it died over its client, and another one is starting."""

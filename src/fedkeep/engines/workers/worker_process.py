@@ -23,7 +23,7 @@ import torch
 
 from fedkeep.core import errors
 from fedkeep.core.allocator import tune_allocator
-from fedkeep.core.errors import NonFiniteError, UploadError, WorkerError
+from fedkeep.core.errors import FedkeepError, NonFiniteError, UploadError, WorkerError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, under
 from fedkeep.data import FederatedData
@@ -146,7 +146,8 @@ def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dic
         kept = under("kept:", given)
         result = train_client(job, sent, kept, order["client"], order["round"], order["progress"])
         if result.fault is not None:
-            return {"fault": {"type": type(result.fault).__name__, "text": str(result.fault)}}
+            fault = result.fault
+            return {"fault": {"type": type(fault).__name__, "text": str(fault), "facts": _plain(fault)}}
         assert result.upload is not None
         assert result.kept is not None
         parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "kept": result.kept}
@@ -169,7 +170,9 @@ def decode_reply(reply: Mapping[str, Any], own: Arena, split: Split, client: int
     if "error" in reply:
         raise decode_error(reply["error"])
     if "fault" in reply:
-        return ClientResult(client, fault=FAULTS[reply["fault"]["type"]](reply["fault"]["text"]))
+        fault = FAULTS[reply["fault"]["type"]](reply["fault"]["text"])
+        fault.facts = reply["fault"]["facts"]
+        return ClientResult(client, fault=fault)
     parts: dict[str, Params] = {"deltas": {}, "rows": {}, "kept": {}}
     for name, value in own.take(reply["layout"]).items():
         part, _, tensor = name.partition(":")
@@ -189,8 +192,15 @@ def encode_error(error: BaseException) -> dict[str, Any]:
         "type": type(error).__qualname__,
         "args": list(error.args) if plain else None,
         "text": str(error),
+        "facts": _plain(error),
         "trace": "".join(traceback.format_exception(error)),
     }
+
+
+def _plain(error: BaseException) -> dict[str, Any]:
+    """Return an error's facts as JSON can have them."""
+    facts = error.facts if isinstance(error, FedkeepError) else {}
+    return {n: v if isinstance(v, str | int | float | bool | None) else str(v) for n, v in facts.items()}
 
 
 def decode_error(what: Mapping[str, Any]) -> BaseException:
@@ -205,5 +215,7 @@ def decode_error(what: Mapping[str, Any]) -> BaseException:
             error = None
     if error is None or str(error) != what["text"]:
         error = WorkerError(f"{what['type']}: {what['text']}")
+    elif isinstance(error, FedkeepError):
+        error.facts = what["facts"]
     error.add_note(f"In the worker process:\n{what['trace']}")
     return error

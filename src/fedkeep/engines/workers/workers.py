@@ -46,7 +46,7 @@ class Workers:
 
     def __init__(self, workers: int | None = None, start: Start | None = None) -> None:
         if workers is not None and workers < 1:
-            raise ConfigError(f"workers must be at least 1; got {workers}.")
+            raise ConfigError("workers must be at least 1; got {got}.", got=workers)
         self.count = workers or available_cores()
         self.start = start
         self._pool: Pool | None = None
@@ -159,9 +159,12 @@ class _Turns:
 
     def _died(self, client: int, how: str) -> WorkerError:
         return WorkerError(
-            f"Client {self.job.data.ids[client]!r}, round {self.order['round']}: the process that trained it {how}, "
-            f"and so did one before. A system that runs out of memory kills processes: use fewer workers, or a "
-            f"smaller batch_size. Nothing was lost: the last finished round is kept."
+            "Client {client!r}, round {round}: the process that trained it {how}, and so did one before. A system "
+            "that runs out of memory kills processes: use fewer workers, or a smaller batch_size. Nothing was lost: "
+            "the last finished round is kept.",
+            client=self.job.data.ids[client],
+            round=self.order["round"],
+            how=how,
         )
 
 
@@ -174,6 +177,7 @@ def check_device(device: str) -> None:
     """Raise ConfigError if workers can't compute there."""
     if torch.device(device).type != "cpu":
         raise ConfigError(
-            f"engine='workers' spreads clients over processor cores; the device is {device!r}. Use "
-            f"engine='vectorised' or engine='sequential' there, or device='cpu'."
+            "engine='workers' spreads clients over processor cores; the device is {device!r}. Use "
+            "engine='vectorised' or engine='sequential' there, or device='cpu'.",
+            device=device,
         )
