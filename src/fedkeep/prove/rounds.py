@@ -21,7 +21,15 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net, every_tensor
 from fedkeep.core.params import Batch, Params, clone, is_state
 from fedkeep.data import FederatedData
-from fedkeep.engines import ClientResult, ClientToTrain, Job, LocalDevice, first_default, first_global, run_round
+from fedkeep.engines import (
+    ClientResult,
+    ClientToTrain,
+    Job,
+    LocalDevice,
+    first_default,
+    first_global,
+    run_round,
+)
 from fedkeep.engines.client_step import train_client
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.job import declared
