@@ -23,9 +23,8 @@ from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.experiments.config import Config, MethodConfig, ReduceConfig
 from fedkeep.experiments.config_tables import accepted, check_options
 from fedkeep.experiments.losses import build_loss, check_loss
-from fedkeep.experiments.own import imported, is_own, says_it_returns
 from fedkeep.experiments.personal.personalization_curve import add_curve, check_task
-from fedkeep.experiments.plugins import Offered
+from fedkeep.experiments.plugins import Offered, imported, is_own, says_it_returns
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.simulate import Simulation

@@ -1,4 +1,6 @@
-"""What installed packages add to fedkeep by entry points: readers, methods, configurations, reproductions.
+"""What others add: installed packages by entry points, and one's own models and methods as ``package.module:name``.
+
+Packages add readers, methods, configurations and reproductions.
 
 An entry point's name is what configurations and commands say; its value is imported when it is asked for. The papers'
 package declares, for instance::
@@ -9,9 +11,11 @@ package declares, for instance::
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from fedkeep.core.errors import ConfigError
 
@@ -103,3 +107,37 @@ class Offered(Mapping[str, T]):
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._own) + len(self._points)
+
+
+def is_own(kind: str) -> bool:
+    """Tell whether a name is one of a module, not of what fedkeep or a package offers."""
+    return ":" in kind
+
+
+def imported(place: str, kind: str) -> Any:
+    """Return what a name ``package.module:name`` stands for.
+
+    Raises:
+        ConfigError: it cannot be imported; ``place`` is the key that names it.
+    """
+    module, _, name = kind.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, ValueError, AttributeError) as error:
+        hint = ""
+        if isinstance(error, ModuleNotFoundError):
+            hint = " Name the folder of the file in PYTHONPATH."
+            if not f"{module}.".startswith(f"{error.name}."):
+                hint = f" {module} imports it. Install it, or name the folder of its file in PYTHONPATH."
+        raise ConfigError(f"{place}: {kind!r} cannot be imported: {error}.{hint}") from error
+
+
+def says_it_returns(found: Any, kind: type) -> bool:
+    """Tell whether something is a function whose annotation says that it returns a kind."""
+    if not inspect.isfunction(found):
+        return False
+    try:
+        made = get_type_hints(found).get("return")
+    except (NameError, TypeError):  # it names types that are not there when it runs
+        return False
+    return isinstance(made, type) and issubclass(made, kind)

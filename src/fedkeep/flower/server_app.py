@@ -5,24 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.config import read_text
+from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.progress import Stand, tell_elsewhere
 from fedkeep.flower.local import judged
 from fedkeep.flower.project import bundled
 from fedkeep.flower.served import federation_of
-from fedkeep.flower.settings import Settings, settings_of
 from fedkeep.flower.status import State, Status, write_status
 from fedkeep.flower.transport import LIMIT, GridTransport
-from fedkeep.remote.continued import check_on_change
 from fedkeep.remote.events import LOG
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.migration import OnChange
+from fedkeep.remote.server import Only, serve_run
 
 app = ServerApp()
 POLL = 2.0
@@ -33,6 +36,43 @@ there, a busy device needs a minute. Looks for nodes are nearer: ``GridTransport
 EVERY = 10.0
 """Seconds, at least, between two lines about finished rounds."""
 say = logging.getLogger("flwr").info  # what Flower's logger is told is shown by flwr run --stream
+
+
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Settings(BaseModel):
+    """What ``new_project`` writes there, which says what each is; ``"3"`` is no number, ``"false"`` is no ``false``."""
+
+    model_config = ConfigDict(frozen=True, strict=True, alias_generator=lambda name: name.replace("_", "-"))
+
+    config: Text
+    out: Text
+    status: str
+    clients: Count
+    limit: Annotated[int, Field(ge=0, le=LIMIT)]
+    patience: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    only: Only
+    keep_rounds: Count
+    continue_from: str
+    on_change: OnChange
+
+    @property
+    def run(self) -> Path:
+        """The folder of the server's run."""
+        return Path(self.out)
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Return the settings that Flower gives the server app.
+
+    Raises:
+        ConfigError: one is missing, or its value doesn't fit; all faults are named.
+    """
+    where = "The settings of the server app (tool.flwr.app.config, --run-config)"
+    found: Settings = made_of(Settings, given, where)
+    return found
 
 
 class Rounds:
@@ -88,8 +128,8 @@ def _serve(grid: Grid, settings: Settings) -> None:
     if settings.clients:
         federation = replace(federation, clients=settings.clients)
     if settings.continue_from:
-        on_change = check_on_change(settings.on_change)
-        federation = replace(federation, continue_from=Path(settings.continue_from), on_change=on_change)
+        older = Path(settings.continue_from)
+        federation = replace(federation, continue_from=older, on_change=settings.on_change)
     tell_elsewhere(Rounds())
     LOG.setLevel(logging.INFO)
     LOG.handlers = [Told()]

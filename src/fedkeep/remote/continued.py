@@ -176,17 +176,6 @@ def _charged(directory: RunDirectory) -> list[list[float]] | None:
     return [[kind.rate, kind.noise, count] for kind, count in ledger.charged.items()]
 
 
-def check_on_change(text: object) -> OnChange:
-    """Return the rule that a text names.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    if text == "refuse" or text == "anew":
-        return text
-    raise ConfigError(f"on_change must be 'refuse' or 'anew'; got {text!r}.")
-
-
 def begun(net: Net, method: Method, older: Older, on_change: OnChange, events: Events) -> Net:
     """Return a net whose first values are the older run's, where they agree in name, shape and type.
 

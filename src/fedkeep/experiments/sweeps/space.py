@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from fedkeep.core.errors import ConfigError, did_you_mean, shown
 from fedkeep.experiments.build import offered_methods
 from fedkeep.experiments.config import parse_toml, read_text
-from fedkeep.experiments.own import is_own
+from fedkeep.experiments.plugins import is_own
 from fedkeep.experiments.toml import key_text, value_text
 
 OWN = "for"
