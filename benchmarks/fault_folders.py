@@ -45,7 +45,7 @@ from fedkeep.experiments.build import run_config
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.simulate import Run
 from fedkeep.report.runs import read_run
-from fedkeep.store import SqliteStore
+from fedkeep.store import SqliteStore, VersionLedger
 
 STOPPED = 4
 MUTATIONS = ("flip", "zero", "truncate", "older", "swapped", "removed")
@@ -308,9 +308,13 @@ def forge_private(scene: Scene, folder: Path, draw: random.Random) -> str:
     name = draw.choice(sorted(values))
     values[name].view(-1)[draw.randrange(values[name].numel())] = draw.choice((torch.nan, torch.inf))
     with patch.object(SqliteStore, "_check_finite", lambda *_: None):
-        store.write([client], values)
-        commit["private"] = store.prepare(commit["round"])
-        store.apply()
+        ledger = VersionLedger(len(run.private.ids))
+        store.stage(client, {n: v[0] for n, v in values.items()}, 1)
+        store.begin(ledger.accept([client], [1]))
+        store.flush()
+    content = ledger.written()
+    (folder / "ledger.jsonl").write_bytes(content)
+    commit["ledger"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     path.write_text(json.dumps(seal(commit)), encoding="utf-8")
     return f"private {name} of client {client}"
 

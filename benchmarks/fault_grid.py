@@ -40,11 +40,12 @@ from fedkeep.methods import Global
 from fedkeep.privacy import TopK
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.device_store import Wanted
-from fedkeep.remote.ledger import COLUMNS, Entry, Ledger, Made
+from fedkeep.remote.fleet import Fleet
+from fedkeep.remote.ledger import Entry, Ledger
 from fedkeep.remote.memory import Died, MemoryTransport
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import Federation, serve_run
-from fedkeep.store import Default, MemoryStore
+from fedkeep.store import Default, MemoryStore, VersionLedger
 from fedkeep.store.database import Database
 
 ROUNDS, COHORT, NODES, SEED = 5, 4, 3, 3
@@ -242,14 +243,14 @@ class Grid:
             simulated_noise=True,
             policy=RoundPolicy(minimum=1),
         )
-        accept, took = Ledger.accept, self.took
+        accept, took = Fleet.accept, self.took
 
-        def noted(ledger: Ledger, shares: Mapping[str, float], made: Mapping[str, Made]) -> None:
+        def noted(fleet: Fleet, shares: Mapping[str, float]) -> None:
             if shares:
-                took[made[next(iter(shares))].round] = set(shares)
-            accept(ledger, shares, made)
+                took[fleet.events.round] = set(shares)
+            accept(fleet, shares)
 
-        with mock.patch.object(Ledger, "accept", noted):
+        with mock.patch.object(Fleet, "accept", noted):
             serve_run(
                 federation,
                 self.transport,
@@ -294,10 +295,10 @@ def ledger_of(out: Path) -> dict[str, Entry]:
     from fedkeep.experiments.run_directory import RunDirectory
 
     directory = RunDirectory.open(out, write=False)
-    store = directory.store(COLUMNS, DATA.ids)
-    directory.recover(store)
+    versions = VersionLedger(len(DATA.ids))
+    directory.recover(versions)
     directory.close()
-    return Ledger(store, DATA).entries([str(c) for c in DATA.ids])
+    return Ledger(versions, DATA).entries([str(c) for c in DATA.ids])
 
 
 class Dropping(LocalDevice):

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 
 from fedkeep.core.errors import FedkeepError
+from fedkeep.engines.device import NONCE_BITS
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
 from fedkeep.store.sqlite import FILE as STORE
@@ -160,15 +161,15 @@ def killed_run(engine: str, out: str) -> None:
 
 def lasting(folder: Path) -> dict[str, bytes]:
     """Return all of a run's folder but times; of the private states what is kept, whichever pages hold it."""
-    left_out = ("run.json", "timings.jsonl", "lock", "commit.json", "config.toml", STORE)
+    left_out = ("run.json", "timings.jsonl", "ledger.jsonl", "lock", "commit.json", "config.toml", STORE)
     found = {
         str(p.relative_to(folder)): p.read_bytes()
         for p in sorted(folder.rglob("*"))
         if p.is_file() and p.name not in left_out and p.suffix != ".part"
     }
     with contextlib.closing(sqlite3.connect(folder / "private" / STORE)) as sql:
-        kept_rows = sql.execute("SELECT client, round, crc, row FROM kept ORDER BY client, round").fetchall()
-        found[STORE] = repr((kept_rows, sql.execute("SELECT * FROM rounds").fetchall())).encode()
+        rows = sql.execute("SELECT client, attempt, row FROM kept ORDER BY client, attempt").fetchall()
+        found[STORE] = repr([(client, attempt >> NONCE_BITS, row) for client, attempt, row in rows]).encode()
     commit = json.loads((folder / "commit.json").read_text(encoding="utf-8"))
-    kept = {key: value for key, value in commit.items() if key not in ("timings", "seal")}
+    kept = {key: value for key, value in commit.items() if key not in ("timings", "ledger", "seal")}
     return found | {"commit.json": json.dumps(kept).encode()}

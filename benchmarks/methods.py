@@ -109,7 +109,7 @@ def rounds(contender: Contender, data: FederatedData, folder: Path | None) -> Ca
 
     def step() -> float:
         report = every(range(len(data)))
-        every.store.apply()
+        every.device.committed()
         return report.loss
 
     return step

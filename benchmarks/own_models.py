@@ -114,7 +114,7 @@ class Ours:
         """Train a cohort."""
         self.rounds.server = self.rounds.server.but(round=turn)
         self.rounds(clients)
-        self.rounds.store.apply()
+        self.rounds.device.committed()
 
 
 def contender(name: str, case: Case, federation: FederatedData) -> Plain | Ours:

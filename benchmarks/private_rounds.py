@@ -43,7 +43,7 @@ def main() -> None:
 
     def run(rounds: Rounds) -> None:
         rounds(W1.cohort_of(next(count) // 2))  # the same cohort for both
-        rounds.store.apply()
+        rounds.device.committed()
 
     contenders = {name: lambda r=rounds: run(r) for name, rounds in made.items()}
     seconds = interleaved(contenders, turns, clock=time.process_time)

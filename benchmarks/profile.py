@@ -56,7 +56,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {  # who does what; a part inside anot
         (Optimize, "__call__"),
         (whole_round, "check_finite"),
     ],
-    "store": [(Job, "kept"), (MemoryStore, "write")],
+    "store": [(Job, "kept"), (MemoryStore, "begin")],
 }
 
 

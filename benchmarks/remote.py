@@ -46,12 +46,12 @@ from fedkeep.remote import Packet, RoundPolicy, fingerprint
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import COLUMNS, Ledger
+from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.memory import MemoryTransport
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.nodes import Nodes
-from fedkeep.store import Default, MemoryStore, SqliteStore
+from fedkeep.store import Default, MemoryStore, VersionLedger
 
 CLIENTS, TURNS, SEED = 10, 21, 0
 CLAIMS = {"W1": 5.0, "FURL": 3.0}
@@ -116,7 +116,7 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
         met.look()
         assert not met.refusals, met.refusals
         transport.wait(1.0)
-    ledger = Ledger(SqliteStore(folder / "ledger", COLUMNS, ids, run=hello.run), data)
+    ledger = Ledger(VersionLedger(len(ids)), data)
     rules = Rules(
         run=hello.run,
         fingerprint=fingerprint.digest(parts),
@@ -131,12 +131,11 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
 
     def remote(turn: int) -> None:
         run_round(method, fleet, server.but(round=turn), ids, zeros)
-        fleet.prepare(turn + 1)
-        fleet.apply()
+        fleet.committed()
 
     def here(turn: int) -> None:
         run_round(method, local, server.but(round=turn), ids, zeros)
-        local.apply()
+        local.committed()
 
     def echo(turn: int) -> None:
         tickets = bare.send([(f"node-{k}", order) for k, (order, _) in enumerate(answers)])

@@ -123,7 +123,7 @@ def federated(module: nn.Module, federation: FederatedData, engine: Engine) -> C
 
     def step(clients: list[int]) -> None:
         rounds(clients)
-        rounds.store.apply()
+        rounds.device.committed()
 
     return step
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.store import Default, SqliteStore
-from fedkeep.store.rows import digest_of, entries_of
+from fedkeep.store import Default, SqliteStore, VersionLedger
 
 try:
     import lmdb
@@ -47,7 +46,8 @@ class Fedkeep:
     """fedkeep's store: SQLite with a write-ahead log."""
 
     def __init__(self, folder: Path, default: Params, ids: Sequence[str], flush: bool) -> None:
-        self.store = SqliteStore(folder, Default(default), ids)
+        self.store, self.ledger = SqliteStore(folder, Default(default), ids), VersionLedger(len(ids))
+        self.round = 1
         file = self.store._file
         assert file is not None
         if not flush:
@@ -57,11 +57,14 @@ class Fedkeep:
         return self.store.read(clients)
 
     def write(self, clients: list[int], params: Params) -> None:
-        self.store.write(clients, params)
+        for k, client in enumerate(clients):
+            self.store.stage(client, {n: v[k] for n, v in params.items()}, self.round)
+        self.store.begin(self.ledger.accept(clients, [self.round] * len(clients)))
 
     def commit(self, round: int) -> None:
-        self.store.prepare(round)
-        self.store.apply()
+        self.store.flush()
+        self.ledger.committed()
+        self.round = round + 1
 
 
 class Journal(Fedkeep):
@@ -71,6 +74,20 @@ class Journal(Fedkeep):
         super().__init__(folder, default, ids, flush)
         assert self.store._file is not None
         self.store._file.query("PRAGMA journal_mode = TRUNCATE").fetchall()
+
+
+def entries_of(round: int, rows: Iterable[np.ndarray], count: int) -> np.ndarray:
+    """Return what stands for each row, ``round << 32 | crc32``: uint64 (count,)."""
+    return np.fromiter((round << 32 | zlib.crc32(row.data) for row in rows), np.uint64, count)
+
+
+def digest_of(clients: np.ndarray, entries: np.ndarray) -> int:
+    """Return the sum modulo 2⁶⁴ of one well-mixed number for each written client: the same in any order."""
+    written = entries != 0
+    z = entries[written] + clients[written].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return int((z ^ (z >> np.uint64(31))).sum(dtype=np.uint64))
 
 
 class Rows:

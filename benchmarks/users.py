@@ -51,8 +51,8 @@ def federation(users: int, folder: Path) -> Callable[[], None]:
 
     def step() -> None:
         rounds(sampler(rounds.server.round))
-        store.prepare(rounds.server.round)
-        store.apply()
+        store.flush()
+        rounds.device.committed()
 
     return step
 

@@ -33,6 +33,7 @@ from fedkeep.engines import (
     first_kept,
     run_round,
 )
+from fedkeep.engines.device import NONCE_BITS
 from fedkeep.engines.faults import Faults
 from fedkeep.methods import RunningMean, Sent
 from fedkeep.split import Upload
@@ -277,19 +278,30 @@ def lasting(folder: Path) -> dict[str, bytes]:
 
     Of the private states what is kept: a run that was stopped may have other pages of its file free.
     """
-    found = files(folder, but=("run.json", "timings.jsonl", "lock", "commit.json", "store.db"))
+    found = files(
+        folder, but=("run.json", "timings.jsonl", "ledger.jsonl", "lock", "commit.json", "store.db")
+    )
+    found["ledger.jsonl"] = ledger_in(folder / "ledger.jsonl")
     if (path := folder / "private" / "store.db").exists():
         found["private/store.db"] = kept_in(path)
     commit = json.loads((folder / "commit.json").read_text())
-    kept = {key: value for key, value in commit.items() if key not in ("timings", "seal")}
+    kept = {key: value for key, value in commit.items() if key not in ("timings", "ledger", "seal")}
     return found | {"commit.json": json.dumps(kept).encode()}
 
 
 def kept_in(path: Path) -> bytes:
-    """Return all versions in a store's file as text, and the digests of their rounds."""
+    """Return all versions in a store's file as text: whose, of which round, which bytes."""
     with closing(sqlite3.connect(path)) as sql:
-        rows = sql.execute("SELECT client, round, crc, row FROM kept ORDER BY client, round").fetchall()
-        return repr((rows, sql.execute("SELECT * FROM rounds").fetchall())).encode()
+        rows = sql.execute("SELECT client, attempt, row FROM kept ORDER BY client, attempt").fetchall()
+        return repr([(client, attempt >> NONCE_BITS, row) for client, attempt, row in rows]).encode()
+
+
+def ledger_in(path: Path) -> bytes:
+    """Return a ledger's lines with rounds in the place of attempts, whose names are each process's own."""
+    if not path.exists():
+        return b""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return repr([(line["attempt"] >> NONCE_BITS, line["clients"]) for line in lines]).encode()
 
 
 @contextmanager

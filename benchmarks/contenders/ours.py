@@ -66,7 +66,7 @@ class Ours:
         """Run a round; return the mean training loss."""
         self.rounds.server = self.rounds.server.but(round=turn)
         report = self.rounds(clients)
-        self.rounds.store.apply()
+        self.rounds.device.committed()
         return report.loss
 
     def state(self) -> dict[str, Tensor]:

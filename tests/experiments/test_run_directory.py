@@ -34,6 +34,7 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
         "config.toml",
         "records.jsonl",
         "timings.jsonl",
+        "ledger.jsonl",
         "commit.json",
         "server-4.safetensors",
         "examples-2.safetensors",

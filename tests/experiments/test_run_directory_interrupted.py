@@ -21,6 +21,7 @@ from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.core.records import read_records
 from fedkeep.core.run_files import read_info
 from fedkeep.data import toy
+from fedkeep.engines.device import NONCE_BITS
 from fedkeep.methods import fedavg
 from fedkeep.models import Linear
 from fedkeep.store.database import Database
@@ -174,8 +175,8 @@ def test_all_that_a_commit_names_is_flushed_before_it(
             commits += 1
             copy = shutil.copytree(out / "private", tmp_path / f"private-{commits}")
             with closing(sqlite3.connect(copy / "store.db")) as sql:
-                assert sql.execute("SELECT max(round) FROM rounds").fetchone() == (commits,)
-            named = ["records.jsonl", "timings.jsonl", f"server-{commits}.safetensors"]
+                assert sql.execute(f"SELECT max(attempt) >> {NONCE_BITS} FROM kept").fetchone() == (commits,)
+            named = ["records.jsonl", "timings.jsonl", "ledger.jsonl", f"server-{commits}.safetensors"]
             named += [p.name for p in out.glob("examples-*.safetensors")]
             for name in [*named, source.relative_to(out)]:
                 stat = (out / name).stat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -239,8 +240,20 @@ def test_a_store_may_go_on_with_another_task() -> None:
     second = simulate(Logits(seed=3), FURL, DATA, rounds=0, private=first.private)
     assert torch.equal(everyone(second.private, 6)["user"], everyone(first.private, 6)["user"])
     third = simulate(Logits(seed=3), FURL, DATA, rounds=1, cohort=6, private=first.private)
-    assert third.private is first.private
     assert not same_bits(third.server, second.server)
+    assert torch.equal(everyone(second.private, 6)["user"], everyone(first.private, 6)["user"])
+    assert not same_bits(everyone(third.private, 6), everyone(first.private, 6))
+
+
+def test_a_store_in_a_folder_may_go_on_in_memory_and_stays(tmp_path: Path) -> None:
+    kept = simulate(Logits(), FURL, DATA, rounds=3, cohort=6, out=tmp_path / "run")
+    fleeting = simulate(Logits(), FURL, DATA, rounds=3, cohort=6)
+    before = everyone(kept.private, 6)
+    ends = [
+        simulate(Logits(), FURL, DATA, rounds=2, cohort=6, private=run.private) for run in (kept, fleeting)
+    ]
+    assert same_bits(everyone(ends[0].private, 6), everyone(ends[1].private, 6))
+    assert same_bits(everyone(kept.private, 6), before)
 
 
 @pytest.mark.parametrize("ids", [(0, 1, 2, 3, 4), (1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5, 6), (5, 3, 4, 1, 2, 0)])
@@ -257,7 +270,7 @@ def test_people_of_another_task_have_what_they_kept(ids: tuple[int, ...]) -> Non
         )
     third = simulate(Logits(seed=3), FURL, data, rounds=1, cohort=len(ids), private=first.private)
     for k in {0, 1, 2, 3, 4, 5} & set(ids):
-        assert torch.equal(third.kept(f"user-{k}").params["user"], first.kept(f"user-{k}").params["user"])
+        assert torch.equal(first.kept(f"user-{k}").params["user"], before[k])
         assert not torch.equal(third.kept(f"user-{k}").params["user"], before[k])
 
 

@@ -11,9 +11,10 @@ from fedkeep.core.files import read_tensors
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.remote.ledger import COLUMNS, Entry, Ledger
+from fedkeep.remote.ledger import Entry, Ledger
 from fedkeep.remote.roster import Roster
 from fedkeep.remote.server import serve_run
+from fedkeep.store import VersionLedger
 from tests.engines.test_conformance import CASES, reference
 from tests.remote.federations import Devices, federation
 from tests.tiny import everyone, on_server, same_bits
@@ -56,10 +57,10 @@ def ledger_of(folder: Path) -> dict[str, Entry]:
     directory = RunDirectory.open(folder, write=False)
     info = directory.read_info()
     roster = Roster.of(dict(zip(info["roster"]["ids"], info["roster"]["counts"], strict=True)))
-    store = directory.store(COLUMNS, roster.ids)
-    directory.recover(store)
+    versions = VersionLedger(len(roster.ids))
+    directory.recover(versions)
     directory.close()
-    return Ledger(store, roster).entries(list(roster.ids))
+    return Ledger(versions, roster).entries(list(roster.ids))
 
 
 NEAR = {"float32": 1e-7, "float64": 1e-9}

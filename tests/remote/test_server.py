@@ -15,7 +15,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import from_line, to_line
 from fedkeep.core.run_files import read_info
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.kept import Kept, kept_rounds, roll_back
+from fedkeep.remote.kept import kept_rounds, roll_back
 from fedkeep.remote.memory import Died
 from fedkeep.remote.roster import Roster
 from fedkeep.remote.server import serve_run
@@ -171,26 +171,6 @@ def test_a_server_that_was_rolled_back_is_followed_by_its_devices(to: int, tmp_p
     assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(expected.private, 6))
     devices.close()
     assert_near(history, expected.history)
-
-
-def test_a_folder_that_a_kill_has_left_with_a_log_is_rolled_back_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log holds later rounds of the ledger; beside an earlier file it would be read as that one's."""
-    devices, killed, keep = Devices(CASE, tmp_path, 2), tmp_path / "killed", Kept.keep
-
-    def keeping(self: Kept) -> None:
-        keep(self)
-        if kept_rounds(self.folder)[-1] == 3:
-            shutil.copytree(self.folder, killed)
-
-    monkeypatch.setattr(Kept, "keep", keeping)
-    served(devices, tmp_path, keep_rounds=3)
-    devices.close()
-    assert (killed / "private" / "store.db-wal").stat().st_size > 0
-    for folder in (tmp_path / "run", killed):
-        roll_back(folder, 1)
-    assert ledger_of(killed) == ledger_of(tmp_path / "run")
 
 
 def test_rounds_that_are_not_kept_are_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from fedkeep.core.params import Params
-from fedkeep.store import Default, PrivateStore, SqliteStore
+from fedkeep.store import Default, Lines, PrivateStore, SqliteStore, VersionLedger
 
 CLIENTS = 7
 INITIAL = {
@@ -57,12 +58,29 @@ def of_round(round: int) -> tuple[list[int], Params]:
     return [round % CLIENTS, (round + 3) % CLIENTS], values(round, 2)
 
 
+def count(store: PrivateStore, clients: Sequence[int], params: Params, attempt: int) -> None:
+    """Let values count that clients have staged in an attempt."""
+    for k, client in enumerate(clients):
+        store.stage(client, {n: v[k] for n, v in params.items()}, attempt)
+    store.begin(lines(dict.fromkeys(clients, attempt)))
+
+
+def lines(attempts: Mapping[int, int]) -> Lines:
+    """Return lines of a ledger, given clients' attempts."""
+    ledger = VersionLedger(max(attempts, default=0) + 1)
+    return ledger.accept(list(attempts), list(attempts.values()))
+
+
+def lines_after(round: int) -> Lines:
+    """Return the ledger after a round of ``of_round``."""
+    return lines({client: r for r in range(1, round + 1) for client in of_round(r)[0]})
+
+
 def committed(folder: Path, rounds: int) -> SqliteStore:
     store = sqlite(folder)
     for round in range(1, rounds + 1):
-        store.write(*of_round(round))
-        store.prepare(round)
-        store.apply()
+        count(store, *of_round(round), round)
+        store.flush()
     return store
 
 
@@ -74,7 +92,7 @@ def killed(folder: Path) -> Path:
 
 def state(folder: Path, round: int, **options: Any) -> dict[str, Any]:
     store = sqlite(folder, **options)
-    store.recover(round)
+    store.begin(lines_after(round))
     return numbers(store)
 
 
@@ -89,5 +107,5 @@ def run_sql(folder: Path, *statements: str) -> list[Any]:
 
 
 def versions(folder: Path) -> list[tuple[int, int]]:
-    """Return client and round of all versions."""
-    return [(c, r) for c, r in run_sql(folder, "SELECT client, round FROM kept ORDER BY client, round")]
+    """Return client and attempt of all versions."""
+    return [(c, a) for c, a in run_sql(folder, "SELECT client, attempt FROM kept ORDER BY client, attempt")]

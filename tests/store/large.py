@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fedkeep.store import Default, SqliteStore, database
-from tests.store.build import CLIENTS, IDS, RUN
+from fedkeep.store import Default, Lines, SqliteStore, database
+from tests.store.build import CLIENTS, IDS, RUN, count, lines
 from tests.tiny import files
 
 PAGE = database.PAGES[0]
@@ -23,12 +23,17 @@ def large(folder: Path, **options: Any) -> SqliteStore:
 
 def large_round(store: SqliteStore, round: int) -> None:
     clients = [c for c in range(CLIENTS) if (c + round) % 2]
-    store.write(clients, {"user": torch.full((len(clients), 1500), float(round))})
+    count(store, clients, {"user": torch.full((len(clients), 1500), float(round))}, round)
+
+
+def large_lines(round: int) -> Lines:
+    """Return the ledger after a round of ``large_round``."""
+    return lines({c: int(value) for c, value in enumerate(after(round)) if value})
 
 
 def large_state(folder: Path, round: int, **options: Any) -> list[float]:
     store = large(folder, **options)
-    store.recover(round)
+    store.begin(large_lines(round))
     found = store.read(range(CLIENTS))["user"]
     assert (found == found[:, :1]).all()
     return found[:, 0].tolist()
@@ -52,10 +57,9 @@ def goes_on(folder: Path) -> None:
         assert large_state(folder, 3, write=False, create=False) == after(3)
     assert large_state(folder, 3) == after(3)
     store = large(folder)
-    store.recover(3)
+    store.begin(large_lines(3))
     large_round(store, 4)
-    store.prepare(4)
-    store.apply()
+    store.flush()
     store.rest()
     assert large_state(folder, 4) == after(4)
     assert [p.name for p in folder.iterdir()] == ["store.db"]

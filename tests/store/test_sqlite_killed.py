@@ -17,8 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import RunError, StoreError
-from tests.store.build import committed, expected, killed, numbers, of_round, sqlite, state, values
-from tests.store.large import PAGE, after, goes_on, large, large_round, large_state, untouched
+from tests.store.build import (
+    committed,
+    count,
+    expected,
+    killed,
+    lines_after,
+    numbers,
+    of_round,
+    sqlite,
+    state,
+    values,
+)
+from tests.store.large import PAGE, after, goes_on, large, large_lines, large_round, large_state, untouched
 
 
 class Torn(NamedTuple):
@@ -39,17 +50,15 @@ def torn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     store._file.query(f"PRAGMA wal_autocheckpoint = {request.param}")
     for round in (1, 2, 3):
         large_round(store, round)
-        store.prepare(round)
-        store.apply()
+        store.flush()
     log = folder / "store.db-wal"
     store._file.query("PRAGMA wal_autocheckpoint = 4096")
     file, before = (folder / "store.db").read_bytes(), log.read_bytes()
     large_round(store, 4)
-    store.prepare(4)
+    store.flush()
     after_commit = log.read_bytes()
     assert (folder / "store.db").read_bytes() == file
     assert (after_commit[: len(before)] == before) == (request.param > 1)
-    store.apply()
     store.rest()
     assert [p.name for p in folder.iterdir()] == ["store.db"]
     assert large_state(folder, 4) == after(4)
@@ -113,8 +122,7 @@ class TestInsideACommit:
         store = large(tmp_path / "late")
         for round in range(1, 8):
             large_round(store, round)
-            store.prepare(round)
-            store.apply()
+            store.flush()
         store.rest()
         log = tmp_path / "late" / "store.db-wal"
         log.write_bytes(torn.log)
@@ -152,10 +160,10 @@ def commits_within(folder: str, size: int) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     torch.set_num_threads(1)
     store = large(Path(folder))
-    store.recover(3)
+    store.begin(large_lines(3))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     large_round(store, 4)
-    store.prepare(4)
+    store.flush()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork and SIGXFSZ")
@@ -164,8 +172,7 @@ def test_killed_by_the_system_in_a_write(tmp_path: Path) -> None:
     store = large(tmp_path / "a")
     for round in (1, 2, 3):
         large_round(store, round)
-        store.prepare(round)
-        store.apply()
+        store.flush()
     size = (tmp_path / "a" / "store.db").stat().st_size
     ends = set()
     for number, most in enumerate(
@@ -182,26 +189,20 @@ def test_killed_by_the_system_in_a_write(tmp_path: Path) -> None:
 
 
 class TestFullDisk:
-    def test_in_prepare_leaves_the_last_commit(self, tmp_path: Path) -> None:
+    def test_in_a_flush_leaves_the_last(self, tmp_path: Path) -> None:
         store = large(tmp_path / "a")
         for round in (1, 2):
             large_round(store, round)
-            store.prepare(round)
-            store.apply()
+            store.flush()
         large_round(store, 3)
         assert store._file is not None
         (pages,) = store._file.query("PRAGMA page_count").fetchone()
         store._file.query(f"PRAGMA max_page_count = {pages + 1}")
-        with pytest.raises(RunError) as error:
-            store.prepare(3)
-        assert str(error.value) == (
-            f"Cannot write {tmp_path / 'a' / 'store.db'}: database or disk is full. Nothing was lost: the last finished "
-            f"round is kept. Free some space or check the rights, then resume."
-        )
+        with pytest.raises(RunError, match="full. Nothing was lost"):
+            store.flush()
         assert large_state(killed(tmp_path / "a"), 2) == after(2)
         store._file.query("PRAGMA max_page_count = 100000")  # space was made: this process may go on
-        store.prepare(3)
-        store.apply()
+        store.flush()
         assert large_state(killed(tmp_path / "a"), 3) == after(3)
 
     @pytest.mark.skipif(sys.platform != "linux", reason="needs limits of file sizes")
@@ -212,20 +213,18 @@ class TestFullDisk:
         store = large(tmp_path / "a")
         for round in (1, 2, 3):
             large_round(store, round)
-            store.prepare(round)
-            store.apply()
+            store.flush()
         large_round(store, 4)
         size = (tmp_path / "a" / "store.db-wal").stat().st_size
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + more, hard))
         try:
             with pytest.raises(RunError, match=r"Nothing was lost: the last finished round is kept"):
-                store.prepare(4)
+                store.flush()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         goes_on(killed(tmp_path / "a"))
-        store.prepare(4)  # this process may go on
-        store.apply()
+        store.flush()  # this process may go on
         assert large_state(killed(tmp_path / "a"), 4) == after(4)
 
 
@@ -234,7 +233,7 @@ def test_a_commit_is_flushed_to_the_disk(tmp_path: Path) -> None:
     committed(tmp_path / "a", 1)
     for folder in (tmp_path / "a", tmp_path / "new"):
         store = sqlite(folder)
-        store.recover(int(folder.name == "a"))
+        store.begin(lines_after(int(folder.name == "a")))
         assert store._file is not None
         assert store._file.query("PRAGMA synchronous").fetchone() == (2,)
         assert store._file.query("PRAGMA fullfsync").fetchone() == (1,)
@@ -244,7 +243,7 @@ def test_a_commit_is_flushed_to_the_disk(tmp_path: Path) -> None:
 FORKS = """
 import os, sys
 from pathlib import Path
-from tests.store.build import committed, of_round
+from tests.store.build import committed, count, of_round
 
 store = committed(Path(sys.argv[1]), 2)
 child = os.fork()
@@ -256,8 +255,8 @@ if not child:
     del store
     sys.exit(0)  # as any script does: all objects go
 assert os.waitpid(child, 0)[1] == 0
-store.write(*of_round(3))
-store.prepare(3)
+count(store, *of_round(3), 3)
+store.flush()
 os._exit(0)  # the log stays, as after a kill
 """
 
@@ -280,12 +279,11 @@ def test_a_store_that_is_being_written_is_not_written_by_another(tmp_path: Path)
     assert state(tmp_path / "a", 2, write=False) == numbers(store)
     other = sqlite(tmp_path / "a")
     with pytest.raises(RunError, match="database is locked"):
-        other.recover(2)
-    store.write(*of_round(3))
-    store.prepare(3)
-    store.apply()
+        other.begin(lines_after(2))
+    count(store, *of_round(3), 3)
+    store.flush()
     store.rest()
     assert state(tmp_path / "a", 3) == expected(tmp_path, 3)
     with pytest.raises(StoreError, match="was opened to be read"):
-        store.write([0], values(0, 1))
+        count(store, [0], values(0, 1), 9)
     assert numbers(store) == expected(tmp_path / "again", 3)

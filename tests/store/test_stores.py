@@ -12,16 +12,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, StoreError
+from fedkeep.core.params import Params
 from fedkeep.core.seeds import generator
-from fedkeep.store import Default, MemoryStore, PrivateStore
-from tests.store.build import CLIENTS, IDS, INITIAL, numbers, sqlite, values
+from fedkeep.store import Default, MemoryStore, PrivateStore, SqliteStore, VersionLedger
+from tests.store.build import CLIENTS, IDS, INITIAL, count, lines, numbers, sqlite, values
 
 some_clients = st.lists(st.integers(0, CLIENTS - 1), max_size=4, unique=True)
 step = st.one_of(
     st.tuples(st.just("stage"), some_clients, st.integers(0, 10**6)),
     st.tuples(st.just("accept"), some_clients, st.just(0)),
-    st.tuples(st.just("write"), some_clients, st.integers(0, 10**6)),
     st.tuples(st.just("read"), st.lists(st.integers(0, CLIENTS - 1), max_size=6), st.just(0)),
     st.tuples(st.just("commit"), st.just([]), st.just(0)),
     st.tuples(st.just("reopen"), st.just([]), st.just(0)),
@@ -35,34 +35,32 @@ def test_sqlite_and_memory_agree_over_any_sequence(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept, memory = sqlite(Path(folder), rule), MemoryStore(Default(INITIAL, rule, seed=3), IDS)
-        round, staged = 0, set[int]()
+        ledger, attempt, staged = VersionLedger(CLIENTS), 1, set[int]()
         for what, clients, number in steps:
-            if what == "write":
-                for store in (kept, memory):
-                    store.write(clients, values(number, len(clients)))
-            elif what == "stage":
+            if what == "stage":
                 for store in (kept, memory):
                     for client in clients:
-                        store.stage(client, {n: v[0] for n, v in values(number, 1).items()})
+                        store.stage(client, {n: v[0] for n, v in values(number, 1).items()}, attempt)
                 staged.update(clients)
             elif what == "accept":
+                taken = [c for c in clients if c in staged]
+                lines = ledger.accept(taken, [attempt] * len(taken))
                 for store in (kept, memory):
-                    store.accept([c for c in clients if c in staged])
-                staged = set()
+                    store.begin(lines)
+                    store.drop()
+                attempt, staged = attempt + 1, set()
             elif what == "read":
                 one, two = kept.read(clients), memory.read(clients)
                 assert one.keys() == two.keys()
                 assert all(torch.equal(one[n], two[n]) for n in one)
                 assert kept.seen(clients) == memory.seen(clients)
             else:
-                round += 1
-                kept.prepare(round)
-                kept.apply()
+                kept.flush()
                 if what == "reopen":
                     kept = sqlite(Path(folder), rule)
-                    kept.recover(round)
-                    memory.accept(())
-                    staged = set()
+                    kept.begin(ledger.seen())
+                    memory.drop()
+                    attempt, staged = attempt + 1, set()
         assert numbers(kept) == numbers(memory)
 
 
@@ -78,7 +76,7 @@ class TestBoth:
         self, tmp_path: Path, build: Callable[..., PrivateStore]
     ) -> None:
         store = build(tmp_path, "model")
-        store.write([2], values(1, 1))
+        count(store, [2], values(1, 1), 1)
         read = store.read([2, 0, 2])
         assert torch.equal(read["user"][1], INITIAL["user"])
         assert torch.equal(read["user"][0], values(1, 1)["user"][0])
@@ -111,7 +109,7 @@ class TestBoth:
     ) -> None:
         store = build(tmp_path, "model")
         given_values = values(1, 2)
-        store.write([0, 1], given_values)
+        count(store, [0, 1], given_values, 1)
         before = numbers(store)
         for v in (*given_values.values(), *store.read(range(CLIENTS)).values(), *store.read([6]).values()):
             v.zero_()
@@ -122,7 +120,7 @@ class TestBoth:
         store = build(tmp_path, "model")
         new = values(1, 1)
         new["user"].requires_grad_()
-        store.write([3], new)
+        count(store, [3], new, 1)
         assert not store.read([3])["user"].requires_grad
 
     def test_nobody_at_all(self, tmp_path: Path, build: Callable[..., PrivateStore]) -> None:
@@ -130,54 +128,47 @@ class TestBoth:
         assert {n: tuple(v.shape) for n, v in store.read([]).items()} == {
             n: (0, *v.shape) for n, v in INITIAL.items()
         }
-        store.write([], values(0, 0))
+        count(store, [], values(0, 0), 1)
         assert store.seen([]) == []
         assert store.seen(range(CLIENTS)) == [False] * CLIENTS
 
-    def test_what_is_staged_is_read_once_it_was_accepted(
+    def test_what_is_staged_is_read_once_the_ledger_names_it(
         self, tmp_path: Path, build: Callable[..., PrivateStore]
     ) -> None:
         store = build(tmp_path, "model")
-        store.write([1], values(1, 1))
+        count(store, [1], values(1, 1), 1)
         before, trained = numbers(store), values(2, 4)
         for client in range(4):
-            store.stage(
-                client, {n: v[client].clone().requires_grad_(n == "user") for n, v in trained.items()}
-            )
+            row = {n: v[client].clone().requires_grad_(n == "user") for n, v in trained.items()}
+            store.stage(client, row, 2)
         assert numbers(store) == before
-        found = store.staged([2, 0])
+        found = store.staged(2)
         assert found.keys() == INITIAL.keys()
-        assert all(torch.equal(v, trained[n][[2, 0]]) for n, v in found.items())
-        store.accept([2, 0])
-        found = store.read([0, 2])
-        assert all(torch.equal(v, trained[n][[0, 2]]) for n, v in found.items())
+        assert all(torch.equal(v, trained[n][2]) for n, v in found.items())
         assert not found["user"].requires_grad
+        store.begin(lines({2: 2, 0: 2}))
+        store.drop()
+        read = store.read([0, 2])
+        assert all(torch.equal(v, trained[n][[0, 2]]) for n, v in read.items())
+        assert not read["user"].requires_grad
         assert store.seen(range(4)) == [True, True, True, False]
-        assert torch.equal(store.read([1])["count"], values(1, 1)["count"])  # it was dropped
+        assert torch.equal(store.read([1])["count"], values(1, 1)["count"])  # what it staged was dropped
         with pytest.raises(KeyError):
-            store.staged([1])
+            store.staged(1)
 
-    def test_other_values_are_accepted_in_place_of_those_staged(
+    def test_a_version_that_is_not_here_is_an_error_and_nothing_is_changed(
         self, tmp_path: Path, build: Callable[..., PrivateStore]
     ) -> None:
         store = build(tmp_path, "model")
-        for client in (0, 1):
-            store.stage(client, {n: v[0] for n, v in values(client, 1).items()})
-        store.accept([1], values(7, 1))
-        assert store.seen([0, 1]) == [False, True]
-        assert all(torch.equal(v, values(7, 1)[n]) for n, v in store.read([1]).items())
-
-    def test_what_is_staged_is_dropped_where_nobody_is_accepted(
-        self, tmp_path: Path, build: Callable[..., PrivateStore]
-    ) -> None:
-        store = build(tmp_path, "model")
-        store.stage(0, {n: v[0] for n, v in values(1, 1).items()})
-        store.accept(())
-        store.prepare(1)
-        store.apply()
-        assert store.seen([0]) == [False]
-        with pytest.raises(KeyError):
-            store.staged([0])
+        count(store, [1], values(1, 1), 1)
+        before = numbers(store)
+        for client in (1, 2):
+            store.stage(client, {n: v[0] for n, v in values(2, 1).items()}, 2)
+        for wanted in ({1: 2, 2: 3}, {1: 2, 5: 2}, {3: 1}):
+            with pytest.raises(StoreError, match="Restore the whole run from one copy"):
+                store.begin(lines(wanted))
+            assert numbers(store) == before
+        store.begin(lines({1: 1}))  # as it is
 
 
 def test_an_unknown_rule_is_refused() -> None:
@@ -200,15 +191,18 @@ def test_a_rule_of_private_parameters_leaves_a_methods_state_as_it_begins(rule: 
 def test_a_model_without_private_parameters(tmp_path: Path) -> None:
     for store in (MemoryStore(Default({}), IDS), sqlite(tmp_path, initial={})):
         assert store.read([0, 1]) == {}
-        store.write([0, 1], {})
-        store.prepare(1)
-        store.apply()
+        count(store, [0, 1], {}, 1)
+        store.flush()
+        assert store.seen([0, 2]) == [True, False]
+        assert store.read([0, 2]) == {}
 
 
 def test_an_empty_private_tensor(tmp_path: Path) -> None:
     initial = {"none": torch.zeros(0), "user": torch.zeros(2)}
     for store in (MemoryStore(Default(initial), IDS), sqlite(tmp_path, initial=initial)):
-        store.write([1, 0], {"none": torch.zeros(2, 0), "user": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
+        user = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        count(store, [1, 0], {"none": torch.zeros(2, 0), "user": user}, 1)
+        store.flush()
         assert store.read([0])["none"].shape == (1, 0)
         assert store.read([0])["user"].tolist() == [[3.0, 4.0]]
 
@@ -228,19 +222,43 @@ def test_default_values_follow_the_id_and_not_the_place(tmp_path: Path) -> None:
         Default(INITIAL, ("normal", 1.0))(4)  # type: ignore[arg-type]
 
 
-def test_what_is_written_while_a_round_is_prepared_stays(tmp_path: Path) -> None:
-    """It is read at once, and durable with the next round; also where the same client was prepared."""
-    kept, memory = sqlite(tmp_path, 0.0), MemoryStore(Default(INITIAL, 0.0), IDS)
-    for store in (kept, memory):
-        store.write([0, 1], values(1, 2))
-        store.prepare(1)
-        store.write([1, 2], values(2, 2))
-        store.apply()
-    for round in (2, 3):
-        one, two = kept.read([0, 1, 2, 3]), memory.read([0, 1, 2, 3])
-        assert all(torch.equal(one[n], two[n]) for n in two)
-        assert kept.seen([0, 1, 2, 3]) == memory.seen([0, 1, 2, 3]) == [True, True, True, False]
-        kept.prepare(round)
-        kept.apply()
-        kept = sqlite(tmp_path, 0.0)
-        kept.recover(round)
+OLD, NEW = ["b", "a", "c"], ["a", "x", "c"]
+
+
+def older(tmp_path: Path, kind: str) -> PrivateStore:
+    """Return a store of another run that knows a and b."""
+    default = Default({"user": torch.zeros(2)}, ("normal", 1.0), seed=1)
+    store = MemoryStore(default, OLD) if kind == "memory" else SqliteStore(tmp_path, default, OLD)
+    count(store, [0, 1], {"user": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, 1)
+    if isinstance(store, SqliteStore):
+        store.flush()
+        store.rest()
+    return store
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_clients_of_an_older_run_begin_with_what_they_keep_there_and_it_stays(
+    tmp_path: Path, kind: str
+) -> None:
+    before = older(tmp_path, kind)
+    default = Default({"user": torch.zeros(2)}, 9.0)
+    store = MemoryStore(default, NEW, before)
+    assert store.read([1, 0, 2])["user"].tolist() == [[9.0, 9.0], [3.0, 4.0], [9.0, 9.0]]
+    assert store.seen(range(3)) == [True, False, False]
+    count(store, [0, 1], {"user": torch.ones(2, 2)}, 1)
+    assert store.read([0, 1])["user"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert before.read([1])["user"].tolist() == [[3.0, 4.0]]
+    assert before.seen(range(3)) == [True, True, False]
+
+
+@pytest.mark.parametrize("initial", [{"user": torch.zeros(3)}, {"other": torch.zeros(2)}, {}])
+def test_an_older_run_that_keeps_something_else_is_refused(tmp_path: Path, initial: Params) -> None:
+    with pytest.raises(ConfigError) as error:
+        MemoryStore(Default(initial), NEW, older(tmp_path, "memory"))
+    assert error.value.facts.keys() == {"wanted", "found"}
+
+
+def test_an_older_run_of_nobody_here_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        MemoryStore(Default({"user": torch.zeros(2)}), ["y", "z"], older(tmp_path, "memory"))
+    assert error.value.facts["found"] == OLD

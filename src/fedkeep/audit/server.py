@@ -18,6 +18,7 @@ from fedkeep.engines.faults import Faults
 from fedkeep.engines.job import declared
 from fedkeep.methods import Global
 from fedkeep.remote.messages import Packet, read_answers
+from fedkeep.store import VersionLedger
 
 
 class _Replayed:
@@ -25,6 +26,7 @@ class _Replayed:
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
         self.answers = answers
+        self.ledger = VersionLedger(0)
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         yield from (self.answers[order.client] for order in orders)
@@ -37,10 +39,10 @@ class _Replayed:
 
     adapt = judge
 
-    def prepare(self, round: int) -> str:
-        return ""
+    def flush(self) -> None:
+        return
 
-    def apply(self) -> None:
+    def committed(self) -> None:
         return
 
 

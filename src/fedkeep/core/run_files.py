@@ -17,6 +17,10 @@ FIRST_NUMERICS = 2
 EXAMPLES = re.compile(r"examples-([1-9]\d{0,17})\.safetensors")
 
 
+GROWING = ("records", "timings", "ledger")
+"""Files of a run's folder, ``NAME.jsonl``, that only grow: a commit says how much of each belongs to it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Commit:
     """A run's last finished round.
@@ -27,8 +31,7 @@ class Commit:
         server: the name of the file with the server's state.
         server_sha256: of that file.
         tensors: dtype and shape of each tensor in it, by name.
-        private: a digest of the private states.
-        records, timings: how much of ``records.jsonl`` and ``timings.jsonl`` belongs to it.
+        records, timings, ledger: how much of ``records.jsonl``, ``timings.jsonl`` and ``ledger.jsonl`` belongs to it.
         examples: the name of the file with every test example's result; empty where there is none.
         examples_sha256: of that file.
         extra: what the run wants back, e.g. its best round so far.
@@ -39,9 +42,9 @@ class Commit:
     server: str = ""
     server_sha256: str = ""
     tensors: Mapping[str, str] = field(default_factory=dict)
-    private: str = ""
     records: Extent = NONE
     timings: Extent = NONE
+    ledger: Extent = NONE
     examples: str = ""
     examples_sha256: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +59,7 @@ class Commit:
         """Return the content of ``commit.json``."""
         extents = {
             name: {"bytes": extent.size, "sha256": extent.sha256}
-            for name, extent in (("records", self.records), ("timings", self.timings))
+            for name, extent in ((name, getattr(self, name)) for name in GROWING)
         }
         return sealed_bytes({"format": FORMAT, **asdict(self), **extents})
 
@@ -123,13 +126,14 @@ def _rounds(info: Mapping[str, Any]) -> int:
 
 
 def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
-    texts = ("run", "server", "server_sha256", "private", "examples", "examples_sha256")
-    records, timings = Extent.of(content.get("records")), Extent.of(content.get("timings"))
+    texts = ("run", "server", "server_sha256", "examples", "examples_sha256")
+    extents = {name: Extent.of(content.get(name)) for name in GROWING}
+    grown = {name: extent for name, extent in extents.items() if extent is not None}
     wrong = [name for name in texts if not isinstance(content.get(name), str)]
-    wrong += [name for name, extent in (("records", records), ("timings", timings)) if extent is None]
+    wrong += [name for name in GROWING if name not in grown]
     wrong += [] if type(content.get("round")) is int and content["round"] > 0 else ["round"]
     wrong += [name for name in ("extra", "tensors") if not isinstance(content.get(name), dict)]
-    if wrong or records is None or timings is None:
+    if wrong:
         raise RunError(
             "{file} is damaged: it lacks {wrong}. Restore the run from a copy.", file=path, wrong=wrong
         )
@@ -142,8 +146,9 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
         )
     last = Commit(
         round=content["round"],
-        records=records,
-        timings=timings,
+        records=grown["records"],
+        timings=grown["timings"],
+        ledger=grown["ledger"],
         extra=content["extra"],
         tensors=content["tensors"],
         **{key: content[key] for key in texts},

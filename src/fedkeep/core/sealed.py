@@ -13,7 +13,7 @@ from typing import Any
 
 from fedkeep.core.errors import RunError
 
-FORMAT = 2
+FORMAT = 3
 """The format of run folders. Folders of another format are named and not read."""
 
 

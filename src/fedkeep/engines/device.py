@@ -7,6 +7,7 @@ transport is another one.
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,8 +43,14 @@ from fedkeep.methods import Global, Method, Sent, newest
 from fedkeep.methods.client import accepted
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
-from fedkeep.store import Default, MemoryStore, PrivateStore
+from fedkeep.store import Default, MemoryStore, PrivateStore, VersionLedger
 from fedkeep.tasks.results import MODELS, Model
+
+NONCE_BITS = 31
+"""Of the name of an attempt, drawn anew for each; the bits above count rounds from 1.
+
+So what was staged by a process that was killed, or by one that goes on with another copy of the run, has another name.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +107,17 @@ class Device(Protocol):
         """Personalise clients, hold the result, and judge it beside other models on the same examples."""
         ...
 
-    def prepare(self, round: int) -> str:
-        """Make what was accepted durable under a round's number, not yet valid; return a digest of all that is kept."""
+    @property
+    def ledger(self) -> VersionLedger:
+        """Which of the clients' versions count."""
         ...
 
-    def apply(self) -> None:
-        """Make what was prepared valid: the round is committed."""
+    def flush(self) -> None:
+        """Make what clients keep durable, where they live in this process; it counts when the server has committed."""
+        ...
+
+    def committed(self) -> None:
+        """Take note that the round is committed."""
         ...
 
 
@@ -152,12 +164,22 @@ class LocalDevice:
         engine: trains them.
         leaves: what of judging leaves the device; a simulation may let every example's result leave.
         fits: fits clients that adapt, e.g. in processes side by side.
+        ledger: says which of the clients' versions count, and is told; None: a new one.
     """
 
-    def __init__(self, job: Job, engine: Engine, *, leaves: Leaves = "sums", fits: Fits = one_by_one) -> None:
+    def __init__(
+        self,
+        job: Job,
+        engine: Engine,
+        *,
+        leaves: Leaves = "sums",
+        fits: Fits = one_by_one,
+        ledger: VersionLedger | None = None,
+    ) -> None:
         if leaves not in get_args(Leaves):
             raise ConfigError(f"leaves must be one of {list(get_args(Leaves))}; got {leaves!r}.")
         self.job, self.engine, self.leaves, self.fits = job, engine, leaves, fits
+        self.ledger = VersionLedger(len(job.data)) if ledger is None else ledger
         if job.device.startswith("cuda"):  # as on the CPU, and the same bits each time
             cudnn = torch.backends.cudnn
             cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
@@ -167,7 +189,7 @@ class LocalDevice:
         """By client, the pass that each phase of the last adaptation with early stopping kept (0: none)."""
         self._trained: dict[str, tuple[int, ...]] = {}
         """By the client that has the upload, whose versions are staged."""
-        self._round = 0  # in which they trained
+        self._round = self._attempt = 0  # in which they trained
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         """Train clients; the answers come as they are ready, in the order of ``orders``.
@@ -176,7 +198,7 @@ class LocalDevice:
             ConfigError: the orders are of several rounds, or of several parts of the run.
         """
         store = self.job.store
-        store.accept(())
+        store.drop()
         self._trained = {}
         if not orders:
             return
@@ -191,6 +213,7 @@ class LocalDevice:
             )
         round, progress = times[0]
         self._round = round
+        self._attempt = round + 1 << NONCE_BITS | secrets.randbits(NONCE_BITS)
         # Not held by a name: a round that is broken off lets go of it at once, and the engine ends what still runs.
         # Nor counted by enumerate, which holds on to what it gave last while the next client is trained.
         done = 0
@@ -199,10 +222,10 @@ class LocalDevice:
             notify = None if result.clients else self.job.after_step
             if result.kept is not None and result.clients:
                 for k, client in enumerate(result.clients):
-                    store.stage(client, {n: v[k] for n, v in result.kept.items()})
+                    store.stage(client, {n: v[k] for n, v in result.kept.items()}, self._attempt)
                 self._trained[order.client] = result.clients
             elif result.kept is not None:
-                store.stage(result.client, result.kept)
+                store.stage(result.client, result.kept, self._attempt)
                 self._trained[order.client] = (result.client,)
             if result.note:
                 warnings.warn(result.note, stacklevel=2)
@@ -219,17 +242,15 @@ class LocalDevice:
         taken = {
             c: shares[name] for name, clients in self._trained.items() if name in shares for c in clients
         }
-        clients = tuple(taken)
-        if rule is newest or not clients:
-            store.accept(clients)
-        else:
-            before, after = store.read(clients), store.staged(clients)
-            ids, round = self.job.data.ids, self._round
-            rows = [
-                accepted(rule, _row(before, k), _row(after, k), share, f"{str(ids[c])!r} in round {round}")
-                for k, (c, share) in enumerate(taken.items())
-            ]
-            store.accept(clients, {n: torch.stack([row[n] for row in rows]) for n in rows[0]})
+        clients = list(taken)
+        if rule is not newest and clients:
+            before, ids = store.read(clients), self.job.data.ids
+            for k, (client, share) in enumerate(taken.items()):
+                who = f"{str(ids[client])!r} in round {self._round}"
+                kept = accepted(rule, _row(before, k), store.staged(client), share, who)
+                store.stage(client, kept, self._attempt)
+        store.begin(self.ledger.accept(clients, [self._attempt] * len(clients)))
+        store.drop()
         self._trained = {}
 
     def judge(self, orders: Iterable[Order], split: str, models: Sequence[Model]) -> list[Judged]:
@@ -327,13 +348,13 @@ class LocalDevice:
             raise MethodError(f"This device holds no {name!r} values of its clients. Let them adapt first.")
         return self._versions[name]
 
-    def prepare(self, round: int) -> str:
-        """Make what was accepted durable."""
-        return self.job.store.prepare(round)
+    def flush(self) -> None:
+        """Make what clients keep durable; it counts when the server has committed."""
+        self.job.store.flush()
 
-    def apply(self) -> None:
-        """Make what was prepared valid."""
-        self.job.store.apply()
+    def committed(self) -> None:
+        """Take note that the round is committed."""
+        self.ledger.committed()
 
     def outputs(
         self, orders: Iterable[Order], split: str, model: Model

@@ -32,7 +32,7 @@ from fedkeep.methods.server import Roster
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms
 from fedkeep.privacy.secure.messages import LEAST
-from fedkeep.store import PrivateStore
+from fedkeep.store import PrivateStore, VersionLedger
 from fedkeep.tasks import Task, kinds_of
 from fedkeep.tasks.results import Examples
 
@@ -131,6 +131,7 @@ class Conductor:
         if self.terms is not None:  # patterns of clip that don't fit are said now
             start = {**self.server.params, **declared(method, net)}
             method.server.reduce.begin(self.server, start, ())
+        self.versions = VersionLedger(len(members.clients))
         self.directory: RunDirectory | None = None
         self.history: list[Record] = []
         self.best: dict[str, Any] = {}
@@ -223,11 +224,16 @@ class Conductor:
             **more,
         }
 
-    def recover(self, store: PrivateStore, engine: Engine) -> None:
-        """Return to the last round of the folder, if there is one."""
+    def recover(self, engine: Engine, store: PrivateStore | None = None) -> None:
+        """Return to the last round of the folder, if there is one.
+
+        Args:
+            engine: as for ``drive.restored``.
+            store: of what clients keep, where they live in this process; the committed versions count from then on.
+        """
         directory = self.directory
         if directory is not None:
-            state = directory.recover(store)
+            state = directory.recover(self.versions, store)
             extra, done = directory.extra, directory.round
             if state is not None:
                 phases = len(self.method.client.phases)

@@ -180,14 +180,21 @@ class Drive:
         ]
 
     def _commit(self, records: list[Record], timings: list[Record]) -> None:
-        if self.directory is None:
-            self.device.apply()
-            return
-        round = self.server.round
-        state = checkpoint(self.server) | self.state()
-        extra = {"best": self.best} | ({"pending": round} if self.pending is not None else {})
-        extra |= {} if self.ledger is None else {"ledger": self.ledger.mark}
-        self.directory.commit(round, state, self.device, records, timings, extra, self.examples)
+        if self.directory is not None:
+            state = checkpoint(self.server) | self.state()
+            extra = {"best": self.best} | ({"pending": self.server.round} if self.pending is not None else {})
+            extra |= {} if self.ledger is None else {"ledger": self.ledger.mark}
+            self.directory.commit(
+                self.server.round,
+                state,
+                self.device.ledger,
+                self.device.flush,
+                records,
+                timings,
+                extra,
+                self.examples,
+            )
+        self.device.committed()
 
     def _measured(self, report: RoundReport) -> list[Record]:
         def record(split: str, metric: str, value: float, n: int) -> Record:

@@ -19,6 +19,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, read_info
 from fedkeep.experiments.taking_part import take_part, who_trains
 from fedkeep.methods import differentially_private
+from fedkeep.store import VersionLedger
 
 
 def run_folder_config(folder: Path) -> tuple[Config, str]:
@@ -92,7 +93,7 @@ def load_run(
     directory = RunDirectory.open(folder, write=False)
     try:
         store = directory.store(default, data.ids)
-        state = directory.recover(store)
+        state = directory.recover(VersionLedger(len(data.ids)), store)
         history, examples = directory.history(), directory.examples()
     finally:
         directory.close()

@@ -5,13 +5,15 @@
     partition.safetensors   which images each client has, where images were divided among them
     records.jsonl           what was measured; the same bytes for the same run
     timings.jsonl           how long it took
+    ledger.jsonl            which version of each client's private state counts, a line for each round
     server-N.safetensors    server state after round N
     examples-N.safetensors  every test example's result after round N, the best on ``valid`` so far
     private/store.db        private states (SQLite)
     commit.json             the last finished round: the one file whose replacement commits it
 
-Commit of round t: append records, add the private states' versions, write the server state, flush all, then replace
-``commit.json``. Killed anywhere, ``open`` returns to the last commit.
+Commit of round t: the clients' side flushes its versions in one transaction; records and ledger are appended, the server
+state is written, all is flushed; then ``commit.json`` is replaced. Nothing follows. Killed anywhere, ``open`` returns to
+the last commit, whose ledger says which of the private versions count.
 ``commit.json`` holds checksums of all that the round consists of and the run's id, which is in the private store too,
 so what was damaged, lost, restored from another time or taken from another run is refused.
 """
@@ -23,10 +25,10 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
@@ -36,30 +38,17 @@ from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_of_run
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
-from fedkeep.core.run_files import Commit, numerics_of, read_commit, read_info
+from fedkeep.core.run_files import GROWING, Commit, numerics_of, read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.experiments.run_length import of_length
 from fedkeep.experiments.run_lock import is_lockable, locked
-from fedkeep.store import Default, PrivateStore, SqliteStore
+from fedkeep.store import Default, PrivateStore, SqliteStore, VersionLedger
 from fedkeep.tasks.results import Examples, read_examples
 from fedkeep.version import NUMERICS
 
-GROWING = ("records", "timings")
 LEFTOVER = re.compile(r"(\w+\.jsonl?|config\.toml|store\.db|[\w-]+\.safetensors)(\.[0-9a-f]{16})?\.part")
 
 __all__ = ["RunDirectory", "check_tensors", "layout", "load_verified", "new_run_id", "read_info"]
-
-
-class TwoPhase(Protocol):
-    """What keeps the clients' side of a round: made durable before the commit, and valid after it."""
-
-    def prepare(self, round: int) -> str:
-        """Make the round durable, not yet valid; return a digest of all that is kept."""
-        ...
-
-    def apply(self) -> None:
-        """Make what was prepared valid."""
-        ...
 
 
 class RunDirectory:
@@ -185,7 +174,7 @@ class RunDirectory:
         write_of_run(self.folder / "run.json", sealed_bytes(info))
 
     def store(self, default: Default, ids: Sequence[str]) -> SqliteStore:
-        """Return the run's store of private states; ``recover`` makes it ready.
+        """Return the run's store of private states; ``recover`` lets the committed versions count.
 
         Raises:
             StoreError: it is missing, of another run, or was made for other parameters or clients.
@@ -207,10 +196,14 @@ class RunDirectory:
         """
         return read_examples(self.folder, self.last)
 
-    def recover(self, store: PrivateStore) -> Params | None:
+    def recover(self, ledger: VersionLedger, store: PrivateStore | None = None) -> Params | None:
         """Return to the last commit and give the server's state there, or None before the first commit.
 
         Nothing is changed before all that the commit names was looked at.
+
+        Args:
+            ledger: a new one, which takes over what was committed.
+            store: of the clients' private states, where they live here; the committed versions count from then on.
 
         Raises:
             RunError, StoreError: a file that the commit names is missing or damaged.
@@ -223,8 +216,12 @@ class RunDirectory:
             self.examples()
         for name in GROWING:
             extent: Extent = getattr(self.last, name)
-            self._hashes[name] = hashlib.sha256(extent.read(self.folder / f"{name}.jsonl"))
-        store.recover(self.round, self.last.private or None)
+            content = extent.read(self.folder / f"{name}.jsonl")
+            self._hashes[name] = hashlib.sha256(content)
+            if name == "ledger":
+                ledger.read(content)
+        if store is not None:
+            store.begin(ledger.seen())
         if self.writable:
             self._clean()
             self._write_config()
@@ -247,7 +244,7 @@ class RunDirectory:
                 path, extent = self.folder / f"{name}.jsonl", getattr(self.last, name)
                 if path.exists() and path.stat().st_size > extent.size:
                     os.truncate(path, extent.size)
-            for path in (*self.folder.iterdir(), *(self.folder / "private").iterdir()):
+            for path in (*self.folder.iterdir(), *(self.folder / "private").glob("*")):
                 old = re.fullmatch(r"(server|examples)-\d+\.safetensors", path.name)
                 if (old and path.name not in (self.last.server, self.last.examples)) or LEFTOVER.fullmatch(
                     path.name
@@ -262,7 +259,8 @@ class RunDirectory:
         self,
         round: int,
         server: Mapping[str, Tensor],
-        clients: TwoPhase,
+        ledger: VersionLedger,
+        flush: Callable[[], None],
         records: Sequence[Record],
         timings: Sequence[Record],
         extra: Mapping[str, Any],
@@ -273,7 +271,8 @@ class RunDirectory:
         Args:
             round: its number.
             server: the server's state.
-            clients: what keeps the clients' side of it: their device, or its store.
+            ledger: which versions of the clients count; what it has noted since the last commit is appended.
+            flush: makes those versions durable, where the clients live here.
             records, timings: what was measured in it.
             extra: what the run wants back.
             examples: every test example's result so far; once committed, the same are not written again.
@@ -282,10 +281,13 @@ class RunDirectory:
             RunError: the disk is full or can't be written, or a file was changed meanwhile; the last committed round is
                 kept.
         """
-        extents = {
-            name: self._append(name, lines) for name, lines in (("records", records), ("timings", timings))
+        flush()
+        grown = {
+            "records": "".join(map(to_line, records)).encode(),
+            "timings": "".join(map(to_line, timings)).encode(),
+            "ledger": ledger.written(),
         }
-        private = clients.prepare(round)
+        extents = {name: self._append(name, content) for name, content in grown.items()}
         state = {n: t.detach().cpu().contiguous().clone() for n, t in server.items()}
         check_finite(state, f"The server's state after round {round}")
         content = save(state)
@@ -299,7 +301,6 @@ class RunDirectory:
             server=name,
             server_sha256=hashlib.sha256(content).hexdigest(),
             tensors=layout(state),
-            private=private,
             extra=extra,
             **extents,
             examples=named,
@@ -307,7 +308,6 @@ class RunDirectory:
         )
         write_of_run(self.folder / "commit.json", last.to_bytes())
         self.last = last
-        clients.apply()
         for old in before - {last.server, last.examples, ""}:
             (self.folder / old).unlink(missing_ok=True)
 
@@ -320,10 +320,9 @@ class RunDirectory:
         write_of_run(self.folder / name, content)
         return name, hashlib.sha256(content).hexdigest()
 
-    def _append(self, name: str, records: Sequence[Record]) -> Extent:
+    def _append(self, name: str, content: bytes) -> Extent:
         """Add lines to a file that grows; return its whole extent."""
         path, before = self.folder / f"{name}.jsonl", getattr(self.last, name)
-        content = "".join(map(to_line, records)).encode()
         found = self._hashes[name].copy()
         found.update(content)
         try:

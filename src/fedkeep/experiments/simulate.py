@@ -34,7 +34,7 @@ from fedkeep.experiments.taking_part import take_part, who_trains
 from fedkeep.experiments.trackers import Tracker
 from fedkeep.methods import Method
 from fedkeep.privacy import DifferentialPrivacy
-from fedkeep.store import MemoryStore, PrivateStore, for_clients
+from fedkeep.store import MemoryStore, PrivateStore
 
 
 def simulate(
@@ -82,8 +82,8 @@ def simulate(
         out: a folder for the run: configuration, records, states. Every round is committed there. None: memory only.
         resume: go on with the run in ``out``; it ends with the same bits as one that was never stopped. With
             differential privacy and noise from the system it does not: rounds that are run again draw new cohorts.
-        private: a store to go on with, e.g. of another task's run (only without ``out``). Clients are the same where
-            their ids are; one that the store lacks begins with the default.
+        private: a store to begin with, e.g. of another task's run (only without ``out``). It stays as it is. Clients are
+            the same where their ids are; one that the store lacks begins with the default.
         privacy: differential privacy of clients; it wants ``sampling="poisson"``. A run with a folder keeps a ledger
             there.
         name: for reports.
@@ -200,7 +200,7 @@ class Simulation:
         with removed_if_it_fails(out):
             try:
                 store = self._store(out, resume)
-                conductor.recover(store, self.engine)
+                conductor.recover(self.engine, store)
                 device, drive = self._drive(store, progress)
                 self._decide(device, resume)
                 with conductor.under_way(drive):
@@ -240,11 +240,7 @@ class Simulation:
             net.opted_out = self.given_store.default.opted_out
         default.opted_out = net.opted_out | made_of_all(method.client.phases, method.split, net, data)
         if out is None:
-            if self.given_store is None:
-                return MemoryStore(default, data.ids)
-            store = for_clients(self.given_store, default, data.ids)
-            store.default.opted_out = default.opted_out
-            return store
+            return MemoryStore(default, data.ids, self.given_store)
         self.conductor.identity["data"] = data.fingerprint()
         directory = self.conductor.open(out, resume, self._about)
         write_partition(out, data)
@@ -264,7 +260,7 @@ class Simulation:
         for text in model_warnings(job.method, self.net, self.data, conductor.seed, settings.device):
             warnings.warn(text, stacklevel=2)
         policy = settings.on_nonfinite
-        device = LocalDevice(job, self.engine, leaves="examples")
+        device = LocalDevice(job, self.engine, leaves="examples", ledger=conductor.versions)
         drive = conductor.drive(
             device,
             Faults(broken=policy, malformed=policy, minimum=settings.min_clients),

@@ -24,10 +24,11 @@ from fedkeep.privacy import Ledger as Budget
 from fedkeep.privacy import Release, Terms
 from fedkeep.privacy.ledger import FILE
 from fedkeep.remote.events import Events
-from fedkeep.remote.ledger import COLUMNS, Ledger
+from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.messages import Named
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.roster import Roster
+from fedkeep.store import VersionLedger
 
 ANEW = {
     "state": "The method's state on the server",
@@ -75,13 +76,13 @@ class Older:
                     f"{folder} is a simulation, so no device keeps a state of it. Continue from a run across machines."
                 )
             roster = Roster.from_plain(info["roster"])
-            store = directory.store(COLUMNS, roster.ids)
-            values = directory.recover(store)
+            ledger = VersionLedger(len(roster.ids))
+            values = directory.recover(ledger)
             if values is None:
                 raise RunError(
                     f"{folder} has finished no round to continue from. Run it first, or begin a new run."
                 )
-            entries = Ledger(store, roster).entries(roster.ids)
+            entries = Ledger(ledger, roster).entries(roster.ids)
             charged = _charged(directory)
         finally:
             directory.close()

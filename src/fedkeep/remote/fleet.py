@@ -17,10 +17,11 @@ from fedkeep.engines.faults import Fault
 from fedkeep.engines.tally import ROWS, tallied
 from fedkeep.remote.events import Events, Kind
 from fedkeep.remote.exchange import Exchange, Rules
-from fedkeep.remote.ledger import Entry, Ledger, Made
+from fedkeep.remote.ledger import Entry, Ledger
 from fedkeep.remote.messages import ClientOrder, Judging, Partition
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
+from fedkeep.store import VersionLedger
 from fedkeep.tasks import Task
 from fedkeep.tasks.results import Model
 
@@ -43,7 +44,7 @@ class Fleet:
     Args:
         nodes: reaches them.
         rules: what server and devices have agreed on.
-        ledger: which of each client's private versions was accepted last.
+        lines: which of each client's private versions was accepted last.
         policy: deadline and over-selection.
         cohort: uploads that a round takes where more clients are asked.
         events: a log of who was missing, and why.
@@ -51,35 +52,35 @@ class Fleet:
 
     Attributes:
         defers: whether judging rides with the next round's training.
-        committed: called when a round was committed.
+        after_commit: called when a round was committed.
     """
 
     def __init__(
         self,
         nodes: Nodes,
         rules: Rules,
-        ledger: Ledger,
+        lines: Ledger,
         policy: RoundPolicy,
         *,
         cohort: int,
         events: Events,
         attempts: Callable[[], int],
     ) -> None:
-        self.nodes, self.rules, self.ledger, self.policy = nodes, rules, ledger, policy
+        self.nodes, self.rules, self.lines, self.policy = nodes, rules, lines, policy
         self.defers = policy.mode == "synchronous"
         self.cohort, self.events, self._next_attempt = cohort, events, attempts
-        self.committed: Callable[[], None] = lambda: None
+        self.after_commit: Callable[[], None] = lambda: None
         self._announced: tuple[list[Order], Mapping[str, Sequence[Model]]] | None = None
         self._results: _Results | None = None
-        self._made: dict[str, Made] = {}  # by client, what it has staged
-        self._lines: tuple[int, Mapping[str, Entry]] = -1, {}
+        self._made: dict[str, int] = {}  # by client, the attempt of what it has staged
+        self._then: tuple[int, Mapping[str, Entry]] = -1, {}
         """The ledger as it was after a round whose judging was announced: the next round goes on from there."""
         self._settled: dict[str, int] = {}  # by client, the version it was told of last
 
     def announce(self, orders: Sequence[Order], asked: Mapping[str, Sequence[Model]]) -> None:
         """Let judging ride with the next round's training."""
         self._announced = list(orders), asked
-        self._lines = orders[0].round, self.ledger.entries([order.client for order in orders])
+        self._then = orders[0].round, self.lines.entries([order.client for order in orders])
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         """Let clients train; the answers come in the order of ``orders``, as soon as they are there."""
@@ -107,11 +108,11 @@ class Fleet:
 
     def accept(self, shares: Mapping[str, float]) -> None:
         """Note which clients' states count; they hear of it with their next order."""
-        self.ledger.accept(shares, self._made)
+        self.lines.accept(shares, self._made)
 
     def staged(self, clients: Sequence[str], exchange: Exchange) -> None:
         """Note what these clients stage: that of an exchange."""
-        self._made |= dict.fromkeys(clients, Made(exchange.round, exchange.attempt))
+        self._made |= dict.fromkeys(clients, exchange.attempt)
 
     def judge(self, orders: Iterable[Order], split: str, models: Sequence[Model]) -> list[Judged]:
         """Judge models of clients, or give what was announced and has come with the last training."""
@@ -161,7 +162,7 @@ class Fleet:
     def settle(self, orders: Iterable[Order]) -> None:
         """Tell clients which of their states was accepted last; those that know it already get no message."""
         orders = list(orders)
-        entries = self.ledger.entries([order.client for order in orders])
+        entries = self.lines.entries([order.client for order in orders])
         news = [
             order for order in orders if entries[order.client].version != self._settled.get(order.client, 0)
         ]
@@ -170,15 +171,19 @@ class Fleet:
             exchange.finish()
             self._heard(exchange)
 
-    def prepare(self, round: int) -> str:
-        """Make the ledger durable under a round's number, not yet valid."""
-        return self.ledger.store.prepare(round)
+    @property
+    def ledger(self) -> VersionLedger:
+        """Which of the clients' versions count."""
+        return self.lines.versions
 
-    def apply(self) -> None:
-        """Make the prepared ledger valid."""
-        self.ledger.store.apply()
+    def flush(self) -> None:
+        """Do nothing: what clients keep is durable on their devices before they answer."""
+
+    def committed(self) -> None:
+        """Take note that the round is committed; clients hear of it with their next order."""
+        self.ledger.committed()
         self.events.sum_up()
-        self.committed()
+        self.after_commit()
 
     def exchange(self, orders: Mapping[str, ClientOrder], enough: int | None = None) -> Exchange:
         """Send orders of one round."""
@@ -218,8 +223,8 @@ class Fleet:
 
         It is the line as of the order's round, where that was announced to be judged: the ledger may be one round on.
         """
-        entries = self.ledger.entries([order.client for order, _, _ in wanted])
-        round, lines = self._lines
+        entries = self.lines.entries([order.client for order, _, _ in wanted])
+        round, lines = self._then
         then = (order.client for order, _, _ in wanted if order.round == round and order.client in lines)
         entries |= {client: lines[client] for client in then}
         return {
@@ -264,7 +269,7 @@ class Fleet:
         if self.rules.leaves == "sums" or not all(table.clients):
             table = table.total()
         else:
-            table = _taken(table, np.argsort([self.ledger.roster.index(client) for client in table.clients]))
+            table = _taken(table, np.argsort([self.lines.roster.index(client) for client in table.clients]))
         return Judged(task=task, models=models, leaves=self.rules.leaves, table=table)
 
 

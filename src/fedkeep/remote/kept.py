@@ -1,8 +1,8 @@
 """Earlier rounds of a run's folder, kept so that its server can be rolled back to one of them.
 
-    kept/ROUND/commit.json, server-ROUND.safetensors, examples-N.safetensors, store.db
+    kept/ROUND/commit.json, server-ROUND.safetensors, examples-N.safetensors
 
-Records only grow, so a commit's extents give them back. Devices follow a server that was rolled back as far as they
+Records and ledger only grow, so a commit's extents give them back. Devices follow a server that was rolled back as far as they
 keep old versions of private states themselves, and refuse by name where they do not.
 
 What differential privacy has charged stays charged, as the rounds that are taken back were released. So the server
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +32,10 @@ class Kept:
     Attributes:
         folder: the run's.
         rounds: how many beside the last.
-        copy_store: writes a copy of the run's store to a path.
     """
 
     folder: Path
     rounds: int
-    copy_store: Callable[[Path], None]
 
     def keep(self) -> None:
         """Keep the round that was just committed; drop those that are too old."""
@@ -53,7 +50,6 @@ class Kept:
             part.mkdir(parents=True)
             for name in _files(commit):
                 os.link(self.folder / name, part / name)
-            self.copy_store(part / "store.db")
             shutil.rmtree(place, ignore_errors=True)  # of a later round that was taken back
             os.replace(part, place)
             sync_folder(place.parent)
@@ -91,9 +87,6 @@ def roll_back(folder: Path, round: int) -> None:
         with whole_or_error(folder):
             for name in _files(commit):
                 write_of_run(folder / name, (place / name).read_bytes())
-            for end in ("-wal", "-shm"):
-                (folder / "private" / f"store.db{end}").unlink(missing_ok=True)
-            write_of_run(folder / "private" / "store.db", (place / "store.db").read_bytes())
         write_of_run(folder / "commit.json", (place / "commit.json").read_bytes())
         for later in known[known.index(round) + 1 :]:
             shutil.rmtree(folder / FOLDER / str(later), ignore_errors=True)

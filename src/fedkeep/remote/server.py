@@ -34,7 +34,7 @@ from fedkeep.remote.continued import begun, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.kept import Kept
-from fedkeep.remote.ledger import COLUMNS, Attempts, Ledger
+from fedkeep.remote.ledger import Attempts, Ledger
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes
@@ -205,8 +205,8 @@ class _Serving:
     def run(self, pause: float, keep_rounds: int, progress: bool | None) -> list[Record]:
         """Run the rounds that are left, and tell devices of the last."""
         conductor, drive = self._conductor, self._drive(progress)
-        kept = Kept(self.out, keep_rounds, self.store.copy)
-        self.fleet.committed = kept.keep
+        kept = Kept(self.out, keep_rounds)
+        self.fleet.after_commit = kept.keep
         with conductor.under_way(drive):
             retries = Retries(pause)
             while drive.server.round < conductor.rounds:
@@ -316,8 +316,7 @@ class _Serving:
     def _meet(self, conductor: Conductor, directory: RunDirectory) -> None:
         """Return to the last finished round, and put together what reaches the devices."""
         federation, sampler, method = self.federation, conductor.sampler, conductor.method
-        self.store = store = directory.store(COLUMNS, self.roster.ids)
-        conductor.recover(store, Sequential())
+        conductor.recover(Sequential())
         rules = Rules(
             run=directory.id,
             fingerprint=fingerprint.digest(self.parts),
@@ -333,7 +332,7 @@ class _Serving:
         )(
             self.nodes,
             rules,
-            Ledger(store, self.roster, method.client.accept is not newest),
+            Ledger(conductor.versions, self.roster, method.client.accept is not newest),
             federation.policy,
             cohort=min(federation.cohort, sampler.count),
             events=self.events,

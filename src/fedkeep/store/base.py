@@ -1,68 +1,89 @@
-"""The contract of a private store, and the values of a client that was never seen."""
+"""Private state by client, of which one version counts; and the values of a client that was never seen.
+
+A version is named by the attempt that made it. What a client trained is staged under its attempt (``stage``); it counts
+as soon as the server's ledger names that attempt (``begin``), and not before. ``flush`` makes what counts durable. So a
+store that was killed at any instant needs one thing to go on: the lines of the server's ledger.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, StoreError
 from fedkeep.core.params import Params, is_state
 from fedkeep.core.seeds import generator
+from fedkeep.store.versions import ClientIndices, Lines
 
-ClientIndices = Sequence[int]
 
-
-class PrivateStore(Protocol):
+class PrivateStore(ABC):
     """Private state by client. Cost grows with the cohort, never with the number of clients.
 
-    A client's state has versions, each of one round. What a client trained is staged (``stage``) until the server's
-    word comes: ``accept`` writes it, or drops it. What was written is read at once; ``prepare`` makes it durable under
-    a round's number beside the versions that it follows, ``apply`` makes it the accepted version, and ``recover``
-    brings a store that was killed at any instant to the versions accepted after ``round``. ``default`` gives the values
-    of a client that was never seen. Clients are named by their position in ``ids``.
+    Args:
+        default: gives the values, names, shapes and dtypes of a client that was never seen.
+        ids: the clients' ids; a client's index is its position.
     """
 
-    default: Default
-    ids: Sequence[str]
+    def __init__(self, default: Default, ids: Sequence[str]) -> None:
+        self.default, self.ids = default, ids
+        self._attempt = np.zeros(len(ids), np.int64)  # of the versions that count; 0: the default does
+        self._staged: dict[int, tuple[int, Mapping[str, Tensor]]] = {}
 
+    @abstractmethod
     def read(self, clients: ClientIndices) -> Params:
-        """Return the clients' values stacked, each (clients, *shape); the default for clients never seen."""
-        ...
+        """Return the clients' values that count, stacked, each (clients, *shape); the default for clients never seen."""
 
-    def write(self, clients: ClientIndices, params: Mapping[str, Tensor]) -> None:
-        """Write new values, each (clients, *shape): read at once, durable with the next ``prepare``."""
-        ...
-
+    @abstractmethod
     def seen(self, clients: ClientIndices) -> list[bool]:
         """Tell for each client whether it has values of its own."""
-        ...
 
-    def stage(self, client: int, params: Mapping[str, Tensor]) -> None:
-        """Stage what a client would keep, each (*shape); not read before it is accepted, and not copied."""
-        ...
+    def stage(self, client: int, params: Mapping[str, Tensor], attempt: int) -> None:
+        """Note what a client would keep of an attempt, each (*shape), not copied; it does not count yet."""
+        self._staged[client] = attempt, params
 
-    def staged(self, clients: ClientIndices) -> Params:
-        """Return what the clients staged, stacked, on the CPU, each (clients, *shape)."""
-        ...
+    def staged(self, client: int) -> Params:
+        """Return what a client staged, on the CPU."""
+        row = self._staged[client][1]
+        return {name: row[name].detach().cpu() for name in self.default.initial}
 
-    def accept(self, clients: ClientIndices, params: Mapping[str, Tensor] | None = None) -> None:
-        """Write what the clients staged, or ``params`` in its place, each (clients, *shape); drop all others'."""
-        ...
+    def drop(self) -> None:
+        """Forget what was staged and does not count."""
+        self._staged = {}
 
-    def prepare(self, round: int) -> str:
-        """Make what was written durable under this round's number; return a digest of all states after it."""
-        ...
+    def begin(self, lines: Lines) -> None:
+        """Let the versions that the server's ledger names count from now on.
 
-    def apply(self) -> None:
-        """Make the prepared versions the accepted ones."""
-        ...
+        Raises:
+            StoreError: one is not there, or has values that can't be kept; nothing is changed.
+        """
+        late = np.flatnonzero(self._attempt[lines.clients] != lines.attempt)
+        if not len(late):
+            return
+        clients, attempts = lines.clients[late].tolist(), lines.attempt[late].tolist()
+        for client, attempt in zip(clients, attempts, strict=True):
+            if client not in self._staged or self._staged[client][0] != attempt:
+                raise self._missing(client, attempt)
+        self._keep(clients, [self._staged.pop(client)[1] for client in clients])
+        self._attempt[clients] = attempts
 
-    def recover(self, round: int, digest: str | None = None) -> None:
-        """Return to the versions accepted after ``round``, whose digest is given if known; drop everything later."""
-        ...
+    @abstractmethod
+    def _keep(self, clients: Sequence[int], values: Sequence[Mapping[str, Tensor]]) -> None:
+        """Let copies of values count, each (*shape)."""
+
+    def _missing(self, client: int, attempt: int) -> StoreError:
+        return StoreError(
+            f"The private values of client {str(self.ids[client])!r} that the run counts, those of attempt {attempt}, "
+            f"are not here; those of attempt {self._attempt[client]} are. Restore the whole run from one copy."
+        )
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Make all that counts durable at once, or nothing of it."""
 
 
 class Default:

@@ -21,17 +21,6 @@ LARGE_ROW = 32_768
 LOG_BYTES = 32 << 20
 BESIDE = 4096
 """Bytes of a row that are kept free for what stands beside the values, the client's id too."""
-TABLES = """
-CREATE TABLE about (content TEXT NOT NULL);
-CREATE TABLE rounds (round INTEGER PRIMARY KEY, digest TEXT NOT NULL);
-CREATE TABLE kept (
-    version INTEGER PRIMARY KEY,
-    client INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    crc INTEGER NOT NULL,
-    row BLOB NOT NULL
-);
-"""
 # Commits are flushed, on macOS by F_FULLFSYNC. One connection alone: no index of the log in a file of its own. Nothing
 # in the file is run as code.
 PRAGMAS = (

@@ -1,11 +1,10 @@
-"""What clients keep as bytes: a row of values for each, checksums of rows, and the digest of all of them."""
+"""What clients keep as bytes: a row of values for each."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -88,23 +87,6 @@ class RowFormat:
             if not bool(finite.all()):
                 return int(finite.logical_not().nonzero()[0]), name
         return None
-
-
-def entries_of(round: int, rows: Iterable[np.ndarray], count: int) -> np.ndarray:
-    """Return what stands for each row, ``round << 32 | crc32``: uint64 (count,); 0 is a row that was never written."""
-    return np.fromiter((round << 32 | zlib.crc32(row.data) for row in rows), np.uint64, count)
-
-
-def digest_of(clients: np.ndarray, entries: np.ndarray) -> int:
-    """Return the sum modulo 2⁶⁴ of one well-mixed number for each written client: the same in any order.
-
-    A row that changes takes its old number out and puts its new one in, so a round costs what its cohort does.
-    """
-    written = entries != 0
-    z = entries[written] + clients[written].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return int((z ^ (z >> np.uint64(31))).sum(dtype=np.uint64))
 
 
 def hash_of_ids(ids: Sequence[str]) -> str:

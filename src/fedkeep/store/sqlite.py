@@ -1,17 +1,17 @@
 """Private states of many clients in one SQLite file, written and flushed once a round.
 
-A row of ``kept`` is a version of what a client keeps: its number, the client, the round, a checksum, the values. A
-commit adds the versions of its round in one transaction (``prepare``); the versions that they follow stay beside them
-until the next one. Which versions are accepted follows from the round that the run is at, so ``apply`` and ``recover``
-write nothing, and the last round can be taken back.
+A row of ``kept`` is a version of what a client keeps: its number, the client, the attempt that made it, a checksum of
+its values and of what names them, the values. A flush adds the versions that count since the last, in one transaction.
+Those that they follow stay beside them until the round after is flushed, so whoever was killed before the server had
+committed goes on from the older ones, and the last round can be taken back.
 
-The file is believed as far as the digest goes. ``recover`` reads the rounds and checksums of all versions; their digest
-must be the run's. From then on they are in memory, and each row that is read must be that very version: a row that is
-not found, or found with other bytes, is an error and never a client that was never seen.
+Nothing in the file says which versions count: the server's ledger does. ``begin`` of a file that was there before names
+all of them; a version that is not found, or found with other bytes, is an error and never a client that was never seen.
+What the ledger does not name is of a round that was never committed: it goes with the next flush.
 
-While a run writes, the last commits are in SQLite's write-ahead log beside the file, so a commit is one flush. SQLite
-drops in silence what is damaged in a log; the digest then says so. At rest there is the file alone, and reading it
-changes nothing on the disk. What a kill has left is looked at in a copy, so that nothing is touched before ``recover``
+While a run writes, the last flushes are in SQLite's write-ahead log beside the file, so each is one flush of the disk.
+SQLite drops in silence what is damaged in a log; the ledger then misses it. At rest there is the file alone, and reading
+it changes nothing on the disk. What a kill has left is looked at in a copy, so that nothing is touched before ``begin``
 found it right.
 """
 
@@ -22,38 +22,37 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.params import Params
-from fedkeep.store.base import ClientIndices, Default
-from fedkeep.store.database import TABLES, Database, check_row, logs_of, new_file
-from fedkeep.store.rows import CRC, RowFormat, digest_of, entries_of, hash_of_ids
-from fedkeep.store.staging import Staging
+from fedkeep.store.base import Default, PrivateStore
+from fedkeep.store.database import Database, check_row, logs_of, new_file
+from fedkeep.store.rows import CRC, RowFormat, hash_of_ids
+from fedkeep.store.versions import ClientIndices, Lines
 
-FORMAT = 3
+FORMAT = 4
 FILE = "store.db"
-MOST_ROUNDS = MOST_VERSIONS = CRC
+TABLES = """
+CREATE TABLE about (content TEXT NOT NULL);
+CREATE TABLE kept (
+    number INTEGER PRIMARY KEY,
+    client INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    row BLOB NOT NULL
+);
+"""
 _SCANNED = 4096
 
 
-class Prepared(NamedTuple):
-    """Versions that are durable and not yet accepted: round, clients, entries, numbers, digest, and rows by client."""
-
-    round: int
-    clients: np.ndarray
-    entries: np.ndarray
-    versions: np.ndarray
-    digest: int
-    rows: dict[int, np.ndarray]
-
-
-class SqliteStore(Staging):
+class SqliteStore(PrivateStore):
     """A folder with ``store.db``; while it is written, or after a kill, its log ``store.db-wal`` too.
 
     Args:
@@ -64,7 +63,7 @@ class SqliteStore(Staging):
         write: False to read only: nothing in the folder is touched.
         create: False where there must be a store already.
 
-    A store that was there before must be recovered before it is used. A store is of the process that opened it.
+    A store that was there before must ``begin`` before it is used. A store is of the process that opened it.
 
     Raises:
         StoreError: the folder holds a store of other names, shapes, dtypes, clients, or of another run, or none that
@@ -81,29 +80,28 @@ class SqliteStore(Staging):
         write: bool = True,
         create: bool = True,
     ) -> None:
-        super().__init__()
-        self.folder, self.default, self.ids, self.run, self.writable = folder, default, ids, run, write
+        super().__init__(default, ids)
+        self.folder, self.run, self.writable = folder, run, write
         self.path, self.clients = folder / FILE, len(ids)
         self._format = RowFormat(default.initial)
         check_row(self._format.bytes)
         self._process = os.getpid()
+        self._number = np.zeros(self.clients, np.int64)  # of the versions that count and are in the file
+        self._crc = np.zeros(self.clients, np.uint32)
+        self._written: dict[int, np.ndarray] = {}  # rows that count and are not in the file yet
+        self._followed: list[
+            int
+        ] = []  # numbers of versions that the last flush has followed, or the next will
+        self._obsolete: list[int] = []  # numbers of versions that the next flush removes
+        self._flushed = False  # since a version last began to count
+        self._next = 1
         self._file: Database | None = None
-        self._begin()
         try:
             self._ready = self._open(create)
         except (OSError, TypeError, ValueError, RecursionError, sqlite3.Error) as error:
             raise StoreError(
                 f"Cannot open the private store {folder}: {error}. Restore it from a copy."
             ) from error
-
-    def _begin(self) -> None:
-        """Know of no version at all. The arrays take memory only where something is written."""
-        self._entries = np.zeros(self.clients, np.uint64)  # of accepted versions, see ``entries_of``
-        self._versions = np.zeros(self.clients, np.uint32)  # their numbers
-        self._next, self._round, self._digest = 1, 0, 0
-        self._written: dict[int, np.ndarray] = {}
-        self._prepared: Prepared | None = None
-        self._obsolete: list[int] = []  # versions that the next commit removes
 
     def _open(self, create: bool) -> bool:
         """Open or make the file; return whether it is new."""
@@ -119,8 +117,7 @@ class SqliteStore(Staging):
         if new:
             self.folder.mkdir(parents=True, exist_ok=True)
             about = ("INSERT INTO about VALUES (?)", (json.dumps(self._about()),))
-            nothing = ("INSERT INTO rounds VALUES (0, ?)", (self.digest,))
-            new_file(self.path, TABLES, self._format.bytes, (about, nothing))
+            new_file(self.path, TABLES, self._format.bytes, [about])
         self._file = Database(self.path)
         if new:
             self._file.begin_to_write()
@@ -158,6 +155,70 @@ class SqliteStore(Staging):
                 f"wanted {wanted}, found {found}. Use the model and data that it was made with."
             )
 
+    def begin(self, lines: Lines) -> None:
+        """Let the versions that the server's ledger names count; of a file that was there before, these and no others.
+
+        Raises:
+            StoreError: the file is damaged, or of another time than the ledger; nothing is changed.
+            RunError: it can't be written.
+        """
+        if self._ready:
+            super().begin(lines)
+            return
+        if self._file is not None:
+            try:
+                self._take_over(self._file, lines)
+            except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
+                raise self._unreadable(error) from error
+            try:
+                if self.writable:
+                    self._file.begin_to_write()
+            except sqlite3.Error as error:
+                raise RunError(
+                    f"Cannot write {self.path}: {error}. A run must be writable to go on with it."
+                ) from error
+        self._ready = True
+
+    def _take_over(self, file: Database, lines: Lines) -> None:
+        """Find the versions that a ledger names; all others are of rounds that do not count."""
+        number, client, attempt, crc = self._scan(file)
+        wanted = np.zeros(self.clients, np.int64)
+        wanted[lines.clients] = lines.attempt
+        named = attempt == wanted[client]
+        if len(np.unique(client[named])) < np.count_nonzero(named):
+            raise ValueError("two versions of a client have one name")
+        numbers, crcs = np.zeros_like(self._number), np.zeros_like(self._crc)
+        numbers[client[named]], crcs[client[named]] = number[named], crc[named]
+        lost = lines.clients[numbers[lines.clients] == 0]
+        if len(lost):
+            raise self._missing(int(lost[0]), int(wanted[lost[0]]))
+        self._number, self._crc, self._attempt = numbers, crcs, wanted
+        self._obsolete = number[~named].tolist()
+        self._next = int(number.max(initial=0)) + 1
+
+    def _scan(self, file: Database) -> tuple[np.ndarray, ...]:
+        """Read which versions there are: number, client, attempt and checksum of each."""
+        found = file.query("SELECT number, client, attempt, crc FROM kept ORDER BY number")
+        blocks = [np.zeros((0, 4), np.int64)]
+        while some := found.fetchmany(_SCANNED):
+            blocks.append(np.array(some, np.int64))
+        number, client, attempt, crc = np.concatenate(blocks).T
+        if not ((client >= 0) & (client < self.clients) & (attempt > 0) & (crc >= 0) & (crc <= CRC)).all():
+            raise ValueError("a version is of nobody")
+        return number, client, attempt, crc
+
+    def _keep(self, clients: Sequence[int], values: Sequence[Mapping[str, Tensor]]) -> None:
+        self._check_writable()
+        stacked = {name: torch.stack([row[name] for row in values]) for name in self.default.initial}
+        rows = self._format.pack(stacked, len(clients))
+        self._check_finite(clients, rows)
+        if self._flushed:  # a new round counts, so the server has committed the one that was flushed
+            self._obsolete, self._followed, self._flushed = self._obsolete + self._followed, [], False
+        before = self._number[clients]
+        self._followed += before[before > 0].tolist()
+        self._number[clients] = 0
+        self._written.update(zip(clients, rows, strict=True))
+
     def read(self, clients: ClientIndices) -> Params:
         """Return the clients' values stacked, each (clients, *shape).
 
@@ -167,13 +228,13 @@ class SqliteStore(Staging):
         index = self._check(clients)
         rows = np.zeros((len(index), self._format.bytes), np.uint8)
         unseen, kept = [], []
-        for place, (client, entry) in enumerate(
-            zip(index.tolist(), self._entries[index].tolist(), strict=True)
+        for place, (client, number) in enumerate(
+            zip(index.tolist(), self._number[index].tolist(), strict=True)
         ):
-            if (written := self._written.get(client)) is not None:
+            if number:
+                kept.append((place, client))
+            elif (written := self._written.get(client)) is not None:
                 rows[place] = written
-            elif entry:
-                kept.append((place, client, entry))
             else:
                 unseen.append(place)
         if kept:
@@ -185,172 +246,68 @@ class SqliteStore(Staging):
                 out[name][place] = value
         return out
 
-    def _fetch(self, kept: Sequence[tuple[int, int, int]], rows: np.ndarray) -> None:
-        """Read accepted versions: at which place, whose, with which entry."""
+    def _fetch(self, kept: Sequence[tuple[int, int]], rows: np.ndarray) -> None:
+        """Read versions that count from the file: into which row, whose."""
         file = self._opened()
         try:
             with file.transaction():
-                for place, client, entry in kept:
-                    number = (int(self._versions[client]),)
-                    row = file.query("SELECT row FROM kept WHERE version = ?", number).fetchone()
-                    if row is None or not _is_whole(row[0], entry, rows.shape[1]):
+                for place, client in kept:
+                    number = (int(self._number[client]),)
+                    found = file.query("SELECT row FROM kept WHERE number = ?", number).fetchone()
+                    attempt, row = int(self._attempt[client]), found[0] if found else b""
+                    whole = isinstance(row, bytes) and len(row) == rows.shape[1]
+                    if not found or not whole or crc_of(client, attempt, row) != self._crc[client]:
                         raise StoreError(
-                            f"The private values of client {self.ids[client]!r} in {self.path} are damaged: their "
-                            f"checksum is not the one kept of round {entry >> 32}. Restore the store from a copy."
+                            "The private values of client {client!r} in {file} are damaged: their checksum is not the "
+                            "one kept of attempt {attempt}. Restore the store from a copy.",
+                            client=str(self.ids[client]),
+                            file=self.path,
+                            attempt=attempt,
                         )
-                    rows[place] = np.frombuffer(row[0], np.uint8)
+                    rows[place] = np.frombuffer(row, np.uint8)
         except sqlite3.Error as error:
             raise self._unreadable(error) from error
 
-    def write(self, clients: ClientIndices, params: Mapping[str, Tensor]) -> None:
-        """Write new values, each (clients, *shape): read at once, durable with the next ``prepare``.
-
-        Raises:
-            StoreError: names, shapes or dtypes differ, or a value is not finite.
-        """
-        index = self._check(clients)
-        if not self.writable:
-            raise StoreError(
-                f"The private store {self.folder} was opened to be read; nothing is written to it."
-            )
-        if not len(index):
-            return
-        rows = self._format.pack(params, len(index))
-        self._check_finite(index, rows)
-        self._written.update(zip(index.tolist(), rows, strict=True))
-
     def seen(self, clients: ClientIndices) -> list[bool]:
         """Tell for each client whether it was ever written."""
-        index = self._check(clients)
-        kept = (self._entries[index] != 0).tolist()
-        return [k or c in self._written for k, c in zip(kept, index.tolist(), strict=True)]
+        found: list[bool] = (self._attempt[self._check(clients)] > 0).tolist()
+        return found
 
-    @property
-    def digest(self) -> str:
-        """A digest of all states as last applied or recovered: whose, of which round, which bytes."""
-        return f"{self._digest:016x}"
-
-    def prepare(self, round: int) -> str:
-        """Add what was written as versions of this round, flushed to the disk; return the digest of all states then.
+    def flush(self) -> None:
+        """Make all that counts durable in one transaction, or nothing of it.
 
         Raises:
-            RunError: the disk is full or can't be written; the last committed round is kept.
+            RunError: the disk is full or can't be written; what was flushed before is kept.
         """
-        if not 0 < round <= MOST_ROUNDS:
-            raise StoreError(f"A round's number must be in 1 .. {MOST_ROUNDS}; got {round}.")
         self._check(())
-        rows, count = self._written, len(self._written)
-        if self._next + count > MOST_VERSIONS:
-            raise StoreError(
-                f"The private store {self.folder} has had {MOST_VERSIONS} versions; begin a new run."
-            )
-        clients, entries = np.fromiter(rows, np.int64, count), entries_of(round, rows.values(), count)
-        left = self._digest - digest_of(clients, self._entries[clients])
-        digest = (left + digest_of(clients, entries)) % 2**64
-        versions = np.arange(self._next, self._next + count)
-        crcs = (entries & np.uint64(CRC)).tolist()
-        added = zip(versions.tolist(), rows, [round] * count, crcs, rows.values(), strict=True)
-        again = [] if self._prepared is None else self._prepared.versions.tolist()
+        if not self._written and not self._obsolete:
+            return
+        self._check_writable()
+        clients, count = list(self._written), len(self._written)
+        attempts, rows = self._attempt[clients].tolist(), self._written.values()
+        crcs = [crc_of(c, a, row) for c, a, row in zip(clients, attempts, rows, strict=True)]
+        numbers = range(self._next, self._next + count)
         file = self._opened()
         try:
             with file.transaction("BEGIN IMMEDIATE"):
-                file.for_each("DELETE FROM kept WHERE version = ?", ((v,) for v in (*self._obsolete, *again)))
+                file.for_each("DELETE FROM kept WHERE number = ?", ((number,) for number in self._obsolete))
+                added = zip(numbers, clients, attempts, crcs, rows, strict=True)
                 file.for_each("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", added)
-                file.query("DELETE FROM rounds WHERE round <> ?", (self._round,))
-                file.query("INSERT INTO rounds VALUES (?, ?)", (round, f"{digest:016x}"))
         except sqlite3.Error as error:
             raise RunError(
                 f"Cannot write {self.path}: {error}. Nothing was lost: the last finished round is kept. Free some "
                 f"space or check the rights, then resume."
             ) from error
-        self._next += count
-        self._obsolete, self._prepared = [], Prepared(round, clients, entries, versions, digest, dict(rows))
-        return f"{digest:016x}"
-
-    def apply(self) -> None:
-        """Make the prepared versions the accepted ones; those that they follow go with the next commit."""
-        if self._prepared is None:
-            return
-        made = self._prepared
-        self._obsolete += [version for version in self._versions[made.clients].tolist() if version]
-        self._entries[made.clients], self._versions[made.clients] = made.entries, made.versions
-        self._round, self._digest = made.round, made.digest
-        since = {c: row for c, row in self._written.items() if row is not made.rows.get(c)}
-        self._written, self._prepared = since, None
-
-    def recover(self, round: int, digest: str | None = None) -> None:
-        """Return to the versions accepted after ``round``; later ones are dropped with the next commit.
-
-        Raises:
-            StoreError: the file is damaged, or of another run or round than the one asked for.
-        """
-        self.accept(())
-        self._begin()
-        self._ready = False
-        wanted = digest or self.digest
-        file = self._file
-        if file is not None:
-            try:
-                known = dict(file.query("SELECT round, digest FROM rounds").fetchall())
-                if round not in known:
-                    raise StoreError(
-                        f"The private store {self.folder} stands at round {max(known, default=0)}, the run at round "
-                        f"{round}; restore both from the same copy."
-                    )
-                wanted = digest or known[round]
-                self._scan(file, round)
-            except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
-                raise self._unreadable(error) from error
-        held = np.flatnonzero(self._entries)
-        self._digest = digest_of(held, self._entries[held])
-        if self.digest != wanted:
-            raise StoreError(
-                f"The private store's {self.path} does not hold the states after round {round}: a row was lost, "
-                f"damaged or is of another time. Restore the whole run from one copy."
-            )
-        self._round = round
-        if self.writable and file is not None:
-            try:
-                file.begin_to_write()
-            except sqlite3.Error as error:
-                raise RunError(
-                    f"Cannot write {self.path}: {error}. A run must be writable to go on with it."
-                ) from error
-        self._ready = True
-
-    def copy(self, path: Path) -> None:
-        """Write a copy of what was committed to another place; RunError where that can't be written."""
-        try:
-            self._opened().query("VACUUM INTO ?", (str(path),))
-            with closing(sqlite3.connect(path)) as copy:
-                copy.execute("PRAGMA journal_mode = WAL")  # as every store begins
-        except sqlite3.Error as error:
-            raise RunError(f"Cannot write {path}: {error}. Free some space or check the rights.") from error
+        self._number[clients], self._crc[clients] = numbers, crcs
+        self._next, self._written, self._obsolete, self._flushed = numbers.stop, {}, [], True
 
     def rest(self) -> None:
         """Write no more: from now on there is one file, which is only read."""
         if self._file is not None and self.writable and self._ready:
-            self._written, self._prepared, self.writable = {}, None, False
+            self.drop()
+            self.writable = False
             with suppress(OSError, ValueError, sqlite3.Error):  # on a full disk the log stays, and is as good
                 self._file.rest()
-
-    def _scan(self, file: Database, round: int) -> None:
-        """Read which versions there are; keep the last of each client up to ``round``."""
-        found = file.query("SELECT version, client, round, crc FROM kept ORDER BY version")
-        blocks = [np.zeros((1, 4), np.int64)]
-        while some := found.fetchmany(_SCANNED):
-            blocks.append(np.array(some, np.int64))
-        version, client, of, crc = np.concatenate(blocks).T
-        if (np.diff(version) <= 0).any() or (np.diff(of) < 0).any() or max(of[-1], version[-1]) > CRC:
-            raise ValueError("its versions are not in order")
-        version, client, of, crc = version[1:], client[1:], of[1:], crc[1:]
-        if not ((client >= 0) & (client < self.clients) & (of > 0) & (crc >= 0) & (crc <= CRC)).all():
-            raise ValueError("a version is of nobody")
-        taken = of <= round
-        entries = of.astype(np.uint64) << np.uint64(32) | crc.astype(np.uint64)
-        self._entries[client[taken]], self._versions[client[taken]] = entries[taken], version[taken]
-        self._obsolete = version[self._versions[client] != version].tolist()
-        self._next = int(version[-1]) + 1 if len(version) else 1
 
     def _opened(self) -> Database:
         if self._file is None:
@@ -360,10 +317,16 @@ class SqliteStore(Staging):
     def _unreadable(self, error: Exception) -> StoreError:
         return StoreError(f"The private store's {self.path} is damaged: {error}. Restore it from a copy.")
 
+    def _check_writable(self) -> None:
+        if not self.writable:
+            raise StoreError(
+                f"The private store {self.folder} was opened to be read; nothing is written to it."
+            )
+
     def _check(self, clients: ClientIndices) -> np.ndarray:
         if not self._ready:
             raise StoreError(
-                f"The private store {self.folder} was there before: call recover(round) before it is used."
+                f"The private store {self.folder} was there before: call begin(lines) before it is used."
             )
         if os.getpid() != self._process:
             raise StoreError(
@@ -376,14 +339,18 @@ class SqliteStore(Staging):
             )
         return index
 
-    def _check_finite(self, index: np.ndarray, rows: np.ndarray) -> None:
+    def _check_finite(self, clients: ClientIndices | np.ndarray, rows: np.ndarray) -> None:
         if (fault := self._format.nonfinite(rows)) is not None:
             place, name = fault
             raise StoreError(
-                f"Private {name!r} of client {self.ids[int(index[place])]!r} holds a NaN or an infinity; the store "
-                f"{self.folder} keeps finite values only."
+                "Private {name!r} of client {client!r} holds a NaN or an infinity; the store {folder} keeps finite values "
+                "only.",
+                name=name,
+                client=str(self.ids[int(clients[place])]),
+                folder=self.folder,
             )
 
 
-def _is_whole(row: Any, entry: int, size: int) -> bool:
-    return isinstance(row, bytes) and len(row) == size and zlib.crc32(row) == entry & CRC
+def crc_of(client: int, attempt: int, row: Any) -> int:
+    """Return the checksum of a row's values and of what names them."""
+    return zlib.crc32(row, (client * 0x9E3779B1 ^ attempt ^ attempt >> 32) & CRC)

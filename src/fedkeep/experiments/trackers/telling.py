@@ -15,11 +15,13 @@ from typing import Any
 from fedkeep.core.errors import ConfigError, check_choice, first_line
 from fedkeep.core.files import write_of_run
 from fedkeep.core.records import Record, read_records
-from fedkeep.experiments.run_directory import GROWING, RunDirectory, new_run_id
+from fedkeep.experiments.run_directory import RunDirectory, new_run_id
 from fedkeep.experiments.trackers.contract import End, EndRun, Facts, Tracker
 from fedkeep.experiments.trackers.stores import STORES
 
 FILE = "tracked.json"
+TOLD = ("records", "timings")
+"""Of the files of a run's folder, what trackers are told of."""
 Tell = Callable[[Sequence[Record], Sequence[Record]], None]
 """Receives the records that a round added: the run's, and each client's."""
 
@@ -120,11 +122,11 @@ class _Telling:
         """Tell each of a round."""
         if self.past is None:
             self.past = self._past()
-            self.lines = {name: len(self.past[name]) for name in GROWING}
+            self.lines = {name: len(self.past[name]) for name in TOLD}
             self._each(self._begin)
         if records:
             new = (records, timings)
-            self.lines = {n: self.lines[n] + len(lines) for n, lines in zip(GROWING, new, strict=True)}
+            self.lines = {n: self.lines[n] + len(lines) for n, lines in zip(TOLD, new, strict=True)}
             self._each(lambda name, tracker: tracker.recorded([*records, *timings]))
 
     def finish(self, how: End) -> None:
@@ -135,9 +137,9 @@ class _Telling:
     def _past(self) -> dict[str, list[Record]]:
         """Return what a run that goes on has measured, by file."""
         if self.directory is None:
-            return {name: [] for name in GROWING}
+            return {name: [] for name in TOLD}
         folder, last = self.directory.folder, self.directory.last
-        return {n: list(read_records(folder / f"{n}.jsonl", getattr(last, n))) for n in GROWING}
+        return {n: list(read_records(folder / f"{n}.jsonl", getattr(last, n))) for n in TOLD}
 
     def _begin(self, name: str, tracker: Tracker) -> None:
         """Tell one of the run, and what it was not told of it."""
@@ -189,6 +191,6 @@ def _read(path: Path) -> dict[str, dict[str, int]]:
     """Return who was told how much; where that is lost, all is told again."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {str(n): {k: int(lines[k]) for k in GROWING} for n, lines in content.items()}
+        return {str(n): {k: int(lines[k]) for k in TOLD} for n, lines in content.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}

@@ -1,0 +1,107 @@
+"""What a server knows of each client's private state: how many of its rounds count, and which attempt made the last.
+
+It is a log: a line for each round, appended to the run's folder and committed with the run's records. In memory it is
+arrays, of which only pages that are written take memory. No private value is in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedkeep.core.errors import RunError
+
+ClientIndices = Sequence[int]
+
+
+class Lines(NamedTuple):
+    """Lines of the ledger, one for each client, each (clients,).
+
+    Attributes:
+        clients: their places.
+        version: how many of their rounds count; 0: they have default values.
+        attempt: the name of the version that counts: the attempt that made it; 0: there is none.
+        share: z = c_k / Σ c of the round that made it, where clients accept by it (FURL eq. 6); else 0. It tells of the
+            others' numbers of examples, so it stands nowhere else.
+    """
+
+    clients: np.ndarray
+    version: np.ndarray
+    attempt: np.ndarray
+    share: np.ndarray
+
+
+class VersionLedger:
+    """The lines of all clients, by place.
+
+    Args:
+        clients: how many there are.
+    """
+
+    def __init__(self, clients: int) -> None:
+        self._version, self._attempt = np.zeros(clients, np.uint32), np.zeros(clients, np.int64)
+        self._share = np.zeros(clients)
+        self._new: list[dict[str, Any]] = []
+
+    def of(self, clients: ClientIndices | np.ndarray) -> Lines:
+        """Return the lines of some clients."""
+        at = np.asarray(clients, np.int64).reshape(-1)
+        return Lines(at, self._version[at], self._attempt[at], self._share[at])
+
+    def seen(self) -> Lines:
+        """Return the lines of all clients of whom a round counts."""
+        return self.of(np.flatnonzero(self._version))
+
+    def accept(
+        self, clients: ClientIndices, attempts: Sequence[int], shares: Sequence[float] | None = None
+    ) -> Lines:
+        """Note that what these clients staged in these attempts counts; return their lines.
+
+        Args:
+            clients: their places, each once.
+            attempts: of each.
+            shares: of each, as in ``Lines``; None: clients do not accept by them, or were told already.
+        """
+        told = [None] * len(clients) if shares is None else list(shares)
+        for attempt, some in groupby(zip(clients, attempts, told, strict=True), key=lambda one: one[1]):
+            rows = list(some)
+            line = {"attempt": attempt, "clients": [int(client) for client, _, _ in rows]}
+            self._new.append(line if shares is None else line | {"shares": [share for _, _, share in rows]})
+        self._note(np.asarray(clients, np.int64), attempts, shares)
+        return self.of(clients)
+
+    def _note(self, at: np.ndarray, attempts: Any, shares: Sequence[float] | None) -> None:
+        self._version[at] += 1
+        self._attempt[at] = attempts
+        if shares is not None:
+            self._share[at] = shares
+
+    def written(self) -> bytes:
+        """Return what is noted and not committed, as lines of JSON."""
+        return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in self._new).encode()
+
+    def committed(self) -> None:
+        """Take what was written as durable."""
+        self._new = []
+
+    def read(self, content: bytes) -> None:
+        """Take over what a run has committed before.
+
+        Raises:
+            RunError: it is damaged, or of other clients.
+        """
+        try:
+            for line in content.splitlines():
+                found = json.loads(line)
+                clients = np.array(found["clients"], np.int64)
+                if (clients < 0).any() or found["attempt"] <= 0:
+                    raise ValueError("a line is of nobody")
+                self._note(clients, found["attempt"], found.get("shares"))
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+            raise RunError(
+                f"The run's ledger.jsonl is damaged: {error}. Restore the run from a copy."
+            ) from error
