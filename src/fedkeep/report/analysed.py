@@ -17,15 +17,10 @@ Analysis = Mapping[str, Any]
 
 def sections(groups: Sequence[Configuration]) -> Iterator[Section]:
     """Yield a section for each kind of analysis, with the figures of all runs that have it."""
-    makers: dict[str, tuple[str, Callable[[Analysis, str], Iterator[Block]]]] = {
-        "embedding_map": ("Map of user vectors", _map),
-        "cold_start": ("New users", _cold_start),
-        "aggregation_time": ("Aggregation time", _time),
-    }
     found = [(g, run, name) for g in groups for run in g.runs for name in run.analyses]
     several = sum(len(g.runs) for g in groups) > 1
-    for i, name in enumerate([*makers, *dict.fromkeys(n for *_, n in found if n not in makers)]):
-        title, maker = makers.get(name, (wording.metric_name(wording.printable(name)), _table))
+    for i, name in enumerate([*MAKERS, *dict.fromkeys(n for *_, n in found if n not in MAKERS)]):
+        title, maker = MAKERS.get(name, (wording.metric_name(wording.printable(name)), _table))
         blocks: list[Block] = []
         for g, run, own in found:
             if own == name:
@@ -180,3 +175,16 @@ def _cell(value: Any, metric: str) -> str:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
+
+
+MAKERS: dict[str, tuple[str, Callable[[Analysis, str], Iterator[Block]]]] = {
+    "embedding_map": ("Map of user vectors", _map),
+    "cold_start": ("New users", _cold_start),
+    "aggregation_time": ("Aggregation time", _time),
+}
+"""Of each kind of analysis that has a figure: the section's title, and what makes its blocks."""
+
+
+def figures_of(name: str, analysis: Analysis) -> list[Figure]:
+    """Return the figures of an analysis of one of `MAKERS`; none where it holds no value to draw."""
+    return [block for block in MAKERS[name][1](analysis, "") if isinstance(block, Figure)]

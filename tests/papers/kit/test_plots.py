@@ -4,8 +4,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.report.analysed import figures_of
 from fedkeep_papers.kit import canvas, plots
-from tests.report.run_folders import all_analyses, curve, map_of
+from tests.report.run_folders import all_analyses, curve
 from tests.tiny import fill_disk
 
 PNG = b"\x89PNG"
@@ -23,19 +24,18 @@ def test_every_figure_is_drawn_and_repeats(tmp_path: Path) -> None:
             ("not run", None, 0.5),
         ]
         made[turn] = [
-            plots.learning_curves(
-                curves, folder / "curves.svg", metric="accuracy", title="$t", best=0.7, dashed=["FL"]
-            ),
+            plots.learning_curves(curves, folder / "curves.svg", metric="accuracy", title="$t"),
             plots.comparison_bars(bars, folder / "bars.svg", metric="accuracy", std={"Global FL": 0.01}),
             plots.client_distribution(
-                {"FL": {"u": 0.5, "v": float("nan")}, "S": [0.1, 0.9]},
+                {"FL": [0.5, float("nan")], "S": [0.1, 0.9]},
                 folder / "users.svg",
                 metric="accuracy",
             ),
-            plots.embedding_map(analyses["embedding_map"], folder / "map.svg"),
-            plots.embedding_map(map_of(20, 1, ["A", "B"], continuous=True), folder / "ramp.svg"),
-            plots.cold_start(analyses["cold_start"], folder / "cold.svg"),
-            plots.aggregation_time(analyses["aggregation_time"], folder / "time.svg"),
+            *(
+                plots.write(figure, folder / f"{name}.svg")
+                for name in ("embedding_map", "cold_start", "aggregation_time")
+                for figure in figures_of(name, analyses[name])
+            ),
         ]
     for first, second in zip(made["a"], made["b"], strict=True):
         assert first.read_bytes() == second.read_bytes(), first.name
@@ -57,10 +57,10 @@ def test_a_single_seed_has_no_whisker() -> None:
 
 
 def test_png_by_the_ending(tmp_path: Path) -> None:
-    path = plots.aggregation_time({"cohort": [1, 10], "seconds": [0.1, 1.0]}, tmp_path / "new" / "t.png")
-    assert path.read_bytes().startswith(PNG)
-    with pytest.raises(ConfigError, match=r"^Figures are saved as \.png or \.svg; got 't\.gif'\.$"):
-        plots.aggregation_time({"cohort": [1], "seconds": [0.1]}, tmp_path / "t.gif")
+    (figure,) = figures_of("aggregation_time", {"cohort": [1, 10], "seconds": [0.1, 1.0]})
+    assert plots.write(figure, tmp_path / "new" / "t.png").read_bytes().startswith(PNG)
+    with pytest.raises(ConfigError, match=r"\.png or \.svg; got 't\.gif'"):
+        plots.write(figure, tmp_path / "t.gif")
 
 
 def test_a_figure_that_cannot_be_written_leaves_the_old_one(
@@ -80,21 +80,14 @@ def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
         plots.client_distribution({"a": []}, tmp_path / "b.png", metric="accuracy")
 
 
-def test_cold_start_says_what_its_bars_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    titles: list[str] = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: titles.append(figure.axes[0].get_title()))
-    analysis = {"k": [0, 5], "mean": [0.5, 0.7], "std": [0.1, 0.2], "metric": "accuracy", "users": 12}
-    plots.cold_start(analysis, tmp_path / "c.png")
-    plots.cold_start({"k": [0], "mean": [0.5]}, tmp_path / "c.png")
-    assert titles == ["mean ± standard deviation over 12 users", ""]
-
-
 def test_several_ways_of_cold_start(tmp_path: Path) -> None:
     analysis = {
         "k": [0, "all"],
         "series": [{"name": "a", "mean": [0.1, None]}, {"name": "b", "mean": [0.2, 0.3]}],
     }
-    assert plots.cold_start(analysis, tmp_path / "c.png").read_bytes().startswith(PNG)
+    (figure,) = figures_of("cold_start", analysis)
+    assert [e.label for e in figure.legend] == ["a", "b"]
+    assert plots.write(figure, tmp_path / "c.png").read_bytes().startswith(PNG)
 
 
 def test_a_partition(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.personal.cold_start import cold_start
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report import page, tables
-from fedkeep.report.analysed import cold_start_table
+from fedkeep.report.analysed import cold_start_table, figures_of
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep_papers.furl import channels, jobs
 from fedkeep_papers.furl.jobs import JobSpec, Kept, Outcome
@@ -316,7 +316,7 @@ def _draw(
     if len(pair) < len(PAIR):
         return
     plots.client_distribution(
-        {name: dict(o.clients) for name, o in pair.items()},
+        {name: list(o.clients.values()) for name, o in pair.items()},
         _figure(folder, scene, "users"),
         metric="accuracy",
     )
@@ -326,15 +326,20 @@ def _draw(
         analysis = embedding_map(loaded)
         times = aggregation_time(loaded[PAIR[1]].server)
         write_analyses(federated.folder, {"embedding_map": analysis, "aggregation_time": times})
-        plots.embedding_map(analysis, _figure(folder, scene, "figure45"))
-        plots.aggregation_time(times, _figure(folder, scene, "aggregation"))
+        for name, found, kind in (
+            ("embedding_map", analysis, "figure45"),
+            ("aggregation_time", times, "aggregation"),
+        ):
+            for figure in figures_of(name, found):
+                plots.write(figure, _figure(folder, scene, kind))
 
 
 def _draw_cold_start(held: JobSpec, path: Path) -> None:
     """Measure the users who were held out against their own examples; keep the numbers beside the figure."""
     analysis = cold_start_form(cold_start(load_run(held.folder, data_folder=held.data), progress=False))
     write_analyses(held.folder, {"cold_start": analysis})
-    plots.cold_start(analysis, path)
+    for figure in figures_of("cold_start", analysis):
+        plots.write(figure, path)
     write_whole(
         path.with_suffix(".json"),
         f"{json.dumps({'run': held.file, **rounded(analysis)}, indent=1)}\n".encode(),

@@ -48,6 +48,18 @@ def new_figure(panels: int, width: float, height: float, rows: bool = False) -> 
     return figure, list(grid.ravel()) if grid is not None else []
 
 
+def kind_of(path: Path) -> str:
+    """Return what a figure's file is, by its ending: ``png`` or ``svg``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("png", "svg"):
+        raise ConfigError(f"Figures are saved as .png or .svg; got {path.name!r}.")
+    return kind
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure by its path's ending.
 
@@ -55,9 +67,7 @@ def save(figure: Figure, path: Path) -> Path:
         ConfigError: that is neither .png nor .svg.
         RunError: the file can't be written; an older one is as it was.
     """
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("png", "svg"):
-        raise ConfigError(f"Figures are saved as .png or .svg; got {path.name!r}.")
+    kind = kind_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn = io.BytesIO()
     figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})

@@ -9,21 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.report import wording
-from fedkeep.report.analyses import cold_start_series
-from fedkeep.report.charts import (
-    COLOURS,
-    GREY,
-    MOST_POINTS,
-    SHAPES,
-    Palette,
-    bin_edges,
-    evenly,
-    in_bins,
-    palette_of,
-)
+from fedkeep.core.files import write_whole
+from fedkeep.report.blocks import Figure
+from fedkeep.report.charts import COLOURS, GREY, LOOKS, Legend, Lines, Series, Spread, Strip
 from fedkeep_papers.kit.canvas import (
     axis_name,
+    kind_of,
     new_figure,
     plain,
     save,
@@ -36,42 +27,50 @@ if TYPE_CHECKING:
 
 
 def learning_curves(
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    path: Path,
-    *,
-    metric: str,
-    title: str = "",
-    split: str = "valid",
-    best: float | None = None,
-    dashed: Collection[str] = (),
+    curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, *, metric: str, title: str
 ) -> Path:
-    """Draw a metric against epochs (FURL Fig. 3).
+    """Draw a metric on valid against epochs (FURL Fig. 3): by name, (epoch, value) pairs."""
+    series = [
+        Series(name, tuple(x for x, _ in pairs), tuple(y for _, y in pairs), str(i % LOOKS))
+        for i, (name, pairs) in enumerate(curves.items())
+        if pairs
+    ]
+    chart = Lines(
+        series=tuple(series),
+        x_label="epochs (passes over the training data)",
+        y_label=axis_name(metric, " on valid"),
+        heading=title,
+        metric=metric,
+    )
+    return write(Figure(title, (chart,), legend=tuple(Legend(s.label, s.slot) for s in series)), path)
 
-    Args:
-        curves: by name, (epoch, value) pairs.
-        path: ends in .png or .svg.
-        metric: fractions are drawn in percent.
-        title: above the figure.
-        split: where it was measured.
-        best: the best possible value, a dotted line.
-        dashed: names of curves to draw with dashes.
+
+def client_distribution(values: Mapping[str, Sequence[float]], path: Path, *, metric: str) -> Path:
+    """Draw how a metric is spread over users, a histogram each, by name; NaN is left out.
+
+    Raises:
+        ConfigError: there is no value.
     """
-    with styled():
-        figure, (axes,) = new_figure(1, 7.2, 4.2)
-        scale = scale_of(metric)
-        for i, (name, pairs) in enumerate(curves.items()):
-            style: Any = (0, (5, 3)) if name in dashed else "-"
-            xs, ys = [x for x, _ in pairs], [scale * y for _, y in pairs]
-            axes.plot(
-                xs, ys, linestyle=style, color=COLOURS[i % len(COLOURS)], label=plain(name), linewidth=1.8
-            )
-        if best is not None:
-            axes.axhline(scale * best, color="#1d2328", linestyle=":", linewidth=1.2, label="best possible")
-        axes.set_xlabel("epochs (passes over the training data)")
-        axes.set_ylabel(axis_name(metric, f" on {split}"))
-        axes.set_title(title, fontsize=10, parse_math=False)
-        figure.legend(loc="outside lower center", ncols=2)
-        return save(figure, path)
+    known = {name: tuple(v for v in own if math.isfinite(v)) for name, own in values.items()}
+    strips = [Strip(name, str(i % LOOKS), own) for i, (name, own) in enumerate(known.items()) if own]
+    if not strips:
+        raise ConfigError("A distribution over users needs at least one value.")
+    return write(Figure(axis_name(metric, " of a user"), (Spread(tuple(strips), metric),)), path)
+
+
+def write(figure: Figure, path: Path) -> Path:
+    """Write a figure of a report by the path's ending.
+
+    Raises:
+        ConfigError: that is neither .png nor .svg.
+        RunError: the file can't be written; an older one is as it was.
+    """
+    from fedkeep.report.drawing import Drawing
+
+    kind = kind_of(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, Drawing(figure).file(kind))
+    return path
 
 
 def panels_of_curves(
@@ -123,107 +122,6 @@ def panels_of_curves(
             loc="outside lower center",
             ncols=max(1, min(6, fitting)),
         )
-        if title:
-            figure.suptitle(title.replace("$", r"\$"), fontsize=10)
-        return save(figure, path)
-
-
-def embedding_map(analysis: Mapping[str, Any], path: Path) -> Path:
-    """Draw the panels of an ``embedding_map`` analysis side by side, in common colours."""
-    with styled():
-        panels = analysis["panels"]
-        palette = palette_of(analysis)
-        figure, every = new_figure(len(panels), 4.1 * len(panels), 4.7)
-        for axes, panel in zip(every, panels, strict=True):
-            points = evenly(panel["points"], MOST_POINTS)
-            size = 26 if len(points) <= 150 else 16 if len(points) <= 600 else 9
-            shown = _scatter_numbers(axes, points, palette, size) if palette.continuous else None
-            if not palette.continuous:
-                _scatter_categories(axes, points, palette, size)
-            numbers = panel.get("numbers") or {}
-            words = "\n".join(
-                f"{wording.metric_inline(k)} {wording.number(v, k)}" for k, v in numbers.items()
-            )
-            axes.set_title(panel["name"] + (f"\n{words}" if words else ""), fontsize=9.5, parse_math=False)
-            axes.set_aspect("equal", adjustable="datalim")
-            axes.set(xticks=[], yticks=[], xlabel="map axis 1 (no unit)", ylabel="map axis 2 (no unit)")
-        if palette.continuous and shown is not None:
-            figure.colorbar(shown, ax=every, label=palette.name, shrink=0.8)
-        elif every:
-            handles, labels = every[0].get_legend_handles_labels()
-            if handles:
-                columns = min(len(labels), 4)
-                figure.legend(handles, labels, loc="outside lower center", ncols=columns, title=palette.name)
-        return save(figure, path)
-
-
-def _scatter_numbers(axes: Axes, points: Sequence[Mapping[str, Any]], palette: Palette, size: float) -> Any:
-    known = [p for p in points if p.get("trait") is not None]
-    rest = [p for p in points if p.get("trait") is None]
-    axes.scatter([p["x"] for p in rest], [p["y"] for p in rest], c=GREY, s=size, linewidths=0)
-    return axes.scatter(
-        [p["x"] for p in known],
-        [p["y"] for p in known],
-        c=[p["trait"] for p in known],
-        s=size,
-        cmap="cividis",
-        vmin=palette.low,
-        vmax=palette.high,
-        linewidths=0,
-    )
-
-
-def _scatter_categories(
-    axes: Axes, points: Sequence[Mapping[str, Any]], palette: Palette, size: float
-) -> None:
-    for trait, i in (*palette.places.items(), (None, -1)):
-        own = [
-            p for p in points if (p.get("trait") == trait if i >= 0 else p.get("trait") not in palette.places)
-        ]
-        if own or i >= 0:
-            label = palette.text(trait) if i >= 0 else "other"
-            axes.scatter(
-                [p["x"] for p in own],
-                [p["y"] for p in own],
-                color=COLOURS[i] if i >= 0 else GREY,
-                s=size,
-                marker=SHAPES[i] if i >= 0 else "o",
-                alpha=0.85,
-                linewidths=0,
-                label=plain(label),
-            )
-
-
-def client_distribution(
-    values: Mapping[str, Mapping[str, float] | Sequence[float]], path: Path, *, metric: str, title: str = ""
-) -> Path:
-    """Draw how a metric is spread over users: a histogram each, one below the other, the mean as a line.
-
-    Args:
-        values: by configuration, the users' values, with or without their ids; NaN is left out.
-        path: ends in .png or .svg.
-        metric: fractions are drawn in percent.
-        title: above the figure.
-    """
-    with styled():
-        own = {name: list(v.values() if isinstance(v, Mapping) else v) for name, v in values.items()}
-        own = {name: [x for x in v if math.isfinite(x)] for name, v in own.items()}
-        own = {name: v for name, v in own.items() if v}
-        if not own:
-            raise ConfigError("A distribution over users needs at least one value.")
-        figure, every = new_figure(len(own), 7.2, 1.2 + 1.15 * len(own), rows=True)
-        scale = scale_of(metric)
-        edges = bin_edges([x for v in own.values() for x in v], wording.is_fraction(metric))
-        for i, (axes, (name, users)) in enumerate(zip(every, own.items(), strict=True)):
-            heights = [100 * n / len(users) for n in in_bins(users, edges)]
-            axes.stairs(heights, [scale * e for e in edges], fill=True, color=COLOURS[i % len(COLOURS)])
-            mean = sum(users) / len(users)
-            axes.axvline(scale * mean, color="#1d2328", linewidth=1.2)
-            words = f"{name}: mean {wording.number(mean, metric)}"
-            axes.set_title(words, loc="left", fontsize=9.5, parse_math=False)
-            axes.set_ylabel("% of users")
-            axes.label_outer()
-        every[-1].set_xlabel(axis_name(metric, " of a user"))
         if title:
             figure.suptitle(title.replace("$", r"\$"), fontsize=10)
         return save(figure, path)
@@ -285,54 +183,6 @@ def _bars(
         place = (x, height + span)
         text = f"{height + 1e-9:.1f}" if scale == 100 else f"{height:.3g}"  # 84.05 is 84.0499… in binary
         axes.annotate(text, place, (0, 3), textcoords="offset points", ha="center", fontsize=8)
-
-
-def aggregation_time(analysis: Mapping[str, Any], path: Path) -> Path:
-    """Draw an ``aggregation_time`` analysis: seconds against cohort size, both by logarithm, and a line of slope 1."""
-    with styled():
-        figure, (axes,) = new_figure(1, 5.4, 3.8)
-        pairs = sorted(
-            (c, s) for c, s in zip(analysis["cohort"], analysis["seconds"], strict=True) if c and s
-        )
-        cohort, seconds = [c for c, _ in pairs], [s for _, s in pairs]
-        axes.loglog(cohort, seconds, "o-", color=COLOURS[0], label="measured")
-        if pairs:
-            linear = [seconds[-1] * c / cohort[-1] for c in cohort]
-            axes.loglog(cohort, linear, ":", color="#5c666f", label="in proportion to the cohort")
-        axes.set_xlabel("clients in the cohort")
-        axes.set_ylabel("time to combine a round's uploads (s)")
-        axes.legend()
-        return save(figure, path)
-
-
-def cold_start(analysis: Mapping[str, Any], path: Path) -> Path:
-    """Draw a ``cold_start`` analysis: the metric against k own examples, ± one standard deviation."""
-    with styled():
-        figure, (axes,) = new_figure(1, 6.2, 3.8)
-        metric = analysis.get("metric", "accuracy")
-        scale, names = scale_of(metric), [str(k) for k in analysis["k"]]
-        for i, entry in enumerate(cold_start_series(analysis)):
-            std = entry.get("std") or [None] * len(names)
-            known = [
-                (j, m, s) for j, (m, s) in enumerate(zip(entry["mean"], std, strict=True)) if m is not None
-            ]
-            axes.errorbar(
-                [j for j, *_ in known],
-                [scale * m for _, m, _ in known],
-                yerr=[scale * (s or 0) for *_, s in known],
-                fmt="o-",
-                color=COLOURS[i % len(COLOURS)],
-                capsize=2,
-                label=plain(entry.get("name") or ""),
-            )
-        axes.set_xticks(range(len(names)), names)
-        axes.set_xlabel("own examples k, to which the private part is fitted")
-        axes.set_ylabel(axis_name(metric, " of new users"))
-        if "users" in analysis and any(entry.get("std") for entry in cold_start_series(analysis)):
-            axes.set_title(f"mean ± standard deviation over {analysis['users']} users", fontsize=9.5)
-        if "series" in analysis:
-            axes.legend()
-        return save(figure, path)
 
 
 def partition_plot(
