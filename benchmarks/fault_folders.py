@@ -71,7 +71,7 @@ def classes(tried: int = 3000, seed: int = 0) -> Iterator[dict[str, Any]]:
         torch.set_num_threads(before)
 
 
-KINDS = ("private", "federated", "pooled")
+KINDS = ("private", "federated", "centralised")
 
 
 class Scene:

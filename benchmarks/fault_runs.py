@@ -28,7 +28,7 @@ from fedkeep.store.sqlite import FILE as STORE
 
 ROUNDS = 6
 PATIENCE = 20
-ENGINES = ("sequential", "workers", "vectorised", "pooled")
+ENGINES = ("sequential", "workers", "vectorised", "centralised")
 
 
 SHORT_LOG = 9 * 4096
@@ -48,7 +48,7 @@ def config(kind: str, seed: int = 0, rounds: int = ROUNDS) -> Config:
     """Return a small run: private vectors with server momentum, none at all, or centralised training with Adam."""
     method: dict[str, Any] = {
         "kind": "fedavg" if kind == "federated" else "furl",
-        "optimizer": {"kind": "adam" if kind == "pooled" else "sgd", "learning_rate": 0.1},
+        "optimizer": {"kind": "adam" if kind == "centralised" else "sgd", "learning_rate": 0.1},
     }
     if kind == "private":
         method |= {
@@ -66,7 +66,8 @@ def config(kind: str, seed: int = 0, rounds: int = ROUNDS) -> Config:
                 "rounds": rounds,
                 "cohort": 2,
                 "evaluate_every": 2,
-                "engine": "pooled" if kind == "pooled" else "sequential",
+                "centralised": kind == "centralised",
+                "engine": "sequential",
             },
             "personalization": {"steps": 2, "every": 1},
         }
@@ -150,8 +151,13 @@ def kills(folder: Path, tried: int, seed: int) -> dict[str, Any]:
 def killed_run(engine: str, out: str) -> None:
     """Run or go on; for the kills, in a process of its own."""
     torch.set_num_threads(1)
-    made = config("pooled" if engine == "pooled" else "private", rounds=ROUNDS)
-    made = made.model_copy(update={"run": replace(made.run, engine=engine), "personalization": None})
+    made = config("centralised" if engine == "centralised" else "private", rounds=ROUNDS)
+    made = made.model_copy(
+        update={
+            "run": replace(made.run, engine="sequential" if engine == "centralised" else engine),
+            "personalization": None,
+        }
+    )
     with short_log(), patch("fedkeep.experiments.run_directory.new_run_id", lambda: "0" * 32):
         resume = (Path(out) / "run.json").exists()
         run_config(

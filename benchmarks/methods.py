@@ -26,10 +26,10 @@ from benchmarks.workloads import workload
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
 from fedkeep.data import FederatedData
+from fedkeep.engines import Centralised, Sequential
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.engine import make_engine
 
 BASE = "FedAvg"
 WANTED = 1.5
@@ -103,8 +103,7 @@ def rounds(contender: Contender, data: FederatedData, folder: Path | None) -> Ca
     if contender.local:
         method = method.on_client(tables="local")
     net = Net(method.extend(module) if method.extend else module)
-    kind = "pooled" if config.run.engine == "pooled" else "sequential"
-    engine, _ = make_engine(kind, None, "cpu", len(data), 1000)
+    engine = Centralised() if config.run.centralised else Sequential()
     every = Rounds(method, net, data, engine)
 
     def step() -> float:

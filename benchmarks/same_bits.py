@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import json
 import os
 import signal
@@ -75,6 +76,12 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
             data = classes(kind="f4")
         else:
             model = model.double()
+        if options.get("engine") == "centralised":
+            named = "centralised" in inspect.signature(fedkeep.simulate).parameters
+            options = {
+                **options,
+                **({"engine": "auto", "centralised": True} if named else {"engine": "pooled"}),
+            }
         return fedkeep.simulate(model, method, data, **{**COMMON, **options})
 
     def in_folder(name: str, engine: str) -> Any:
@@ -91,7 +98,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
             return told(trained(name, "float64", engine=engine, out=Path(folder) / "run", resume=True))
 
     for name in ROWS:
-        for engine in (*ENGINES, "pooled"):
+        for engine in (*ENGINES, "centralised"):
             for dtype in ("float64", "float32"):
                 yield (
                     f"{name} {engine} {dtype}",

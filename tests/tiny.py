@@ -376,3 +376,8 @@ class Parts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
+
+
+def run_by(engine: str) -> dict[str, Any]:
+    """Return the settings of a run with one of the engines, or of centralised training."""
+    return {"centralised": True} if engine == "centralised" else {"engine": engine}

@@ -95,7 +95,7 @@ def test_list_names_everything(fedkeep: Command) -> None:
     assert result.exit_code == 0
     words = result.stdout.split()
     readers, tables = offered_readers(), reproductions()
-    for name in [*METHODS, *MODELS, *readers, *builtin_names(), *tables, "sequential", "pooled"]:
+    for name in [*METHODS, *MODELS, *readers, *builtin_names(), *tables, "sequential", "vectorised"]:
         assert name in words
     assert {"toy", "zulip_channels"} <= set(readers)
     assert "furl" in words

@@ -73,7 +73,7 @@ def test_what_was_not_looked_at_is_no_success(fedkeep: Command) -> None:
 
 
 def test_centralised_training_is_refused(fedkeep: Command) -> None:
-    result = fedkeep("audit", "toy.toml", "--set", "run.engine=pooled")
+    result = fedkeep("audit", "toy.toml", "--set", "run.centralised=true")
     assert result.exit_code == 2
     assert "nothing leaves a device" in result.stderr
 

@@ -38,7 +38,7 @@ def test_built_in_splits_are_sound(fedkeep: Command, name: str) -> None:
 
 
 def test_centralised_training_sends_nothing(fedkeep: Command) -> None:
-    result = fedkeep("check", "toy.toml", "--set", "run.engine=pooled")
+    result = fedkeep("check", "toy.toml", "--set", "run.centralised=true")
     assert "Centralised training: all users' data and private values are in one place" in result.stdout
 
 

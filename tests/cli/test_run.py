@@ -81,7 +81,7 @@ def test_the_engine_is_told_and_workers_change_no_result(fedkeep: Command) -> No
     )  # no setting of the run
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", "pooled", "workers", "auto"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers", "auto"])
 def test_one_worker_is_what_every_engine_has(fedkeep: Command, engine: str) -> None:
     result = fedkeep("run", "toy.toml", "--workers", 1, "--set", f"run.engine={engine}", "--out", engine)
     assert result.exit_code == 0, result.output
@@ -91,8 +91,8 @@ def test_one_worker_is_what_every_engine_has(fedkeep: Command, engine: str) -> N
     ("options", "message"),
     [
         (
-            ["--workers", 2, "--set", "run.engine=pooled"],
-            "workers=2 is for engine='workers' or 'auto'; the engine is",
+            ["--workers", 2, "--set", "run.centralised=true"],
+            "Centralised training has no clients side by side",
         ),
         (["--set", "run.workers=0"], "run.workers must be at least 1; got 0."),
         (["--set", "run.workers=two"], "run.workers: wanted a whole number; got 'two'."),
@@ -256,7 +256,7 @@ def test_a_built_in_configuration_by_name(fedkeep: Command) -> None:
 def test_centralised_training_by_name(fedkeep: Command) -> None:
     small = ["--set", "data.users=4", "--set", "data.examples=10", "--set", "run.epochs=2"]
     assert fedkeep("run", "demo/personalized-server", *small, "--out", "server").exit_code == 0
-    assert json.loads(Path("server/run.json").read_text(encoding="utf-8"))["pooled"] is True
+    assert json.loads(Path("server/run.json").read_text(encoding="utf-8"))["centralised"] is True
 
 
 def test_nothing_judged(fedkeep: Command) -> None:

@@ -81,7 +81,7 @@ def test_pooled_training_is_central_training_with_a_user_table(name: str, kind: 
     ours, theirs = OPTIMIZERS[name]
     model = kind().double()
     method = methods.furl("user", private_init=0.0, local=Phase(optimizer=ours, batch_size=4))
-    run = simulate(model, method, DATA, rounds=4, seed=9, engine="pooled")
+    run = simulate(model, method, DATA, rounds=4, seed=9, centralised=True)
     central = Central(model, len(DATA)).double()
     centralised(central, DATA, method.client.phases[0], theirs(central), 4, 9)
     close(run.server, {n: v.detach() for n, v in central.state_dict().items()})
@@ -94,7 +94,7 @@ def test_pooled_training_is_central_training_with_a_user_table(name: str, kind: 
 def test_without_private_parameters_it_is_plain_central_training() -> None:
     model = Logits().double()
     method = methods.fedavg(local=Phase(optimizer=adam(0.05), batch_size=8))
-    run = simulate(model, method, DATA, rounds=3, seed=2, engine="pooled")
+    run = simulate(model, method, DATA, rounds=3, seed=2, centralised=True)
     central = Logits().double()
     stepper = torch.optim.Adam(central.parameters(), 0.05)
     rows = np.concatenate([rows_of(DATA, c) for c in range(len(DATA))])
@@ -111,7 +111,7 @@ def test_one_client_pooled_is_that_client_trained_alone() -> None:
     data = DATA.select([1])
     model = Logits().double()
     method = methods.furl("user", private_init="model", local=Phase(optimizer=sgd(0.3), batch_size=4))
-    run = simulate(model, method, data, rounds=1, seed=3, engine="pooled")
+    run = simulate(model, method, data, rounds=1, seed=3, centralised=True)
     phase = method.client.phases[0]
     order = list(batches(data, rows_of(data, 0), phase, Stream(3, "pooled", 0), 0))
     alone = Logits().double()
@@ -142,7 +142,7 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
         local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.05, momentum=0.5), batch_size=5),
     )
     nn.init.normal_(model.user)
-    run = simulate(model, method, data, rounds=3, seed=1, engine="pooled")
+    run = simulate(model, method, data, rounds=3, seed=1, centralised=True)
 
     users = nn.Parameter(model.user.detach().repeat(4, 1))
     biases = nn.Parameter(model.user_bias.detach().repeat(4, 1))
@@ -171,7 +171,7 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
 
 def test_pooled_refuses_the_share_rule() -> None:
     with pytest.raises(MethodError) as error:
-        simulate(Logits(), methods.furl("user", private_scale="fedavg"), DATA, rounds=1, engine="pooled")
+        simulate(Logits(), methods.furl("user", private_scale="fedavg"), DATA, rounds=1, centralised=True)
     assert str(error.value) == "Centralised training has no aggregation, so private_scale must be 1."
 
 
@@ -185,7 +185,7 @@ def half(before: methods.Kept, after: methods.Kept, share: float) -> methods.Kep
 def test_pooled_refuses_an_accept_of_ones_own() -> None:
     method = methods.furl("user").on_client(accept=half)
     with pytest.raises(MethodError, match=r"^'furl' has an accept of its own, .* engine='sequential'\.$"):
-        simulate(Logits(), method, DATA, rounds=1, engine="pooled")
+        simulate(Logits(), method, DATA, rounds=1, centralised=True)
 
 
 def test_pooled_refuses_phases_that_stop_early() -> None:
@@ -193,7 +193,7 @@ def test_pooled_refuses_phases_that_stop_early() -> None:
     own = Phase(trains="private", early_stopping=methods.EarlyStopping())
     method = methods.furl("user").on_client(phases=(own, Phase(trains="federated")))
     with pytest.raises(MethodError, match=r"^'furl' .* Set early_stopping=None"):
-        simulate(Logits(), method, DATA, rounds=1, engine="pooled")
+        simulate(Logits(), method, DATA, rounds=1, centralised=True)
 
 
 @pytest.mark.parametrize("method", [methods.kteps(), methods.pfl_da()])
@@ -201,12 +201,12 @@ def test_pooled_refuses_methods_that_compute_on_features_alone(method: methods.M
     with pytest.raises(
         MethodError, match=r"^Examples of many clients together need to say whose each is, .* alone\. Tra"
     ):
-        simulate(Parts().double(), method, DATA, rounds=1, engine="pooled")
+        simulate(Parts().double(), method, DATA, rounds=1, centralised=True)
 
 
 def test_pooled_runs_are_marked_and_count_no_traffic() -> None:
-    run = simulate(Logits(), methods.furl("user"), DATA, rounds=2, engine="pooled")
-    assert run.engine == "pooled"
+    run = simulate(Logits(), methods.furl("user"), DATA, rounds=2, centralised=True)
+    assert run.engine == "centralised"
     assert not any(r.split == "traffic" for r in run.history)
 
 
@@ -221,7 +221,7 @@ def test_opted_out_examples_do_not_train_a_pooled_model() -> None:
             methods.furl("user", local=Phase(batch_size=4)),
             d,
             rounds=2,
-            engine="pooled",
+            centralised=True,
             evaluate_every=0,
         )
         for d in (data, other)
@@ -243,6 +243,6 @@ def test_training_that_breaks_down_is_named(on_nonfinite: Any) -> None:
             method.on_client(phases=(replace(method.client.phases[0], epochs=4),)),
             data,
             rounds=1,
-            engine="pooled",
+            centralised=True,
             on_nonfinite=on_nonfinite,
         )

@@ -16,7 +16,7 @@ from fedkeep.engines import Sequential, Vectorised
 from fedkeep.methods.phase import EarlyStopping
 from fedkeep.models import CifarCNN, DocumentModel, TextClassifier
 from tests.engines.vectorised.cohorts import TEXTS, cohort, uploads
-from tests.tiny import Logits, classes, job
+from tests.tiny import Logits, classes, job, run_by
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 DATA = classes(counts=(8, 9, 7, 12), valid=3, test=4)
@@ -147,10 +147,16 @@ class Thinned(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("engine", ["pooled", "sequential", "vectorised"])
+@pytest.mark.parametrize("engine", ["centralised", "sequential", "vectorised"])
 def test_dropout_of_what_clients_share(engine: str) -> None:
     run = simulate(
-        Thinned(), methods.furl("head.*", local=STEPS), DATA, rounds=2, cohort=4, device="cuda", engine=engine
+        Thinned(),
+        methods.furl("head.*", local=STEPS),
+        DATA,
+        rounds=2,
+        cohort=4,
+        device="cuda",
+        **run_by(engine),
     )
     assert all(v.isfinite().all() for v in run.kept("user-1").params.values())
 

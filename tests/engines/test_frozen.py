@@ -14,7 +14,7 @@ from fedkeep.core.errors import MethodError, RunError, SplitError
 from fedkeep.engines import Vectorised
 from fedkeep.methods import Finish, Finished, Start, Started
 from fedkeep.privacy import GaussianNoise
-from tests.tiny import Rounds, classes, everyone, job, results
+from tests.tiny import Rounds, classes, everyone, job, results, run_by
 
 DATA = classes(kind="f4")
 FURL = methods.furl("user", local=Phase(batch_size=4))
@@ -81,7 +81,7 @@ def test_a_pattern_freezes_what_could_be_trained() -> None:
     assert model.head.bias.requires_grad  # the user's model is left as it was
 
 
-ENGINES = ["sequential", "vectorised", "workers", "pooled"]
+ENGINES = ["sequential", "vectorised", "workers", "centralised"]
 
 
 class Counting(Backbone):
@@ -106,7 +106,7 @@ class Growing(Backbone):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_frozen_tensor_that_training_changed_is_named(engine: str, kind: type[Backbone], name: str) -> None:
     with pytest.raises(SplitError) as error:
-        simulate(kind(), FURL, DATA, rounds=1, cohort=1, engine=engine)
+        simulate(kind(), FURL, DATA, rounds=1, cohort=1, **run_by(engine))
     assert f"round 0: training changed {name!r}, which is frozen" in str(error.value)
 
 
@@ -140,7 +140,7 @@ def growing_finish(given: Finish) -> Finished:
 def test_a_hook_that_writes_into_a_frozen_tensor_is_named(engine: str, hook: Any) -> None:
     which = hook.__name__.removeprefix("growing_")
     with pytest.raises(MethodError) as error:
-        simulate(Backbone(), FURL.on_client(**{which: hook}), DATA, rounds=1, cohort=2, engine=engine)
+        simulate(Backbone(), FURL.on_client(**{which: hook}), DATA, rounds=1, cohort=2, **run_by(engine))
     assert str(error.value) == (
         f"The {which} of 'furl' wrote into 'body.weight', which others read too. Make a new tensor: v * 0.5, not "
         f"v.mul_(0.5)."

@@ -19,7 +19,7 @@ from fedkeep.store import MemoryStore
 from fedkeep.store.sqlite import SqliteStore
 from tests.experiments.configs import config
 from tests.remote.hand import Hand
-from tests.tiny import Logits, classes
+from tests.tiny import Logits, classes, run_by
 
 ON_ALL = methods.furl("user").on_client(phases=(Phase(trains="private", examples="all", optimizer=sgd(0.5)),))
 READS = methods.furl("user", local=Phase(batch_size=4))
@@ -40,7 +40,7 @@ def store(method: Method = ON_ALL, data: FederatedData | None = None, **changes:
     return run.private
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers", "pooled"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers", "centralised"])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_federated_phase_may_not_read_them(engine: str, known: bool) -> None:
     """Whether or not the later run's data still say who opted out."""
@@ -48,7 +48,7 @@ def test_a_federated_phase_may_not_read_them(engine: str, known: bool) -> None:
     columns = {n: c for n, c in data.columns.items() if known or n != "opted_in"}
     later = FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta)
     with pytest.raises(MethodError, match=REFUSED):
-        store(READS, later, engine=engine, private=store())
+        store(READS, later, **run_by(engine), private=store())
 
 
 def test_nor_after_a_run_between_and_for_clients_in_another_order() -> None:

@@ -16,7 +16,7 @@ from fedkeep import Method, Phase, Run, adam, averaging, methods, sgd, simulate
 from fedkeep.core.errors import RunError
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.store.database import Database
-from tests.tiny import Noisy, classes, one_run_id
+from tests.tiny import Noisy, classes, one_run_id, run_by
 
 ENGINES: dict[str, Method] = {
     "sequential": methods.furl(
@@ -25,13 +25,13 @@ ENGINES: dict[str, Method] = {
         local=Phase(batch_size=6, optimizer=sgd(0.2, momentum=0.5)),
         server=averaging(adam(0.05)),
     ),
-    "pooled": methods.furl("user", local=Phase(batch_size=10, optimizer=adam(0.05))),
+    "centralised": methods.furl("user", local=Phase(batch_size=10, optimizer=adam(0.05))),
 }
 ENGINES["workers"] = ENGINES["sequential"]
 
 
 def run(engine: str, out: Path | None, rounds: int, resume: bool = False) -> Run:
-    """Run a simulation that uses all that may carry over: dropout, batch statistics, server and pooled moments."""
+    """Run a simulation that uses all that may carry over: dropout, batch statistics, moments of server and centralised training."""
     data = classes(counts=(5, 9, 3, 8, 4, 6), kind="f4")
     with one_run_id():
         return simulate(
@@ -41,7 +41,7 @@ def run(engine: str, out: Path | None, rounds: int, resume: bool = False) -> Run
             rounds=rounds,
             cohort=2,
             seed=4,
-            engine=engine,
+            **run_by(engine),
             out=out,
             resume=resume,
             evaluate_every=2,

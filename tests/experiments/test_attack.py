@@ -219,7 +219,7 @@ def test_membership_of_a_model_that_knows_its_examples_by_heart_and_under_noise(
     ("settings", "message"),
     [
         (
-            {"run.engine": "pooled"},
+            {"run.centralised": "true"},
             "There is no upload to attack: this configuration trains in one place, or federates nothing.",
         ),
         ({"data.users": "2"}, "Attacks want at least 3 clients with training examples; these data have 2."),

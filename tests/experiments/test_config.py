@@ -188,7 +188,7 @@ def test_the_four_configurations_differ_in_what_they_compare_only(folder: str) -
     server, personal_server = (builtin_config(f"{folder}/{n}-server") for n in ("global", "personalized"))
     fl, personal_fl = (builtin_config(f"{folder}/{n}-fl") for n in ("global", "personalized"))
     for config in (server, personal_server):
-        assert config.run.engine == "pooled"
+        assert config.run.centralised
     for config in (fl, personal_fl):
         assert (config.run.engine, config.run.cohort) == ("auto", 10)
     without_user = {

@@ -83,7 +83,7 @@ def test_workers_leave_the_same_bits(never_stopped: Any) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "step"),
-    [("sequential", 3), ("pooled", 3), pytest.param("sequential", 1, marks=pytest.mark.slow)],
+    [("sequential", 3), ("centralised", 3), pytest.param("sequential", 1, marks=pytest.mark.slow)],
 )
 def test_killed_at_every_touch_of_the_files(quick_path: Path, engine: str, step: int, process: Start) -> None:
     """Two rounds, killed at the first open, flush or rename, at the second (or every third), and so on to the last."""

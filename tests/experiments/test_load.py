@@ -70,11 +70,11 @@ def same(a: Run, b: Run) -> None:
         {"seed": 8},
         {"method": {"kind": "fedavg"}},
         {"method": {"kind": "local"}},
-        {"run": {"rounds": 2, "engine": "pooled"}},
+        {"run": {"rounds": 2, "centralised": True}},
         {"method": {"kind": "furl", "server_optimizer": {"kind": "adam", "learning_rate": 0.1}}},
         {"method": {"kind": "scaffold"}},
     ],
-    ids=["furl", "other seed", "fedavg", "local", "pooled", "adam", "scaffold"],
+    ids=["furl", "other seed", "fedavg", "local", "centralised", "adam", "scaffold"],
 )
 def test_a_finished_run_comes_back(tmp_path: Path, tables: dict[str, Any]) -> None:
     run = run_config(config(**tables), out=tmp_path / "r")

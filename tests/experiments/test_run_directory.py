@@ -43,7 +43,12 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     assert (out / "config.toml").read_text() == "seed = 5\n"
     info = json.loads((out / "run.json").read_text())
     assert (info["name"], info["method"], info["seed"], info["status"]) == ("mine", "furl", 5, "finished")
-    assert (info["engine"], info["pooled"], info["rounds"], info["cohort"]) == ("sequential", False, 4, 2)
+    assert (info["engine"], info["centralised"], info["rounds"], info["cohort"]) == (
+        "sequential",
+        False,
+        4,
+        2,
+    )
     assert (info["rounds_per_epoch"], info["metric"], info["config"]) == (2, "accuracy", {"seed": 5})
     assert info["bytes_up"] == info["bytes_down"] == 48
     assert [(r["name"], r["half"], r["bytes"]) for r in info["split_table"]] == [
@@ -149,7 +154,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "model": ({"model": Logits(seed=1)}, "model.initial_sha256: "),
     "data": ({"data": classes(counts=(5, 9, 3, 7), kind="f4", seed=1)}, "data.columns.label: "),
-    "engine": ({"engine": "pooled"}, "pooled: False in the run, True now"),
+    "centralised": ({"centralised": True}, "centralised: False in the run, True now"),
     "hold out": ({"hold_out": 0.25}, "hold_out: 0.0 in the run, 0.25 now"),
 }
 

@@ -15,7 +15,7 @@ from fedkeep import FederatedData, Init, Phase, Run, adam, methods, sgd, simulat
 from fedkeep.core.errors import ConfigError, DataError, NonFiniteError
 from fedkeep.data import RangeIds
 from fedkeep.engines import LocalDevice, Sampler
-from tests.tiny import Logits, Noisy, classes, everyone, parts, same_bits, users
+from tests.tiny import Logits, Noisy, classes, everyone, parts, run_by, same_bits, users
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), kind="f4")
 FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
@@ -42,7 +42,7 @@ def test_another_seed_gives_other_results() -> None:
     assert found[0][1] != found[1][1]
 
 
-@pytest.mark.parametrize("engine", ["sequential", "pooled"])
+@pytest.mark.parametrize("engine", ["sequential", "centralised"])
 def test_the_global_random_state_is_neither_read_nor_moved(engine: str) -> None:
     found = []
     for seed in (1, 2):
@@ -51,7 +51,7 @@ def test_the_global_random_state_is_neither_read_nor_moved(engine: str) -> None:
         before = torch.random.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
         data = classes(counts=(8, 6, 10), kind="f4")
         method = methods.furl("user", private_init=("normal", 0.1))
-        found.append(bits(simulate(Noisy(dropout=0.5), method, data, rounds=2, engine=engine)))
+        found.append(bits(simulate(Noisy(dropout=0.5), method, data, rounds=2, **run_by(engine))))
         assert torch.equal(before[0], torch.random.get_rng_state())
         assert before[1] == str(np.random.get_state())  # noqa: NPY002
     assert found[0] == found[1]
@@ -365,7 +365,7 @@ def test_a_part_that_is_set_to_where_it_cannot_move_is_warned_of() -> None:
         simulate(TwoLayers(), methods.furl(["user", "head.*"], private_init=0.0), DATA, rounds=1, cohort=6)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", "pooled"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "centralised"])
 def test_a_sequence_of_layers_is_trained_as_a_module_around_it(engine: str) -> None:
     class Around(nn.Module):
         def __init__(self, layers: nn.Module) -> None:
@@ -379,7 +379,7 @@ def test_a_sequence_of_layers_is_trained_as_a_module_around_it(engine: str) -> N
     layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
     runs = [
         simulate(
-            model, methods.fedavg(), classes(counts=(6, 7, 5), test=2), rounds=2, cohort=2, engine=engine
+            model, methods.fedavg(), classes(counts=(6, 7, 5), test=2), rounds=2, cohort=2, **run_by(engine)
         )
         for model in (layers, Around(layers))
     ]

@@ -18,7 +18,7 @@ from fedkeep.experiments.load import load_run
 from fedkeep.metrics import balanced_accuracy, macro_f1
 from fedkeep.report.runs import read_run
 from tests.experiments.configs import config
-from tests.tiny import Logits, classes, pairs
+from tests.tiny import Logits, classes, pairs, run_by
 
 BOTH = ("balanced_accuracy", "macro_f1")
 LOCAL = Phase(optimizer=sgd(0.3), batch_size=4)
@@ -74,7 +74,7 @@ def test_by_hand(task: str) -> None:
     )
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers", "pooled"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers", "centralised"])
 def test_nothing_else_changes(engine: str) -> None:
     """And the numbers are those of the model's outputs, client by client."""
 
@@ -87,10 +87,10 @@ def test_nothing_else_changes(engine: str) -> None:
             classes(),
             rounds=2,
             cohort=3,
-            engine=engine,
+            **run_by(engine),
             workers=workers,
             progress=False,
-            evaluate_shared=engine != "pooled",
+            evaluate_shared=engine != "centralised",
             **given,
         )
 
@@ -107,7 +107,7 @@ def test_nothing_else_changes(engine: str) -> None:
         assert found[name] == pytest.approx(metric(*every))
         assert found[f"{name}_user_mean"] == pytest.approx(np.mean([metric(*pair) for pair in own]))
     splits = {r.split for r in ours.history if r.metric == "macro_f1" and r.client is None}
-    assert splits == {"valid", "test", *(["test/shared"] if engine != "pooled" else [])}
+    assert splits == {"valid", "test", *(["test/shared"] if engine != "centralised" else [])}
 
 
 def test_outputs_that_are_not_numbers_are_wrong() -> None:

@@ -38,7 +38,7 @@ def run(privacy: DifferentialPrivacy = SEEDED, **options: Any) -> Any:
     ("options", "privacy", "message"),
     [
         (
-            {"engine": "pooled"},
+            {"centralised": True},
             {},
             "Differential privacy wants cohorts of clients, and centralised training has none",
         ),

@@ -42,7 +42,7 @@ FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
         (
             {"rounds": 1, "engine": "sequentail"},
             ConfigError,
-            "Unknown engine 'sequentail'; the engines are ['auto', 'sequential', 'workers', 'vectorised', 'pooled']. Did you mean 'sequential'?",
+            "Unknown engine 'sequentail'; the engines are ['auto', 'sequential', 'workers', 'vectorised']. Did you mean 'sequential'?",
         ),
         (
             {"rounds": 1, "evaluate_every": -1},

@@ -14,7 +14,7 @@ from fedkeep.core.net import Net
 from fedkeep.methods import Phase
 from tests.methods.parts import Parts
 from tests.methods.table import DATA, ROWS
-from tests.tiny import everyone, on_server, same_bits
+from tests.tiny import everyone, on_server, run_by, same_bits
 
 ADDING = [name for name, (_, method) in ROWS.items() if method.extend is not None and name != "mixture"]
 
@@ -99,10 +99,10 @@ def test_a_forward_that_goes_over_what_it_has_computes_as_one_that_names_it(
     check_same(run_of(same(), name, engine="sequential"), run_of(plain(), name, engine="sequential"))
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "pooled", "workers"])
+@pytest.mark.parametrize("engine", ["vectorised", "centralised", "workers"])
 def test_it_does_so_on_every_engine(engine: Any) -> None:
-    name = "fedfusion" if engine == "pooled" else "ditto"
-    check_same(run_of(Chain(), name, engine=engine), run_of(Plain(), name, engine=engine))
+    name = "fedfusion" if engine == "centralised" else "ditto"
+    check_same(run_of(Chain(), name, **run_by(engine)), run_of(Plain(), name, **run_by(engine)))
 
 
 @pytest.mark.parametrize("name", ["ditto", "apfl", "pfedme", "mr_mtl", "fedamp"])

@@ -213,7 +213,7 @@ def test_asp_mtl_equals_plain_pytorch(momentum: float) -> None:
         product = (s / s.norm(dim=1, keepdim=True)).T @ (p / p.norm(dim=1, keepdim=True))
         return task + 0.5 * (told - fooled) + 0.3 * product.pow(2).sum()
 
-    run = simulate(Parts().double(), method, DATA, rounds=3, seed=3, engine="pooled")
+    run = simulate(Parts().double(), method, DATA, rounds=3, seed=3, centralised=True)
     server, own = central(method, initial, loss, 3, 3, 0.2, momentum)
     compare(run, server, own)
     assert torch.equal(
@@ -237,7 +237,7 @@ def test_any_method_can_be_trained_centrally_by_client() -> None:
         h = torch.tanh(linear(w, "encoder", batch["x"]))
         return nn.functional.cross_entropy(linear(w, "classifier", h), batch["label"])
 
-    run = simulate(Parts().double(), method, DATA, rounds=3, seed=3, engine="pooled")
+    run = simulate(Parts().double(), method, DATA, rounds=3, seed=3, centralised=True)
     compare(run, *central(method, Parts().double().state_dict(), loss, 3, 3, 0.2, 0.9))
 
 
@@ -249,7 +249,7 @@ def test_nothing_private_and_one_client_a_batch_is_plain_training() -> None:
         h = torch.tanh(linear(w, "encoder", batch["x"]))
         return nn.functional.cross_entropy(linear(w, "classifier", h), batch["label"])
 
-    run = simulate(Parts().double(), method, DATA, rounds=2, seed=3, engine="pooled")
+    run = simulate(Parts().double(), method, DATA, rounds=2, seed=3, centralised=True)
     server, _ = central(method, Parts().double().state_dict(), loss, 2, 3, 0.2, 0.0)
     close(run.server, server)
 
@@ -260,14 +260,14 @@ def test_local_rows_and_clients_rows_together_equal_the_whole_table() -> None:
     for lookup in ({"embedding.weight": "text"}, {}):
         model = Words().double()
         model.lookup = lookup  # type: ignore[misc]
-        runs.append(simulate(model, method, TEXTS, rounds=2, seed=3, engine="pooled"))
+        runs.append(simulate(model, method, TEXTS, rounds=2, seed=3, centralised=True))
     close(runs[0].server, runs[1].server, atol=1e-13)
     close(everyone(runs[0].private, 3), everyone(runs[1].private, 3), atol=1e-13)
 
 
 def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Any) -> None:
     method = methods.asp_mtl(4, local=Phase(batch_size=4, optimizer=sgd(0.2, momentum=0.9)))
-    settings: dict[str, Any] = {"seed": 3, "engine": "pooled"}
+    settings: dict[str, Any] = {"seed": 3, "centralised": True}
     whole = simulate(Parts().double(), method, DATA, rounds=3, **settings)
     kept = simulate(Parts().double(), method, DATA, rounds=3, out=tmp_path / "run", **settings)
     assert same_bits(whole.server, kept.server)
@@ -297,7 +297,7 @@ def test_what_cannot_be_trained_row_by_row_is_refused(changed: dict[str, Any]) -
             methods.asp_mtl(4, local=Phase(batch_size=16, **changed)),
             DATA,
             rounds=1,
-            engine="pooled",
+            centralised=True,
         )
     assert str(error.value) == WANTED
 
@@ -307,12 +307,12 @@ def test_further_refusals() -> None:
     (phase,) = base.client.phases
     turned = base.on_client(phases=(replace(phase, optimizer=sgd(0.1, momentum=0.9)), phase), turns="batches")
     with pytest.raises(MethodError) as error:
-        simulate(Parts().double(), turned, DATA, rounds=1, engine="pooled")
+        simulate(Parts().double(), turned, DATA, rounds=1, centralised=True)
     assert str(error.value) == WANTED
     method = methods.fedbn("norm.*", local=Phase(batch_size=4))
     method = method.on_client(pools="clients")
     with pytest.raises(MethodError) as error:
-        simulate(Noisy().double(), method, DATA, rounds=1, engine="pooled")
+        simulate(Noisy().double(), method, DATA, rounds=1, centralised=True)
     assert str(error.value) == (
         "The private 'norm.num_batches_tracked' of 'fedbn' is not trained by gradients; mini-batches of one client each "
         "(pools='clients') know no such private values. Make it federated."
@@ -322,4 +322,4 @@ def test_further_refusals() -> None:
 def test_more_clients_than_tasks_are_refused_by_name() -> None:
     method = methods.asp_mtl(tasks=3, local=Phase(batch_size=4, optimizer=sgd(0.1)))
     with pytest.raises(MethodError, match=r"tells tasks=3 clients apart,"):
-        simulate(Parts().double(), method, DATA, rounds=1, engine="pooled")
+        simulate(Parts().double(), method, DATA, rounds=1, centralised=True)

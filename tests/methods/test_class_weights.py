@@ -16,9 +16,9 @@ from fedkeep.core.net import Net
 from fedkeep.methods.outputs import as_likelihood
 from fedkeep.methods.terms import Term, cross_entropy
 from tests.methods.test_terms import LABELS, LOGITS, LOSSES, Given, Tasks, value
-from tests.tiny import Logits, classes
+from tests.tiny import Logits, classes, run_by
 
-ENGINES = ["sequential", "vectorised", "workers", "pooled"]
+ENGINES = ["sequential", "vectorised", "workers", "centralised"]
 
 
 def test_by_hand() -> None:
@@ -138,7 +138,7 @@ def trained(loss: Term, data: FederatedData, engine: str, model: nn.Module | Non
         rounds=2,
         cohort=3,
         seed=1,
-        engine=engine,
+        **run_by(engine),
         workers=workers,
         progress=False,
     )
@@ -151,7 +151,7 @@ def losses(run: Any) -> list[float]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_trains_as_torch_would(engine: str) -> None:
     data = classes()  # mini-batches of different sizes, so that some are padded
-    plain = trained(ByHand(), data, "pooled" if engine == "pooled" else "sequential")
+    plain = trained(ByHand(), data, "centralised" if engine == "centralised" else "sequential")
     ours = trained(cross_entropy(class_weights=WEIGHTS), data, engine)
     for name, wanted in plain.server.items():
         assert torch.allclose(ours.server[name], wanted, rtol=0, atol=1e-12)
@@ -169,5 +169,5 @@ def test_a_client_whose_examples_weigh_nothing(engine: str, kind: torch.dtype) -
     run = trained(cross_entropy(class_weights=[1.0, 5.0, 0.0]), data, engine, Logits().to(kind))
     assert all(bool(v.isfinite().all()) for v in run.server.values())
     assert np.isfinite(losses(run)).all()
-    if engine != "pooled":
+    if engine != "centralised":
         assert torch.equal(run.parameters("b")["user"], Logits().to(kind).user)

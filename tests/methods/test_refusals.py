@@ -18,7 +18,7 @@ from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import batch_norm_names
 from fedkeep.methods.copies import with_copy
 from tests.methods.table import trained
-from tests.tiny import Logits, Noisy, classes
+from tests.tiny import Logits, Noisy, classes, run_by
 
 
 def test_the_names_of_batch_normalisation() -> None:
@@ -212,13 +212,13 @@ class Detached(Logits):
         return super().forward(x).detach()
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", "pooled"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "centralised"])
 def test_a_loss_that_depends_on_nothing_trained_is_an_error(engine: str) -> None:
     with pytest.raises(
         MethodError,
         match=r"The loss depends on none of.*linear\.weight.*linear\.bias",
     ):
-        simulate(Detached(), methods.fedavg(), classes(), rounds=1, engine=engine)
+        simulate(Detached(), methods.fedavg(), classes(), rounds=1, **run_by(engine))
 
 
 def test_copies_do_not_collide_and_leave_the_model_alone() -> None:
@@ -267,7 +267,7 @@ def test_pfedme_refuses_statistics_that_its_shared_model_never_gets() -> None:
 
 def test_centralised_training_refuses_what_it_cannot_do() -> None:
     with pytest.raises(MethodError, match="^'fedrecon' is stateless: its"):
-        trained("fedrecon", engine="pooled")
+        trained("fedrecon", centralised=True)
     for name in ("ditto", "apfl"):
         wanted = (
             "need a table of the private 'own.body.bias'"
@@ -275,7 +275,7 @@ def test_centralised_training_refuses_what_it_cannot_do() -> None:
             else "^APFL mixes one client's model"
         )
         with pytest.raises(MethodError, match=wanted):
-            trained(name, engine="pooled")
+            trained(name, centralised=True)
 
 
 def test_a_configurations_adaptation_keeps_the_methods_loss() -> None:

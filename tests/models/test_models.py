@@ -232,6 +232,6 @@ def test_a_multi_task_model_passes_the_checker_and_trains() -> None:
     assert everyone(run.private, 3)["user"].shape == (3, 4)
     assert {"accuracy/topic", "accuracy/tone", "auc/tone"} <= run.evaluate("train").keys()
     pooled = simulate(
-        model, methods.furl("user", local=Phase(loss=multi_task_loss())), data, rounds=2, engine="pooled"
+        model, methods.furl("user", local=Phase(loss=multi_task_loss())), data, rounds=2, centralised=True
     )
     assert pooled.evaluate("train")["loss/topic"] > 0

@@ -64,10 +64,10 @@ def test_bytes_of_a_client_and_round_are_those_that_travelled(tmp_path: Path) ->
 
 
 def test_pooled_training_has_no_traffic(write_run: Write) -> None:
-    folder = write_run(pooled=True, bytes_up=None, bytes_down=None)
+    folder = write_run(centralised=True, bytes_up=None, bytes_down=None)
     (table,) = facts.traffic(configurations([read_run(folder)]))
     assert isinstance(table, Table)
-    assert table.rows[0][1:3] == ("pooled", "pooled")
+    assert table.rows[0][1:3] == ("centralised", "centralised")
 
 
 def test_halves_are_added_up(write_run: Write) -> None:

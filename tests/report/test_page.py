@@ -43,7 +43,7 @@ def read(page: Path) -> Page:
 @pytest.fixture
 def four(write_run: Write) -> list[Path]:
     out = []
-    for name, end, pooled in (
+    for name, end, centralised in (
         ("Global Server", 0.29, True),
         ("Personalized Server", 0.65, True),
         ("Global FL", 0.15, False),
@@ -54,7 +54,9 @@ def four(write_run: Write) -> list[Path]:
             folder = f"{name.replace(' ', '-')}-{seed}"
             end_here = end + 0.01 * seed
             out.append(
-                write_run(folder, name=name, seed=seed, end=end_here, pooled=pooled, analyses=analyses)
+                write_run(
+                    folder, name=name, seed=seed, end=end_here, centralised=centralised, analyses=analyses
+                )
             )
     return out
 
@@ -106,7 +108,7 @@ def test_markdown_and_json_agree_with_the_page(four: list[Path], tmp_path: Path)
     summary = {entry["configuration"]: entry for entry in content["summary"]}
     assert summary["Personalized FL"]["test"] == pytest.approx(0.625)
     assert summary["Personalized FL"]["std"] == pytest.approx(0.01 / math.sqrt(2))
-    assert summary["Global Server"]["pooled"] is True
+    assert summary["Global Server"]["centralised"] is True
     assert summary["Global FL"]["seeds"] == [0, 1]
 
 

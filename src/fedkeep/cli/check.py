@@ -37,8 +37,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     examples = build_data(found.config, folder)
     simulation = rehearse_config(found.config, examples, folder)
     method, net, module = simulation.method, simulation.net, simulation.net.module
-    pooled = found.config.run.engine == "pooled"
-    batches = first_batches(examples, net, whose=pooled)
+    batches = first_batches(examples, net, whose=found.config.run.centralised)
     start, terms = first_values(net, method, found.config.seed), losses(net, method, examples)
     reports = [
         check_split(module, method.split, batches, loss=loss, seed=found.config.seed, start=start, trains=())
@@ -48,13 +47,15 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
         found.config.name or found.label,
         method,
         reports[0],
-        None if pooled else simulation.conductor.sampler.cohort,
+        None if found.config.run.centralised else simulation.conductor.sampler.cohort,
     )
     if line := str(swaps_of(module)):
         say(f"Layers {line}.")
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
         show_texts(examples)
-    for text in model_warnings(method, net, examples, found.config.seed, whose=pooled, given=True):
+    for text in model_warnings(
+        method, net, examples, found.config.seed, whose=found.config.run.centralised, given=True
+    ):
         complain(f"Warning: {text}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:

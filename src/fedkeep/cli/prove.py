@@ -35,9 +35,9 @@ def prove(
     from fedkeep.report.page import write_content
 
     found = find_config(config, overrides)
-    if found.config.run.engine == "pooled":
+    if found.config.run.centralised:
         raise ConfigError(
-            "Centralised training has all data in one place: nothing leaves a device. Set run.engine."
+            "Centralised training has all data in one place: nothing leaves a device. Set run.centralised = false."
         )
     folder = data_folder(data)
     examples = build_data(found.config, folder)

@@ -19,7 +19,7 @@ MANY_CLASSES = 1000
 OPTED_IN = "opted_in"
 """The column that says which examples may influence what leaves their client, see ``consent``."""
 RESERVED = {
-    "client": "pooled training puts the client's number there",
+    "client": "centralised training puts the client's number there",
     "weight": "engines put the padding's weights there",
 }
 

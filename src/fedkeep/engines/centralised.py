@@ -1,7 +1,7 @@
 """Centralised training, through the same local run: all examples pooled as one client, private rows gathered.
 
 The control of every federated experiment (FURL's "server" configurations). It sees everybody's data and private
-parameters, so its runs are marked ``pooled``.
+parameters, so its runs are marked ``centralised``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedkeep.methods.server import no_state
 class Centralised:
     """Trains on the pooled, shuffled examples of all clients of a cohort; its optimisers' states live on."""
 
-    name = "pooled"
+    name = "centralised"
 
     def __init__(self) -> None:
         self.states: list[OptimizerState] | None = None

@@ -98,7 +98,7 @@ def attack(
     Raises:
         ConfigError: the configuration has no uploads (centralised training, nothing federated), or predicts numbers.
     """
-    if config.run.engine == "pooled" or config.method.kind == "local":
+    if config.run.centralised or config.method.kind == "local":
         raise ConfigError(
             "There is no upload to attack: this configuration trains in one place, or federates nothing."
         )

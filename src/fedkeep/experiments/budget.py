@@ -11,16 +11,16 @@ from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms, epsilon
 from fedkeep.privacy.ledger import FILE
 
 
-def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, pooled: bool = False) -> Terms:
+def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, centralised: bool = False) -> Terms:
     """Return what a run's rounds cost.
 
     Raises:
         ConfigError: rounds are not such that their cost is known, δ is not below 1 / N, or accounting isn't installed.
     """
-    if pooled:
+    if centralised:
         raise ConfigError(
             "Differential privacy wants cohorts of clients, and centralised training has none: all data are in one "
-            "place. Take another engine."
+            "place. Leave out centralised=True."
         )
     if sampler.mode != "poisson":
         raise ConfigError(

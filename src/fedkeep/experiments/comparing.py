@@ -105,7 +105,7 @@ class Cell:
 
     def __call__(self, *, alone: bool, progress: bool | None) -> None:
         """Run it, or go on with it; one whose loss becomes NaN, or that loses all clients, leaves ``fault.txt``."""
-        workers = None if alone or self.config.run.engine == "pooled" else 1
+        workers = None if alone or self.config.run.centralised else 1
         try:
             run_config(
                 self.config,

@@ -84,7 +84,6 @@ class Conductor:
         carried: adds what was charged before the run to the terms of its privacy.
         config: the configuration that led here, kept in the run's folder.
         text: the text of its file; None: there is none.
-        pooled: training is centralised, so nothing is sent.
     """
 
     def __init__(
@@ -101,12 +100,11 @@ class Conductor:
         cohort: int | None = None,
         drawn_by: int | None = None,
         carried: Callable[[Terms], Terms] = lambda terms: terms,
-        pooled: bool = False,
         config: Mapping[str, Any] = {},
         text: str | None = None,
     ) -> None:
         self.settings, self.members, self.name, self.seed, self.net = settings, members, name, seed, net
-        self.pooled, self.config = pooled, config
+        self.config = config
         self.initial = {name: value.detach() for name, value in tensors_of(net.module).items()}
         self.trackers: Mapping[str, Tracker] = named_trackers(settings.trackers)
         self.sampler = Sampler(
@@ -117,10 +115,10 @@ class Conductor:
         )
         self.terms: Terms | None = None
         if privacy is not None:
-            self.terms = carried(terms_of(privacy, self.sampler, pooled))
+            self.terms = carried(terms_of(privacy, self.sampler, settings.centralised))
             method = differentially_private(method, privacy, self.sampler.cohort)
         self.method = method
-        if not pooled:
+        if not settings.centralised:
             check_cohorts(method, self.sampler)
         check_judging(method, settings.evaluate_shared, settings.evaluate_adapted)
         self.metrics = named_metrics(settings.metrics or (), members.tasks)
@@ -142,7 +140,7 @@ class Conductor:
             "rounds": self.rounds,
             "cohort": self.sampler.cohort,
             "sampling": settings.sampling,
-            "pooled": pooled,
+            "centralised": settings.centralised,
             "evaluate_every": self.every,
             "hold_out": settings.hold_out,
             "on_nonfinite": settings.on_nonfinite,
@@ -191,7 +189,11 @@ class Conductor:
         """
         initial, module = self.initial, self.net.module
         federated = self.method.split.halves(module).federated(initial)
-        size = None if self.pooled else sum(v.numel() * v.element_size() for v in federated.values())
+        size = (
+            None
+            if self.settings.centralised
+            else sum(v.numel() * v.element_size() for v in federated.values())
+        )
         tasks = self.members.tasks
         return {
             "name": self.name,
@@ -214,7 +216,7 @@ class Conductor:
             "engine": engine[0],
             "engine_reason": engine[1],
             "device": device,
-            "pooled": self.pooled,
+            "centralised": self.settings.centralised,
             "rounds": self.rounds,
             "rounds_per_epoch": self.sampler.rounds_per_epoch,
             "cohort": self.sampler.cohort,
@@ -282,7 +284,6 @@ class Conductor:
             faults=faults,
             trained=members.trained,
             reference="shared" if personal else "own",
-            pooled=self.pooled,
             declared=to(declared(method, self.net), "cpu"),
             progress=progress,
         )

@@ -61,7 +61,6 @@ class Plan:
         meta: what the data say of themselves, for the method's note.
         every: rounds between evaluations; the last round is evaluated too. 0: never.
         faults: what rounds do about clients that break down, send something malformed, or are lost.
-        pooled: training is centralised, so nothing is sent.
         reference: the model that ``settings.evaluate_shared`` judges: ``own`` where nothing is private.
         trained: (clients,) numbers of training examples; None where the server does not know them.
         declared: zeros of what clients send along, under ``server/NAME``.
@@ -79,7 +78,6 @@ class Plan:
     meta: Mapping[str, Any]
     every: int
     faults: Faults
-    pooled: bool = False
     reference: Model = "shared"
     trained: np.ndarray | None = None
     declared: Params = field(default_factory=dict)
@@ -201,7 +199,7 @@ class Drive:
             return Record(self.server.round, self.epoch, split, None, metric, value, n)
 
         records = [record("train", "loss", report.loss, int(report.examples))]
-        if not self.plan.pooled:
+        if not self.plan.settings.centralised:
             records.append(record("traffic", "download_bytes", report.download_bytes, report.downloads))
             records.append(record("traffic", "upload_bytes", report.upload_bytes, report.clients))
         if report.held_bytes:
@@ -323,13 +321,13 @@ def checkpoint(server: Global) -> Params:
     return state | prefixed("optimizer/", server.optimizer.tensors())
 
 
-def pooled_state(engine: Engine) -> Params:
+def centralised_state(engine: Engine) -> Params:
     """Return what centralised training needs to go on beside the server: its optimisers' states."""
     states = (engine.states or ()) if isinstance(engine, Centralised) else ()
     return {
         name: value
         for number, phase in enumerate(states)
-        for name, value in prefixed(f"pooled/{number}/", phase.tensors()).items()
+        for name, value in prefixed(f"centralised/{number}/", phase.tensors()).items()
     }
 
 
@@ -340,9 +338,9 @@ def restored(
 
     Args:
         folder: the run's, for messages.
-        tensors: what ``checkpoint`` and ``pooled_state`` returned, on the device.
+        tensors: what ``checkpoint`` and ``centralised_state`` returned, on the device.
         server: a new one; gives what does not change in a run, and names, shapes and types.
-        engine: as for ``pooled_state``.
+        engine: as for ``centralised_state``.
         phases: the method's.
 
     Raises:
@@ -351,12 +349,12 @@ def restored(
     for part in ("params", "state", "links"):
         want, have = getattr(server, part), under(f"{part}/", tensors)
         check_tensors(folder, layout(want), layout(have), have)
-    pooled = [f"pooled/{k}/" for k in range(phases)] if isinstance(engine, Centralised) else []
-    steps = {f"{prefix}step": "int64 scalar" for prefix in ("optimizer/", *pooled)}
+    prefixes = [f"centralised/{k}/" for k in range(phases)] if isinstance(engine, Centralised) else []
+    steps = {f"{prefix}step": "int64 scalar" for prefix in ("optimizer/", *prefixes)}
     counted = {name: tensors[name] for name in steps if name in tensors}
     check_tensors(folder, steps, layout(counted), counted)
     if isinstance(engine, Centralised):
-        engine.states = [OptimizerState.from_tensors(under(prefix, tensors)) for prefix in pooled]
+        engine.states = [OptimizerState.from_tensors(under(prefix, tensors)) for prefix in prefixes]
     return server.but(
         params=ordered(under("params/", tensors), server.params),
         state=ordered(under("state/", tensors), server.state),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from fedkeep.core.errors import ConfigError, check_choice, did_you_mean
 from fedkeep.engines import (
     Auto,
-    Centralised,
     Engine,
     Sequential,
     Vectorised,
@@ -22,7 +21,6 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "sequential": Sequential,
     "workers": Workers,
     "vectorised": Vectorised,
-    "pooled": Centralised,
 }
 
 

@@ -25,10 +25,12 @@ class RunSettings:
         cohort: clients a round (all of them, where there are fewer).
         sampling: ``"shuffled"`` (every client once an epoch), ``"independent"`` draws, or ``"poisson"`` (each client
             by a coin of its own, ``cohort`` of them on average).
+        centralised: train centrally, as the control of an experiment: each round is one pass over all clients'
+            examples together, and private values are rows of tables. ``cohort``, ``engine`` and ``workers`` are not
+            used.
         engine: ``"auto"`` (the fastest of the following here), ``"sequential"`` (one client after the other),
-            ``"workers"`` (clients side by side in processes of one thread each), ``"vectorised"`` (clients side by
-            side as one tensor program, for a GPU or small clients), or ``"pooled"`` (centralised training: each round
-            is one pass over all clients' pooled examples; ``cohort`` is not used).
+            ``"workers"`` (clients side by side in processes of one thread each), or ``"vectorised"`` (clients side by
+            side as one tensor program, for a GPU or small clients). All give the same result.
         workers: how many processes at most, for ``"workers"`` and ``"auto"``; by default the physical cores that this
             process may use. The result doesn't depend on it.
         device: e.g. ``"cpu"`` or ``"cuda"``.
@@ -41,7 +43,7 @@ class RunSettings:
             (e.g. fine-tuning) and evaluate that on ``test`` too, as the split ``test/adapted``. Nothing is uploaded.
         hold_out: fraction of clients kept out of federation, for cold-start measurements.
         on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN or its upload is malformed, or
-            ``"skip"`` that client's round. Pooled training has no client to skip, so it always stops.
+            ``"skip"`` that client's round. Centralised training has no client to skip, so it always stops.
         min_clients: how many clients of a cohort must take part; with fewer the run stops with an error.
         trackers: where every record is sent once its round is committed: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``,
             ``"package.module:Class"``, or a tracker (``fedkeep.trackers.Tracker``).
@@ -56,6 +58,7 @@ class RunSettings:
     epochs: float | None = None
     cohort: int = 10
     sampling: Sampling = "shuffled"
+    centralised: bool = False
     engine: str = "auto"
     workers: int | None = None
     device: str = "cpu"
@@ -88,6 +91,12 @@ class RunSettings:
                     f"{name} must be a list of names; got one, {names!r}. Put it into a list: [{names!r}]."
                 )
             object.__setattr__(self, name, None if names is None else tuple(names))
+        if self.centralised and (self.engine not in ("auto", "sequential") or self.workers not in (None, 1)):
+            raise ConfigError(
+                "Centralised training has no clients side by side: leave out engine={engine!r} and workers={workers}.",
+                engine=self.engine,
+                workers=self.workers,
+            )
         check_choice("sampling must be", self.sampling, get_args(Sampling))
         check_choice("on_nonfinite must be", self.on_nonfinite, get_args(OnNonfinite))
 

@@ -17,13 +17,13 @@ from fedkeep.core.net import Net
 from fedkeep.data import FederatedData
 from fedkeep.data.federated import best_possible
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Auto, LocalDevice, first_default, job_of, tasks_of
+from fedkeep.engines import Auto, Centralised, Engine, LocalDevice, first_default, job_of, tasks_of
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.rehearsal import model_warnings
 from fedkeep.engines.round import Sampling
 from fedkeep.experiments.conductor import Conductor, Members
-from fedkeep.experiments.drive import Drive, in_use, pooled_state
+from fedkeep.experiments.drive import Drive, centralised_state, in_use
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.failed_start import removed_if_it_fails
@@ -45,6 +45,7 @@ def simulate(
     rounds: int | None = None,
     cohort: int = 10,
     seed: int = 0,
+    centralised: bool = False,
     engine: str = "auto",
     workers: int | None = None,
     device: str | torch.device = "cpu",
@@ -75,7 +76,7 @@ def simulate(
         method: e.g. ``methods.furl("user")``.
         data: the federated data set; training uses its split ``train``.
         rounds, epochs, cohort, sampling: how long, and with whom: as in :class:`RunSettings`.
-        engine, workers, device, accelerate: on what: as in :class:`RunSettings`.
+        centralised, engine, workers, device, accelerate: how and on what: as in :class:`RunSettings`.
         evaluate_every, evaluate_shared, evaluate_adapted, metrics: what is measured: as in :class:`RunSettings`.
         hold_out, on_nonfinite, min_clients, trackers: the run's further settings: as in :class:`RunSettings`.
         seed: everything random follows from it.
@@ -101,6 +102,7 @@ def simulate(
         epochs=epochs,
         cohort=cohort,
         sampling=sampling,
+        centralised=centralised,
         engine=engine,
         workers=workers,
         device=str(device),
@@ -161,7 +163,6 @@ class Simulation:
         self.net = Net(module.to(settings.device))
         self.clients, self.held_out = take_part(data, settings.hold_out, int(seed))
         trains = who_trains(data, method, self.clients)
-        self.pooled = settings.engine == "pooled"
         self.conductor = Conductor(
             settings,
             Members(
@@ -177,16 +178,18 @@ class Simulation:
             method=method,
             net=self.net,
             privacy=privacy,
-            cohort=max(1, len(trains)) if self.pooled else None,
-            pooled=self.pooled,
+            cohort=max(1, len(trains)) if settings.centralised else None,
             config=config or {},
             text=config_text,
         )
         self.method, rounds = self.conductor.method, self.conductor.rounds
         cohort = self.conductor.sampler.cohort
-        self.engine, self.reason = make_engine(
-            settings.engine, settings.workers, settings.device, cohort, rounds
-        )
+        self.engine: Engine = Centralised()
+        self.reason = ""
+        if not settings.centralised:
+            self.engine, self.reason = make_engine(
+                settings.engine, settings.workers, settings.device, cohort, rounds
+            )
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
         """Train, or go on with what ``out`` holds."""
@@ -264,7 +267,7 @@ class Simulation:
         drive = conductor.drive(
             device,
             Faults(broken=policy, malformed=policy, minimum=settings.min_clients),
-            state=lambda: pooled_state(self.engine),
+            state=lambda: centralised_state(self.engine),
             progress=progress,
         )
         return device, drive

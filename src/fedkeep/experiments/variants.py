@@ -98,7 +98,7 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
         raise ConfigError(
             f"{name}: {first_line(error)} It does not fit the model {config.model.kind!r}."
         ) from error
-    federated = config.run.engine != "pooled"
+    federated = not config.run.centralised
     private = bool(method.split.personal(dict(module.state_dict())))
     later = federated and not private and bool(method.adapt.phases)
     own = private or method.predict is not method.predict_shared
@@ -120,7 +120,6 @@ def _try(config: Config, model: nn.Module, method: Method, data: FederatedData) 
         [split for _, split, rows in parts for _ in rows],
         {name: value for name, value in data.meta.items() if name not in ("traits", "best")},
     )
-    engine = "pooled" if config.run.engine == "pooled" else "sequential"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # fedkeep's own: the run itself says them again
         try:
@@ -130,7 +129,8 @@ def _try(config: Config, model: nn.Module, method: Method, data: FederatedData) 
                 few,
                 rounds=1,
                 cohort=max(1, len(trains)),
-                engine=engine,
+                centralised=config.run.centralised,
+                engine="sequential",
                 progress=False,
                 accelerate=False,
             )

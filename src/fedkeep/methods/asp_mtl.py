@@ -6,7 +6,7 @@ A round is one pass over all clients' pooled examples: (1) each mini-batch is on
 p = E_k(x) give logits C_k([s ‖ p]); (3) everything that these use steps on L + λ L_adv + γ L_diff: a discriminator
 learns to tell the client from s, and E_s, behind a reversed gradient, to keep it from that; L_diff = ‖Sᵀ P‖² keeps s
 and p apart.
-Nothing is federated: a server sees all examples. It trains with ``engine="pooled"``.
+Nothing is federated: a server sees all examples. It trains with ``centralised=True``.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _summary(g: Configuration, scene: Scene) -> dict[str, Any]:
         "runs": [run.folder.resolve().name for run in g.runs],
         "seeds": [run.seed for run in g.runs],
         "finished": all(run.finished for run in g.runs),
-        "pooled": g.pooled,
+        "centralised": g.centralised,
         "metric": metric,
         "test": None if math.isnan(value) else value,
         "std": std,

@@ -28,8 +28,8 @@ def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
         rows.append(
             (
                 g.label,
-                "pooled" if g.pooled else wording.size(down),
-                "pooled" if g.pooled else wording.size(up),
+                "centralised" if g.centralised else wording.size(down),
+                "centralised" if g.centralised else wording.size(up),
                 wording.size(_half_bytes(run, "private")),
                 wording.size(_total(run, "download_bytes", each=True)),
                 wording.size(_total(run, "upload_bytes", each=True)),

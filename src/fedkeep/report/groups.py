@@ -23,9 +23,9 @@ class Configuration:
     slot: str
 
     @property
-    def pooled(self) -> bool:
-        """Whether this is centralised training over pooled examples."""
-        return bool(self.runs[0].info.get("pooled"))
+    def centralised(self) -> bool:
+        """Whether this is centralised training."""
+        return bool(self.runs[0].info.get("centralised"))
 
     @property
     def best(self) -> float | None:

@@ -210,7 +210,7 @@ def _curves_figure(title: str, charts: Sequence[Lines]) -> Figure:
             f"Of curves with more than {MOST_PLACES} places the means of {MOST_PLACES} equal parts are shown."
         )
     if len({s.dashed for s in everything}) > 1:
-        notes.append("Dashed: trained centrally on pooled examples.")
+        notes.append("Dashed: trained centrally.")
     labels = {
         s.label: Legend(s.label, s.slot, "line", s.dashed, mark_of(s.slot) if many else "")
         for s in everything
@@ -243,7 +243,7 @@ def _series(groups: Sequence[Configuration], metric: str, split: str) -> tuple[l
         y = tuple(math.fsum(v) / len(v) for v in values)
         low = tuple(map(min, values)) if len(lines) > 1 else ()
         high = tuple(map(max, values)) if len(lines) > 1 else ()
-        out.append(Series(g.label, xs, y, g.slot, g.pooled, low, high))
+        out.append(Series(g.label, xs, y, g.slot, g.centralised, low, high))
     return out, "round" if by_round else "epoch"
 
 

@@ -94,7 +94,7 @@ class RunFiles:
         return {
             "name": self.name,
             "method": self.method,
-            "pooled": bool(self.info.get("pooled")),
+            "centralised": bool(self.info.get("centralised")),
             "config": config,
             "run": identity,
             "data": {"source": source, "hashes": None if seeded else data.get("fingerprint")},

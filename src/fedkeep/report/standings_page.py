@@ -66,8 +66,8 @@ def find(
     """
     own = [own_side(g) for g in groups]
     counted = [counting] if counting else []
-    known = [reference_side(g) for g in groups if g.runs[0].method in REFERENCE and not g.pooled]
-    federated = [own_side(g) for g in groups if g.runs[0].method != "local" and not g.pooled]
+    known = [reference_side(g) for g in groups if g.runs[0].method in REFERENCE and not g.centralised]
+    federated = [own_side(g) for g in groups if g.runs[0].method != "local" and not g.centralised]
     return Found(
         title=title,
         groups=tuple(groups),

@@ -131,7 +131,7 @@ def _of_examples(ours: Side, theirs: Side, task: str | None, client: np.ndarray[
 
 def subjects(groups: Sequence[Configuration]) -> list[Configuration]:
     """Return the configurations that personalise: all but references, and controls that are trained centrally."""
-    return [g for g in groups if g.runs[0].method not in NO_SUBJECT and not g.pooled]
+    return [g for g in groups if g.runs[0].method not in NO_SUBJECT and not g.centralised]
 
 
 def recognised(group: Configuration, groups: Sequence[Configuration]) -> tuple[list[Side], list[str]]:
@@ -139,7 +139,7 @@ def recognised(group: Configuration, groups: Sequence[Configuration]) -> tuple[l
     found: list[Side] = []
     faults: list[str] = []
     for other in groups:
-        if other is not group and other.runs[0].method in REFERENCES and not other.pooled:
+        if other is not group and other.runs[0].method in REFERENCES and not other.centralised:
             try:
                 found.append(pairing.reference_side(other))
             except ConfigError as error:

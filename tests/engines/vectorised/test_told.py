@@ -9,7 +9,7 @@ from torch import Tensor
 from fedkeep import Method, Phase, methods, sgd, simulate
 from fedkeep.engines import Sequential, Vectorised
 from tests.engines.vectorised.cohorts import RAGGED, close, cohort, furl
-from tests.tiny import Logits, job, same_bits
+from tests.tiny import Logits, job, run_by, same_bits
 
 
 class Sized(Logits):
@@ -53,11 +53,13 @@ def test_a_model_that_looks_for_what_is_trained(model: type[Sized], method: Meth
     close(ours, theirs)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", "pooled"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "centralised"])
 def test_to_look_for_what_is_trained_is_to_name_it(engine: str) -> None:
     method = methods.furl("user", local=LOCAL)
     found, named = (
-        simulate(model().double(), method, RAGGED, rounds=2, cohort=4, engine=engine, evaluate_every=0).server
+        simulate(
+            model().double(), method, RAGGED, rounds=2, cohort=4, **run_by(engine), evaluate_every=0
+        ).server
         for model in (Sized, Named)
     )
     assert same_bits(found, named)

@@ -202,8 +202,8 @@ DAEMON = (
         (simulated(workers=-1), "workers must be at least 1; got -1."),
         (simulated(workers=0, cohort=1), "workers must be at least 1; got 0."),
         (
-            simulated(engine="pooled", workers=2),
-            "workers=2 is for engine='workers' or 'auto'; the engine is 'pooled'.",
+            simulated(centralised=True, workers=2),
+            "Centralised training has no clients side by side: leave out engine='auto' and workers=2.",
         ),
     ],
 )

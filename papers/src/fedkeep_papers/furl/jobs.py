@@ -80,7 +80,7 @@ class JobSpec:
                 out=self.folder,
                 resume=resume,
                 progress=progress,
-                workers=None if alone or config.run.engine == "pooled" else 1,
+                workers=None if alone or config.run.centralised else 1,
             )
         except (NonFiniteError, RoundError) as error:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -199,8 +199,9 @@ def settings_of(config: Config) -> dict[str, Any]:
         method["kind"] = method["kind"].rpartition(":")[2]
     run.pop("workers", None)
     run.pop("device", None)  # the same but for rounding; the environment says which
-    if run.get("engine") != "pooled":
-        run.pop("engine", None)  # the others give the same numbers
+    run.pop("engine", None)  # all give the same numbers
+    if run.pop("centralised", False):
+        run["engine"] = "pooled"  # as finished cells, which have their names by a digest of this, have it
     return settings
 
 

@@ -210,7 +210,7 @@ def note_on_gpus(known: Mapping[str, Finished[Numbers] | None]) -> str:
 
 
 def _for_one_core(config: Config) -> Config:
-    if config.run.engine == "pooled" or config.run.device != "cpu":
+    if config.run.centralised or config.run.device != "cpu":
         return config
     return config.model_copy(update={"run": replace(config.run, engine="sequential")})
 

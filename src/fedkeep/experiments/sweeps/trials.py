@@ -117,7 +117,7 @@ class TrialJob:
                     out=out,
                     resume=(out / "run.json").exists(),
                     progress=progress,
-                    workers=None if alone or own.run.engine == "pooled" else 1,
+                    workers=None if alone or own.run.centralised else 1,
                     trackers=[watch],
                 )
             finally:  # what a run that breaks down has spent counts too
