@@ -42,9 +42,9 @@ from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.ledger import Entry, Ledger
-from fedkeep.remote.memory import Died, MemoryTransport
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import Federation, serve_run
+from fedkeep.remote.transport import Died, MemoryTransport
 from fedkeep.store import Default, MemoryStore, VersionLedger
 from fedkeep.store.database import Database
 

@@ -33,7 +33,7 @@ from benchmarks.fault_grid import (
 from fedkeep.engines import Sampler
 from fedkeep.remote import Packet
 from fedkeep.remote.kept import kept_rounds, roll_back
-from fedkeep.remote.memory import Died, Weather
+from fedkeep.remote.transport import Died, Weather
 
 Fault = Callable[[Grid, random.Random], None]
 """Sets a fault up before the run starts."""

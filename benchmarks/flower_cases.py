@@ -22,7 +22,7 @@ from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.data.preparation import Ready
 from fedkeep.flower.client_app import answered
-from fedkeep.flower.transport import GridTransport
+from fedkeep.flower.grid import GridTransport
 from fedkeep.remote import Packet
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.node import Node, Terms

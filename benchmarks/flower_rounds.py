@@ -31,7 +31,7 @@ from benchmarks.workloads import WORKLOADS
 from fedkeep import Method
 from fedkeep.data.preparation import Ready
 from fedkeep.flower.client_app import answered
-from fedkeep.flower.transport import GridTransport
+from fedkeep.flower.grid import GridTransport
 from fedkeep.remote import Packet
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import Federation, serve_run

@@ -47,10 +47,10 @@ from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.ledger import Ledger
-from fedkeep.remote.memory import MemoryTransport
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.nodes import Nodes
+from fedkeep.remote.transport import MemoryTransport
 from fedkeep.store import Default, MemoryStore, VersionLedger
 
 CLIENTS, TURNS, SEED = 10, 21, 0

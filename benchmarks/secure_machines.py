@@ -28,9 +28,9 @@ from fedkeep.core.files import read_tensors
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
 from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet
-from fedkeep.remote.memory import MemoryTransport
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import Federation, serve_run
+from fedkeep.remote.transport import MemoryTransport
 
 SUMS = SecureSums(clip=10.0, bits=64)
 FEATURES, CLASSES, EXAMPLES = 1000, 100, 20

@@ -73,7 +73,7 @@ def test_configurations_in_the_documents_are_valid() -> None:
     from fedkeep.experiments.config import parse_config, parse_toml
     from fedkeep.experiments.config_tables import made_of
     from fedkeep.flower.served import federation_of
-    from fedkeep.remote.config import NodeConfig
+    from fedkeep.remote.node_config import NodeConfig
 
     texts = [block for page in PAGES for block in blocks(page, "toml")]
     assert texts

@@ -16,18 +16,19 @@ from fedkeep.experiments import progress
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.load import load_run
-from fedkeep.flower import nodes, server_app
+from fedkeep.flower import node_context as nodes
+from fedkeep.flower import server_app
+from fedkeep.flower.array_records import from_records, to_records
 from fedkeep.flower.client_app import serve
+from fedkeep.flower.grid import GridTransport
 from fedkeep.flower.local import local_of, rounds_done
-from fedkeep.flower.nodes import NODE_CONFIG
+from fedkeep.flower.node_context import NODE_CONFIG
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.status import read_status
-from fedkeep.flower.transport import GridTransport
-from fedkeep.flower.wire import from_records, to_records
 from fedkeep.remote import Packet
-from fedkeep.remote.config import experiment
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.kept import kept_rounds
+from fedkeep.remote.node_config import experiment
 from fedkeep.remote.server import serve_run
 from tests.flower.loopback import Loopback, context
 

@@ -31,7 +31,7 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     sys.path[:] = [place for place in sys.path if "flower/apps" not in place]  # fedkeep's own, here at the server
-    from fedkeep.flower.transport import GridTransport
+    from fedkeep.flower.grid import GridTransport
     from fedkeep.remote import Packet
     transport = GridTransport(grid)
     while not (nodes := transport.nodes()):

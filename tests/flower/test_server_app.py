@@ -3,7 +3,8 @@
 import pytest
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.flower import nodes, server_app
+from fedkeep.flower import node_context as nodes
+from fedkeep.flower import server_app
 from fedkeep.flower.status import read_status
 from tests.flower.loopback import Loopback
 from tests.flower.test_apps import CONFIG, project

@@ -8,11 +8,11 @@ from flwr.cli.build import build_fab_from_disk
 from fedkeep.core.errors import ConfigError
 from fedkeep.data.preparation import Rules
 from fedkeep.flower import client_app, nodes
+from fedkeep.flower.grid import GridTransport
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.project import new_project
 from fedkeep.flower.served import experiments_in, federation_of
 from fedkeep.flower.signed import check_signed, sign_project
-from fedkeep.flower.transport import GridTransport
 from fedkeep.remote.server import serve_run
 from tests.flower.test_apps import CONFIG, SECURE, federation
 

@@ -14,9 +14,9 @@ from fedkeep import FederatedData, Method
 from fedkeep.core.params import Params
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
 from fedkeep.remote.device_store import Wanted
-from fedkeep.remote.memory import MemoryTransport
 from fedkeep.remote.node import Experiment, Node, Terms
 from fedkeep.remote.server import Federation
+from fedkeep.remote.transport import MemoryTransport
 from tests.engines.test_conformance import CASES, COHORT, ROUNDS, SEED
 
 

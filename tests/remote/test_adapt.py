@@ -24,9 +24,9 @@ from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.memory import Died, Weather
 from fedkeep.remote.messages import ClientOrder, Judging, Packet, Refused, header_of, work_packet
 from fedkeep.remote.server import serve_run
+from fedkeep.remote.transport import Died, Weather
 from tests.engines.test_conformance import CASES, reference, trained
 from tests.remote.federations import Devices, federation
 from tests.remote.hand import Hand

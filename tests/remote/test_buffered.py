@@ -22,8 +22,8 @@ from fedkeep.privacy import Chain
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.buffered import _scaled, check_buffered
 from fedkeep.remote.device_store import DeviceStore
-from fedkeep.remote.memory import Died
 from fedkeep.remote.server import serve_run
+from fedkeep.remote.transport import Died
 from tests.engines.test_conformance import CASES, Case
 from tests.methods.table import ROWS
 from tests.remote.federations import Devices, federation

@@ -14,9 +14,9 @@ from filelock import FileLock
 from fedkeep.core.errors import BusyError, ConfigError
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.device_folder import locked
-from fedkeep.remote.memory import Died, Weather
 from fedkeep.remote.refusals import refusal
 from fedkeep.remote.server import serve_run
+from fedkeep.remote.transport import Died, Weather
 from tests.engines.test_conformance import reference
 from tests.remote.federations import Devices, federation
 from tests.remote.test_conformance import assert_near, ledger_of, server_of

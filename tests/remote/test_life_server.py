@@ -18,8 +18,8 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.net import Net
 from fedkeep.remote.continued import Older, begun, older_for
 from fedkeep.remote.events import Events
-from fedkeep.remote.memory import Died
 from fedkeep.remote.server import Federation, serve_run
+from fedkeep.remote.transport import Died
 from fedkeep.store import MemoryStore
 from tests.engines.test_conformance import CASES, COHORT, SEED, trained
 from tests.remote.federations import Devices, federation

@@ -10,10 +10,9 @@ import pytest
 
 from fedkeep.remote import Packet
 from fedkeep.remote.events import Events
-from fedkeep.remote.memory import MemoryTransport
 from fedkeep.remote.messages import PROTOCOL, Encode, Fits, Hello, Here, Refused, told
 from fedkeep.remote.nodes import Nodes
-from fedkeep.remote.transport import Reply
+from fedkeep.remote.transport import MemoryTransport, Reply
 
 HELLO = Hello(protocol=PROTOCOL, run="r", code="c", experiment="e", seed=0)
 ENCODE = Encode(run="r", hello=HELLO, encoding={}, fingerprint={})

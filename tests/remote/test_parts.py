@@ -14,11 +14,11 @@ from fedkeep.core.errors import StoreError
 from fedkeep.data import SPLITS, FederatedData
 from fedkeep.flower.served import federation_of
 from fedkeep.remote import Packet
-from fedkeep.remote.config import build_node
 from fedkeep.remote.device_file import About, DeviceFile, create
-from fedkeep.remote.memory import MemoryTransport
+from fedkeep.remote.node_config import build_node
 from fedkeep.remote.parts import settled
 from fedkeep.remote.server import serve_run
+from fedkeep.remote.transport import MemoryTransport
 
 
 def made(rows: list[tuple[str, int]], opted_in: list[bool] | None = None) -> FederatedData:

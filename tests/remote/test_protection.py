@@ -17,10 +17,10 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.engines import Sampler
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, epsilon
 from fedkeep.privacy.ledger import FILE, Ledger
-from fedkeep.remote.memory import Died
 from fedkeep.remote.messages import Packet
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import serve_run
+from fedkeep.remote.transport import Died
 from tests.engines.test_conformance import CASES, SEED
 from tests.remote.federations import Devices, federation
 from tests.remote.test_conformance import ledger_of, server_of

@@ -22,11 +22,11 @@ from fedkeep.engines.round import decode
 from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet, ledger
 from fedkeep.remote.masking import VECTOR
-from fedkeep.remote.memory import Died, Weather
 from fedkeep.remote.node import Node
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.secure_fleet import RemoteMean
 from fedkeep.remote.server import serve_run
+from fedkeep.remote.transport import Died, Weather
 from tests.remote.federations import Devices, federation
 from tests.remote.test_conformance import ledger_of, server_of
 from tests.tiny import Logits, classes, everyone, on_server, same_bits

@@ -16,9 +16,9 @@ from fedkeep.core.records import from_line, to_line
 from fedkeep.core.run_files import read_info
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.kept import kept_rounds, roll_back
-from fedkeep.remote.memory import Died
 from fedkeep.remote.roster import Roster
 from fedkeep.remote.server import serve_run
+from fedkeep.remote.transport import Died
 from fedkeep.report.page import write_report
 from tests.engines.test_conformance import CASES, COHORT, SEED, reference, trained
 from tests.experiments.test_trackers import Own, lines

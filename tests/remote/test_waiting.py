@@ -12,9 +12,9 @@ from fedkeep.engines import Order
 from fedkeep.methods import Sent
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Exchange, Rules
-from fedkeep.remote.memory import MemoryTransport
 from fedkeep.remote.messages import ClientOrder
 from fedkeep.remote.nodes import Nodes
+from fedkeep.remote.transport import MemoryTransport
 from fedkeep.remote.waiting import Telling, wait_for_clients
 from tests.remote.test_nodes import HELLO, device
 

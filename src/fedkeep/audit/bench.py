@@ -34,12 +34,12 @@ from fedkeep.methods.client import accepted
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import Wanted
-from fedkeep.remote.memory import MemoryTransport, Serve
 from fedkeep.remote.messages import Answers, Packet, Work, answers_packet, read_work
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation, serve_run
 from fedkeep.remote.serving import Held, serve
+from fedkeep.remote.transport import MemoryTransport, Serve
 from fedkeep.store import Default
 
 FIRST = "node-0"

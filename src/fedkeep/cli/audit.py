@@ -56,7 +56,7 @@ def audit(
     allow = PROTOCOL if found.config.audit is None else found.config.audit.allow
     name, wires = found.config.name or found.label, dict(WIRES)
     if importlib.util.find_spec("flwr") is not None:
-        from fedkeep.flower.wire import to_bytes
+        from fedkeep.flower.array_records import to_bytes
 
         wires["Flower's"] = to_bytes
     report = run_audit(

@@ -245,7 +245,7 @@ def forget(
 
 
 def _folder(place: Path) -> Path:
-    from fedkeep.remote.config import states_folder
+    from fedkeep.remote.node_config import states_folder
 
     folder = states_folder(place) if place.is_file() else place
     if not folder.is_dir():

@@ -28,7 +28,7 @@ def run(
     """
     from fedkeep.flower.processes import WATCH
     from fedkeep.flower.supernode import SuperNode
-    from fedkeep.remote.config import build_node, states_folder
+    from fedkeep.remote.node_config import build_node, states_folder
 
     node = build_node(config)
     supernode = SuperNode.read(config, states_folder(config) / "flower")

@@ -21,7 +21,7 @@ from fedkeep.experiments.config import Config, parse_config, parse_overrides, pa
 from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import to_toml
-from fedkeep.remote.config import experiment
+from fedkeep.remote.node_config import experiment
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation
 

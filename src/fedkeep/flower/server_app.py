@@ -18,11 +18,11 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.config import read_text
 from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.progress import Stand, tell_elsewhere
+from fedkeep.flower.grid import LIMIT, GridTransport
 from fedkeep.flower.local import judged
 from fedkeep.flower.project import bundled
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.status import State, Status, write_status
-from fedkeep.flower.transport import LIMIT, GridTransport
 from fedkeep.remote.events import LOG
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.server import Only, serve_run

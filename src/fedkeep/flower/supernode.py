@@ -32,7 +32,7 @@ from fedkeep.experiments.config import parse_toml, read_text
 from fedkeep.experiments.config_tables import Strict, made_of
 from fedkeep.flower import guard
 from fedkeep.flower.keys import check_certificate
-from fedkeep.flower.nodes import NODE_CONFIG
+from fedkeep.flower.node_context import NODE_CONFIG
 from fedkeep.flower.processes import check_port, check_reachable, listed, program, search_path
 from fedkeep.flower.signed import public_key
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedkeep.core.describe import describe
+from fedkeep.data import FederatedData
 from fedkeep.engines import Job
 from fedkeep.engines.opt_out import made_of_all
+from fedkeep.methods import Method
 from fedkeep.remote import fingerprint
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 
@@ -66,6 +71,20 @@ def agreement(
         "opted_out": sorted(made),
         "left_to_adapting": method.left_to_adapting(trainable),
     }
+
+
+def told_counts(data: FederatedData, method: Method) -> NDArray[np.int64]:
+    """Return for each client how many training examples the server gets to know of: those that are opted in.
+
+    Where private phases use all of them, a client that opted out wholly trains too, and tells of one.
+    """
+    counts, opted = data.counts("train"), data.columns.get("opted_in")
+    if opted is None:
+        return counts
+    rows = data.split_rows("train")
+    inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows].astype(bool)]), minlength=len(data))
+    alone = any(phase.examples == "all" for phase in method.client.phases) & (counts > 0)
+    return np.maximum(inside, alone)
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -32,8 +32,7 @@ from fedkeep.data.preparation import Encoding, RuleError, Rules, Source
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_default, job_of
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
-from fedkeep.remote.agreement import agreement, differing, fault_of, other_fedkeep
-from fedkeep.remote.counts import told_counts
+from fedkeep.remote.agreement import agreement, differing, fault_of, other_fedkeep, told_counts
 from fedkeep.remote.device_file import About, DeviceFile, Version, create, packed
 from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of

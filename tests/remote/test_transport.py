@@ -10,7 +10,7 @@ import torch
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.remote import Packet, Reply
-from fedkeep.remote.memory import Died, MemoryTransport, Weather
+from fedkeep.remote.transport import Died, MemoryTransport, Weather
 
 ORDER = Packet({"kind": "work", "n": 1}, {"w": torch.ones(3)})
 

@@ -11,8 +11,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.config import read_config
 from fedkeep.experiments.sources import build_source
 from fedkeep.flower.project import bundled
-from fedkeep.remote.config import build_node, experiment
 from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node_config import build_node, experiment
 from fedkeep.remote.own_clients import of_clients
 from fedkeep.remote.refusals import RefusalError
 

@@ -3,7 +3,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedkeep.core.errors import UploadError
-from fedkeep.flower.wire import RAW, from_records, to_bytes, to_records
+from fedkeep.flower.array_records import RAW, from_records, to_bytes, to_records
 from fedkeep.remote import Packet
 from fedkeep.remote.messages import TYPES
 from tests.flower.loopback import Loopback, context

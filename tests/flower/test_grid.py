@@ -4,8 +4,8 @@ import torch
 from flwr.app import Message, RecordDict
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.flower.transport import GridTransport
-from fedkeep.flower.wire import from_records, to_records
+from fedkeep.flower.array_records import from_records, to_records
+from fedkeep.flower.grid import GridTransport
 from fedkeep.remote import Packet
 from tests.flower.loopback import Loopback, context
 
