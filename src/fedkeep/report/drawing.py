@@ -64,6 +64,7 @@ from fedkeep.report.charts import (
 WIDE, NARROW, PANEL = 900.0, 350.0, 440.0
 """Widths in points of a drawing on paper or a screen, on a phone, and of a chart beside another."""
 DPI = 200
+EVEN = {"s": 0.9, "^": 1.2, "v": 1.2, "D": 0.9, "*": 1.35}  # marks of about the same area
 LETTER = 7.0  # about the width of one at the size of a legend
 STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
@@ -189,7 +190,7 @@ class Drawing:
             drawn = axes.scatter(
                 [places[i][0] for i in own],
                 [places[i][1] for i in own],
-                s=size**2,
+                s=(size * EVEN.get(shape, 1.0)) ** 2,
                 marker="o" if hollow else shape,
                 facecolors=[PAPER] * len(own) if hollow else colours,
                 edgecolors=colours if hollow else [PAPER] * len(own),
@@ -380,7 +381,13 @@ def _lines(drawing: Drawing, axes: Axes, chart: Lines) -> None:
     if not chart.x_names:
         axes.xaxis.set_major_formatter(_Written(lambda _: chart.x_text))
     axes.yaxis.set_major_formatter(
-        _Written(lambda ticks: chart.y_format or wording.on_axis(ticks, chart.metric))
+        _Written(
+            lambda ticks: (
+                _without_zeros(chart.y_format, ticks)
+                if chart.y_format
+                else wording.on_axis(ticks, chart.metric)
+            )
+        )
     )
     if chart.log:
         for axis, ends in ((axes.xaxis, (x_low, x_high)), (axes.yaxis, (low, high))):
