@@ -21,6 +21,7 @@ from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data
+from fedkeep.experiments.examples import places_of
 from fedkeep.experiments.load import run_folder_config
 from fedkeep.report.pairing import Side, kept
 from fedkeep.report.runs import RunFiles
@@ -73,7 +74,7 @@ def counted(data: FederatedData, examples: Examples) -> Examples:
                 found = _judged(data, task, decay, tensors[f"{before}row"].numpy())
                 columns = {
                     name: tensors[before + name].clone()
-                    for name in ("client", "row", "label", "class")
+                    for name in ("client", "row", "label", "place", "class")
                     if before + name in tensors
                 }
                 if "class" not in columns:
@@ -97,7 +98,9 @@ def _judged(data: FederatedData, task: Task, decay: float, rows: Array) -> dict[
         raise ConfigError("Counting labels is no reference for tokens; compare with another run.")
     train = data.split_rows("train")
     label = np.asarray(data.columns[task.label])
-    train = train[~np.isnan(label[train]) if label.dtype.kind == "f" else label[train] >= 0]
+    known_label = ~np.isnan(label) if label.dtype.kind == "f" else label >= 0
+    train = train[known_label[train] if label.ndim == 1 else known_label[train].all(1)]
+    place = None if label.ndim == 1 else places_of(rows)
     item = data.columns.get("item")
     known = Baseline(
         clients=len(data),
@@ -105,7 +108,8 @@ def _judged(data: FederatedData, task: Task, decay: float, rows: Array) -> dict[
         weight=_weights(data, train, decay),
         label=label[train],
         asked=data.clients_of(rows),
-        true=label[rows],
+        true=label[rows] if place is None else label[rows, place],
+        place=place,
         trained_items=None if item is None else np.asarray(item)[train],
         asked_items=None if item is None else np.asarray(item)[rows],
     )

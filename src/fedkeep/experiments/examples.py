@@ -52,6 +52,8 @@ def columns_of(judged: Sequence[Judged], classes: bool = False) -> Params | None
         kind = one.task.kind
         if kind.kept_label:
             columns["label"] = (first.label > 0).astype(np.uint8)
+        if kind.kept_place:
+            columns["place"] = places_of(first.row)
         several = classes and kind.keeps_classes
         if several:
             columns["class"] = first.label.astype(np.int32)
@@ -65,6 +67,13 @@ def columns_of(judged: Sequence[Judged], classes: bool = False) -> Params | None
                 columns[f"{model}/class"] = found.predicted.astype(np.int32)
         tensors |= {before + name: torch.from_numpy(column) for name, column in columns.items()}
     return tensors
+
+
+def places_of(rows: np.ndarray) -> np.ndarray:
+    """Return the place of each result among those of its example, int32; an example's results are neighbours."""
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    starts = np.repeat(first, np.diff(first, append=len(rows)))
+    return (np.arange(len(rows)) - starts).astype(np.int32)
 
 
 def roster_of(clients: Sequence[int], ids: Sequence[str], trained: np.ndarray) -> Roster:

@@ -23,7 +23,7 @@ class LossConfig(Strict):
     training images at random; its keys are those of ``fedkeep.methods.augment.Augmented``.
     """
 
-    kind: Literal["cross_entropy", "squared_error"] = "cross_entropy"
+    kind: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] = "cross_entropy"
     label: str = "label"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: Annotated[tuple[Rate, ...] | None, Field(strict=False)] = None
@@ -45,7 +45,10 @@ def build_loss(config: LossConfig) -> terms.Term:
     loss = (
         terms.cross_entropy(config.label, smoothing=config.smoothing, class_weights=config.class_weights)
         if config.kind == "cross_entropy"
-        else terms.squared_error(config.label)
+        else {
+            "squared_error": terms.squared_error,
+            "binary_cross_entropy": terms.binary_cross_entropy,
+        }[config.kind](config.label)
     )
     for pattern, factor in config.l2.items():
         loss = loss + factor * terms.l2_penalty(pattern)

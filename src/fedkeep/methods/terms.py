@@ -19,6 +19,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.class_weights import NO_LABEL, checked_weights, class_weighted_mean
 from fedkeep.methods.labels import label_of, output_of
+from fedkeep.tasks.multi_label import check_labels
 from fedkeep.tasks.multiclass import check_classes
 from fedkeep.tasks.regression import check_regression
 from fedkeep.tasks.tokens import check_tokens
@@ -263,6 +264,30 @@ class SquaredError(Term):
 
 
 @dataclass(frozen=True)
+class BinaryCrossEntropy(Term):
+    """−y log σ(z) − (1 − y) log(1 − σ(z)), the mean over an example's labels, then over examples.
+
+    Attributes:
+        label: the column that holds a row of 0 and 1 for each example; below 0: it has no labels for this task.
+        task: the key of the output, for a model that returns a dict.
+    """
+
+    label: str = "label"
+    task: str | None = None
+
+    reads_parameters = False  # it sees the model's output alone
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        logits = output_of(net(params, batch), self.task)
+        label = label_of(batch, self.label)
+        check_labels(logits, label)
+        keep = None if self.task is None else (label >= 0).flatten(1).all(1)
+        wanted = label.clamp_min(0).to(logits.dtype)
+        values = nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+        return example_mean(values.flatten(1).mean(1), batch.get("weight"), keep)
+
+
+@dataclass(frozen=True)
 class L2Penalty(Term):
     """½ Σ ‖w‖² over the client's own parameters that a pattern names.
 
@@ -304,6 +329,11 @@ def cross_entropy(
 def squared_error(label: str = "label", task: str | None = None) -> Term:
     """Return the squared error against the column ``label``."""
     return SquaredError(label, task)
+
+
+def binary_cross_entropy(label: str = "label", task: str | None = None) -> Term:
+    """Return the cross-entropy of each of several labels, yes or no, against the column ``label``."""
+    return BinaryCrossEntropy(label, task)
 
 
 def l2_penalty(pattern: str) -> Term:

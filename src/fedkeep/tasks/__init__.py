@@ -12,6 +12,7 @@ from typing import Any
 from fedkeep.core.errors import DataError, check_choice
 from fedkeep.tasks.binary import BINARY
 from fedkeep.tasks.kind import Baseline, Kind, Means, Metric, Task
+from fedkeep.tasks.multi_label import MULTI_LABEL
 from fedkeep.tasks.multiclass import MULTICLASS
 from fedkeep.tasks.ranking import RANKING
 from fedkeep.tasks.regression import REGRESSION
@@ -21,6 +22,7 @@ __all__ = [
     "BINARY",
     "KINDS",
     "MULTICLASS",
+    "MULTI_LABEL",
     "NEXT_TOKEN",
     "RANKING",
     "REGRESSION",
@@ -36,7 +38,7 @@ __all__ = [
 ]
 
 KINDS: Mapping[str, Kind] = {
-    kind.name: kind for kind in (MULTICLASS, BINARY, REGRESSION, RANKING, TOKENS, NEXT_TOKEN)
+    kind.name: kind for kind in (MULTICLASS, BINARY, REGRESSION, RANKING, TOKENS, NEXT_TOKEN, MULTI_LABEL)
 }
 """The table of tasks, by name."""
 

@@ -75,8 +75,9 @@ class Baseline:
         clients: how many there are, K.
         owner: (examples,) each training example's client.
         weight: (examples,) how much it counts.
-        label: (examples,) its label.
+        label: (examples,) its label; (examples, labels) where it has several.
         asked: (results,) whose each result is.
+        place: (results,) of several labels of an example the number of the one that it is of.
         true: (results,) the label.
         trained_items, asked_items: the column ``item`` of training examples and of results, where there is one.
     """
@@ -87,6 +88,7 @@ class Baseline:
     label: Array
     asked: Array
     true: Array
+    place: Array | None = None
     trained_items: Array | None = None
     asked_items: Array | None = None
 
