@@ -15,8 +15,7 @@ from fedkeep.core.optim import Optimizer, OptimizerState
 from fedkeep.core.params import Params, weighted_mean
 from fedkeep.kernels import native, values
 from fedkeep.methods import Global, Optimize, Reduced, RunningMean
-from fedkeep.methods.aggregate import BLOCK
-from fedkeep.methods.rows import spread
+from fedkeep.methods.aggregate import BLOCK, spread
 from fedkeep.split import Upload
 from tests.tiny import mean_of, same_bits
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Phase, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.methods.outputs import as_likelihood
+from fedkeep.methods.mixture import as_likelihood
 from fedkeep.methods.terms import Term, cross_entropy
 from tests.methods.test_terms import LABELS, LOGITS, LOSSES, Given, Tasks, value
 from tests.tiny import Logits, classes, run_by

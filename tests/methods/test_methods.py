@@ -42,8 +42,8 @@ from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.fedrod import TwoHeads
 from fedkeep.methods.gpfl import GenericAndPersonal
 from fedkeep.methods.kteps import BranchLoss
+from fedkeep.methods.mixture import OnOutput
 from fedkeep.methods.moon import Contrast
-from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.per_fedavg import AfterOneStep
 from fedkeep.methods.pfedme import Apart
 from fedkeep.methods.pfl_da import MixtureLoss

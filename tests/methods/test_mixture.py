@@ -13,7 +13,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.methods import EarlyStopping, Phase, mixture, terms
 from fedkeep.methods.augment import Augmented
-from fedkeep.methods.outputs import NegativeLogLikelihood, OnOutput, PredictOutput, as_likelihood
+from fedkeep.methods.mixture import NegativeLogLikelihood, OnOutput, PredictOutput, as_likelihood
 from tests.methods.experts import DATA, LOCAL, Expert, Switch, federated, model, part
 from tests.tiny import same_bits
 

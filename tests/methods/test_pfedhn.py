@@ -13,8 +13,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
-from fedkeep.methods.hypernetwork import EMBEDDING
-from fedkeep.methods.pfedhn import PullBack
+from fedkeep.methods.pfedhn import EMBEDDING, PullBack
 from fedkeep.split import Split
 from tests.engines.reference import rows_of
 from tests.fitting import fit_private

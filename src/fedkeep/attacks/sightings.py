@@ -10,8 +10,8 @@ from fedkeep.core.params import Params, under
 from fedkeep.engines import Answer, Job, LocalDevice, Order, Sequential
 from fedkeep.engines.round import decode, run_round
 from fedkeep.methods import Global, Method, PrivateMean
-from fedkeep.methods.hooks import UPLOAD
-from fedkeep.methods.rows import spread
+from fedkeep.methods.aggregate import spread
+from fedkeep.methods.checks import UPLOAD
 from fedkeep.privacy import GaussianNoise
 from fedkeep.split import Upload
 

@@ -22,7 +22,7 @@ from fedkeep.audit.wire import Wire, look_at_bytes
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.data import FederatedData
 from fedkeep.methods import Method
-from fedkeep.methods.reveals import revealed
+from fedkeep.methods.declared import revealed
 from fedkeep.remote.messages import Packet
 
 CLIENTS, ROUNDS = 3, 3

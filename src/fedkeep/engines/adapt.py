@@ -19,7 +19,7 @@ from fedkeep.engines.client_step import outputs
 from fedkeep.engines.job import Job
 from fedkeep.engines.single_lane import local_run
 from fedkeep.methods import Adapt, Client, Method, Recall, Recalls, Sent
-from fedkeep.methods.hooks import check_hook
+from fedkeep.methods.checks import check_hook
 from fedkeep.split import Split
 from fedkeep.tasks.results import Model
 

@@ -38,7 +38,7 @@ from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.single_lane import local_run
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, rows_of, widen
 from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start, Started
-from fedkeep.methods.hooks import UPLOAD, called, check_hook, check_tensors
+from fedkeep.methods.checks import UPLOAD, called, check_hook, check_tensors
 from fedkeep.privacy.draws import draws as link_draws
 from fedkeep.split import Upload
 

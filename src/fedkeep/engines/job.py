@@ -15,7 +15,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Params, is_state, prefixed, to
 from fedkeep.data import FederatedData
 from fedkeep.methods import Global, Kept, Method, Phase, Roster, WeightedMean
-from fedkeep.methods.hooks import UPLOAD, as_state
+from fedkeep.methods.checks import UPLOAD, as_state
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import Default, PrivateStore

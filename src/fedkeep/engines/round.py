@@ -24,7 +24,7 @@ from fedkeep.engines.device import Answer, Device, Order
 from fedkeep.engines.faults import Fault, Faults
 from fedkeep.engines.job import paired
 from fedkeep.methods import Global, Method, Reduced, Sent
-from fedkeep.methods.hooks import UPLOAD, called, check_tensors
+from fedkeep.methods.checks import UPLOAD, called, check_tensors
 from fedkeep.privacy import Chain
 from fedkeep.split import Upload, check_rows, check_upload
 

@@ -23,6 +23,7 @@ from fedkeep.methods.client import (
     by_share,
     newest,
 )
+from fedkeep.methods.declared import reveals
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedala import fedala
 from fedkeep.methods.fedamp import fedamp
@@ -50,7 +51,6 @@ from fedkeep.methods.kteps import kteps
 from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
-from fedkeep.methods.median import Median
 from fedkeep.methods.mixture import mixture
 from fedkeep.methods.moon import moon
 from fedkeep.methods.mr_mtl import mr_mtl
@@ -60,8 +60,7 @@ from fedkeep.methods.pfedme import pfedme
 from fedkeep.methods.pfl_da import pfl_da
 from fedkeep.methods.phase import EarlyStopping, Phase
 from fedkeep.methods.private import PrivateMean, differentially_private
-from fedkeep.methods.reveals import reveals
-from fedkeep.methods.robust import ClippedMean, Krum, TrimmedMean
+from fedkeep.methods.robust import ClippedMean, Krum, Median, TrimmedMean
 from fedkeep.methods.scaffold import scaffold
 from fedkeep.methods.secure import SecureMean, SecureSums, securely
 from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean, averaging

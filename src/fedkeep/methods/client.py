@@ -17,8 +17,7 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, is_state, prefixed, under
-from fedkeep.methods.checks import check_choice
-from fedkeep.methods.hooks import called, check_numbers, check_whole
+from fedkeep.methods.checks import called, check_all, check_choice, check_numbers
 from fedkeep.methods.phase import Changeable, Phase
 
 Tables = Literal["exact", "local", "whole"]
@@ -210,7 +209,7 @@ def accepted(
     """
     who = f"accept of client {whose}"
     kept = called(who, lambda: rule(Kept.of(before), Kept.of(after), share), before, after, kind=Kept).flat
-    check_whole(who, after, kept)
+    check_all(who, after, kept)
     check_numbers(who, kept, after)
     return kept
 

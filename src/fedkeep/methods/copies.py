@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, under
 from fedkeep.methods.client import Finish, Finished
+from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import extended
-from fedkeep.methods.reveals import reveals
 from fedkeep.methods.terms import Term
 from fedkeep.split import Split
 

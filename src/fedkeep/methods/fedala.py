@@ -27,9 +27,9 @@ from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_count, check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
+from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import extended, nested
 from fedkeep.methods.phase import Patterns, Phase, matching
-from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term
 from fedkeep.split import Split

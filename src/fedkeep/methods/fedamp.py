@@ -21,15 +21,14 @@ from torch import Tensor
 
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State, under
-from fedkeep.methods.aggregate import Reduced, RunningMean
+from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Sent
 from fedkeep.methods.copies import COPY, PREFIX, PulledCopy, copy_of, predict_copy, with_copy
+from fedkeep.methods.declared import reveals
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.reveals import reveals
-from fedkeep.methods.rows import spread
 from fedkeep.methods.server import Global, Reduction, Roster, Server
 from fedkeep.split import Upload
 

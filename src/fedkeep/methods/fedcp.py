@@ -27,9 +27,9 @@ from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
 from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
+from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, part, width
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy, unit
 

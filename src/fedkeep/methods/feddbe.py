@@ -27,9 +27,9 @@ from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
+from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import Known, extended, features, head, width
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Global, Roster, Server
 from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.split import Split

@@ -19,12 +19,11 @@ from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Sent, zeros_like_trainable
+from fedkeep.methods.declared import reveals, unfit
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
 from fedkeep.methods.terms import Term, dot
-from fedkeep.methods.unfit import unfit
 
 
 @reveals("loss")  # the server could follow λ_k from what is uploaded

@@ -24,14 +24,13 @@ from torch import Tensor
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Batch, Params, State, prefixed, under
-from fedkeep.methods.aggregate import Reduced, RunningMean
+from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client, Finish, Finished, Sent
 from fedkeep.methods.features import as_received, features, one_hot
 from fedkeep.methods.fedproto import NearPrototypes, NoPrototypes, NoSums, new_prototypes
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.rows import spread
 from fedkeep.methods.server import Global, Reduction, Roster, Server, WeightedMean
 from fedkeep.methods.simplex import least
 from fedkeep.methods.terms import Around, Term, cross_entropy

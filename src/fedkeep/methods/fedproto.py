@@ -24,13 +24,12 @@ from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method, forward, private_part
 from fedkeep.methods.checks import check_choice, check_least
 from fedkeep.methods.client import Client, Finish, Finished
+from fedkeep.methods.declared import reveals, unfit
 from fedkeep.methods.features import WithFeatures, features, no_counts, one_hot, width
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Global, Roster, Server, WeightedMean
 from fedkeep.methods.terms import Term, cross_entropy, example_mean
-from fedkeep.methods.unfit import unfit
 from fedkeep.split import Split
 
 FAR = 1e30

@@ -24,8 +24,8 @@ from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_count, check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
+from fedkeep.methods.declared import reveals
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Global, MeanByGroup, Optimize, Roster, Server, WeightedMean
 from fedkeep.split import Split
 

@@ -11,22 +11,81 @@ values, plus what the embedding adds. Buffers are averaged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor, nn
 
-from fedkeep.core.params import Params
-from fedkeep.methods.aggregate import Reduced, RunningMean
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params, State, under
+from fedkeep.core.seeds import generator
+from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client, Sent
-from fedkeep.methods.hypernetwork import EMBEDDING, FirstHypernetwork, generated, without_embedding
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.rows import spread
-from fedkeep.methods.server import Global, Reduction, Server, averaging, check_uniform
+from fedkeep.methods.server import Global, Reduction, Roster, Server, averaging, check_uniform
 from fedkeep.split import Upload
+
+EMBEDDING, LAYER, OUT = "hyper/embedding", "hyper/layer.", "hyper/out."
+"""The server's state: the embeddings, (clients, embedding), and φ: ``.weight`` and ``.bias`` of each layer, by number,
+and of each parameter's output, by name, (*shape, width) and its shape."""
+
+
+def generated(phi: State, v: Tensor) -> Params:
+    """Return θ = h(v; φ) by the module's names, from a client's embedding v, (embedding,)."""
+    layers, out = under(LAYER, phi), under(OUT, phi)
+    for k in range(len(layers) // 2):
+        v = nn.functional.relu(nn.functional.linear(v, layers[f"{k}.weight"], layers[f"{k}.bias"]))
+    biases = sorted(n for n in out if n.endswith(".bias"))  # sums over them go by this order
+    names = [n.removesuffix(".bias") for n in biases]
+    return {n: out[f"{n}.bias"] + out[f"{n}.weight"] @ v.to(out[f"{n}.weight"]) for n in names}
+
+
+def without_embedding(state: State) -> State:
+    """Return φ alone."""
+    return {n: value for n, value in state.items() if n != EMBEDDING}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstHypernetwork:
+    """φ and v before the first round: v normal, weights as ``torch.nn.Linear`` draws them, other biases zero.
+
+    The outputs' biases are the module's own values.
+
+    Attributes:
+        embedding: numbers of each v_k.
+        hidden: widths of the layers.
+        seed: of the draws.
+    """
+
+    embedding: int
+    hidden: tuple[int, ...]
+    seed: int
+
+    def __call__(self, net: Net, clients: Roster) -> State:
+        """Return the server's first state."""
+        initial = {n: v for n, v in net.initial().items() if n in net.trainable()}
+        like = next(iter(initial.values()))
+
+        def uniform(name: str, *shape: int) -> Tensor:
+            drawn = torch.rand(shape, generator=generator(self.seed, name), dtype=torch.float64)
+            return torch.sub(2 * drawn, 1).div(math.sqrt(shape[-1])).to(like)
+
+        drawn = generator(self.seed, EMBEDDING)
+        embeddings = torch.randn(len(clients), self.embedding, generator=drawn, dtype=torch.float64)
+        state, width = {EMBEDDING: embeddings.to(like)}, self.embedding
+        for k, wide in enumerate(self.hidden):
+            name = f"{LAYER}{k}"
+            state |= {f"{name}.weight": uniform(name, wide, width), f"{name}.bias": like.new_zeros(wide)}
+            width = wide
+        for name, value in initial.items():
+            weight = uniform(OUT + name, *value.shape, width)
+            state |= {f"{OUT}{name}.weight": weight.to(value), f"{OUT}{name}.bias": value}
+        return state
 
 
 def own_model(server: Global, client: str) -> Sent:

@@ -22,8 +22,8 @@ from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.checks import check_count, check_positive
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
+from fedkeep.methods.declared import reveals
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term
 from fedkeep.split import updated_buffers

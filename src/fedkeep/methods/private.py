@@ -21,8 +21,8 @@ from fedkeep.core.params import SERVER, Params, State, under
 from fedkeep.methods.aggregate import Reduced, RunningMean
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Sent, by_share, newest
+from fedkeep.methods.declared import why_unfit
 from fedkeep.methods.server import Global, Reduction, Roster, WeightedMean
-from fedkeep.methods.unfit import why_unfit
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, Link
 from fedkeep.privacy.dp import floating
 from fedkeep.split import Upload

@@ -16,11 +16,10 @@ import torch
 
 from fedkeep.core.errors import MethodError, SecureSumError, UploadError
 from fedkeep.core.params import SERVER, Params, nbytes, under
-from fedkeep.methods.aggregate import Reduced
+from fedkeep.methods.aggregate import Reduced, spread
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_positive
 from fedkeep.methods.private import bounded_mean
-from fedkeep.methods.rows import spread
 from fedkeep.methods.server import Global, Reduction, WeightedMean
 from fedkeep.privacy import Link
 from fedkeep.privacy.dp import Clipping, floating

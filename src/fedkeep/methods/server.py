@@ -14,12 +14,10 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, OptimizerState, sgd
 from fedkeep.core.params import SERVER, Params, State
-from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean
-from fedkeep.methods.checks import check_choice
+from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean, spread
+from fedkeep.methods.checks import called, check_all, check_choice, check_numbers, check_tensors
 from fedkeep.methods.client import Sent, zeros_like_trainable
-from fedkeep.methods.hooks import called, check_numbers, check_tensors, check_whole
 from fedkeep.methods.phase import OPTIMIZERS, Changeable
-from fedkeep.methods.rows import spread
 from fedkeep.split import Upload
 
 
@@ -266,7 +264,7 @@ class Server(Changeable):
             return Sent(params=server.params, state=server.state)
         who = f"send of the server to client {client!r} in round {server.round}"
         sent = called(who, lambda: send(server, client), server.params, server.state, kind=Sent)
-        check_whole(who, server.params, sent.params)
+        check_all(who, server.params, sent.params)
         check_tensors(who, sent.state)
         check_numbers(who, sent.params, server.params)
         check_numbers(who, sent.state, server.state)

@@ -20,7 +20,7 @@ from fedkeep.audit.findings import PROTOCOL, Allowed
 from fedkeep.core.errors import FedkeepError
 from fedkeep.data import FederatedData
 from fedkeep.methods import Method
-from fedkeep.methods.reveals import revealed
+from fedkeep.methods.declared import revealed
 from fedkeep.prove.findings import VERDICTS, Claim, Item, Proof, Verdict
 from fedkeep.prove.labels import Node
 from fedkeep.prove.rounds import (

@@ -14,7 +14,7 @@ from fedkeep.core.params import Params
 from fedkeep.engines import Adaptation, Answer, ClientToTrain, Engine, Job, Judged, LocalDevice, Order
 from fedkeep.engines.job import paired
 from fedkeep.methods import Sent
-from fedkeep.methods.hooks import UPLOAD
+from fedkeep.methods.checks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
 from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import MissingError, Wanted

@@ -25,7 +25,7 @@ from fedkeep.data import Ragged
 from fedkeep.engines.job import ClientToTrain, Job, defaults, first_global
 from fedkeep.engines.round import with_links
 from fedkeep.engines.vectorised.stacked_lanes import Stacked, StackedPass
-from fedkeep.methods.hooks import UPLOAD
+from fedkeep.methods.checks import UPLOAD
 
 CPU_BYTES = 64 << 20
 """What clients side by side may take on a CPU: about what stays in its caches."""

@@ -1,4 +1,4 @@
-"""What a method lets leave on purpose beside gradients: its own word for it, which ``fedkeep audit`` goes by."""
+"""What a method says of what leaves: what is revealed on purpose, and what uploads must not go through."""
 
 from __future__ import annotations
 
@@ -50,3 +50,25 @@ def _declared(part: Any) -> Iterator[str]:
         yield from getattr(part, "reveals", ())
         if isinstance(part, Term):
             yield from _declared(tuple(v for v in vars(part).values() if isinstance(v, Term | tuple)))
+
+
+def unfit(*, clipping: str = "", noise: str = "") -> Callable[[F], F]:
+    """Say of a server's ``update`` why a round's result must not be made of clipped uploads, or have noise.
+
+    It stands before the function or class. Differential privacy clips and adds noise; secure sums clip.
+
+    Args:
+        clipping: why not clipped ones, e.g. as clients keep what they sent unclipped; empty: they may be.
+        noise: why no noise; empty: there may be some.
+    """
+
+    def declare(function: F) -> F:
+        function.unfit_for_clipping, function.unfit_for_noise = clipping, noise  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def why_unfit(update: Callable[..., Any], what: str) -> str:
+    """Return why an update is unfit for ``clipping`` or ``noise``; empty: it is not."""
+    return str(getattr(update, f"unfit_for_{what}", ""))
