@@ -55,7 +55,7 @@ def test_without_a_check_the_campaign_finds_silent_faults(
 
 def test_how_an_action_ends_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> bool:
-        raise FedkeepError
+        raise FedkeepError("refused")
 
     def crashed() -> bool:
         raise MemoryError
