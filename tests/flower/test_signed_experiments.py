@@ -7,7 +7,8 @@ from flwr.cli.build import build_fab_from_disk
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.data.preparation import Rules
-from fedkeep.flower import client_app, nodes
+from fedkeep.flower import client_app
+from fedkeep.flower import node_context as nodes
 from fedkeep.flower.grid import GridTransport
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.project import new_project
