@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import fedkeep as library
-from fedkeep.experiments import exported
 from fedkeep.experiments.load import load_run
+from fedkeep.experiments.personal import exported_models
 from fedkeep.experiments.run import Run
 from tests.cli.conftest import Command
 
@@ -76,8 +76,8 @@ def test_what_models_have_in_common_is_read_once(
         return call
 
     for name in ("read_sealed", "load_verified"):
-        own = counted(getattr(exported, name))
-        monkeypatch.setattr(exported, name, own)
+        own = counted(getattr(exported_models, name))
+        monkeypatch.setattr(exported_models, name, own)
     assert fedkeep("predict", "m", "--data", "all.csv").exit_code == 0
     assert (read.count("model.json"), read.count("shared.safetensors")) == (1, 1)
 

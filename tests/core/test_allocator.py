@@ -115,7 +115,7 @@ def test_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for tuned in (False, True):
         monkeypatch.setattr("fedkeep.engines.workers.pool.is_tuned", lambda tuned=tuned: tuned)
-        assert Pool(job, "fork").task.tuned is tuned
+        assert Pool(job, "fork").worker_job.tuned is tuned
 
 
 def test_the_command_line_tunes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,7 +213,7 @@ def test_the_server_app_keeps_rounds_and_continues_an_older_run(tmp_path, monkey
     server_app.main(grid, project(tmp_path, monkeypatch, **{"keep-rounds": 1}))
     assert kept_rounds(tmp_path / "run") == [2, 3]
     newer = {"out": str(tmp_path / "new"), "continue-from": str(tmp_path / "run"), "on-change": "never"}
-    with pytest.raises(ConfigError, match="on_change must be 'refuse' or 'anew'; got 'never'"):
+    with pytest.raises(ConfigError, match="on-change.*'refuse'.*'anew'.*'never'"):
         server_app.main(grid, project(tmp_path, monkeypatch, **newer))
     server_app.main(grid, project(tmp_path, monkeypatch, **{**newer, "on-change": "anew"}))
     infos = [read_info(tmp_path / name) for name in ("run", "new")]

@@ -96,7 +96,8 @@ def test_what_judging_found_is_told_also_where_it_is_no_number(tmp_path):
     about = {"round": 1, "split": "test", "client": None, "metric": "auc", "n": 6}
     found = [{**about, "value": None}, {**about, "value": 0.75}, {**about, "value": 0.5, "client": "a"}]
     (tmp_path / "judged.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
-    assert local.judged(tmp_path) == [
+    assert local.judged(tmp_path, "") == []
+    assert local.judged(tmp_path, "judge") == [
         "Round 1, test: auc not defined (6 examples).",
         "Round 1, test: auc 0.75 (6 examples).",
     ]

@@ -79,10 +79,10 @@ class RunSettings:
             if number < LEAST[name]:
                 raise ConfigError(f"{name} must be at least {LEAST[name]}; got {number}.")
             object.__setattr__(self, name, operator.index(number))
+        if self.epochs is not None and not 0 <= self.epochs < math.inf:
+            raise ConfigError(f"epochs must be a finite number of at least 0; got {self.epochs}.")
         if (self.rounds is None) == (self.epochs is None):
             raise ConfigError("Give either rounds or epochs.")
-        if self.epochs is not None and not 0 <= self.epochs < math.inf:
-            raise ConfigError(f"epochs must be a number of at least 0; got {self.epochs}.")
         if not 0 <= self.hold_out < 1:
             raise ConfigError(f"hold_out must be a fraction in [0, 1); got {self.hold_out}.")
         for name, names in (("trackers", self.trackers), ("metrics", self.metrics)):
