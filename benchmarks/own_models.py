@@ -37,8 +37,8 @@ from fedkeep import FederatedData, Phase, methods, sgd
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
 from fedkeep.engines.tables.lookups import with_declared_tables
-from fedkeep.experiments.engine import make_engine
 from fedkeep.experiments.environment import environment
+from fedkeep.experiments.simulate import make_engine
 
 STATE_ERROR = 1e-5
 FILE, LARGE = RESULTS / "own-models.json", "MLP, 49 M"

@@ -17,7 +17,7 @@ from benchmarks.operations import operations
 from benchmarks.peers import PACKAGES, install, python_of
 from benchmarks.processes import ContenderError, Process, own_python
 from benchmarks.workloads import Workload, workload
-from fedkeep.experiments.engine import ENGINES
+from fedkeep.experiments.simulate import ENGINES
 from fedkeep.kernels import native
 
 OURS = "fedkeep_"

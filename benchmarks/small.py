@@ -27,7 +27,7 @@ from fedkeep import FederatedData, Phase, data, methods, sgd
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
 from fedkeep.engines import Engine, Sequential, Workers
-from fedkeep.experiments.engine import make_engine
+from fedkeep.experiments.simulate import make_engine
 
 USERS, EXAMPLES, FEATURES, CLASSES, BATCH, RATE = 300, 40, 32, 10, 8, 0.1
 HIDDEN = (0, 64, 256)

@@ -48,7 +48,7 @@ tune_allocator()
 if name in ("sequential", "auto"):
     from benchmarks import small
     from fedkeep import data
-    from fedkeep.experiments.engine import make_engine
+    from fedkeep.experiments.simulate import make_engine
     federation = data.toy(users=small.USERS, examples=small.EXAMPLES, features=small.FEATURES, classes=small.CLASSES)
     torch.manual_seed(0)
     step = small.federated(small.Model(64), federation, make_engine(name, None, "cpu", cohort, 1000)[0])

@@ -6,7 +6,7 @@ import torch
 
 import fedkeep
 from fedkeep import Phase
-from fedkeep.experiments.personal.cold_start import cold_start
+from fedkeep.experiments.personalize import cold_start
 from fedkeep.models import DocumentModel
 
 

@@ -18,7 +18,7 @@ from fedkeep.core.net import Net
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.columns import offsets_of
 from fedkeep.engines import Engine
-from fedkeep.experiments.engine import make_engine
+from fedkeep.experiments.simulate import make_engine
 from fedkeep.methods import Method
 from fedkeep.models import CifarCNN, DocumentModel, TextClassifier
 from fedkeep.nn import ConvPool, Linear

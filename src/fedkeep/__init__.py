@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from fedkeep.core.optim import adagrad, adam, sgd
     from fedkeep.data import FederatedData
     from fedkeep.experiments import trackers
-    from fedkeep.experiments.personal.export_models import export_models
-    from fedkeep.experiments.personal.exported_models import load_encoding, load_model
+    from fedkeep.experiments.exported_models import export_models, load_encoding, load_model
     from fedkeep.experiments.run import Run
     from fedkeep.experiments.simulate import simulate
     from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
@@ -63,9 +62,8 @@ __all__ = [
 _HOME = {
     "core.optim": ("adagrad", "adam", "sgd"),
     "data": ("FederatedData",),
-    "experiments.personal.exported_models": ("load_encoding", "load_model"),
+    "experiments.exported_models": ("export_models", "load_encoding", "load_model"),
     "experiments.run": ("Run",),
-    "experiments.personal.export_models": ("export_models",),
     "experiments.simulate": ("simulate",),
     "methods": (
         "Adapt",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedkeep.experiments.trackers.telling import tracked
+from fedkeep.experiments.trackers import tracked
 from tests.cli.conftest import Command
 
 ONE = ("--attacks", "who,words", "--epsilons", "none")

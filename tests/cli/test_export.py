@@ -23,9 +23,8 @@ from fedkeep.core.errors import ConfigError, MethodError, RunError
 from fedkeep.core.files import state_name
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.onnx_files import write_onnx
-from fedkeep.experiments.personal.adapt_clients import adapt_clients
-from fedkeep.experiments.personal.personal_model import PersonalModel
-from fedkeep.experiments.run import Run
+from fedkeep.experiments.personalize import adapt_clients
+from fedkeep.experiments.run import PersonalModel, Run
 from tests.cli.conftest import Command
 from tests.engines.vectorised.cohorts import TEXTS
 from tests.engines.vectorised.test_suits import Packed
@@ -396,7 +395,7 @@ def test_what_cannot_be_exported_leaves_nothing(
     def full(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedkeep.experiments.personal.export_models.sealed_bytes", full)
+    monkeypatch.setattr("fedkeep.experiments.exported_models.sealed_bytes", full)
     before = set(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         library.export_models(plain, "m")

@@ -13,7 +13,7 @@ from fedkeep.cli.personalize import parse_k
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import state_name
 from fedkeep.experiments.load import load_run
-from fedkeep.experiments.personal.adapt_clients import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients
 from tests.cli.conftest import Command
 from tests.cli.test_run import states
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import fedkeep as library
+from fedkeep.experiments import exported_models
 from fedkeep.experiments.load import load_run
-from fedkeep.experiments.personal import exported_models
 from fedkeep.experiments.run import Run
 from tests.cli.conftest import Command
 

@@ -13,7 +13,7 @@ from fedkeep import methods
 from fedkeep.core.errors import DataError
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import FederatedData, Ragged, add_censored, consent, opt_out
-from fedkeep.experiments.taking_part import train_counts
+from fedkeep.experiments.simulate import train_counts
 from tests.refusals import raises
 
 

@@ -15,7 +15,7 @@ from fedkeep import Phase, methods, simulate
 from fedkeep.engines import Auto, Choice, Sequential, auto, run_round
 from fedkeep.engines.auto import known_beforehand, one_thread
 from fedkeep.engines.workers.pool import start_method
-from fedkeep.experiments.engine import make_engine
+from fedkeep.experiments.simulate import make_engine
 from fedkeep.methods.terms import Term, cross_entropy
 from tests.tiny import Logits, Rounds, bits, classes, everyone, job, same_bits, threads_noted
 

@@ -13,8 +13,7 @@ from fedkeep import Phase, sgd
 from fedkeep.core.errors import MethodError
 from fedkeep.data import FederatedData
 from fedkeep.data.leave_one_out import leave_one_out
-from fedkeep.experiments.counting import counted
-from fedkeep.experiments.worth import worth_of
+from fedkeep.experiments.worth import counted, worth_of
 from fedkeep.report.runs import read_run
 from fedkeep.tasks import RANKING
 

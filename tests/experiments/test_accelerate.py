@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.core.errors import RunError
 from fedkeep.experiments.build import build_model, run_config
-from fedkeep.experiments.personal.adapt_clients import rooted
+from fedkeep.experiments.personalize import rooted
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.remote import fingerprint
 from tests.experiments.configs import config

@@ -13,9 +13,8 @@ from fedkeep import Init, Method, Phase, Run, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.data import opt_out
 from fedkeep.engines.adapt import kept_values
-from fedkeep.experiments.personal.adapt_clients import adapt_clients, rooted
-from fedkeep.experiments.personal.cold_start import cold_start
-from fedkeep.experiments.taking_part import train_counts
+from fedkeep.experiments.personalize import adapt_clients, cold_start, rooted
+from fedkeep.experiments.simulate import train_counts
 from fedkeep.methods import Global, Sent
 from tests.fitting import first_examples, fit_private
 from tests.tiny import Logits, bits, classes, everyone, same_bits, users

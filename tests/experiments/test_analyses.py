@@ -26,7 +26,7 @@ from fedkeep.experiments.analyses import (
     user_vectors,
     write_analyses,
 )
-from fedkeep.experiments.personal.adapt_clients import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.split import Upload

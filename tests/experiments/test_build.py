@@ -14,7 +14,7 @@ from fedkeep.data import PARTITIONS
 from fedkeep.experiments.build import MODELS, run_config
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.load import load_run
-from fedkeep.experiments.readers import READERS
+from fedkeep.experiments.sources import READERS
 from tests.experiments.configs import CLASSIFIER, REVIEWS, config, shops
 
 

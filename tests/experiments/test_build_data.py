@@ -14,7 +14,7 @@ from fedkeep.data import FederatedData, cifar10, majority, opt_out, toy
 from fedkeep.experiments import sources
 from fedkeep.experiments.build import build_data, build_source, data_folder, run_config
 from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.readers import Reader
+from fedkeep.experiments.sources import Reader
 from tests.experiments.configs import config
 
 

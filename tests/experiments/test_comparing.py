@@ -267,7 +267,7 @@ def test_what_a_run_would_refuse_is_named_before_anything_runs(
     mine = toy(**private, method__weighting="uniform")
     _, page = run(planned(out, ("furl", "fedavg"), (0,), mine), progress=False)
     assert "local: without [privacy], as nothing of it leaves a client." in page.read_text(encoding="utf-8")
-    monkeypatch.setattr("fedkeep.experiments.comparing.rehearse_config", pytest.fail)
+    monkeypatch.setattr("fedkeep.experiments.comparing.simulation_of", pytest.fail)
     planned(
         out, ("furl", "fedavg"), (0,), mine
     )  # finished runs may have needed another machine than this one

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedkeep import FederatedData
-from fedkeep.experiments.counting import counted
+from fedkeep.experiments.worth import counted
 from fedkeep.tasks.results import Examples
 
 

@@ -11,8 +11,7 @@ import pytest
 from fedkeep import methods, simulate
 from fedkeep.core.files import read_tensors
 from fedkeep.data import ImageSet, class_counts, majority, opt_out
-from fedkeep.experiments import partitions
-from fedkeep.experiments.partitions import partition_counts, write_partition
+from fedkeep.experiments.simulate import partition_counts, write_partition
 from fedkeep.models import CNN
 from tests.tiny import classes
 
@@ -61,5 +60,5 @@ def test_more_than_a_plot_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     data = majority(IMAGES, 2, 0.5, 20, 8)
     assert partition_counts(data) is not None
     assert partition_counts(data)["opted_out"] == []  # type: ignore[index]
-    monkeypatch.setattr(partitions, "MOST", 7)
+    monkeypatch.setattr("fedkeep.experiments.simulate.MOST", 7)
     assert partition_counts(data) is None

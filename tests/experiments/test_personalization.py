@@ -20,7 +20,7 @@ from fedkeep.data import FederatedData
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.experiments.build import run_config
-from fedkeep.experiments.personal.personalization_curve import (
+from fedkeep.experiments.personalize import (
     Protocol,
     personalization_curve,
     slower,

@@ -19,15 +19,15 @@ from fedkeep.experiments.build import build_data, build_method, offered_methods
 from fedkeep.experiments.builtin import builtin_names, builtin_text
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.plugins import INSTALL_PAPERS
-from fedkeep.experiments.readers import READERS, Reader, offered_readers
 from fedkeep.experiments.reproductions import Request, reproduce, reproductions
+from fedkeep.experiments.sources import READERS, Reader, offered_readers
 from tests.installed import PAPERS, write_package
 
 Install = Callable[..., None]
 MODULE = """
 from fedkeep import methods
 from fedkeep.data import toy
-from fedkeep.experiments.readers import Reader
+from fedkeep.experiments.sources import Reader
 from fedkeep.experiments.reproductions import Reproduction
 
 tiny = Reader(lambda users=3: toy(users=users))

@@ -13,7 +13,7 @@ from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.cli.output import warn_of_unfinished
 from fedkeep.core.errors import NonFiniteError
 from fedkeep.core.run_files import Commit, read_info
-from fedkeep.experiments.run_length import of_length
+from fedkeep.experiments.run_directory import of_length
 from tests.tiny import Logits, classes, same_bits
 
 

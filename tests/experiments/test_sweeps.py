@@ -19,7 +19,7 @@ from fedkeep.core.records import Record, to_line
 from fedkeep.experiments import sweeps
 from fedkeep.experiments.config import Config, read_config
 from fedkeep.experiments.sweeps import trials
-from fedkeep.experiments.sweeps.watch import Watch
+from fedkeep.experiments.sweeps.trials import Watch
 from fedkeep.experiments.trackers import EndRun, Facts
 from tests.experiments.configs import config
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.records import Record
-from fedkeep.experiments.trackers import EndRun, Facts, MLflow, TensorBoard, WandB, stores
-from fedkeep.experiments.trackers.stores import flat, label
+from fedkeep.experiments.trackers import EndRun, Facts, MLflow, TensorBoard, WandB, flat, label
 from tests.experiments.runs import run
 from tests.experiments.test_trackers import lines
 
@@ -96,7 +95,7 @@ def test_mlflow_has_every_record_once(tmp_path: Path, monkeypatch: pytest.Monkey
     from mlflow.tracking import MlflowClient
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(stores, "MOST", 5)
+    monkeypatch.setattr("fedkeep.experiments.trackers.MOST", 5)
     out = tmp_path / "runs" / "run"
     run(out, trackers=["mlflow", EndAt(2)], name="Mine")
     client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedkeep.core.errors import RunError
-from fedkeep.experiments.run_lock import locked
+from fedkeep.experiments.run_directory import locked
 from fedkeep.flower import local
 from fedkeep.flower.link import _said
 from fedkeep.flower.local import Local, local_of, train

@@ -17,7 +17,7 @@ from fedkeep.core.net import Net
 from fedkeep.data import opt_out
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
-from fedkeep.experiments.personal.adapt_clients import adapt_clients, rooted
+from fedkeep.experiments.personalize import adapt_clients, rooted
 from fedkeep.methods import Phase, mixture
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.fitting import first_examples

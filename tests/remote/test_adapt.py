@@ -18,7 +18,7 @@ from fedkeep.core.errors import ConfigError, FailedError, LostError, MethodError
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record, from_line
 from fedkeep.engines import Adaptation
-from fedkeep.experiments.personal.adapt_clients import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.experiments.run import Run
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_folder import file_of

@@ -15,7 +15,7 @@ from fedkeep.core.errors import DataError, MethodError
 from fedkeep.core.optim import sgd
 from fedkeep.data import FederatedData
 from fedkeep.engines.tally import tallied
-from fedkeep.experiments.counting import counted
+from fedkeep.experiments.worth import counted
 from fedkeep.methods import fedavg, terms
 from fedkeep.metrics import auc
 from fedkeep.metrics.worth.pooled import pooled_gain

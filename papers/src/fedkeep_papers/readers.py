@@ -1,6 +1,6 @@
-"""The readers of the papers' data, as configurations name them; `fedkeep.experiments.readers` finds them here."""
+"""The readers of the papers' data, as configurations name them; `fedkeep.experiments.sources` finds them here."""
 
-from fedkeep.experiments.readers import Reader
+from fedkeep.experiments.sources import Reader
 from fedkeep_papers.furl import zulip
 from fedkeep_papers.kteps import fdu_mtl as fdu
 from fedkeep_papers.kteps import tang as ss

@@ -27,7 +27,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     """
     from fedkeep.data import Ragged
     from fedkeep.engines.rehearsal import first_batches, first_values, losses, model_warnings
-    from fedkeep.experiments.build import build_data, data_folder, rehearse_config
+    from fedkeep.experiments.build import build_data, data_folder, simulation_of
     from fedkeep.nn.accelerate import swaps_of
     from fedkeep.split import check_split
     from fedkeep.split.probe import EQUATIONS
@@ -35,7 +35,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     found = find_config(config, overrides)
     folder = data_folder(data)
     examples = build_data(found.config, folder)
-    simulation = rehearse_config(found.config, examples, folder)
+    simulation = simulation_of(found.config, examples, folder)
     method, net, module = simulation.method, simulation.net, simulation.net.module
     batches = first_batches(examples, net, whose=found.config.run.centralised)
     start, terms = first_values(net, method, found.config.seed), losses(net, method, examples)

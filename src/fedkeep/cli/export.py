@@ -34,8 +34,8 @@ def export(
     Load one with fedkeep.load_model(DIR, ID). RUN is the folder that fedkeep run wrote; nothing in it changes.
     """
     from fedkeep.experiments.build import data_folder
+    from fedkeep.experiments.exported_models import export_models
     from fedkeep.experiments.load import load_run
-    from fedkeep.experiments.personal.export_models import export_models
 
     if bool(client) == everyone:
         raise ConfigError("Say whose models: --client ID, which may be repeated, or --all.")

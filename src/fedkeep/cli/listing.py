@@ -17,9 +17,9 @@ def list_all() -> None:
     from fedkeep import kernels
     from fedkeep.experiments.build import MODELS, offered_methods
     from fedkeep.experiments.builtin import builtin_names, builtin_text
-    from fedkeep.experiments.engine import ENGINES
     from fedkeep.experiments.plugins import INSTALL_PAPERS
-    from fedkeep.experiments.readers import offered_readers
+    from fedkeep.experiments.simulate import ENGINES
+    from fedkeep.experiments.sources import offered_readers
 
     _show(
         "Methods (method.kind)",

@@ -93,7 +93,7 @@ def parse_k(text: str) -> list[int | None]:
 
 def _everyone(run: Run, folder: Path, workers: int) -> None:
     from fedkeep.experiments.analyses import adapted_form, write_analyses
-    from fedkeep.experiments.personal.adapt_clients import adapt_clients
+    from fedkeep.experiments.personalize import adapt_clients
 
     found = adapt_clients(run, workers=workers)
     analysis = adapted_form(found)
@@ -114,7 +114,7 @@ def _everyone(run: Run, folder: Path, workers: int) -> None:
 
 def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
     from fedkeep.experiments.analyses import cold_start_form, falls_in_words, write_analyses
-    from fedkeep.experiments.personal.cold_start import DEFAULT_K, cold_start
+    from fedkeep.experiments.personalize import DEFAULT_K, cold_start
 
     if not len(run.held_out):
         raise ConfigError(
@@ -157,7 +157,7 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
 def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None) -> None:
     from fedkeep.core.files import state_name
     from fedkeep.engines import tasks_of
-    from fedkeep.experiments.personal.adapt_clients import adapt_clients
+    from fedkeep.experiments.personalize import adapt_clients
 
     task = tasks_of(run.data)[0]
     metric = task.headline

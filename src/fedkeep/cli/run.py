@@ -81,7 +81,7 @@ def show_result(run: Run, found: Found) -> None:
     """Print the metrics at the best epoch."""
     from fedkeep.engines import tasks_of
     from fedkeep.experiments.drive import SHARED
-    from fedkeep.experiments.personal.personalization_curve import scores_of
+    from fedkeep.experiments.personalize import scores_of
     from fedkeep.experiments.summary import summarize
 
     task = tasks_of(run.data)[0]

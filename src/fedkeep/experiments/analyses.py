@@ -24,10 +24,9 @@ from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import tasks_of
-from fedkeep.experiments.personal.adapt_clients import AdaptedRun
-from fedkeep.experiments.personal.cold_start import ColdStart, labels_of
+from fedkeep.experiments.personalize import AdaptedRun, ColdStart, labels_of
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.run_lock import locked
+from fedkeep.experiments.run_directory import locked
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, user_map
 from fedkeep.metrics.worth.gains import FEW

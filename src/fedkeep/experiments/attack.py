@@ -22,8 +22,7 @@ from fedkeep.experiments.attack_scenes import View, divided, plain_method, views
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.simulate import simulate
-from fedkeep.experiments.taking_part import train_counts
+from fedkeep.experiments.simulate import simulate, train_counts
 from fedkeep.methods import Method
 from fedkeep.privacy import Release, epsilon
 from fedkeep.report.attacks import TITLES, Finding

@@ -24,7 +24,7 @@ from fedkeep.engines import first_global, job_of
 from fedkeep.experiments.build import LOCAL, SERVER, build_method
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.taking_part import train_counts
+from fedkeep.experiments.simulate import train_counts
 from fedkeep.methods import Global, Method, SecureSums, differentially_private, securely
 from fedkeep.privacy import DifferentialPrivacy, Release, epsilon
 from fedkeep.privacy.clip import norm

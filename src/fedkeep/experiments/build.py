@@ -23,7 +23,7 @@ from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.experiments.config import Config, MethodConfig, ReduceConfig
 from fedkeep.experiments.config_tables import accepted, check_options
 from fedkeep.experiments.losses import build_loss, check_loss
-from fedkeep.experiments.personal.personalization_curve import add_curve, check_task
+from fedkeep.experiments.personalize import add_curve, check_task
 from fedkeep.experiments.plugins import Offered, imported, is_own, says_it_returns
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_settings import RunSettings
@@ -64,8 +64,8 @@ __all__ = [
     "method_maker",
     "offered_methods",
     "read_source",
-    "rehearse_config",
     "run_config",
+    "simulation_of",
     "sizes_of",
     "start_from_vectors",
 ]
@@ -375,35 +375,41 @@ def run_config(
         settings = replace(settings, workers=workers)
     if trackers is not None:
         settings = replace(settings, trackers=trackers)
-    simulation = _simulation(config, data, folder, settings, text or config.to_toml())
-    if line := str(swaps_of(simulation.net.module)):
+    made = simulation_of(config, data, folder, settings, text or config.to_toml())
+    if line := str(swaps_of(made.net.module)):
         tell(f"Layers {line}.")
-    run = simulation.run(out, resume, progress)
+    run = made.run(out, resume, progress)
     if config.personalization is not None:
         add_curve(run, config.personalization, progress)
     return run
 
 
-def rehearse_config(config: Config, data: FederatedData, folder: Path | None = None) -> Simulation:
+def simulation_of(
+    config: Config,
+    data: FederatedData,
+    folder: Path | None = None,
+    settings: RunSettings | None = None,
+    text: str | None = None,
+) -> Simulation:
     """Return the simulation that a configuration asks for, with all that ``run_config`` checks before it trains.
+
+    Args:
+        config: the configuration.
+        data: its data.
+        folder: the folder of real data.
+        settings: in place of the configuration's.
+        text: kept in the run's folder.
 
     Raises:
         FedkeepError: what a run would refuse.
     """
-    return _simulation(config, data, folder, config.run)
-
-
-def _simulation(
-    config: Config, data: FederatedData, folder: Path | None, settings: RunSettings, text: str | None = None
-) -> Simulation:
-    """Put a run together; what only comes after training is checked now, not after hours."""
     if config.personalization is not None:
-        check_task(data)
+        check_task(data)  # what only comes after training is checked now, not after hours
     return Simulation(
         build_model(config, data, folder),
         build_method(config.method),
         data,
-        settings,
+        settings or config.run,
         seed=config.seed,
         name=config.name,
         privacy=config.privacy,

@@ -25,12 +25,12 @@ from fedkeep.core.files import is_free, write_whole
 from fedkeep.core.run_files import numerics_of, read_info
 from fedkeep.data import FederatedData
 from fedkeep.engines import tasks_of
-from fedkeep.experiments.build import build_data, rehearse_config, run_config
+from fedkeep.experiments.build import build_data, run_config, simulation_of
 from fedkeep.experiments.config import Config
-from fedkeep.experiments.counting import counting_side
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.variants import Variant, fitted, with_method
+from fedkeep.experiments.worth import counting_side
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report import wording
 from fedkeep.report.groups import configurations
@@ -282,7 +282,7 @@ def _cell(variant: Variant, seed: int, out: Path, data: Path | None) -> Cell:
 def _rehearse(config: Config, data: FederatedData, folder: Path | None) -> None:
     """Raise ConfigError, with the method's name, where a run would be refused."""
     try:
-        rehearse_config(config, data, folder)
+        simulation_of(config, data, folder)
     except FedkeepError as error:
         raise ConfigError(f"{config.name}: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,24 +14,24 @@ import numpy as np
 from torch import nn
 
 from fedkeep.core.describe import describe, digest
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RunError, check_choice
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Params, to
 from fedkeep.core.records import Record
 from fedkeep.engines import Device, Engine, Sampler, first_global, first_kept
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.job import declared
-from fedkeep.experiments.budget import draw_anew, ledger_of, terms_of
 from fedkeep.experiments.drive import Drive, Plan, after_round, restored
-from fedkeep.experiments.engine import check_judging, named_metrics
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.run_directory import RunDirectory, failure_noted
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
 from fedkeep.methods import Global, Method, SecureMean, differentially_private
 from fedkeep.methods.server import Roster
+from fedkeep.metrics import CLASS_METRICS
 from fedkeep.nn.accelerate import swaps_of
-from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms
+from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms, epsilon
+from fedkeep.privacy.ledger import FILE
 from fedkeep.privacy.secure.messages import LEAST
 from fedkeep.store import PrivateStore, VersionLedger
 from fedkeep.tasks import Task, kinds_of
@@ -135,6 +136,7 @@ class Conductor:
         self.best: dict[str, Any] = {}
         self.examples: Examples | None = None
         self.pending: Global | None = None
+        self.ledger: Ledger | None = None
         self.identity: dict[str, Any] = {
             "seed": seed,
             "rounds": self.rounds,
@@ -227,7 +229,7 @@ class Conductor:
         }
 
     def recover(self, engine: Engine, store: PrivateStore | None = None) -> None:
-        """Return to the last round of the folder, if there is one.
+        """Return to the last round of the folder, if there is one; of one that is read no more is to be spent.
 
         Args:
             engine: as for ``drive.restored``.
@@ -244,7 +246,9 @@ class Conductor:
             self.history, self.examples = directory.history(), directory.examples()
             self.best = dict(extra.get("best", {}))
             self.pending = self.server if done and extra.get("pending") == done else None
-        self.ledger: Ledger | None = ledger_of(self.terms, directory)
+        if directory is not None and not directory.writable:
+            return
+        self.ledger = ledger_of(self.terms, directory)
         if directory is not None:
             self.sampler.seed = int(directory.read_info().get("cohort_seed", self.sampler.seed))
             draw_anew(self.sampler, self.ledger, directory)
@@ -313,6 +317,33 @@ class Conductor:
             directory.write_info({**directory.read_info(), "status": "finished"})
 
 
+def check_judging(method: Method, shared: bool, adapted: bool) -> None:
+    """Raise ConfigError where the method has no shared part that predicts, or no adaptation, and it is to be judged."""
+    if shared and method.predict_shared is None:
+        raise ConfigError(
+            f"evaluate_shared: the shared part of {method.name!r} cannot predict alone. Leave it out."
+        )
+    if adapted and not method.adapt.phases:
+        raise ConfigError(f"evaluate_adapted: {method.name!r} has no phases of adaptation. Leave it out.")
+
+
+def named_metrics(names: Sequence[str], tasks: Sequence[Task]) -> tuple[str, ...]:
+    """Return the metrics that are measured beside the usual ones.
+
+    Raises:
+        ConfigError: one is not known or named twice, or no task is of classes.
+    """
+    for name in names:
+        check_choice("metrics must be of", name, CLASS_METRICS)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"metrics names one twice: {list(names)}.")
+    if names and not any(task.kind.has_classes for task in tasks):
+        raise ConfigError(
+            f"metrics: {names[0]} is of classes, and the data's task is {tasks[0].kind.name!r}. Leave it out."
+        )
+    return tuple(names)
+
+
 def check_cohorts(method: Method, sampler: Sampler) -> None:
     """Refuse a method that sums securely where a cohort may be of one client or none.
 
@@ -346,3 +377,63 @@ def initial_hashes(initial: Params, trained: frozenset[str]) -> dict[str, Any]:
         "trained": {n: h for n, h in hashes.items() if n in trained},
         "frozen": {n: h for n, h in hashes.items() if n not in trained},
     }
+
+
+def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, centralised: bool = False) -> Terms:
+    """Return what a run's rounds cost.
+
+    Raises:
+        ConfigError: rounds are not such that their cost is known, δ is not below 1 / N, or accounting isn't installed.
+    """
+    if centralised:
+        raise ConfigError(
+            "Differential privacy wants cohorts of clients, and centralised training has none: all data are in one "
+            "place. Leave out centralised=True."
+        )
+    if sampler.mode != "poisson":
+        raise ConfigError(
+            f"A budget wants a cohort that is drawn client by client: sampling must be 'poisson'; got "
+            f"{sampler.mode!r}. No other sampling has an ε that is known to hold."
+        )
+    privacy.check_clients(sampler.count)
+    if privacy.budget is not None:
+        epsilon({}, privacy.delta)  # says now if the package is missing
+    return Terms(
+        clients=sampler.count,
+        cohort=sampler.cohort,
+        release=privacy.release(sampler.rate),
+        delta=privacy.delta,
+        budget=privacy.budget,
+        accountant=privacy.accountant,
+        repeatable=privacy.noise_seed is not None,
+    )
+
+
+def ledger_of(terms: Terms | None, directory: RunDirectory | None) -> Ledger | None:
+    """Return the ledger of a run, to go on with or begun; None without differential privacy.
+
+    Raises:
+        RunError: the ledger of a run that goes on is missing, damaged, or older than its last commit.
+    """
+    if terms is None or directory is None:
+        return None if terms is None else Ledger(terms)
+    known = directory.extra.get("ledger")
+    if directory.round and not known:
+        raise RunError(f"{directory.folder / 'commit.json'} knows of no ledger. Restore the run from a copy.")
+    return Ledger.open(directory.folder / FILE, directory.id, terms, known)
+
+
+def secret_seed() -> int:
+    """Return what cohorts are drawn by that nobody can know."""
+    return secrets.randbits(63)
+
+
+def draw_anew(sampler: Sampler, ledger: Ledger | None, directory: RunDirectory) -> None:
+    """Draw cohorts by a new secret where rounds that may have been released are run again.
+
+    One cohort that is released twice costs more than two, each by coins of its own, which is what is charged. Noise
+    from a seed comes again too, and then nothing new is released.
+    """
+    if ledger is not None and ledger.uncommitted and not ledger.terms.repeatable:
+        sampler.seed = secret_seed()
+        directory.write_info({**directory.read_info(), "cohort_seed": sampler.seed})

@@ -15,7 +15,7 @@ from fedkeep.core.optim import Optimizer
 from fedkeep.data.preparation import Rules
 from fedkeep.experiments.config_tables import Names, Open, Rate, Strict, Table, made_of
 from fedkeep.experiments.losses import LossConfig
-from fedkeep.experiments.personal.personalization_curve import Protocol
+from fedkeep.experiments.personalize import Protocol
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase, SecureSums

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.net import Net
 from fedkeep.data import FederatedData
-from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Sequential, first_default, first_global
-from fedkeep.engines.opt_out import made_of_all
-from fedkeep.experiments.build import build_data, build_method, build_model
+from fedkeep.experiments.build import build_data, simulation_of
 from fedkeep.experiments.config import Config, parse_config, read_config
-from fedkeep.experiments.drive import after_round, restored
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.run_directory import RunDirectory, read_info
-from fedkeep.experiments.taking_part import take_part, who_trains
-from fedkeep.methods import differentially_private
-from fedkeep.store import VersionLedger
+from fedkeep.experiments.run_directory import read_info
 
 
 def run_folder_config(folder: Path) -> tuple[Config, str]:
@@ -75,47 +68,14 @@ def load_run(
     config, _ = run_folder_config(folder)
     check_device(device)
     data = data if data is not None else build_data(config, data_folder)
-    info = read_info(folder)
-    lines = differences(data.fingerprint(), info.get("data", {}).get("fingerprint"))
+    lines = differences(data.fingerprint(), read_info(folder).get("data", {}).get("fingerprint"))
     if lines:
         shown = "\n  ".join(lines[:4])
         raise RunError(
             f"The data differ from those that {folder} was made with:\n  {shown}\nName the same with --data DIR."
         )
-    method = build_method(config.method)
-    if config.privacy is not None:
-        method = differentially_private(method, config.privacy, float(info["cohort"]))
-    net = Net(method.made_for(build_model(config, data, data_folder)).to(device))
-    default = first_default(method, net, config.seed)
-    default.opted_out = made_of_all(method.client.phases, method.split, net, data)
-    clients, held_out = take_part(data, config.run.hold_out, config.seed)
-    server = first_global(method, net, data, len(who_trains(data, method, clients)))
-    directory = RunDirectory.open(folder, write=False)
-    try:
-        store = directory.store(default, data.ids)
-        state = directory.recover(VersionLedger(len(data.ids)), store)
-        history, examples = directory.history(), directory.examples()
-    finally:
-        directory.close()
-    if state is not None:
-        server = restored(folder, state, server, Sequential(), 0)
-        server = after_round(server, directory.round, int(info["rounds"]))
-    return Run(
-        net,
-        method,
-        data,
-        server.params,
-        store,
-        str(info["engine"]),
-        int(info["rounds_per_epoch"]),
-        SomeIds(data.ids, clients),
-        SomeIds(data.ids, held_out),
-        history,
-        directory.round,
-        folder,
-        device,
-        state=server.state,
-        last=server,
-        examples=examples,
-        metrics=tuple(config.run.metrics or ()),
-    )
+    engine = "auto" if config.run.centralised else "sequential"
+    here = replace(config.run, engine=engine, workers=None, device=device, trackers=())
+    if config.privacy is not None:  # nothing is spent
+        config = config.model_copy(update={"privacy": replace(config.privacy, budget=None)})
+    return simulation_of(config, data, data_folder, here).read(folder)

@@ -25,8 +25,8 @@ from fedkeep.data.readers.cells import ID, TEXT, Table
 from fedkeep.data.readers.load import load_table
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.experiments.config import Config
-from fedkeep.experiments.personal.exported_models import Exported
-from fedkeep.experiments.personal.personal_model import PersonalModel
+from fedkeep.experiments.exported_models import Exported
+from fedkeep.experiments.run import PersonalModel
 from fedkeep.methods.labels import output_of
 from fedkeep.tasks import Task, tasks_in
 

@@ -1,26 +1,28 @@
-"""``Run``: what a simulation has made, finished or not."""
+"""``Run``: what a simulation has made, finished or not; and one client's model as a module that predicts."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
-from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.net import Net
-from fedkeep.core.params import Params, State, to
+from fedkeep.core.errors import ConfigError, DataError, MethodError
+from fedkeep.core.net import Net, tensors_of
+from fedkeep.core.params import Params, State, is_state, to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Job, Judged, LocalDevice, Order, Sequential, orders_of, tasks_of
 from fedkeep.engines.adapt import Fits, one_by_one
-from fedkeep.experiments.personal.personal_model import as_module, check_module
 from fedkeep.methods import Global, Kept, Method, Sent
+from fedkeep.methods.base import Recalls, forward
 from fedkeep.store import PrivateStore
 from fedkeep.tasks.results import Examples, Model
 
@@ -255,3 +257,54 @@ class Run:
     def epoch(self) -> float:
         """Passes over the training data that the finished rounds make."""
         return self.round / self.rounds_per_epoch
+
+
+class PersonalModel(nn.Module):
+    """One client's model, of a method that predicts in a way of its own; called with columns by name.
+
+    Args:
+        module: holds the client's values.
+        method: says how to predict.
+        state: what the method keeps beside the model, by name.
+    """
+
+    def __init__(self, module: nn.Module, method: Method, state: Params) -> None:
+        super().__init__()
+        self.module, self._net, self._predict, self._names = module, Net(module), method.predict, list(state)
+        # as buffers, whose names have no dot, they move with the module; a whole number, such as which model is the
+        # client's, is none, so that the exporter of ONNX knows it
+        for place, value in enumerate(state.values()):
+            if value.ndim or value.is_floating_point():
+                self.register_buffer(f"_state_{place}", value, persistent=False)
+            else:
+                setattr(self, f"_state_{place}", value)
+
+    def forward(self, **columns: Tensor) -> Any:
+        """Return what the method predicts for examples."""
+        state = {name: getattr(self, f"_state_{place}") for place, name in enumerate(self._names)}
+        return self._predict(self._net, {**tensors_of(self.module), **state}, columns)
+
+
+def check_module(method: Method) -> None:
+    """Raise MethodError where a method looks at a client's own examples to predict, which no module holds."""
+    if isinstance(method.predict, Recalls):
+        raise MethodError(
+            f"{method.name!r} looks at a client's own examples to predict, and a model by itself holds none. Take a "
+            f"run of another method."
+        )
+
+
+def as_module(bare: nn.Module, method: Method | None, values: Params) -> nn.Module:
+    """Return a copy of a module with one client's values, ready to predict as its method says.
+
+    Args:
+        bare: the module, as ``Method.made_for`` made it.
+        method: None: the module predicts by itself.
+        values: of all of the module's tensors, and the method's state beside them.
+    """
+    module, state = copy.deepcopy(bare), {n: v for n, v in values.items() if is_state(n)}
+    found = {n: v for n, v in values.items() if n not in state}
+    module.load_state_dict({**module.state_dict(), **Net(module).placed(found)})  # what is no tensor stays
+    if method is None or method.predict is forward:
+        return module.eval()
+    return PersonalModel(module, method, state).eval()

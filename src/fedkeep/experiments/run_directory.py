@@ -25,23 +25,24 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors.torch import save
 from torch import Tensor
 
 from fedkeep.core.describe import differences
-from fedkeep.core.errors import FedkeepError, RunError
+from fedkeep.core.errors import FedkeepError, NonFiniteError, RoundError, RunError, StoreError
 from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_of_run
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import GROWING, Commit, numerics_of, read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
-from fedkeep.experiments.run_length import of_length
-from fedkeep.experiments.run_lock import is_lockable, locked
+from fedkeep.privacy.ledger import FILE as LEDGER
 from fedkeep.store import Default, PrivateStore, SqliteStore, VersionLedger
 from fedkeep.tasks.results import Examples, read_examples
 from fedkeep.version import NUMERICS
@@ -379,3 +380,114 @@ def failure_noted(directory: RunDirectory | None) -> Iterator[None]:
                 about = {"status": "failed", "error": f"{kind}{error}"}
                 directory.write_info({**directory.read_info(), **about})
         raise
+
+
+def is_lockable(folder: Path) -> bool:
+    """Whether a folder that is only read can be locked: a copy on a read-only disk cannot."""
+    path = folder / "lock"
+    return path.exists() and os.access(path, os.W_OK)
+
+
+def locked(folder: Path) -> FileLock:
+    """Return a folder's lock, held.
+
+    Raises:
+        RunError: another process has it, or it can't be taken.
+    """
+    lock = FileLock(str(folder / "lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RunError(
+            f"{folder} is in use by another process. Wait for it, or name another folder."
+        ) from error
+    except OSError as error:
+        raise RunError(
+            f"Cannot lock {folder}: {error.strerror or error}. A run must be writable to go on with it."
+        ) from error
+    return lock
+
+
+def of_length(
+    folder: Path,
+    info: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    length: Mapping[str, Any],
+    last: Commit,
+) -> dict[str, Any]:
+    """Return what ``run.json`` is to say once the run has another number of rounds.
+
+    Args:
+        folder: the run's folder.
+        info: what ``run.json`` says now.
+        identity: what is to be run.
+        length: entries that replace those there.
+        last: the last finished round.
+
+    Raises:
+        RunError: what the run did depends on its length.
+    """
+    before, rounds = info["identity"]["rounds"], identity["rounds"]
+    if rounds < last.round:
+        raise RunError(
+            f"{folder} has finished {last.round} rounds already, so it cannot end after {rounds}. Name at least "
+            f"{last.round}, or another folder."
+        )
+    every = identity["evaluate_every"]
+    waits = rounds == last.extra.get("pending")  # to be judged with the next round's training
+    ends = last.round and last.round in (before, rounds)
+    if every and ends and (waits or last.round % every):
+        raise RunError(
+            f"{folder} is a run of {before} rounds and has finished {last.round}, so it cannot end after {rounds}: "
+            f"with evaluate_every = {every}, a run of {rounds} judges round {last.round} otherwise. Name another "
+            f"folder."
+        )
+    places = list(_scheduled(identity))
+    if places:
+        raise RunError(
+            f"{folder} is a run of {before} rounds and cannot be continued to {rounds}: the learning rate of "
+            f"{' and '.join(places)} follows the run's length, so its rounds so far would have been others. Only a "
+            f"constant schedule can be continued; name another folder."
+        )
+    old = ("analyses", "error")  # of a run that ended elsewhere
+    kept = {key: value for key, value in info.items() if key not in old}
+    now = {"identity": {**info["identity"], "rounds": rounds}, "rounds": rounds, "status": "running"}
+    return {**kept, **length, **now}
+
+
+def _scheduled(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the places of a description where a schedule is not constant."""
+    if isinstance(value, Mapping):
+        if value.get("schedule", "constant") != "constant":
+            yield f"{path} ({value['schedule']})"
+        for key, inner in value.items():
+            yield from _scheduled(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _scheduled(inner, f"{path}[{number}]")
+
+
+STAY = (RunError, StoreError, NonFiniteError, RoundError)
+
+
+@contextmanager
+def removed_if_it_fails(folder: Path | None) -> Iterator[Path | None]:
+    """Give a run's folder; remove it where it was made inside and a fault came before the first round was committed.
+
+    One stays that was there before, that holds a round or a ledger of privacy, or that another process has; one that
+    can go on, as the folder itself was at fault, such as its full disk; and one whose training diverged.
+    """
+    there = folder is None or folder.exists()
+    try:
+        yield folder
+    except Exception as error:
+        if folder is not None and not there and not isinstance(error, STAY):
+            _remove(folder)
+        raise
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_dir():
+        with suppress(OSError, Timeout), FileLock(str(folder / "lock"), timeout=0):
+            if not any((folder / name).exists() for name in ("commit.json", LEDGER)):
+                shutil.rmtree(folder, ignore_errors=True)

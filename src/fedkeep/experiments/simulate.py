@@ -1,40 +1,53 @@
-"""Run a federated method on one machine: ``simulate``."""
+"""Run a federated method on one machine: ``simulate``, and the engines that it has."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedkeep.core.describe import check_kind
-from fedkeep.core.errors import ConfigError, check_whole
+from fedkeep.core.errors import ConfigError, check_whole, did_you_mean
+from fedkeep.core.files import write_tensors
 from fedkeep.core.net import Net
-from fedkeep.data import FederatedData
+from fedkeep.core.records import Record
+from fedkeep.data import FederatedData, class_counts, hold_out
 from fedkeep.data.federated import best_possible
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Auto, Centralised, Engine, LocalDevice, first_default, job_of, tasks_of
+from fedkeep.engines import (
+    Auto,
+    Centralised,
+    Engine,
+    LocalDevice,
+    Sequential,
+    Vectorised,
+    Workers,
+    first_default,
+    job_of,
+    tasks_of,
+)
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.rehearsal import model_warnings
 from fedkeep.engines.round import Sampling
+from fedkeep.engines.workers import workers as processes
 from fedkeep.experiments.conductor import Conductor, Members
 from fedkeep.experiments.drive import Drive, centralised_state, in_use
-from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device
-from fedkeep.experiments.failed_start import removed_if_it_fails
-from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
+from fedkeep.experiments.run_directory import RunDirectory, removed_if_it_fails
 from fedkeep.experiments.run_settings import RunSettings
-from fedkeep.experiments.taking_part import take_part, who_trains
 from fedkeep.experiments.trackers import Tracker
-from fedkeep.methods import Method
+from fedkeep.methods import Global, Method
 from fedkeep.privacy import DifferentialPrivacy
-from fedkeep.store import MemoryStore, PrivateStore
+from fedkeep.store import Default, MemoryStore, PrivateStore
+from fedkeep.tasks.results import Examples
 
 
 def simulate(
@@ -214,34 +227,68 @@ class Simulation:
                 if conductor.directory is not None:
                     conductor.directory.close()
         name, reason = in_use(self.engine, self.reason)
+        return self._run(out, store, drive.server, drive.history, drive.examples, name, reason)
+
+    def read(self, folder: Path) -> Run:
+        """Return what the folder of such a run holds after its last committed round; nothing in it is touched.
+
+        Raises:
+            RunError, StoreError: there is no run, or it is damaged or in use.
+        """
+        conductor = self.conductor
+        directory = conductor.directory = RunDirectory.open(folder, write=False)
+        try:
+            store = directory.store(self._default(), self.data.ids)
+            conductor.recover(self.engine, store)
+        finally:
+            directory.close()
+        engine = str(directory.read_info()["engine"])
+        return self._run(folder, store, conductor.server, conductor.history, conductor.examples, engine)
+
+    def _run(
+        self,
+        folder: Path | None,
+        store: PrivateStore,
+        server: Global,
+        history: list[Record],
+        examples: Examples | None,
+        engine: str,
+        reason: str = "",
+    ) -> Run:
+        conductor, ids = self.conductor, self.data.ids
         return Run(
-            self.net,
-            self.method,
-            self.data,
-            drive.server.params,
-            store,
-            name,
-            conductor.sampler.rounds_per_epoch,
-            SomeIds(self.data.ids, self.clients),
-            SomeIds(self.data.ids, self.held_out),
-            drive.history,
-            drive.server.round,
-            out,
-            self.settings.device,
-            reason,
-            drive.server.state,
-            drive.examples,
-            drive.server,
-            conductor.metrics,
+            net=self.net,
+            method=self.method,
+            data=self.data,
+            server=server.params,
+            private=store,
+            engine=engine,
+            rounds_per_epoch=conductor.sampler.rounds_per_epoch,
+            clients=SomeIds(ids, self.clients),
+            held_out=SomeIds(ids, self.held_out),
+            history=history,
+            round=server.round,
+            folder=folder,
+            device=self.settings.device,
+            engine_reason=reason,
+            state=server.state,
+            examples=examples,
+            last=server,
+            metrics=conductor.metrics,
         )
+
+    def _default(self) -> Default:
+        """Return what private values of a new client are."""
+        default = first_default(self.method, self.net, self.conductor.seed)
+        if self.given_store is not None:
+            self.net.opted_out = self.given_store.default.opted_out
+        made = made_of_all(self.method.client.phases, self.method.split, self.net, self.data)
+        default.opted_out = self.net.opted_out | made
+        return default
 
     def _store(self, out: Path | None, resume: bool) -> PrivateStore:
         """Return what keeps private values; with a folder, that is made or opened."""
-        method, net, data = self.method, self.net, self.data
-        default = first_default(method, net, self.conductor.seed)
-        if self.given_store is not None:
-            net.opted_out = self.given_store.default.opted_out
-        default.opted_out = net.opted_out | made_of_all(method.client.phases, method.split, net, data)
+        data, default = self.data, self._default()
         if out is None:
             return MemoryStore(default, data.ids, self.given_store)
         self.conductor.identity["data"] = data.fingerprint()
@@ -312,3 +359,97 @@ class Simulation:
             "partition_counts": partition_counts(data),
         }
         return self.conductor.about(about, in_use(self.engine, self.reason), more, self.settings.device)
+
+
+def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of clients in federation and of those held out of it.
+
+    A client without training examples is never drawn, but judged with default private values (FURL, §4.2).
+    """
+    return hold_out(data, fraction, seed) if fraction else (np.arange(len(data)), np.zeros(0, np.int64))
+
+
+def train_counts(data: FederatedData, method: Method) -> np.ndarray:
+    """Return for each client how many examples a round would train on: where all phases want opted-in ones, those.
+
+    A client that opted out wholly is then never drawn (mixture of experts, authors' later code), but judged. Where all
+    clients did, all are drawn, and rounds change nothing.
+    """
+    opted = data.columns.get("opted_in")
+    if opted is None or any(phase.examples == "all" for phase in method.client.phases):
+        return data.counts("train")
+    rows = data.split_rows("train")
+    inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows]]), minlength=len(data))
+    return inside if inside.any() else data.counts("train")
+
+
+def who_trains(data: FederatedData, method: Method, clients: np.ndarray) -> np.ndarray:
+    """Return those of some clients from whom cohorts are drawn: they have something to train on."""
+    found: np.ndarray = clients[train_counts(data, method)[clients] > 0]
+    return found
+
+
+FILE = "partition.safetensors"
+MOST = 20_000
+"""Numbers of clients times classes above which no plot shows them."""
+
+
+def partition_counts(data: FederatedData) -> dict[str, Any] | None:
+    """Return how many training examples of each class each client has, for reports.
+
+    None where nothing was divided, or where it is more than ``MOST`` numbers.
+    """
+    if "partition" not in data.meta or len(data) * int(data.meta["classes"]) > MOST:
+        return None
+    opted = data.columns.get("opted_in")
+    inside = None if opted is None else np.asarray(opted, bool)
+    return {
+        "clients": [str(name) for name in data.ids],
+        "classes": [str(c) for c in data.meta.get("label_names") or range(int(data.meta["classes"]))],
+        "counts": class_counts(data, "train").tolist(),
+        "opted_out": []
+        if inside is None
+        else [c for c in range(len(data)) if not inside[data.split_rows("train", [c])].any()],
+    }
+
+
+def write_partition(folder: Path, data: FederatedData) -> None:
+    """Write, where images were divided, which image of its set each row is and where clients' rows and splits lie.
+
+    The file holds ``image`` (rows,), ``offsets`` (clients + 1,) and ``bounds`` (clients, 4), int64; one that is there
+    stays.
+    """
+    path = folder / FILE
+    if "partition" not in data.meta or "_image" not in data.columns or path.exists():
+        return
+    arrays = {"image": data.columns["_image"], "offsets": data.offsets, "bounds": data.bounds}
+    write_tensors(path, {name: torch.from_numpy(np.array(array, np.int64)) for name, array in arrays.items()})
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "sequential": Sequential,
+    "workers": Workers,
+    "vectorised": Vectorised,
+}
+
+
+def check_engine(name: str, workers: int | None, device: str) -> None:
+    """Check what a user asks for.
+
+    Raises:
+        ConfigError: no such engine, it has no workers, or it can't compute on the device.
+    """
+    if name not in (*ENGINES, "auto"):
+        hint = did_you_mean(name, [*ENGINES, "auto"])
+        raise ConfigError(f"Unknown engine {name!r}; the engines are {['auto', *ENGINES]}.{hint}")
+    if workers not in (None, 1) and name not in ("workers", "auto"):  # one process is what every engine has
+        raise ConfigError(f"workers={workers} is for engine='workers' or 'auto'; the engine is {name!r}.")
+    if name == "workers":
+        processes.check_device(device)
+
+
+def make_engine(name: str, workers: int | None, device: str, cohort: int, rounds: int) -> tuple[Engine, str]:
+    """Return the engine of a name, and why it was chosen; for ``auto`` the best one here, or one that finds out."""
+    if name == "auto":
+        return Auto(cohort, rounds, workers, device), ""
+    return (Workers(workers) if name == "workers" else ENGINES[name]()), ""

@@ -1,19 +1,40 @@
-"""What personalisation was worth: finished runs, compared from their folders alone."""
+"""What personalisation was worth: finished runs, compared from their folders alone.
+
+Counting: each user's most frequent training label (of a regression the mean), the reference that learns nothing.
+
+Where examples have a column ``time``, later ones count more: the r-th last of a user weighs γ^r, and γ is chosen by the
+loss on validation. Shares of labels are p = (Σ w + g) / (W + 1), g being the shares over all users: so ties, and users
+without training examples, go by what is frequent everywhere. Of a ranking, a candidate's score is how
+often all users took that item (column ``item``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import ConfigError
+import numpy as np
+import torch
+
+from fedkeep.core.describe import differences
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.params import Params
+from fedkeep.data import FederatedData
+from fedkeep.engines import tasks_of
 from fedkeep.experiments.analyses import write_analyses
-from fedkeep.experiments.counting import counting_side
+from fedkeep.experiments.build import build_data
+from fedkeep.experiments.examples import places_of
+from fedkeep.experiments.load import run_folder_config
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report.groups import Configuration, configurations
-from fedkeep.report.pairing import own_side, reference_side
-from fedkeep.report.runs import read_run
+from fedkeep.report.pairing import Side, kept, own_side, reference_side
+from fedkeep.report.runs import RunFiles, read_run
 from fedkeep.report.worth import Comparison, comparisons, limits, recognised, sentences, subjects, tenths
+from fedkeep.tasks import Baseline, Task
+from fedkeep.tasks.kind import COUNTING
+from fedkeep.tasks.results import Examples, before_task
 
 
 def worth_of(
@@ -34,7 +55,7 @@ def worth_of(
         runs: folders of runs.
         against: folders of the references' runs, with the same seeds.
         metric: ``accuracy`` or ``loss``; None: accuracy, for a regression the loss.
-        references: compare with counting too, see ``fedkeep.experiments.counting``. It reads the data; what it finds is
+        references: compare with counting too, see ``fedkeep.experiments.worth``. It reads the data; what it finds is
             kept in the folder of a model's first run, for its page.
         data_folder: the folder of real data, for ``references``.
 
@@ -90,3 +111,105 @@ def _personal(groups: Sequence[Configuration]) -> list[Configuration]:
             f"what to compare with by --against RUN."
         )
     return found
+
+
+DECAYS = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
+
+Array = np.ndarray[Any, Any]
+
+
+def counting_side(side: Side, folder: Path | None = None) -> Side:
+    """Return counting as a reference for a model, on the same test examples.
+
+    Args:
+        side: the model.
+        folder: the folder of real data.
+
+    Raises:
+        RunError: a run keeps no configuration, or the data differ from those it was made with.
+        ConfigError, DataError: as for ``build_data``.
+    """
+    runs, data = [], None
+    for run in side.runs:
+        config, _ = run_folder_config(run.folder)
+        if data is None or differences(data.fingerprint(), _fingerprint(run)):
+            data = build_data(config, folder)
+        lines = differences(data.fingerprint(), _fingerprint(run))
+        if lines:
+            shown = "\n  ".join(lines[:4])
+            raise RunError(
+                f"The data differ from those that {run.folder} was made with:\n  {shown}\n"
+                f"Name the same with --data DIR."
+            )
+        runs.append(replace(run, examples=counted(data, kept(run))))
+    kinds = [task.kind for task in tasks_of(data)] if data is not None else []
+    names = {kind.counting.name for kind in kinds if kind.counting is not None}
+    return Side(names.pop() if len(names) == 1 else COUNTING, tuple(runs), "own", "counting")
+
+
+def counted(data: FederatedData, examples: Examples) -> Examples:
+    """Return what counting makes of the same test and validation examples, as the model ``own``."""
+    test, valid = Params(), Params()
+    for task in tasks_of(data):
+        decay = _best_decay(data, task, examples)
+        for split, tensors in ((test, examples.tensors), (valid, examples.valid)):
+            before = before_task(task.name)
+            if f"{before}client" in tensors:
+                found = _judged(data, task, decay, tensors[f"{before}row"].numpy())
+                columns = {
+                    name: tensors[before + name].clone()
+                    for name in ("client", "row", "label", "place", "class")
+                    if before + name in tensors
+                }
+                if "class" not in columns:
+                    found.pop("own/class", None)
+                columns |= {name: torch.from_numpy(value) for name, value in found.items()}
+                split |= {before + name: column for name, column in columns.items()}
+    return replace(examples, tensors=test, valid=valid)
+
+
+def _best_decay(data: FederatedData, task: Task, examples: Examples) -> float:
+    rows = examples.valid.get(f"{before_task(task.name)}row")
+    if "time" not in data.columns or rows is None:
+        return 1.0
+    loss = {decay: float(_judged(data, task, decay, rows.numpy())["own/loss"].mean()) for decay in DECAYS}
+    return min(loss, key=lambda decay: loss[decay])
+
+
+def _judged(data: FederatedData, task: Task, decay: float, rows: Array) -> dict[str, Array]:
+    """Return loss and score of examples by row, in the form that runs keep them."""
+    if task.kind.counting is None:
+        raise ConfigError("Counting labels is no reference for tokens; compare with another run.")
+    train = data.split_rows("train")
+    label = np.asarray(data.columns[task.label])
+    known_label = ~np.isnan(label) if label.dtype.kind == "f" else label >= 0
+    train = train[known_label[train] if label.ndim == 1 else known_label[train].all(1)]
+    place = None if label.ndim == 1 else places_of(rows)
+    item = data.columns.get("item")
+    known = Baseline(
+        clients=len(data),
+        owner=data.clients_of(train),
+        weight=_weights(data, train, decay),
+        label=label[train],
+        asked=data.clients_of(rows),
+        true=label[rows] if place is None else label[rows, place],
+        place=place,
+        trained_items=None if item is None else np.asarray(item)[train],
+        asked_items=None if item is None else np.asarray(item)[rows],
+    )
+    return {f"own/{name}": column for name, column in task.kind.counting.found(known).items()}
+
+
+def _weights(data: FederatedData, rows: Array, decay: float) -> Array:
+    if decay == 1:
+        return np.ones(len(rows))
+    owner = data.clients_of(rows)
+    order = np.lexsort((np.asarray(data.columns["time"])[rows], owner))
+    last = np.cumsum(np.bincount(owner, minlength=len(data))) - 1  # each client's last place in that order
+    weight = np.empty(len(rows))
+    weight[order] = decay ** (last[owner[order]] - np.arange(len(rows)))
+    return weight
+
+
+def _fingerprint(run: RunFiles) -> Any:
+    return (run.info.get("data") or {}).get("fingerprint")

@@ -14,9 +14,8 @@ from typing import Any
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.experiments.readers import offered_readers
-from fedkeep.experiments.run_lock import locked
-from fedkeep.experiments.sources import build_source, located
+from fedkeep.experiments.run_directory import locked
+from fedkeep.experiments.sources import build_source, located, offered_readers
 from fedkeep.experiments.toml import from_toml, to_toml
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import PATIENCE, Link, free_port

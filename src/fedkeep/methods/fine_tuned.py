@@ -25,7 +25,7 @@ def fine_tuned(
     tune_epochs: int = 10,
     early_stopping: EarlyStopping | None = None,
 ) -> Method:
-    """Return FedAvg with fine-tuning, which ``experiments.personal.cold_start.cold_start`` runs and measures.
+    """Return FedAvg with fine-tuning, which ``experiments.personalize.cold_start`` runs and measures.
 
     Args:
         local: FedAvg's phase.

@@ -155,7 +155,7 @@ def mixture(
     """Return the federated mixture of experts; the defaults are the paper's (Table 1).
 
     Rounds compute and train the global expert alone; its clients get experts and gates of their own by adapting
-    (``experiments.personal.cold_start``). The model is a ``models.MixtureOfExperts``.
+    (``experiments.personalize.cold_start``). The model is a ``models.MixtureOfExperts``.
 
     Args:
         tune_global: what step 3 trains beside the gate: ``"local_copy"``: the local expert and the client's own copy

@@ -21,8 +21,7 @@ from fedkeep.core.records import Record, to_line
 from fedkeep.data.preparation import Encoding
 from fedkeep.engines import Leaves, Sequential, orders_of, run_round
 from fedkeep.engines.faults import Faults
-from fedkeep.experiments.budget import secret_seed
-from fedkeep.experiments.conductor import Conductor, Members
+from fedkeep.experiments.conductor import Conductor, Members, secret_seed
 from fedkeep.experiments.drive import Drive
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id, read_info
 from fedkeep.experiments.run_settings import RunSettings

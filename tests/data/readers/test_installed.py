@@ -17,7 +17,7 @@ from fedkeep.data import FederatedData
 from fedkeep.data.readers import insteval, movielens_100k, movielens_100k_ranking, shakespeare
 from fedkeep.data.readers.shakespeare import ALPHABET
 from fedkeep.experiments.build import build_data
-from fedkeep.experiments.readers import READERS
+from fedkeep.experiments.sources import READERS
 from tests.experiments.configs import config
 from tests.refusals import raises
 

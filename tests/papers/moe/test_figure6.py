@@ -14,7 +14,7 @@ import torch
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_method, build_model
-from fedkeep.experiments.personal.adapt_clients import adapt_clients, rooted
+from fedkeep.experiments.personalize import adapt_clients, rooted
 from fedkeep.experiments.reproductions import Request
 from fedkeep.methods import mixture
 from fedkeep_papers.kit import sweeps

@@ -11,8 +11,8 @@ from torch import nn
 
 from fedkeep.core.errors import DataError
 from fedkeep.data import ImageSet
-from fedkeep.experiments.readers import READERS, Reader
 from fedkeep.experiments.reproductions import Request
+from fedkeep.experiments.sources import READERS, Reader
 from fedkeep.report.results import read_results
 from fedkeep_papers.public import fashion
 from fedkeep_papers.public.pfllib import FourLayerCNN, divided, pfllib_fashion
@@ -121,7 +121,7 @@ def test_both_protocols_from_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return pfllib_fashion(folder, 3, 1.0, 0.3, limit, seed)
 
     monkeypatch.setitem(READERS, "pfllib_fashion", Reader(few, "folder", "fashion_mnist"))  # type: ignore[arg-type]
-    monkeypatch.setattr("fedkeep.experiments.readers.Offered", lambda *_: READERS)
+    monkeypatch.setattr("fedkeep.experiments.sources.Offered", lambda *_: READERS)
     monkeypatch.setattr(fashion, "METHODS", {n: fashion.METHODS[n] for n in ("FedAvg", "FedPer")})
     request = Request(tmp_path / "data", tmp_path / "results", "quick", progress=False)
     path = fashion.public_fashion(request)
@@ -154,7 +154,7 @@ def test_a_run_of_other_settings_or_data_is_not_taken(
         return [row.value for row in read_results(path.with_suffix(".json"))]
 
     monkeypatch.setitem(READERS, "pfllib_fashion", Reader(few, "folder", "fashion_mnist"))  # type: ignore[arg-type]
-    monkeypatch.setattr("fedkeep.experiments.readers.Offered", lambda *_: READERS)
+    monkeypatch.setattr("fedkeep.experiments.sources.Offered", lambda *_: READERS)
     monkeypatch.setattr(fashion, "METHODS", {"FedProx": {"kind": "fedprox", "mu": 0.01}})
     first = values()
     assert None not in first

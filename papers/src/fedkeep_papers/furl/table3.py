@@ -17,7 +17,7 @@ from fedkeep.experiments.build import build_data
 from fedkeep.experiments.environment import commit as source_commit
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.personal.cold_start import cold_start
+from fedkeep.experiments.personalize import cold_start
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report import page, tables
 from fedkeep.report.analysed import cold_start_table, figures_of

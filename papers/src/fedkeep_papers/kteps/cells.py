@@ -18,7 +18,7 @@ from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.drive import SHARED
 from fedkeep.experiments.environment import check_device, environment
-from fedkeep.experiments.personal.personalization_curve import Protocol, personalization_curve
+from fedkeep.experiments.personalize import Protocol, personalization_curve
 from fedkeep.experiments.run import Run
 from fedkeep.methods.base import Predict
 from fedkeep.tasks.results import Model

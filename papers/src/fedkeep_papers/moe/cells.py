@@ -31,7 +31,7 @@ from fedkeep.experiments.build import (
 )
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.personal.adapt_clients import AdaptedRun, adapt_clients, own_store, rooted
+from fedkeep.experiments.personalize import AdaptedRun, adapt_clients, own_store, rooted
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Method

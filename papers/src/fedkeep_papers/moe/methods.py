@@ -19,7 +19,7 @@ from fedkeep.core.records import Record
 from fedkeep.experiments.build import build_data, build_model
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.personal.adapt_clients import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate

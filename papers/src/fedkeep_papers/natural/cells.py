@@ -12,8 +12,8 @@ import numpy as np
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.build import run_config
-from fedkeep.experiments.counting import counting_side
 from fedkeep.experiments.run_directory import read_info
+from fedkeep.experiments.worth import counting_side
 from fedkeep.report.groups import Configuration
 from fedkeep.report.pairing import Side, kept, own_side
 from fedkeep.report.runs import read_run

@@ -16,7 +16,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, RunError
 from fedkeep.core.files import is_free, write_whole
 from fedkeep.data import FederatedData
 from fedkeep.engines import tasks_of
-from fedkeep.experiments.build import build_data, rehearse_config
+from fedkeep.experiments.build import build_data, simulation_of
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.sweeps.space import Space
 from fedkeep.experiments.toml import value_text
@@ -171,7 +171,7 @@ def plan(
 def _check(sweep: Sweep, method: str, values: Mapping[str, Any], data: FederatedData) -> None:
     """Raise ConfigError where a run with these values would be refused."""
     try:
-        rehearse_config(sweep.config(method, values), data, sweep.folder)
+        simulation_of(sweep.config(method, values), data, sweep.folder)
     except FedkeepError as error:
         raise ConfigError(f"The space does not fit {method}: {error}") from error
 
