@@ -39,14 +39,14 @@ from fedkeep.engines.job import declared
 from fedkeep.methods import Global
 from fedkeep.privacy import TopK
 from fedkeep.remote import Packet, RoundPolicy
-from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Entry, Ledger
+from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import Federation, serve_run
 from fedkeep.remote.transport import Died, MemoryTransport
-from fedkeep.store import Default, MemoryStore, VersionLedger
+from fedkeep.store import Default, Line, MemoryStore, VersionLedger
 from fedkeep.store.database import Database
+from tests.remote.device_states import begun
 
 ROUNDS, COHORT, NODES, SEED = 5, 4, 3, 3
 DATA = fedkeep.data.toy(users=7, examples=12, features=4, classes=3)
@@ -280,9 +280,8 @@ class Grid:
             for client in node.clients:
                 try:
                     store = node._running(run).store
-                    assert store is not None
                     e = entries[client]
-                    found[client] = store.begin(client, Wanted(e.version, e.attempt, e.share))
+                    found[client] = begun(store, client, Line(e.version, e.attempt, e.share))
                 except FedkeepError as error:
                     missing[client] = str(error)
         names = next(iter(found.values()))
@@ -290,7 +289,7 @@ class Grid:
         return {name: torch.stack([row[name] for row in every]) for name in names}, missing
 
 
-def ledger_of(out: Path) -> dict[str, Entry]:
+def ledger_of(out: Path) -> dict[str, Line]:
     """Return the ledger that a run's folder keeps."""
     from fedkeep.experiments.run_directory import RunDirectory
 

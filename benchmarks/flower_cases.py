@@ -24,10 +24,11 @@ from fedkeep.data.preparation import Ready
 from fedkeep.flower.client_app import answered
 from fedkeep.flower.grid import GridTransport
 from fedkeep.remote import Packet
-from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import serve_run
+from fedkeep.store import Line
 from tests.engines.test_conformance import CASES, reference
+from tests.remote.device_states import begun
 from tests.remote.federations import experiment, federation
 from tests.remote.test_conformance import ledger_of, server_of
 from tests.tiny import everyone, on_server, same_bits
@@ -127,7 +128,7 @@ def kept(case: str, kind: str, out: Path, count: int) -> Params:
         store = one._running(run).store
         for client_id in one.clients:
             entry = entries[client_id]
-            rows[client_id] = store.begin(client_id, Wanted(entry.version, entry.attempt, entry.share))
+            rows[client_id] = begun(store, client_id, Line(entry.version, entry.attempt, entry.share))
         one.close()
     every = [rows[str(client_id)] for client_id in CASES[case].data.ids]
     return {name: torch.stack([r[name] for r in every]) for name in every[0]}

@@ -73,7 +73,7 @@ class Journal(Fedkeep):
     def __init__(self, folder: Path, default: Params, ids: Sequence[str], flush: bool) -> None:
         super().__init__(folder, default, ids, flush)
         assert self.store._file is not None
-        self.store._file.query("PRAGMA journal_mode = TRUNCATE").fetchall()
+        self.store._file.database.query("PRAGMA journal_mode = TRUNCATE").fetchall()
 
 
 def entries_of(round: int, rows: Iterable[np.ndarray], count: int) -> np.ndarray:

@@ -27,6 +27,7 @@ from fedkeep.models import Linear
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.messages import Packet
 from fedkeep.remote.node import told_counts
+from fedkeep.store import Lines
 from tests.audit import leaks
 from tests.audit.leaks import Own, furl
 from tests.engines.tables.test_tables import Words
@@ -204,10 +205,11 @@ def test_values_that_ride_beside_a_message_are_found(monkeypatch: pytest.MonkeyP
     beside: list[bytes] = []
     begin = States.begin
 
-    def noted(self: States, client: str, wanted: Any) -> Any:
-        values = begin(self, client, wanted)
-        beside[:] = [values["user"].numpy().tobytes()] if client == "user-0" else beside
-        return values
+    def noted(self: States, lines: Lines) -> None:
+        begin(self, lines)
+        beside[:] = [
+            values["user"].numpy().tobytes() for client, values in self.values.items() if client == "user-0"
+        ]
 
     monkeypatch.setattr(States, "begin", noted)
     wires = {"leaky": lambda packet: packet.to_bytes() + beside[0], "tight": Packet.to_bytes}

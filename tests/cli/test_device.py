@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from fedkeep.methods.client import by_share
 from fedkeep.remote.device_folder import file_of
-from fedkeep.remote.device_store import MissingError, Wanted
+from fedkeep.remote.device_store import MissingError
 from tests.cli.conftest import Command
-from tests.remote.device_states import RUN, after, made, opened, train_rounds, values, wanted_in
+from tests.remote.device_states import RUN, after, begun, line_in, made, opened, stage, train_rounds, values
 
 OTHER = "other"
 
@@ -121,9 +121,9 @@ class TestExport:
         export = ["device", "export", "states", "--client", "b", "--out", "b", "--adapted"]
         assert "has not adapted in the run abc123" in refused(*export)
         store = opened(states, accept=by_share)
-        kept = store.begin("b", wanted_in(2))
-        store.stage_adapted("b", {"body": torch.ones(3)}, wanted_in(2), round=2, attempt=25)
-        store.commit()
+        kept = begun(store, "b", line_in(2))
+        store.stage_adapted(store.ids.index("b"), {"body": torch.ones(3)}, 25, 2)
+        store.flush()
         store.close()
         assert fedkeep(*export).exit_code == 0
         assert load_file("b")["body"].tolist() == [1.0, 1.0, 1.0]
@@ -151,11 +151,9 @@ class TestExport:
 
     def test_of_several_runs_one_is_named(self, refused: Callable[..., str], states: Path) -> None:
         store = opened(states, run=OTHER)
-        store.begin("a")
-        store.stage(
-            "a", {"user": torch.zeros(2), "client/count": torch.tensor(1)}, Wanted(), round=0, attempt=1
-        )
-        store.commit()
+        begun(store, "a")
+        stage(store, "a", {"user": torch.zeros(2), "client/count": torch.tensor(1)}, round=0, attempt=1)
+        store.flush()
         store.close()
         said = "Error: Client 'a' has states of the runs abc123, other. Name one with --run."
         assert refused("device", "export", "states", "--client", "a", "--out", "o") == said
@@ -181,8 +179,8 @@ class TestForget:
 
     def test_a_client_is_the_same_however_its_id_is_typed(self, fedkeep: Command, states: Path) -> None:
         store = opened(states, accept=by_share)
-        store.stage("\u00e9", values(5), Wanted(), round=4, attempt=40)
-        store.commit()
+        stage(store, "\u00e9", values(5), round=4, attempt=40)
+        store.flush()
         store.close()
         typed = ["--client", "e\u0301"]
         assert "round 5" in fedkeep("device", "status", "states", *typed).stdout
@@ -230,7 +228,7 @@ class TestForget:
         assert store.file.clients() == {"bo"}
         for client in ("anna with a long id", "bo"):
             with pytest.raises(MissingError):
-                store.begin(client)
+                begun(store, client)
         store.close()
 
     def test_what_is_not_there(self, refused: Callable[..., str], states: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,26 +16,47 @@ from fedkeep.core.params import Params
 from fedkeep.methods.client import by_share
 from fedkeep.remote.device_file import About, create
 from fedkeep.remote.device_folder import file_of
-from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
-from fedkeep.store import Default
+from fedkeep.remote.device_store import DeviceStore
+from fedkeep.store import Default, Line, Lines
+from fedkeep.store.rows import RowFormat
 
 INITIAL = {"user": torch.tensor([0.5, -1.5]), "client/count": torch.tensor(4)}
 DEFAULT = Default(INITIAL)
 OWNER, RUN = "ann", "abc123"
 CLIENTS = ("a", "b", "c")
+IDS = (*CLIENTS, "bo", "\u00e9", "anna with a long id")
+NEW = Line()
 
 
 def made(
     folder: Path, *, owner: str = OWNER, run: str = RUN, initial: Params = INITIAL, **about: Any
 ) -> Path:
     path = file_of(folder, run)
-    create(path, About(owner=owner, run=run, columns=columns_of(initial), **about))
+    create(path, About(owner=owner, run=run, columns=RowFormat(initial).columns(), **about))
     return path
 
 
-def opened(folder: Path, **options: Any) -> DeviceStore:
+def opened(folder: Path, *, ids: Sequence[str] = IDS, **options: Any) -> DeviceStore:
     given = {"owner": OWNER, "run": RUN, "default": DEFAULT, "patience": 0.1, **options}
-    return DeviceStore(folder, given.pop("owner"), given.pop("run"), given.pop("default"), **given)
+    names = ("owner", "run", "default")
+    store = DeviceStore(folder, *(given.pop(name) for name in names), ids, **given)
+    store.open()
+    return store
+
+
+def begun(store: DeviceStore, client: str, line: Line = NEW) -> Params:
+    """Let a client begin at the version that its line names; return what it begins with."""
+    store.begin(Lines.of({store.ids.index(client): line}))
+    return one(store, client)
+
+
+def one(store: DeviceStore, client: str) -> Params:
+    """Return what a client keeps of the version that counts."""
+    return {name: value[0] for name, value in store.read([store.ids.index(client)]).items()}
+
+
+def stage(store: DeviceStore, client: str, values: Params, *, round: int, attempt: int) -> None:
+    store.stage(store.ids.index(client), values, attempt, round)
 
 
 def values(number: float) -> Params:
@@ -45,11 +67,11 @@ def plain(kept: Params) -> tuple[list[float], int]:
     return kept["user"].tolist(), int(kept["client/count"])
 
 
-def trained(store: DeviceStore, round: int, wanted: Wanted, number: float, client: str = "a") -> Params:
-    """Begin, stage and commit a client's round, its message's attempt being ten times the round; return the beginning."""
-    kept = store.begin(client, wanted)
-    store.stage(client, values(number), wanted, round=round, attempt=10 * round)
-    store.commit()
+def trained(store: DeviceStore, round: int, line: Line, number: float, client: str = "a") -> Params:
+    """Begin, stage and flush a client's round, its message's attempt being ten times the round; return the beginning."""
+    kept = begun(store, client, line)
+    stage(store, client, values(number), round=round, attempt=10 * round)
+    store.flush()
     return kept
 
 
@@ -73,8 +95,8 @@ def after(version: int) -> tuple[list[float], int]:
     return ([0.5 + 4 * version, -1.5 + 4 * version], version or 4)
 
 
-def wanted_in(round: int) -> Wanted:
-    return Wanted(round, 10 * round, 0.5) if round else Wanted()
+def line_in(round: int) -> Line:
+    return Line(round, 10 * round, 0.5) if round else NEW
 
 
 def train_rounds(folder: Path, rounds: int, begin: int = 0, told: Connection | None = None) -> None:
@@ -82,11 +104,11 @@ def train_rounds(folder: Path, rounds: int, begin: int = 0, told: Connection | N
     store = opened(folder, accept=by_share)
     for round in range(begin, rounds):
         for client in CLIENTS:
-            kept = store.begin(client, wanted_in(round))
+            kept = begun(store, client, line_in(round))
             assert plain(kept) == after(round)
             new = {"user": kept["user"] + 8, "client/count": torch.tensor(round + 1)}
-            store.stage(client, new, wanted_in(round), round=round, attempt=10 * (round + 1))
-        store.commit()
+            stage(store, client, new, round=round, attempt=10 * (round + 1))
+        store.flush()
         if told is not None:
             told.send(round)
     store.close()
@@ -102,7 +124,7 @@ def staged_in(folder: Path) -> int:
         assert [v.version for v in versions] == (list(range(max(0, last - 2), last + 1)) if versions else [])
         assert [v.accepted for v in versions] == [True] * (len(versions) - 1) + [False] * bool(versions)
         for version in range(max(1, last - 2), last + 1):
-            assert plain(store.begin(client, wanted_in(version))) == after(version)
+            assert plain(begun(store, client, line_in(version))) == after(version)
         rounds.add(last - 1)
     store.close()
     (round,) = rounds

@@ -13,11 +13,12 @@ from torch import nn
 from fedkeep import FederatedData, Method
 from fedkeep.core.params import Params
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
-from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.node import Experiment, Node, Terms
 from fedkeep.remote.server import Federation
 from fedkeep.remote.transport import MemoryTransport
+from fedkeep.store import Line
 from tests.engines.test_conformance import CASES, COHORT, ROUNDS, SEED
+from tests.remote.device_states import begun
 
 
 def encode(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -104,12 +105,13 @@ class Devices:
         rows: dict[str, Params] = {}
         for node in self.nodes:
             run = run or next(iter(node._runs))
-            running = node._runs[run]
-            store = running.store or node._open(run, running)
+            store = node._runs[run].store
+            if not store.is_open:
+                store.open()
             for client in node.clients:
                 entry = entries[client]
-                rows[client] = store.begin(client, Wanted(entry.version, entry.attempt, entry.share))
-            store.discard()
+                rows[client] = begun(store, client, Line(entry.version, entry.attempt, entry.share))
+            store.drop()
         every = [rows[str(client)] for client in self.data.ids]
         return {name: torch.stack([row[name] for row in every]) for name in every[0]}
 

@@ -21,7 +21,6 @@ from fedkeep.engines.job import declared
 from fedkeep.experiments.simulate import train_counts
 from fedkeep.methods import Sent
 from fedkeep.remote import Packet, fingerprint
-from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.messages import (
     PROTOCOL,
     Answers,
@@ -38,6 +37,8 @@ from fedkeep.remote.messages import (
     work_packet,
 )
 from fedkeep.remote.node import Node, Terms
+from fedkeep.store import Line
+from tests.remote.device_states import begun
 
 RUN = "0123456789abcdef"
 
@@ -61,7 +62,7 @@ class Hand:
     seed: int = 0
     run: str = RUN
     changes: Mapping[str, Any] = field(default_factory=dict)
-    ledger: dict[str, Wanted] = field(default_factory=dict)
+    ledger: dict[str, Line] = field(default_factory=dict)
     left: list[bytes] = field(default_factory=list)
     attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -134,7 +135,7 @@ class Hand:
             order=order,
             train=train,
             judge=tuple(judge),
-            **self.ledger.get(order.client, Wanted())._asdict(),
+            **self.ledger.get(order.client, Line())._asdict(),
         )
 
     def ask(self, node: Node, work: Work) -> Answers:
@@ -160,8 +161,8 @@ class Hand:
 
     def accept(self, shares: Mapping[str, float]) -> None:
         for client, share in shares.items():
-            before = self.ledger.get(client, Wanted())
-            self.ledger[client] = Wanted(before.version + 1, self.attempt, share)
+            before = self.ledger.get(client, Line())
+            self.ledger[client] = Line(before.version + 1, self.attempt, share)
 
     def judge(self, *given: Any) -> list[Judged]:
         raise NotImplementedError
@@ -201,8 +202,7 @@ class Hand:
         rows = []
         for client in map(str, self.data.ids):
             store = self.place[client]._runs[self.run].store
-            assert store is not None
-            rows.append(store.begin(client, self.ledger.get(client, Wanted())))
+            rows.append(begun(store, client, self.ledger.get(client, Line())))
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
     def close(self) -> None:

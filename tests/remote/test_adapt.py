@@ -133,15 +133,15 @@ def test_a_device_that_is_killed_adapts_or_has_adapted(
     case = "fine_tuned"
     devices = Devices(case, tmp_path / "devices", nodes=2)
     served(case, devices, tmp_path)
-    commit = DeviceStore.commit
+    flush = DeviceStore.flush
 
     def dies(store: DeviceStore) -> None:
         if killed == 2:
-            commit(store)
-        monkeypatch.setattr(DeviceStore, "commit", commit)
+            flush(store)
+        monkeypatch.setattr(DeviceStore, "flush", flush)
         raise Died
 
-    monkeypatch.setattr(DeviceStore, "commit", dies)
+    monkeypatch.setattr(DeviceStore, "flush", dies)
     served(case, devices, tmp_path, only="adapt")
     assert len(devices.transport.deaths) == 1
     assert_same(adapted(devices), in_a_simulation(reference(case, "float64")))

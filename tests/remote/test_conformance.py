@@ -11,10 +11,10 @@ from fedkeep.core.files import read_tensors
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.remote.ledger import Entry, Ledger
+from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.roster import Roster
 from fedkeep.remote.server import serve_run
-from fedkeep.store import VersionLedger
+from fedkeep.store import Line, VersionLedger
 from tests.engines.test_conformance import CASES, reference
 from tests.remote.federations import Devices, federation
 from tests.tiny import everyone, on_server, same_bits
@@ -52,7 +52,7 @@ def server_of(folder: Path) -> Params:
     }
 
 
-def ledger_of(folder: Path) -> dict[str, Entry]:
+def ledger_of(folder: Path) -> dict[str, Line]:
     """Return the lines of all clients in a run's folder."""
     directory = RunDirectory.open(folder, write=False)
     info = directory.read_info()

@@ -17,8 +17,7 @@ from fedkeep.core.errors import StoreError
 from fedkeep.core.files import write_whole
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_folder import file_of, remove, runs_in, sum_of
-from fedkeep.remote.device_store import NEW
-from tests.remote.device_states import RUN, copied, made, opened, rows, train_rounds, trained
+from tests.remote.device_states import NEW, RUN, copied, made, opened, rows, train_rounds, trained
 
 SECRET = b"a secret of a client"
 OTHER = "abc"  # the other run's id begins so
@@ -208,11 +207,9 @@ class TestWithoutItsFile:
 
 def train_rounds_of_other(folder: Path) -> None:
     """Give client a of the other run a version."""
-    from fedkeep.remote.device_store import Wanted
-    from tests.remote.device_states import opened, trained
 
     store = opened(folder, run="other")
-    trained(store, 1, Wanted(), 1.0)
+    trained(store, 1, NEW, 1.0)
     store.close()
 
 

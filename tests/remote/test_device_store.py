@@ -13,23 +13,27 @@ import torch
 from fedkeep.core.errors import NonFiniteError, StoreError
 from fedkeep.core.files import sync_folder
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import DeviceFile, Version
+from fedkeep.remote.device_file import DeviceFile, packed
 from fedkeep.remote.device_folder import file_of, remove, runs_in
-from fedkeep.remote.device_store import STAGED, MissingError, Wanted
-from fedkeep.store import Default, database
+from fedkeep.remote.device_store import STAGED, MissingError
+from fedkeep.store import Default, Line, database
+from fedkeep.store.version_file import Version
 from tests.remote.device_states import (
     DEFAULT,
     RUN,
+    begun,
     made,
+    one,
     opened,
     plain,
     rows,
     run_sql,
+    stage,
     trained,
     values,
 )
 
-FIRST = Wanted()
+FIRST = Line()
 
 
 class TestVersions:
@@ -37,7 +41,7 @@ class TestVersions:
         made(tmp_path)
         store = opened(tmp_path, default=Default(DEFAULT.initial, ("normal", 1.0), seed=3))
         wanted = Default(DEFAULT.initial, ("normal", 1.0), seed=3)("a")
-        assert torch.equal(store.begin("a")["user"], wanted["user"])
+        assert torch.equal(begun(store, "a")["user"], wanted["user"])
         assert rows(store) == []
 
     def test_what_was_staged_is_accepted_when_the_next_order_names_it(self, tmp_path: Path) -> None:
@@ -45,20 +49,20 @@ class TestVersions:
         store = opened(tmp_path)
         trained(store, 1, FIRST, 7)
         assert rows(store) == [(1, 10, False)]
-        assert plain(store.begin("a", Wanted(1, 10, 0.25))) == ([7, -7], 7)
+        assert plain(begun(store, "a", Line(1, 10, 0.25))) == ([7, -7], 7)
         assert rows(store) == [(1, 10, False)]  # not before commit
-        store.commit()
+        store.flush()
         assert rows(store) == [(1, 10, True)]
         store.close()
-        assert plain(opened(tmp_path).begin("a", Wanted(1, 10))) == ([7, -7], 7)
+        assert plain(begun(opened(tmp_path), "a", Line(1, 10))) == ([7, -7], 7)
 
     def test_what_the_server_did_not_take_is_trained_anew(self, tmp_path: Path) -> None:
         made(tmp_path)
         store = opened(tmp_path)
         trained(store, 1, FIRST, 7)
-        assert plain(trained(store, 2, Wanted(1, 10), 8)) == ([7, -7], 7)
-        assert plain(trained(store, 5, Wanted(1, 10), 9)) == ([7, -7], 7)  # round 2's upload did not count
-        assert plain(trained(store, 6, Wanted(2, 50), 10)) == ([9, -9], 9)
+        assert plain(trained(store, 2, Line(1, 10), 8)) == ([7, -7], 7)
+        assert plain(trained(store, 5, Line(1, 10), 9)) == ([7, -7], 7)  # round 2's upload did not count
+        assert plain(trained(store, 6, Line(2, 50), 10)) == ([9, -9], 9)
         assert rows(store) == [(1, 10, True), (2, 50, True), (3, 60, False)]
 
     def test_private_values_move_by_the_clients_share(self, tmp_path: Path) -> None:
@@ -66,18 +70,18 @@ class TestVersions:
         made(tmp_path)
         store = opened(tmp_path, accept=by_share)
         trained(store, 1, FIRST, 7)
-        assert plain(trained(store, 2, Wanted(1, 10, 0.25), 8)) == ([2.125, -2.875], 7)
+        assert plain(trained(store, 2, Line(1, 10, 0.25), 8)) == ([2.125, -2.875], 7)
         # from there with z = 0.5: [2.125, -2.875] + 0.5 ([8, -8] - [2.125, -2.875]) = [5.0625, -5.4375]
-        assert plain(store.begin("a", Wanted(2, 20, 0.5))) == ([5.0625, -5.4375], 8)
-        store.commit()
-        assert plain(store.begin("a", Wanted(2, 20, 0.5))) == ([5.0625, -5.4375], 8)  # once
+        assert plain(begun(store, "a", Line(2, 20, 0.5))) == ([5.0625, -5.4375], 8)
+        store.flush()
+        assert plain(begun(store, "a", Line(2, 20, 0.5))) == ([5.0625, -5.4375], 8)  # once
 
     def test_who_kept_what_is_no_number_is_said(self, tmp_path: Path) -> None:
         made(tmp_path)
         store = opened(tmp_path, accept=by_share)
         trained(store, 1, FIRST, 7)
         with pytest.raises(NonFiniteError) as error:
-            store.begin("a", Wanted(1, 10, float("nan")))
+            begun(store, "a", Line(1, 10, float("nan")))
         assert str(error.value) == (
             "The accept of client 'a' in round 1 gives 'user', which holds a NaN or an infinity."
         )
@@ -93,10 +97,10 @@ class TestVersions:
         made(tmp_path)
         store = opened(tmp_path, accept=by_share)
         trained(store, 1, FIRST, 7)
-        trained(store, 2, Wanted(1, 10, 0.25), 8)
+        trained(store, 2, Line(1, 10, 0.25), 8)
         trained(store, 1, FIRST, 7)  # the first message once more
-        assert plain(store.begin("a", Wanted(1, 10, 0.25))) == ([2.125, -2.875], 7)
-        assert plain(store.begin("a", Wanted(2, 20, 1.0))) == ([8, -8], 8)
+        assert plain(begun(store, "a", Line(1, 10, 0.25))) == ([2.125, -2.875], 7)
+        assert plain(begun(store, "a", Line(2, 20, 1.0))) == ([8, -8], 8)
 
     def test_two_attempts_of_one_version_are_told_apart(self, tmp_path: Path) -> None:
         """The message of round 4 comes late, after that of round 5; the server took round 5's upload, or round 4's."""
@@ -104,10 +108,10 @@ class TestVersions:
         store = opened(tmp_path)
         trained(store, 5, FIRST, 7)
         trained(store, 4, FIRST, 8)
-        assert plain(store.begin("a", Wanted(1, 50))) == ([7, -7], 7)
-        assert plain(store.begin("a", Wanted(1, 40))) == ([8, -8], 8)
+        assert plain(begun(store, "a", Line(1, 50))) == ([7, -7], 7)
+        assert plain(begun(store, "a", Line(1, 40))) == ([8, -8], 8)
         with pytest.raises(MissingError, match=r"wants version 1 of another attempt of what client 'a'"):
-            store.begin("a", Wanted(1, 60))
+            begun(store, "a", Line(1, 60))
 
     def test_of_attempts_that_nobody_took_the_last_few_stay(self, tmp_path: Path) -> None:
         made(tmp_path)
@@ -120,9 +124,9 @@ class TestVersions:
         made(tmp_path)
         store = opened(tmp_path)
         for number, client in enumerate("abc", 1):
-            store.stage(client, values(number), FIRST, round=1, attempt=10)
-        store.commit()
-        assert [plain(store.begin(c, Wanted(1, 10)))[1] for c in "cab"] == [3, 1, 2]
+            stage(store, client, values(number), round=1, attempt=10)
+        store.flush()
+        assert [plain(begun(store, c, Line(1, 10)))[1] for c in "cab"] == [3, 1, 2]
 
     def test_what_is_staged_must_fit(self, tmp_path: Path) -> None:
         made(tmp_path)
@@ -133,7 +137,7 @@ class TestVersions:
             ({**values(1), "user": torch.tensor([1, torch.nan])}, "'user' of client 'a' holds a NaN"),
         ):
             with pytest.raises(StoreError, match=said):
-                store.stage("a", wrong, FIRST, round=1, attempt=1)
+                stage(store, "a", wrong, round=1, attempt=1)
 
 
 class TestHistory:
@@ -143,35 +147,35 @@ class TestHistory:
         store = opened(tmp_path, history=history)
         trained(store, 1, FIRST, 1)
         for round in range(2, 6):
-            trained(store, round, Wanted(round - 1, 10 * (round - 1)), round)
+            trained(store, round, Line(round - 1, 10 * (round - 1)), round)
         assert rows(store) == [(v, 10 * v, True) for v in there] + [(5, 50, False)]
 
     def test_a_server_that_went_back_is_followed_and_may_go_on_otherwise(self, tmp_path: Path) -> None:
         made(tmp_path)
         store = opened(tmp_path)
         trained(store, 1, FIRST, 1)
-        trained(store, 2, Wanted(1, 10), 2)
-        trained(store, 3, Wanted(2, 20), 3)  # versions 1 and 2 accepted, 3 staged
-        assert plain(trained(store, 7, Wanted(1, 10), 8)) == ([1, -1], 1)
+        trained(store, 2, Line(1, 10), 2)
+        trained(store, 3, Line(2, 20), 3)  # versions 1 and 2 accepted, 3 staged
+        assert plain(trained(store, 7, Line(1, 10), 8)) == ([1, -1], 1)
         assert rows(store) == [(1, 10, True), (2, 20, True), (3, 30, False), (2, 70, False)]
-        assert plain(trained(store, 8, Wanted(2, 70), 9)) == ([8, -8], 8)
+        assert plain(trained(store, 8, Line(2, 70), 9)) == ([8, -8], 8)
         assert rows(store) == [(1, 10, True), (2, 70, True), (3, 80, False)]  # the other line is gone
 
     def test_a_server_that_went_back_to_the_beginning_is_followed(self, tmp_path: Path) -> None:
         made(tmp_path)
         store = opened(tmp_path)
         trained(store, 1, FIRST, 1)
-        trained(store, 2, Wanted(1, 10), 2)
-        assert plain(store.begin("a", FIRST)) == ([0.5, -1.5], 4)
+        trained(store, 2, Line(1, 10), 2)
+        assert plain(begun(store, "a", FIRST)) == ([0.5, -1.5], 4)
 
     def test_too_far_back_is_refused_and_says_what_there_is(self, tmp_path: Path) -> None:
         made(tmp_path)
         store = opened(tmp_path, history=0)
         trained(store, 1, FIRST, 1)
-        trained(store, 2, Wanted(1, 10), 2)
-        trained(store, 3, Wanted(2, 20), 3)
+        trained(store, 2, Line(1, 10), 2)
+        trained(store, 3, Line(2, 20), 3)
         with pytest.raises(MissingError) as error:
-            store.begin("a", Wanted(1, 10))
+            begun(store, "a", Line(1, 10))
         assert str(error.value) == (
             "The order wants version 1 of what client 'a' keeps in the run 'abc123'; this device has 2 (round 2, "
             "accepted), 3 (round 3, staged). The server knows less than the device: give it the newer folder of its run "
@@ -183,16 +187,17 @@ class TestMissing:
     def test_a_version_of_a_client_without_any_is_refused(self, tmp_path: Path) -> None:
         made(tmp_path)
         with pytest.raises(MissingError, match=r"wants version 4 of what.*'b'"):
-            opened(tmp_path).begin("b", Wanted(4, 3))
+            begun(opened(tmp_path), "b", Line(4, 3))
 
     def test_a_client_may_begin_anew_and_goes_on_from_there(self, tmp_path: Path) -> None:
         made(tmp_path)
         store = opened(tmp_path, accept=by_share)
-        assert plain(store.begin_anew("b", Wanted(4, 3))) == ([0.5, -1.5], 4)
-        store.stage("b", values(7), Wanted(4, 3), round=9, attempt=90)
-        store.commit()
+        store.begin_anew(1, Line(4, 3))
+        assert plain(one(store, "b")) == ([0.5, -1.5], 4)
+        stage(store, "b", values(7), round=9, attempt=90)
+        store.flush()
         assert rows(store, "b") == [(4, 3, True), (5, 90, False)]
-        assert plain(store.begin("b", Wanted(5, 90, 0.25))) == ([2.125, -2.875], 7)
+        assert plain(begun(store, "b", Line(5, 90, 0.25))) == ([2.125, -2.875], 7)
 
     def test_a_file_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="The run 'abc123' has no private state on this device"):
@@ -203,8 +208,8 @@ class TestMissing:
         """Its version 0 is a row; without it there is an error."""
         made(tmp_path, began_from="old", began=["a"])
         with pytest.raises(MissingError, match="wants version 0"):
-            opened(tmp_path).begin("a", FIRST)
-        assert plain(opened(tmp_path).begin("b", FIRST)) == ([0.5, -1.5], 4)
+            begun(opened(tmp_path), "a", FIRST)
+        assert plain(begun(opened(tmp_path), "b", FIRST)) == ([0.5, -1.5], 4)
 
 
 class TestFile:
@@ -251,12 +256,12 @@ class TestFile:
         secret = {"user": torch.tensor([1234.5678, -8765.4321]), "client/count": torch.tensor(4711)}
         needle = secret["user"].numpy().tobytes()
         for client in ("a", "b"):
-            store.begin(client)
-            store.stage(client, secret if client == "a" else values(1), FIRST, round=1, attempt=10)
-        store.commit()
+            begun(store, client)
+            stage(store, client, secret if client == "a" else values(1), round=1, attempt=10)
+        store.flush()
         assert needle in content(tmp_path)
-        store.begin("a", Wanted(1, 10))
-        store.commit()
+        begun(store, "a", Line(1, 10))
+        store.flush()
         assert store.file.forget(["a"]) == 1
         assert needle not in content(tmp_path)
         assert rows(store, "a") == []
@@ -318,7 +323,7 @@ class TestMoreThanARowHolds:
 
     def test_all_that_may_stand_beside_the_values_has_room(self, tmp_path: Path) -> None:
         store = opened(made(tmp_path).parent)
-        row = store.file.packed(values(7), "a")
+        row = packed(store.file.format, values(7), "a")
         store.file._file._sql.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, len(row) + database.BESIDE)
         most = 2**63 - 1
         with store.file.writing():

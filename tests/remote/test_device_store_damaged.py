@@ -18,13 +18,15 @@ from tests.remote.device_states import (
     INITIAL,
     RUN,
     after,
+    begun,
     copied,
+    line_in,
     made,
     opened,
     plain,
     run_sql,
+    stage,
     train_rounds,
-    wanted_in,
 )
 from tests.tiny import files
 
@@ -57,12 +59,12 @@ def test_a_row_that_was_changed_is_refused_and_the_others_are_read(folder: Path,
     run_sql(folder, change)
     store = opened(folder, accept=by_share)
     with pytest.raises(StoreError) as error:
-        store.begin("b", wanted_in(2))
+        begun(store, "b", line_in(2))
     assert str(error.value) == (
         "Version 2 of what client 'b' keeps in the run 'abc123' does not fit its checksum: it is damaged. Restore it "
         "from a copy, or forget the client."
     )
-    assert plain(store.begin("a", wanted_in(2))) == after(2)
+    assert plain(begun(store, "a", line_in(2))) == after(2)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_a_row_that_was_changed_is_refused_and_the_others_are_read(folder: Path,
 def test_a_row_that_is_gone_is_no_new_client(folder: Path, change: str, said: str) -> None:
     run_sql(folder, change)
     with pytest.raises(MissingError) as error:
-        opened(folder, accept=by_share).begin("b", wanted_in(2))
+        begun(opened(folder, accept=by_share), "b", line_in(2))
     assert said in str(error.value)
 
 
@@ -148,7 +150,7 @@ def outcome(folder: Path) -> str:
     try:
         for client in CLIENTS:
             for version in (2, 3):
-                assert plain(store.begin(client, wanted_in(version))) == after(version)
+                assert plain(begun(store, client, line_in(version))) == after(version)
     except StoreError:
         return "refused"
     finally:
@@ -177,8 +179,8 @@ def test_what_is_anothers_is_not_touched_if_a_kill_has_left_its_log(
     run: str, owner: str, folder: Path, tmp_path: Path
 ) -> None:
     store = opened(folder)
-    store.begin("a", wanted_in(3))
-    store.commit()
+    begun(store, "a", line_in(3))
+    store.flush()
     left = copied(folder, tmp_path / "left")
     for end in ("", "-wal"):
         (left / f"{RUN}.db{end}").rename(left / f"{run}.db{end}")
@@ -232,14 +234,14 @@ def test_a_damaged_log_loses_its_message_and_says_so(folder: Path, tmp_path: Pat
     """SQLite drops what is damaged in a log without a word; the server's next order then asks for what is not there."""
     store = opened(folder, accept=by_share)
     for client in CLIENTS:
-        kept = store.begin(client, wanted_in(3))
-        store.stage(client, kept, wanted_in(3), round=3, attempt=40)
-    store.commit()
+        kept = begun(store, client, line_in(3))
+        stage(store, client, kept, round=3, attempt=40)
+    store.flush()
     copy = copied(folder, tmp_path / "copy")
     store.close()
     log = file_of(copy, RUN).with_name(f"{RUN}.db-wal")
     log.write_bytes(log.read_bytes()[:200] + b"x" * 100 + log.read_bytes()[300:])
     store = opened(copy, accept=by_share)
     with pytest.raises(MissingError, match="wants version 4 .* has 1 .*, 2 .*, 3 .round 2, staged"):
-        store.begin("a", wanted_in(4))
-    assert plain(store.begin("a", wanted_in(3))) == after(3)
+        begun(store, "a", line_in(4))
+    assert plain(begun(store, "a", line_in(3))) == after(3)

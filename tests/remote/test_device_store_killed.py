@@ -30,12 +30,14 @@ from tests.remote.device_states import (
     CLIENTS,
     OWNER,
     RUN,
+    begun,
     copied,
+    line_in,
     made,
     opened,
+    stage,
     staged_in,
     train_rounds,
-    wanted_in,
 )
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and limits of file sizes")
@@ -59,10 +61,10 @@ def torn(tmp_path_factory: pytest.TempPathFactory) -> Torn:
     file, before = path.read_bytes(), b""
     store = opened(folder, accept=by_share)
     for client in CLIENTS:
-        kept = store.begin(client, wanted_in(2))
+        kept = begun(store, client, line_in(2))
         new = {"user": kept["user"] + 8, "client/count": kept["client/count"] + 1}
-        store.stage(client, new, wanted_in(2), round=2, attempt=30)
-    store.commit()
+        stage(store, client, new, round=2, attempt=30)
+    store.flush()
     after = log.read_bytes()
     assert path.read_bytes() == file
     store.close()
@@ -226,11 +228,11 @@ class TestFullDisk:
         train_rounds(folder, 2)
         store = opened(folder, accept=by_share)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        store.begin("a", wanted_in(2))
+        begun(store, "a", line_in(2))
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
         try:
             with pytest.raises(StoreError) as error:
-                store.commit()
+                store.flush()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert str(error.value).startswith("The private state of the run 'abc123' cannot be written: ")

@@ -11,8 +11,9 @@ import torch
 
 from fedkeep.core.params import Params
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_store import DeviceStore, MissingError, Wanted
-from tests.remote.device_states import DEFAULT, made, opened
+from fedkeep.remote.device_store import DeviceStore, MissingError
+from fedkeep.store import Line
+from tests.remote.device_states import DEFAULT, begun, made, opened, stage
 
 MOST_UNDER_WAY = 4  # messages that may still come, again and again: as many as a device keeps attempts
 
@@ -21,7 +22,7 @@ MOST_UNDER_WAY = 4  # messages that may still come, again and again: as many as 
 class Accepted:
     """A version that the server has accepted, and what the client must keep of it."""
 
-    wanted: Wanted
+    line: Line
     user: list[float]
 
 
@@ -43,7 +44,7 @@ class Server:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.draw, self.folder = random.Random(seed), folder  # noqa: S311
-        self.line = [Accepted(Wanted(), [0.5, -1.5])]
+        self.line = [Accepted(Line(), [0.5, -1.5])]
         self.under_way: list[Message] = []
         self.served: list[Message] = []
         self.attempt, self.may_go_back, self.begun, self.missed = 0, False, 0, 0
@@ -77,7 +78,7 @@ class Server:
     def serve(self, message: Message, *, fresh: bool) -> None:
         base = message.base
         try:
-            kept = self.store.begin("a", base.wanted)
+            kept = begun(self.store, "a", base.line)
         except MissingError:
             assert not fresh
             self.missed += 1
@@ -89,10 +90,10 @@ class Server:
             "client/count": kept["client/count"],
         }
         if self.draw.random() < 0.1:  # killed before the message is done
-            self.store.discard()
-            assert not fresh or self.store.begin("a", base.wanted)["user"].tolist() == base.user
-        self.store.stage("a", values, base.wanted, round=base.wanted.version, attempt=message.attempt)
-        self.store.commit()
+            self.store.drop()
+            assert begun(self.store, "a", base.line)["user"].tolist() == base.user
+        stage(self.store, "a", values, round=base.line.version, attempt=message.attempt)
+        self.store.flush()
         if fresh:
             self.served.append(message)
 
@@ -104,8 +105,8 @@ class Server:
         before, after = message.base.user, trained(message.base.user, message.attempt)
         user = [b + share * (a - b) for b, a in zip(before, after, strict=True)]
         user = torch.tensor(user, dtype=torch.float32).tolist()
-        wanted = Wanted(message.base.wanted.version + 1, message.attempt, share)
-        self.line.append(Accepted(wanted, user))
+        line = Line(message.base.line.version + 1, message.attempt, share)
+        self.line.append(Accepted(line, user))
         self.served, self.may_go_back = [], True
 
 

@@ -18,6 +18,7 @@ from fedkeep.remote import Packet, device_file, node
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.messages import Encode, Fits, Named, Refused, header_of, told
+from tests.remote.device_states import begun
 from tests.remote.hand import Hand
 from tests.tiny import Logits, classes, everyone, same_bits
 
@@ -129,9 +130,8 @@ class TestAnotherRun:
         packet = continued(new, old, tmp_path, [1, 2, 6])
         assert set(header_of(packet, Fits).clients) == {"user-1", "user-2", "user-6"}
         store = new.nodes[0]._runs[NEW].store
-        assert store is not None
-        assert torch.equal(store.begin("user-2")["user"], before[2])
-        assert torch.equal(store.begin("user-6")["user"], Logits().user)
+        assert torch.equal(begun(store, "user-2")["user"], before[2])
+        assert torch.equal(begun(store, "user-6")["user"], Logits().user)
         new.close()
         file = DeviceFile(file_of(tmp_path, OLD), "ann", 0.1)
         assert {v.client for v in file.versions()} == {f"user-{k}" for k in range(6)}
@@ -165,14 +165,14 @@ class TestAnotherRun:
         old = old_run(tmp_path)
         old.close()
         calls: list[str] = []
-        for place, name in ((node, "packed"), (device_file, "_insert")):
+        for place, name in ((node, "packed"), (device_file, "inserted")):
             real = getattr(place, name)
             monkeypatch.setattr(
                 place, name, lambda *given, n=name, real=real: (calls.append(n), real(*given))[1]
             )
         continued(new := new_run(), old, tmp_path)
         new.close()
-        assert calls == ["packed", "_insert"] * 6
+        assert calls == ["packed", "inserted"] * 6
 
     def test_another_model_is_refused_by_name(self, tmp_path: Path) -> None:
         old = old_run(tmp_path)
@@ -215,7 +215,7 @@ class TestAnotherRun:
     def test_a_version_that_is_missing_is_refused_or_begins_anew(self, tmp_path: Path) -> None:
         old = old_run(tmp_path)
         before = closed(old)
-        old.ledger["user-3"] = old.ledger["user-3"]._replace(version=9)
+        old.ledger["user-3"] = old.ledger["user-3"]._replace(version=9, attempt=9)
         new = new_run()
         said = header_of(continued(new, old, tmp_path), Refused).reason
         assert said.startswith(

@@ -14,6 +14,7 @@ from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.messages import Packet
 from fedkeep.remote.server import serve_run
+from fedkeep.store import Lines
 from tests.engines.test_conformance import reference
 from tests.remote.federations import Devices, federation
 from tests.remote.test_conformance import assert_near, ledger_of, server_of
@@ -56,9 +57,9 @@ def wrong_index(patch: pytest.MonkeyPatch) -> None:
 def ignored_state(patch: pytest.MonkeyPatch) -> None:
     begin = DeviceStore.begin
 
-    def forgetful(self: DeviceStore, client: str, wanted: Any) -> Any:
-        begin(self, client, wanted)
-        return self.default(client)
+    def forgetful(self: DeviceStore, lines: Lines) -> None:
+        begin(self, lines)
+        self._rows = {}
 
     patch.setattr(DeviceStore, "begin", forgetful)
 

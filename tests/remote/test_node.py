@@ -23,12 +23,12 @@ from fedkeep.methods.terms import squared_error
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote import Packet
 from fedkeep.remote.device_folder import file_of
-from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.messages import PROTOCOL, ClientOrder, Fits, Here, Refused, header_of, told, work_packet
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.serving import _without_links
-from fedkeep.store import database
+from fedkeep.store import Line, database
 from tests.engines.test_round import BROKEN, Fragile
+from tests.remote.device_states import begun
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, bits, classes, files, same_bits
 
@@ -94,7 +94,6 @@ class TestEncoding:
         }
         assert header_of(hand.say(node, hand.encode()), Fits) == fits  # again
         store = node._runs[RUN].store
-        assert store is not None
         assert store.file.about.agreed["hello"]["experiment"] == "text"
 
     @pytest.mark.parametrize(
@@ -162,7 +161,6 @@ class TestWork:
             hand.ask(node, work)
         assert hand.left[-1] == hand.left[-2]
         store = node._runs[RUN].store
-        assert store is not None
         assert [v[1:] for v in store.file.versions()] == [
             ("user-0", 1, 5, 0, 0, False),
             ("user-1", 1, 5, 0, 0, False),
@@ -173,15 +171,13 @@ class TestWork:
         hand.meet(node)
         hand.ask(node, hand.work([self.order(hand)], 0, 5))
         store = node._runs[RUN].store
-        assert store is not None
-        staged = store.begin("user-0", Wanted(1, 5))
-        store.discard()
+        staged = begun(store, "user-0", Line(1, 5))
+        store.drop()
         node.close()
         again = hand.node(tmp_path, [0])
         hand.meet(again)
         other = again._runs[RUN].store
-        assert other is not None
-        assert same_bits(other.begin("user-0", Wanted(1, 5)), staged)
+        assert same_bits(begun(other, "user-0", Line(1, 5)), staged)
 
     def test_models_are_judged_before_training_and_clients_together(self, tmp_path: Path) -> None:
         hand = Hand(Logits, FURL, classes())
@@ -242,7 +238,6 @@ class TestWork:
         answers = hand.ask(node, hand.work([self.order(hand, version=2, attempt=7)], 4, 8))
         assert answers.answers[0].upload is not None
         store = node._runs[RUN].store
-        assert store is not None
         assert [v[1:4] for v in store.file.versions()] == [("user-0", 2, 7), ("user-0", 3, 8)]
 
     @pytest.mark.parametrize("history", [0, 1])
@@ -258,7 +253,6 @@ class TestWork:
         last = self.order(hand, version=4, attempt=8, train=False)
         hand.ask(node, hand.work([last], 4, 9))
         store = node._runs[RUN].store
-        assert store is not None
         before = store.file.versions()
         for work in works[1 : 4 - history]:
             late = hand.ask(node, work).answers[0]
@@ -278,7 +272,6 @@ class TestWork:
         broken = [a.client for a in answers.answers if isinstance(a.fault, NonFiniteError)]
         assert broken
         store = node._runs[RUN].store
-        assert store is not None
         assert {v.client for v in store.file.versions()} == {str(c) for c in BROKEN.ids} - set(broken)
 
     def test_noise_comes_from_the_system(self, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from fedkeep import Phase, methods
 from fedkeep.data.ids import PackedIds
 from fedkeep.engines import Order
 from fedkeep.methods import Sent
-from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.messages import Fits, Named, Refused, header_of, work_packet
 from fedkeep.remote.node import MOST_RUNS, Node
+from fedkeep.store import Line
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, classes
 
@@ -39,7 +39,7 @@ def test_a_message_that_failed_leaves_nothing_that_the_next_one_makes_durable(
     store = node._runs[RUN].store
     assert store is not None
     before = store.file.versions("user-0")
-    for number, wanted in enumerate((Wanted(1, 5), Wanted(3, 6)), 7):  # one that is there, one that is not
+    for number, wanted in enumerate((Line(1, 5), Line(3, 6)), 7):  # one that is there, one that is not
         hand.ledger = {"user-0": wanted}
 
         def failing(*_: Any) -> Any:
@@ -155,8 +155,7 @@ def test_runs_that_are_not_asked_for_any_more_are_let_go_of_and_served_if_they_a
 def test_a_file_is_let_go_of_where_a_message_fails_and_the_next_one_settles_its_examples(
     hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, calls, opens = [], list[bool](), Node._open
-    monkeypatch.setattr(Node, "_open", lambda *given: opened.append(opens(*given)) or opened[-1])
+    calls = list[bool]()
 
     def failing(*_: Any) -> None:
         calls.append(True)

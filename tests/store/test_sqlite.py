@@ -62,11 +62,11 @@ def test_a_store_of_another_run_is_an_error(tmp_path: Path) -> None:
 
 def test_a_store_of_another_fedkeep_is_named(tmp_path: Path) -> None:
     committed(tmp_path / "a", 1)
-    run_sql(tmp_path / "a", """UPDATE about SET content = '{"format": 3, "clients": 7}'""")
+    run_sql(tmp_path / "a", """UPDATE about SET content = '{"format": 4, "clients": 7}'""")
     with pytest.raises(StoreError) as error:
         sqlite(tmp_path / "a")
     assert str(error.value) == (
-        f"The private store {tmp_path / 'a'} is of another fedkeep: wanted the format 4, found 3. Run it again, or read "
+        f"The private store {tmp_path / 'a'} is of another fedkeep: wanted the format 5, found 4. Run it again, or read "
         f"it with that fedkeep."
     )
 

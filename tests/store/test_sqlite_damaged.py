@@ -26,6 +26,8 @@ from tests.store.build import (
 )
 from tests.tiny import files
 
+NAMES = ("client", "version", "attempt", "parent", "round", "accepted", "crc")
+
 
 class TestDamage:
     """Every byte that decides a result is looked at."""
@@ -64,9 +66,8 @@ class TestDamage:
         [
             "UPDATE kept SET client = 99 WHERE client = 2",
             "UPDATE kept SET client = -1 WHERE client = 2",
-            "UPDATE kept SET crc = -1 WHERE client = 2",
             "UPDATE kept SET attempt = 0 WHERE number = 1",
-            "INSERT INTO kept SELECT number + 99, client, attempt, crc, row FROM kept",
+            "INSERT INTO kept SELECT number + 99, client, version, attempt, parent, round, accepted, crc, row FROM kept",
             "UPDATE kept SET client = 'two' WHERE client = 2",
             "DROP TABLE kept",
         ],
@@ -84,6 +85,7 @@ class TestDamage:
             "UPDATE kept SET row = x'00' WHERE client = 2",
             "UPDATE kept SET row = 'text' WHERE client = 2",
             "UPDATE kept SET row = (SELECT row FROM kept WHERE client = 3) WHERE client = 2",
+            *(f"UPDATE kept SET {name} = {name} + 1 WHERE client = 2" for name in NAMES),
             "DELETE FROM kept WHERE client = 2",
         ],
     )
@@ -93,7 +95,7 @@ class TestDamage:
         store = sqlite(tmp_path / "a")
         store.begin(lines_after(5))
         assert store._file is not None
-        store._file.query(change)
+        store._file.database.query(change)
         store.read([0, 1, 3])
         assert store.seen([2]) == [True]
         with pytest.raises(StoreError) as error:

@@ -47,12 +47,12 @@ def torn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("torn")
     store = large(folder)
     assert store._file is not None
-    store._file.query(f"PRAGMA wal_autocheckpoint = {request.param}")
+    store._file.database.query(f"PRAGMA wal_autocheckpoint = {request.param}")
     for round in (1, 2, 3):
         large_round(store, round)
         store.flush()
     log = folder / "store.db-wal"
-    store._file.query("PRAGMA wal_autocheckpoint = 4096")
+    store._file.database.query("PRAGMA wal_autocheckpoint = 4096")
     file, before = (folder / "store.db").read_bytes(), log.read_bytes()
     large_round(store, 4)
     store.flush()
@@ -196,12 +196,12 @@ class TestFullDisk:
             store.flush()
         large_round(store, 3)
         assert store._file is not None
-        (pages,) = store._file.query("PRAGMA page_count").fetchone()
-        store._file.query(f"PRAGMA max_page_count = {pages + 1}")
+        (pages,) = store._file.database.query("PRAGMA page_count").fetchone()
+        store._file.database.query(f"PRAGMA max_page_count = {pages + 1}")
         with pytest.raises(RunError, match="full. Nothing was lost"):
             store.flush()
         assert large_state(killed(tmp_path / "a"), 2) == after(2)
-        store._file.query("PRAGMA max_page_count = 100000")  # space was made: this process may go on
+        store._file.database.query("PRAGMA max_page_count = 100000")  # space was made: this process may go on
         store.flush()
         assert large_state(killed(tmp_path / "a"), 3) == after(3)
 
@@ -235,9 +235,9 @@ def test_a_commit_is_flushed_to_the_disk(tmp_path: Path) -> None:
         store = sqlite(folder)
         store.begin(lines_after(int(folder.name == "a")))
         assert store._file is not None
-        assert store._file.query("PRAGMA synchronous").fetchone() == (2,)
-        assert store._file.query("PRAGMA fullfsync").fetchone() == (1,)
-        assert store._file.query("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert store._file.database.query("PRAGMA synchronous").fetchone() == (2,)
+        assert store._file.database.query("PRAGMA fullfsync").fetchone() == (1,)
+        assert store._file.database.query("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 FORKS = """

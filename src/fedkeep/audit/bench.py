@@ -29,18 +29,17 @@ from fedkeep.core.params import SERVER, Params
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
 from fedkeep.engines import Sequential, first_kept, job_of
-from fedkeep.methods import Finish, Finished, Method, SecureMean, newest
+from fedkeep.methods import Finish, Finished, Method, SecureMean
 from fedkeep.methods.client import accepted
 from fedkeep.privacy import GaussianNoise
-from fedkeep.remote.device_file import Adapted
-from fedkeep.remote.device_store import Wanted
+from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.messages import Answers, Packet, Work, answers_packet, read_work
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation, serve_run
-from fedkeep.remote.serving import Held, serve
+from fedkeep.remote.serving import serve
 from fedkeep.remote.transport import MemoryTransport, Serve
-from fedkeep.store import Default
+from fedkeep.store import Default, Lines
 
 FIRST = "node-0"
 
@@ -63,64 +62,55 @@ class Item(NamedTuple):
 Items = dict[Item, Tensor]
 
 
-@dataclass
-class States:
+class States(DeviceStore):
     """What clients keep, in memory, in step with the orders; or exactly what is planted.
 
-    Attributes:
+    Args:
         default: of a new client.
+        ids: of the clients.
         accept: the method's rule.
         fixed: by client, what it begins with, whatever the order says.
-        begun: by client, what it began with last.
+
+    Attributes:
+        values: by client, what it began with last.
     """
 
-    default: Default
-    accept: Any = newest
-    fixed: Mapping[str, Params] = field(default_factory=dict)
-    begun: dict[str, Params] = field(default_factory=dict)
-    _staged: dict[tuple[str, int, int], tuple[Params, Params, int]] = field(default_factory=dict)
-
-    def begin(self, client: str, wanted: Wanted) -> Params:
-        """Return what a client keeps of a version."""
-        if client in self.fixed:
-            values = dict(self.fixed[client])
-        elif wanted.version == 0:
-            values = self.default(client)
-        else:
-            before, after, round = self._staged[client, wanted.version, wanted.attempt]
-            values = accepted(self.accept, before, after, wanted.share, f"{client!r} in round {round}")
-        self.begun[client] = values
-        return values
-
-    def begin_anew(self, client: str, wanted: Wanted) -> Params:
-        """Return a new client's values."""
-        return self.default(client)
-
-    def stage(
-        self, client: str, values: Mapping[str, Tensor], wanted: Wanted, *, round: int, attempt: int
+    def __init__(
+        self, default: Default, ids: Sequence[str], accept: Any, fixed: Mapping[str, Params]
     ) -> None:
+        super().__init__(Path(), "", "", default, ids, accept=accept)
+        self.fixed = fixed
+        self.values: dict[str, Params] = {}
+        self._made: dict[tuple[int, int], tuple[Params, Params, int]] = {}
+
+    def begin(self, lines: Lines) -> None:
+        """Let the versions of an order count."""
+        for client, line in lines.by_client().items():
+            who = self._id(client)
+            if who in self.fixed:
+                values = dict(self.fixed[who])
+            elif line.version == 0:
+                values = self.default(who)
+            else:
+                before, after, round = self._made[client, line.attempt]
+                values = accepted(self.accept, before, after, line.share, f"{who!r} in round {round}")
+            self.values[who] = values
+            if line.version or who in self.fixed:
+                self._rows[client] = values
+
+    def stage(self, client: int, params: Mapping[str, Tensor], attempt: int, round: int = 0) -> None:
         """Note what a client would keep."""
-        made = {n: values[n].detach().cpu().clone() for n in self.default.initial}
-        self._staged[client, wanted.version + 1, attempt] = self.begun[client], made, round
+        made = {n: params[n].detach().cpu().clone() for n in self.default.initial}
+        self._made[client, attempt] = self.values[self._id(client)], made, round
 
-    def adapted(self, client: str) -> Adapted | None:
+    def adapted(self, client: int) -> None:
         """Return None: nothing stays of one message to the next."""
-        return None
 
-    def adapted_values(self, adapted: Adapted) -> Params:
-        """Return nothing."""
-        return {}
-
-    def stage_adapted(
-        self, client: str, values: Mapping[str, Tensor], wanted: Wanted, *, round: int, attempt: int
-    ) -> None:
+    def stage_adapted(self, client: int, values: Mapping[str, Tensor], attempt: int, round: int) -> None:
         """Do nothing: it stays on the device."""
 
-    def commit(self) -> None:
+    def flush(self) -> None:
         """Do nothing: it is in memory."""
-
-    def discard(self) -> None:
-        """Do nothing: nothing waits."""
 
 
 @dataclass(frozen=True)
@@ -293,15 +283,14 @@ class Bench:
             net = Net(module)
             own = made.method
             default = Default(copy.deepcopy(made.kept), own.client.keep.value, self.seed, net.buffers())
-            held = Held(default, data.ids)
-            job = job_of(own, net, data, held, self.seed)
-            states = States(default, own.client.accept, fixed or {})
+            states = States(default, data.ids, own.client.accept, fixed or {})
+            job = job_of(own, net, data, states, self.seed)
             for packet in works:
                 work: Work = read_work(packet)
-                found: Answers = serve(work, job, held, states, Sequential(), anew=False, tell=told.append)
+                found: Answers = serve(work, job, states, Sequential(), anew=False, tell=told.append)
                 if any(isinstance(answer.fault, FailedError) for answer in found.answers):
                     raise MethodError(told[-1])
-                yield answers_packet(found), dict(states.begun)
+                yield answers_packet(found), dict(states.values)
 
     def _made(self, method: Method) -> _Made:
         """Return what a device makes of a method before it has any data, made once."""

@@ -18,7 +18,8 @@ from fedkeep.report.wording import size
 
 if TYPE_CHECKING:
     from fedkeep.core.params import Params
-    from fedkeep.remote.device_file import DeviceFile, Version
+    from fedkeep.remote.device_file import DeviceFile
+    from fedkeep.store.version_file import Version
 
 PATIENCE = 5.0
 BEYOND = (

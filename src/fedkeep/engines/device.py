@@ -222,10 +222,10 @@ class LocalDevice:
             notify = None if result.clients else self.job.after_step
             if result.kept is not None and result.clients:
                 for k, client in enumerate(result.clients):
-                    store.stage(client, {n: v[k] for n, v in result.kept.items()}, self._attempt)
+                    store.stage(client, {n: v[k] for n, v in result.kept.items()}, self._attempt, round)
                 self._trained[order.client] = result.clients
             elif result.kept is not None:
-                store.stage(result.client, result.kept, self._attempt)
+                store.stage(result.client, result.kept, self._attempt, round)
                 self._trained[order.client] = (result.client,)
             if result.note:
                 warnings.warn(result.note, stacklevel=2)
@@ -248,7 +248,7 @@ class LocalDevice:
             for k, (client, share) in enumerate(taken.items()):
                 who = f"{str(ids[client])!r} in round {self._round}"
                 kept = accepted(rule, _row(before, k), store.staged(client), share, who)
-                store.stage(client, kept, self._attempt)
+                store.stage(client, kept, self._attempt, self._round)
         store.begin(self.ledger.accept(clients, [self._attempt] * len(clients)))
         store.drop()
         self._trained = {}

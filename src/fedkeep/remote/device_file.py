@@ -1,9 +1,6 @@
 """One run's private states on a device as they lie on its disk: one SQLite file, of its owner alone.
 
-A row of ``kept`` is a version of what one client keeps. ``(client, version, attempt)`` names it: ``version`` counts the
-client's rounds that the server has accepted, ``attempt`` is the message whose training made it. ``parent`` is the
-attempt of the version before. A row that is not ``accepted`` is staged: its upload has left, the server's word is
-awaited. Each row has a checksum of its values and of all that names them. A row of ``examples`` tells in which part,
+Its versions are those of ``store.version_file``, by the clients' ids. A row of ``examples`` tells in which part,
 train, valid or test, each of a client's examples is. A row of ``adapted`` is what a client adapted to last, from the
 version that it names: nothing of it has left, so no word of a server is awaited.
 
@@ -42,22 +39,13 @@ from fedkeep.remote.device_folder import (
 from fedkeep.remote.parts import HASH
 from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat
+from fedkeep.store.version_file import INSERT, TABLE, Version, VersionFile, inserted
 
-FORMAT = 2
-TABLES = """
+FORMAT = 3
+TABLES = f"""
+{TABLE}
 CREATE TABLE about (content TEXT NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE kept (
-    number INTEGER PRIMARY KEY,
-    client TEXT NOT NULL,
-    version INTEGER NOT NULL,
-    attempt INTEGER NOT NULL,
-    parent INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    accepted INTEGER NOT NULL,
-    crc INTEGER NOT NULL,
-    row BLOB NOT NULL
-);
-CREATE UNIQUE INDEX named ON kept (client, version, attempt);
+CREATE UNIQUE INDEX named ON kept (client, attempt);
 CREATE TABLE examples (client TEXT PRIMARY KEY NOT NULL, crc INTEGER NOT NULL, parts BLOB NOT NULL);
 CREATE TABLE adapted (
     client TEXT PRIMARY KEY NOT NULL,
@@ -103,18 +91,6 @@ class About:
         return client in self.began or hashed(client) in self.began
 
 
-class Version(NamedTuple):
-    """A row without its values; ``number`` ascends in the order in which they were written."""
-
-    number: int
-    client: str
-    version: int
-    attempt: int
-    parent: int
-    round: int
-    accepted: bool
-
-
 class Adapted(NamedTuple):
     """A row of what a client adapted to, without its values: from which version, and which order asked for it.
 
@@ -132,7 +108,7 @@ class Adapted(NamedTuple):
     round: int
 
 
-class DeviceFile:
+class DeviceFile(VersionFile):
     """The file of one run, of this process alone until ``close``.
 
     Args:
@@ -156,7 +132,7 @@ class DeviceFile:
                 self._refuse_others(owner)
                 self._file.begin_to_write()
                 self.about = self._read_about(owner)
-                self.format = RowFormat(_initial(self.about.columns))
+                super().__init__(self._file, self.run, RowFormat(_initial(self.about.columns)))
                 self._file.query("PRAGMA secure_delete = ON")
             except BaseException:
                 self._file.close()
@@ -216,16 +192,13 @@ class DeviceFile:
         self.about = about
 
     def versions(self, client: str | None = None) -> list[Version]:
-        """Return what there is of a client, or of all, in the order in which it was written."""
-        where, given = ("", ()) if client is None else (" WHERE client = ?", (client,))
+        """Return what there is of a client, or of all, in the order in which it was written.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
         try:
-            rows = self._file.query(
-                f"SELECT {', '.join(Version._fields)} FROM kept{where} ORDER BY number", given
-            ).fetchall()
-            found = [Version._make((*row[:6], bool(row[6]))) for row in rows]
-            if any(not isinstance(v.client, str) or set(map(type, v[2:6])) != {int} for v in found):
-                raise ValueError("a row's name makes no sense")
-            return found
+            return self.found(client)
         except (sqlite3.Error, ValueError) as error:
             raise self.damaged(error) from error
 
@@ -236,26 +209,15 @@ class DeviceFile:
             StoreError: they are damaged; names the client.
         """
         try:
-            found = self._file.query("SELECT crc, row FROM kept WHERE number = ?", version[:1]).fetchone()
+            row = self.row(version.number, version.client, version.attempt)
         except sqlite3.Error as error:
             raise self.damaged(error) from error
-        crc, row = found or (None, b"")
-        whole = isinstance(row, bytes) and len(row) == self.format.bytes
-        if not whole or crc != crc_of(self.run, version, row):
+        if row is None:
             raise StoreError(
                 f"Version {version.version} of what client {version.client!r} keeps in the run {self.run!r} does not "
                 f"fit its checksum: it is damaged. Restore it from a copy, or forget the client."
             )
-        stacked = self.format.unpack(np.frombuffer(row, np.uint8).reshape(1, -1))
-        return {name: value[0] for name, value in stacked.items()}
-
-    def packed(self, values: Mapping[str, torch.Tensor], client: str) -> bytes:
-        """Return values, each (*shape), as a row.
-
-        Raises:
-            StoreError: names, shapes or dtypes differ, or one is not finite.
-        """
-        return packed(self.format, values, client)
+        return unpacked(self.format, row)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -275,8 +237,9 @@ class DeviceFile:
 
     def put(self, version: Version, row: bytes) -> None:
         """Write a row, in the place of one of the same name; its number is the next."""
-        self._file.query("DELETE FROM kept WHERE client = ? AND version = ? AND attempt = ?", version[1:4])
-        self._file.query(*_insert(self.run, version, row))
+        name = (version.client, version.attempt)
+        self._file.query("DELETE FROM kept WHERE client = ? AND attempt = ?", name)
+        self.add([(version._replace(number=0), row)])
 
     def adapted(self) -> dict[str, Adapted]:
         """Return by client what it adapted to last, without the values.
@@ -318,10 +281,6 @@ class DeviceFile:
             "INSERT OR REPLACE INTO adapted VALUES (?, ?, ?, ?, ?, ?, ?)", (*adapted, crc, content)
         )
 
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Remove rows."""
-        self._file.for_each("DELETE FROM kept WHERE number = ?", ((number,) for number in numbers))
-
     def parts(self) -> dict[str, dict[bytes, int]]:
         """Return by client in which part each example is, by its hash; see ``remote.parts``.
 
@@ -348,7 +307,7 @@ class DeviceFile:
             StoreError: the file is damaged.
         """
         began = {client for client in self.about.began if not _HASH.fullmatch(client)}
-        kept = {version.client for version in self.versions()} | self.adapted().keys()
+        kept = {str(version.client) for version in self.versions()} | self.adapted().keys()
         return kept | self.parts().keys() | began
 
     def put_parts(self, parts: Mapping[str, Mapping[bytes, int]]) -> None:
@@ -405,7 +364,11 @@ class DeviceFile:
 
 
 def packed(format: RowFormat, values: Mapping[str, torch.Tensor], client: str) -> bytes:
-    """Return values, each (*shape), as a row; raises as ``DeviceFile.packed``."""
+    """Return values, each (*shape), as a row.
+
+    Raises:
+        StoreError: names, shapes or dtypes differ, or one is not finite.
+    """
     if fault := difference_of_names((str(column[0]) for column in format.columns()), values):
         raise StoreError(f"The private values of client {client!r} have other names than are kept: {fault}.")
     rows = format.pack({name: value.unsqueeze(0) for name, value in values.items()}, 1)
@@ -414,6 +377,12 @@ def packed(format: RowFormat, values: Mapping[str, torch.Tensor], client: str) -
             f"Private {bad[1]!r} of client {client!r} holds a NaN or an infinity; only finite values are kept."
         )
     return rows.tobytes()
+
+
+def unpacked(format: RowFormat, row: bytes) -> Params:
+    """Return the values of a row, each (*shape)."""
+    stacked = format.unpack(np.frombuffer(row, np.uint8).reshape(1, -1))
+    return {name: value[0] for name, value in stacked.items()}
 
 
 def adapted_content(values: Mapping[str, torch.Tensor], client: str) -> bytes:
@@ -433,16 +402,6 @@ def _crc_of_adapted(run: str, adapted: Adapted, content: bytes) -> int:
     return zlib.crc32(content, zlib.crc32(json.dumps([run, *adapted]).encode()))
 
 
-def crc_of(run: str, version: Version, row: bytes) -> int:
-    """Return the checksum of a row's values and of all that names them."""
-    return zlib.crc32(row, zlib.crc32(json.dumps([run, *version[1:]]).encode()))
-
-
-def _insert(run: str, version: Version, row: bytes) -> tuple[str, Sequence[Any]]:
-    given = (*version[1:6], int(version.accepted), crc_of(run, version, row), row)
-    return "INSERT INTO kept VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", given
-
-
 def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ()) -> None:
     """Make a file, whole or not at all, with its first rows; only its owner can read it, and enter its folder.
 
@@ -455,7 +414,7 @@ def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ())
     check_row(row_bytes := RowFormat(_initial(about.columns)).bytes)
     content = _about_text(about)
     first = ("INSERT INTO about VALUES (?, ?)", (content, zlib.crc32(content.encode())))
-    statements = (_insert(about.run, version, row) for version, row in rows)
+    statements = ((INSERT, inserted(about.run, version, row)) for version, row in rows)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(path.parent, 0o700)

@@ -1,6 +1,6 @@
 """What clients keep on their device, in step with the server: staged before an answer leaves, accepted by its word.
 
-The server's order names a version of a client's state and the attempt that made it. On the device that very version is
+The server's order has a line of its ledger, which names a version of a client's state. On the device that very version is
 
 - accepted: the client begins with it;
 - staged: the server has taken the upload that was made beside it, so it is accepted now, by the method's rule
@@ -12,14 +12,14 @@ device that is killed at any instant answers the same order again.
 
 Of each client the device keeps the version accepted last, ``history`` accepted ones before it, so that a server that
 goes back to an older round can be followed, and the attempts staged after it: ``STAGED`` at most, as a late repetition
-of an old message must not push out the attempt that the server has taken.
+of an old message must not push out the attempt that the server has taken. Clients that no line names are kept as found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -27,11 +27,12 @@ from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
 from fedkeep.methods import Kept, newest
 from fedkeep.methods.client import accepted
-from fedkeep.remote.device_file import Adapted, DeviceFile, Version, adapted_content
+from fedkeep.remote.device_file import Adapted, DeviceFile, adapted_content, packed, unpacked
 from fedkeep.remote.device_folder import PATIENCE, file_of
-from fedkeep.store import Default
+from fedkeep.store import Default, Line, Lines, MemoryStore
 from fedkeep.store.database import check_row
 from fedkeep.store.rows import RowFormat
+from fedkeep.store.version_file import Version
 
 STAGED = 4
 Accept = Callable[[Kept, Kept, float], Kept]
@@ -49,32 +50,35 @@ class MissingError(StoreError):
         self.late = late
 
 
-class Wanted(NamedTuple):
-    """The version that an order names, see ``messages.ClientOrder``."""
+@dataclass(frozen=True)
+class _Begun:
+    """What a client begins with.
 
-    version: int = 0
-    attempt: int = 0
-    share: float = 0.0
+    Attributes:
+        line: that names it.
+        values: None: the default's.
+        accepted: the version, where it is accepted with this message and not in the file yet.
+    """
+
+    line: Line
+    values: Params | None = None
+    accepted: Version | None = None
 
 
-NEW = Wanted()
+class DeviceStore(MemoryStore):
+    """Private states of a device's clients in one run: in memory what a message is about, all else in the file.
 
-
-class DeviceStore:
-    """Private states of a device's clients in one run; ``create`` or ``migrate`` makes the file.
+    ``create`` or ``migrated`` makes the file.
 
     Args:
         folder: where the file is.
         owner: whose device it is.
         run: the run's id.
         default: gives the values, names, shapes and dtypes of a client without any version.
+        ids: of the clients that the device has data of; a client's index is its position.
         history: how many accepted versions are kept beside the last one.
         accept: the method's rule, ``Client.accept``.
         patience: seconds to wait for another process that serves a message of the same run.
-
-    Raises:
-        StoreError: the state is missing, damaged, of another owner, run or model, in use, or can't be written;
-            or a client's values are more than a row holds.
     """
 
     def __init__(
@@ -83,98 +87,142 @@ class DeviceStore:
         owner: str,
         run: str,
         default: Default,
+        ids: Sequence[str],
         *,
         history: int = 1,
         accept: Accept = newest,
         patience: float = PATIENCE,
     ) -> None:
-        check_row(RowFormat(default.initial).bytes)
-        self.file = DeviceFile(file_of(folder, run), owner, patience)
-        self.run, self.default, self.history, self.accept = run, default, history, accept
-        self._accepted: dict[str, tuple[Version, bytes]] = {}
-        self._staged: dict[str, tuple[Version, bytes]] = {}
-        self._adapted: dict[str, tuple[Adapted, bytes]] = {}
-        wanted = columns_of(default.initial)
-        if self.file.about.columns != wanted:
-            self.file.close()
+        super().__init__(default, ids)
+        self.folder, self.owner, self.run, self.patience = folder, owner, run, patience
+        self.history, self.accept = history, accept
+        self._format = RowFormat(default.initial)
+        self._begun: dict[int, _Begun] = {}
+        self._new: dict[int, tuple[Version, bytes]] = {}
+        self._adapted: dict[int, tuple[Adapted, bytes]] = {}
+        self._file: DeviceFile | None = None
+
+    def open(self) -> None:
+        """Take hold of the file.
+
+        Raises:
+            StoreError: the state is missing, damaged, of another owner, run or model, in use, or can't be written;
+                or a client's values are more than a row holds.
+        """
+        check_row(self._format.bytes)
+        file = DeviceFile(file_of(self.folder, self.run), self.owner, self.patience)
+        wanted = self._format.columns()
+        if file.about.columns != wanted:
+            file.close()
             raise StoreError(
-                f"The private state of the run {run!r} was made for other private values: wanted {wanted}, found "
-                f"{self.file.about.columns}. Use the model that it was made with."
+                f"The private state of the run {self.run!r} was made for other private values: wanted {wanted}, found "
+                f"{file.about.columns}. Use the model that it was made with."
             )
+        self._file = file
 
-    def begin(self, client: str, wanted: Wanted = NEW) -> Params:
-        """Return what a client keeps of exactly the version that the server names.
+    @property
+    def is_open(self) -> bool:
+        """Whether it has hold of the file."""
+        return self._file is not None
 
-        A staged version is accepted with the next ``commit``.
+    @property
+    def file(self) -> DeviceFile:
+        """The file, which must be open."""
+        if self._file is None:
+            raise StoreError(f"The private state of the run {self.run!r} is not open.")
+        return self._file
+
+    def begin(self, lines: Lines) -> None:
+        """Let the versions that the server's ledger names count; a staged one is accepted with the next ``flush``.
 
         Raises:
             MissingError: there is no such version; says which there are.
-            StoreError: it is damaged; names the client.
+            StoreError: it is damaged; names the client. Nothing is changed.
         """
-        self._accepted.pop(client, None)
-        rows = self.file.versions(client)
-        if wanted.version == 0 and not self.file.about.has_begun(client):
-            return self.default(client)
-        row = _named(rows, wanted.version, wanted.attempt)
-        if row is None:
-            late = max((made.attempt - (not made.accepted) for made in rows), default=0)
-            raise MissingError(self._not_there(client, wanted, rows), late)
-        values = self.file.values(row)
+        found = {client: self._named(client, line) for client, line in lines.by_client().items()}
+        for client, begun in found.items():
+            self._begin(client, begun)
+
+    def begin_anew(self, client: int, line: Line) -> None:
+        """Let a new client's values become the version that the server names, with the next ``flush``."""
+        made = Version(0, self._id(client), line.version, line.attempt, 0, 0, accepted=True)
+        self._begin(client, _Begun(line, self.default(self._id(client)), made))
+
+    def _begin(self, client: int, begun: _Begun) -> None:
+        self._begun[client] = begun
+        self._new.pop(client, None)
+        self._rows.pop(client, None)
+        if begun.values is not None:
+            self._rows[client] = begun.values
+
+    def _named(self, client: int, line: Line) -> _Begun:
+        """Return what a client keeps of the version that a line names."""
+        who = self._id(client)
+        if line.version == 0 and not self.file.about.has_begun(who):
+            return _Begun(line)
+        rows = self.file.versions(who)
+        fresh = self._new.get(client)
+        if fresh is not None and fresh[0].attempt == line.attempt:
+            row, values = fresh[0], self._unpacked(fresh[1])
+        else:
+            there = _version(rows, line.attempt)
+            if there is None:
+                late = max((made.attempt - (not made.accepted) for made in rows), default=0)
+                raise MissingError(self._not_there(who, line, rows), late)
+            row, values = there, self.file.values(there)
         if row.accepted:
-            return values
+            return _Begun(line, values)
         if self.accept is not newest:
-            before = self._before(client, row, rows)
-            whose = f"{client!r} in round {row.round}"
-            values = accepted(self.accept, before, values, wanted.share, whose)
-        self._accepted[client] = row._replace(accepted=True), self.file.packed(values, client)
-        return values
+            whose = f"{who!r} in round {row.round}"
+            values = accepted(self.accept, self._before(client, row, rows), values, line.share, whose)
+            self._packed(client, values)  # it can be kept
+        return _Begun(line, values, row._replace(accepted=True))
 
-    def begin_anew(self, client: str, wanted: Wanted) -> Params:
-        """Return a new client's values, which become the version that the server names with the next ``commit``."""
-        values = self.default(client)
-        made = Version(0, client, wanted.version, wanted.attempt, 0, 0, accepted=True)
-        self._accepted[client] = made, self.file.packed(values, client)
-        return values
-
-    def _before(self, client: str, row: Version, rows: Sequence[Version]) -> Params:
+    def _before(self, client: int, row: Version, rows: Sequence[Version]) -> Params:
         """Return what a staged version was trained from."""
-        parent = _named(rows, row.version - 1, row.parent)
+        begun = self._begun.get(client)
+        if begun is not None and begun.line.attempt == row.parent and row.number == 0:
+            return {name: value[0] for name, value in self.read([client]).items()}
+        parent = _version(rows, row.parent)
         if parent is None or not parent.accepted:
             raise StoreError(
-                f"Version {row.version - 1} of what client {client!r} keeps in the run {self.run!r} is gone, and "
+                f"Version {row.version - 1} of what client {row.client!r} keeps in the run {self.run!r} is gone, and "
                 f"version {row.version} follows from it. Restore the state from a copy."
             )
         return self.file.values(parent)
 
-    def _not_there(self, client: str, wanted: Wanted, rows: Sequence[Version]) -> str:
+    def _not_there(self, client: str, line: Line, rows: Sequence[Version]) -> str:
         def told(version: Version) -> str:
             how = "accepted" if version.accepted else "staged"
             return f"{version.version} (round {version.round}, {how})"
 
         there = ", ".join(map(told, rows)) if rows else "none"
-        same = " of another attempt" if any(row.version == wanted.version for row in rows) else ""
+        same = " of another attempt" if any(row.version == line.version for row in rows) else ""
         mend = "Restore its state from a copy"
-        if rows and wanted.version < min(row.version for row in rows):
+        if rows and line.version < min(row.version for row in rows):
             mend = "The server knows less than the device: give it the newer folder of its run again"
         return (
-            f"The order wants version {wanted.version}{same} of what client {client!r} keeps in the run {self.run!r}; "
+            f"The order wants version {line.version}{same} of what client {client!r} keeps in the run {self.run!r}; "
             f"this device has {there}. {mend}, or let the client start from default values: on_missing = 'anew'."
         )
 
-    def stage(
-        self, client: str, values: Mapping[str, Tensor], wanted: Wanted, *, round: int, attempt: int
-    ) -> None:
-        """Note what a client would keep after a round that began with ``wanted``: durable with the next ``commit``.
+    def stage(self, client: int, params: Mapping[str, Tensor], attempt: int, round: int = 0) -> None:
+        """Note what a client would keep of a round's attempt, each (*shape): durable with the next ``flush``.
 
         Raises:
             StoreError: names, shapes or dtypes differ, or a value is not finite.
         """
-        made = Version(0, client, wanted.version + 1, attempt, wanted.attempt, round, accepted=False)
-        self._staged[client] = made, self.file.packed(values, client)
+        line = self._line(client)
+        made = Version(0, self._id(client), line.version + 1, attempt, line.attempt, round, accepted=False)
+        self._new[client] = made, self._packed(client, params)
 
-    def adapted(self, client: str) -> Adapted | None:
+    def staged(self, client: int) -> Params:
+        """Return what a client staged in this message."""
+        return self._unpacked(self._new[client][1])
+
+    def adapted(self, client: int) -> Adapted | None:
         """Return from what a client adapted last; None: it has not."""
-        return self.file.adapted().get(client)
+        return self.file.adapted().get(self._id(client))
 
     def adapted_values(self, adapted: Adapted) -> Params:
         """Return what it adapted to.
@@ -184,55 +232,79 @@ class DeviceStore:
         """
         return self.file.adapted_values(adapted)
 
-    def stage_adapted(
-        self, client: str, values: Mapping[str, Tensor], wanted: Wanted, *, round: int, attempt: int
-    ) -> None:
-        """Note what a client adapted to from ``wanted``: durable with the next ``commit``, in the place of the last.
+    def stage_adapted(self, client: int, values: Mapping[str, Tensor], attempt: int, round: int) -> None:
+        """Note what a client adapted to: durable with the next ``flush``, in the place of the last.
 
         Raises:
             StoreError: a value is not finite, or they are more than a row holds.
         """
-        made = Adapted(client, wanted.version, attempt, wanted.attempt, round)
-        self._adapted[client] = made, adapted_content(values, client)
+        line, who = self._line(client), self._id(client)
+        made = Adapted(who, line.version, attempt, line.attempt, round)
+        self._adapted[client] = made, adapted_content(values, who)
 
-    def commit(self) -> None:
+    def flush(self) -> None:
         """Make what ``begin`` accepted, what was staged and what clients adapted to durable, all of it or nothing.
 
         Raises:
             StoreError: the disk is full or can't be written; everything is as before the message.
         """
-        accepted, staged, adapted = self._accepted, self._staged, self._adapted
-        self.discard()
+        accepted = {client: one.accepted for client, one in self._begun.items() if one.accepted is not None}
+        staged, adapted = self._new, self._adapted
         if not accepted and not staged and not adapted:
             return
-        with self.file.writing():
-            for found in adapted.values():
-                self.file.put_adapted(*found)
-            for client in {**accepted, **staged}:
-                rows = self.file.versions(client)
-                if client in accepted:
-                    self.file.put(*accepted[client])
-                if client in staged:
-                    made, row = staged[client]
-                    if made.version == 1 and self.accept is not newest and _named(rows, 0, 0) is None:
-                        first = Version(0, client, 0, 0, 0, 0, accepted=True)  # the rule will want it
-                        self.file.put(first, self.file.packed(self.default(client), client))
-                    there = _named(rows, made.version, made.attempt)
-                    if there is None or not there.accepted:  # a late repetition changes nothing
-                        self.file.put(made, row)
-                after = self.file.versions(client)
-                last = accepted[client][0] if client in accepted else None
-                keep = survivors(after, last, self.history)
-                self.file.drop(version.number for version in after if version not in keep)
+        try:
+            with self.file.writing():
+                for found in adapted.values():
+                    self.file.put_adapted(*found)
+                for client in {**accepted, **staged}:
+                    self._write(client, accepted.get(client), staged.get(client))
+        except BaseException:
+            self.drop()
+            raise
+        self._begun = {client: _Begun(one.line, one.values) for client, one in self._begun.items()}
+        self._new, self._adapted = {}, {}
 
-    def discard(self) -> None:
-        """Forget what was not committed."""
-        self._accepted, self._staged, self._adapted = {}, {}, {}
+    def _write(self, client: int, last: Version | None, staged: tuple[Version, bytes] | None) -> None:
+        """Write a client's versions, and remove those that are not needed any more."""
+        who = self._id(client)
+        rows = self.file.versions(who)
+        if last is not None:
+            last = last._replace(number=last.number or max((row.number for row in rows), default=0))
+            self.file.put(last, self._packed(client, self._rows[client]))
+        if staged is not None:
+            made, row = staged
+            if made.version == 1 and self.accept is not newest and _version(rows, 0) is None:
+                first = Version(0, who, 0, 0, 0, 0, accepted=True)  # the rule will want it
+                self.file.put(first, self._packed(client, self.default(who)))
+            there = _version(rows, made.attempt)
+            if there is None or not there.accepted:  # a late repetition changes nothing
+                self.file.put(made, row)
+        after = self.file.versions(who)
+        keep = survivors(after, last, self.history)
+        self.file.drop(version.number for version in after if version not in keep)
+
+    def drop(self) -> None:
+        """Forget all of a message that is not in the file; nobody has begun."""
+        self._begun, self._rows, self._new, self._adapted = {}, {}, {}, {}
 
     def close(self) -> None:
         """Let go of the file."""
-        self.discard()
-        self.file.close()
+        self.drop()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _id(self, client: int) -> str:
+        return str(self.ids[client])
+
+    def _line(self, client: int) -> Line:
+        return self._begun[client].line if client in self._begun else Line()
+
+    def _packed(self, client: int, values: Mapping[str, Tensor]) -> bytes:
+        return packed(self._format, values, self._id(client))
+
+    def _unpacked(self, row: bytes) -> Params:
+        return unpacked(self._format, row)
 
 
 def survivors(rows: Sequence[Version], accepted: Version | None, history: int) -> list[Version]:
@@ -244,21 +316,16 @@ def survivors(rows: Sequence[Version], accepted: Version | None, history: int) -
     staged = [row for row in rows if not row.accepted]
     kept = [row for row in rows if row.accepted]
     if accepted is not None:
-        last = _named(kept, accepted.version, accepted.attempt)
+        last = _version(kept, accepted.attempt)
         line = [last] if last is not None else []
-        while line and len(line) <= history and (row := line[-1]).version > 0:
-            parent = _named(kept, row.version - 1, row.parent)
-            if parent is None:
+        while line and len(line) <= history and line[-1].version > 0:
+            parent = _version(kept, line[-1].parent)
+            if parent is None or parent.version != line[-1].version - 1:
                 break
             line.append(parent)
         kept, staged = line, [row for row in staged if row.number > accepted.number]
     return kept + staged[-STAGED:]
 
 
-def columns_of(initial: Mapping[str, Tensor]) -> list[list[object]]:
-    """Return name, dtype and shape of each private value, as a file says them."""
-    return RowFormat(initial).columns()
-
-
-def _named(rows: Sequence[Version], version: int, attempt: int) -> Version | None:
-    return next((row for row in rows if (row.version, row.attempt) == (version, attempt)), None)
+def _version(rows: Sequence[Version], attempt: int) -> Version | None:
+    return next((row for row in rows if row.attempt == attempt), None)

@@ -17,11 +17,11 @@ from fedkeep.engines.faults import Fault
 from fedkeep.engines.tally import ROWS, tallied
 from fedkeep.remote.events import Events, Kind
 from fedkeep.remote.exchange import Exchange, Rules
-from fedkeep.remote.ledger import Entry, Ledger
+from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.messages import ClientOrder, Judging, Partition
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
-from fedkeep.store import VersionLedger
+from fedkeep.store import Line, VersionLedger
 from fedkeep.tasks import Task
 from fedkeep.tasks.results import Model
 
@@ -73,7 +73,7 @@ class Fleet:
         self._announced: tuple[list[Order], Mapping[str, Sequence[Model]]] | None = None
         self._results: _Results | None = None
         self._made: dict[str, int] = {}  # by client, the attempt of what it has staged
-        self._then: tuple[int, Mapping[str, Entry]] = -1, {}
+        self._then: tuple[int, Mapping[str, Line]] = -1, {}
         """The ledger as it was after a round whose judging was announced: the next round goes on from there."""
         self._settled: dict[str, int] = {}  # by client, the version it was told of last
 

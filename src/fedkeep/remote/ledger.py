@@ -6,24 +6,29 @@ examples, stands in them only where clients accept by it.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Roster
-from fedkeep.store import VersionLedger
+from fedkeep.store import Line, VersionLedger
 
-AHEAD = 600_000_000
-"""Numbers of attempts that are kept free at a time: microseconds, so ten minutes."""
+AHEAD = 600_000
+"""Milliseconds of attempts that are kept free at a time: ten minutes."""
+NONCE_BITS = 20
+"""Of the number of an attempt, drawn anew for each; the bits above are the clock's milliseconds.
+
+So a server that goes on with another copy of a run gives its attempts other names.
+"""
 
 
 class Attempts:
     """Gives attempts their numbers, which ascend over all starts of a run's server.
 
-    They are the clock's microseconds, so that what lies between two of them says no more than when they came. Where the
-    clock was set back, ``run.json`` keeps a number that none has passed.
+    They are the clock's milliseconds and a nonce, so that what lies between two of them says no more than when they
+    came. Where the clock was set back, ``run.json`` keeps a time that none has passed.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -32,25 +37,11 @@ class Attempts:
 
     def __call__(self) -> int:
         """Return a number that no message of the run had: larger than all before."""
-        self.last = max(self.last + 1, time.time_ns() // 1000)
+        self.last = max(self.last + 1, time.time_ns() // 1_000_000)
         if self.last > self.free:
             self.free = self.last + AHEAD
             self.directory.write_info({**self.directory.read_info(), "attempts": self.free})
-        return self.last
-
-
-class Entry(NamedTuple):
-    """A client's line.
-
-    Attributes:
-        version: how many of its rounds were accepted in this run; 0: it has default values.
-        share: z = c_k / Σ c of the last accepted one, where clients accept by it; else 0.
-        attempt: of the message that it answered, see ``messages.Work``; 0: there is none.
-    """
-
-    version: int
-    share: float
-    attempt: int
+        return self.last << NONCE_BITS | secrets.randbits(NONCE_BITS)
 
 
 @dataclass(frozen=True)
@@ -67,13 +58,10 @@ class Ledger:
     roster: Roster
     by_share: bool = False
 
-    def entries(self, clients: Sequence[str]) -> dict[str, Entry]:
+    def entries(self, clients: Sequence[str]) -> dict[str, Line]:
         """Return clients' lines by id."""
-        lines = self.versions.of([self.roster.index(client) for client in clients])
-        columns = lines.version.tolist(), lines.share.tolist(), lines.attempt.tolist()
-        return {
-            client: Entry(*line) for client, line in zip(clients, zip(*columns, strict=True), strict=True)
-        }
+        lines = self.versions.of([self.roster.index(client) for client in clients]).by_client()
+        return dict(zip(clients, lines.values(), strict=True))
 
     def accept(self, shares: Mapping[str, float], attempts: Mapping[str, int]) -> None:
         """Note that these clients' staged states count, given z of each, and the attempt that made it."""

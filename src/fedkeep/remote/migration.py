@@ -12,9 +12,10 @@ from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
 from fedkeep.methods import Kept, newest
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import DeviceFile, Version
-from fedkeep.remote.device_store import Accept, MissingError, Wanted, columns_of
-from fedkeep.store import Default
+from fedkeep.remote.device_file import DeviceFile
+from fedkeep.remote.device_store import Accept, MissingError
+from fedkeep.store import Default, Line
+from fedkeep.store.rows import RowFormat
 
 OnChange = Literal["refuse", "anew"]
 RULES: dict[str, Accept] = {"newest": newest, "by_share": by_share}
@@ -22,7 +23,7 @@ RULES: dict[str, Accept] = {"newest": newest, "by_share": by_share}
 
 def migrated(
     old: DeviceFile,
-    versions: Mapping[str, Wanted],
+    versions: Mapping[str, Line],
     default: Default,
     *,
     encoding: str,
@@ -49,9 +50,9 @@ def migrated(
             f"The private states of the run {old.run!r} do not fit the new one: {'; '.join(changes)}. Continue with "
             f"what they were made with, or let what changed start from default values: on_change = 'anew'."
         )
-    for client, wanted in versions.items():
+    for client, line in versions.items():
         try:
-            before = _accepted(old, client, wanted)
+            before = _accepted(old, client, line)
         except MissingError:
             if on_missing == "refuse":
                 raise
@@ -68,7 +69,7 @@ def opted_out(old: DeviceFile, default: Default, encoding: str) -> list[str]:
 def _compared(old: DeviceFile, default: Default, encoding: str) -> tuple[list[str], list[str]]:
     """Return the names of the values that are as they were, and what has changed."""
     there = {str(name): f"{kind} {shape}" for name, kind, shape in old.about.columns}
-    here = {str(name): f"{kind} {shape}" for name, kind, shape in columns_of(default.initial)}
+    here = {str(name): f"{kind} {shape}" for name, kind, shape in RowFormat(default.initial).columns()}
     same = [name for name in here if there.get(name) == here[name]]
     changes = [f"{name!r} is {_change(there, here, name)}" for name in {**there, **here} if name not in same]
     if encoding != old.about.agreed.get("encoding"):
@@ -82,23 +83,23 @@ def _change(there: Mapping[str, str], here: Mapping[str, str], name: str) -> str
     return f"{here[name]}, and was {there[name]}" if name in here else "gone"
 
 
-def _accepted(old: DeviceFile, client: str, wanted: Wanted) -> Params:
+def _accepted(old: DeviceFile, client: str, line: Line) -> Params:
     """Return the values of the version that the old run's server accepted last."""
-    rows = {(row.version, row.attempt): row for row in old.versions(client)}
-    row = rows.get(wanted[:2])
+    rows = {row.attempt: row for row in old.versions(client)}
+    row = rows.get(line.attempt)
     if row is None:
         raise MissingError(
-            f"This device does not have version {wanted.version} of what client {client!r} keeps in the run "
+            f"This device does not have version {line.version} of what client {client!r} keeps in the run "
             f"{old.run!r}. Restore it from a copy, or let the client start from default values: on_missing = 'anew'."
         )
     after = old.values(row)
     name = str(old.about.agreed.get("accept"))
     if row.accepted or RULES.get(name) is newest:
         return after
-    parent: Version | None = rows.get((row.version - 1, row.parent))
+    parent = rows.get(row.parent)
     if parent is None or name not in RULES:
         raise MissingError(
-            f"Version {wanted.version} of what client {client!r} keeps in the run {old.run!r} was never accepted on "
+            f"Version {line.version} of what client {client!r} keeps in the run {old.run!r} was never accepted on "
             f"this device. Finish that run, or let the client start from default values: on_missing = 'anew'."
         )
-    return RULES[name](Kept.of(old.values(parent)), Kept.of(after), wanted.share).flat
+    return RULES[name](Kept.of(old.values(parent)), Kept.of(after), line.share).flat

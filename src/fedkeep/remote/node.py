@@ -17,7 +17,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,9 +33,9 @@ from fedkeep.engines import Engine, Job, Leaves, Sequential, first_default, job_
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
 from fedkeep.remote.agreement import agreement, differing, fault_of, other_fedkeep, told_counts
-from fedkeep.remote.device_file import About, DeviceFile, Version, create, packed
+from fedkeep.remote.device_file import About, DeviceFile, create, packed
 from fedkeep.remote.device_folder import file_of
-from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
+from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.messages import (
     LEAVES,
@@ -54,8 +54,10 @@ from fedkeep.remote.migration import OnChange, migrated, opted_out
 from fedkeep.remote.own_clients import fitting
 from fedkeep.remote.parts import settled
 from fedkeep.remote.refusals import RefusalError, is_ours, place_of, refusal
-from fedkeep.remote.serving import Held, serve
+from fedkeep.remote.serving import serve
+from fedkeep.store import Line
 from fedkeep.store.rows import RowFormat
+from fedkeep.store.version_file import Version
 
 Experiment = Callable[[str, Mapping[str, Any]], tuple[nn.Module, Method]]
 """Makes model and method of a configuration's text and an encoding as JSON; server and device call the same."""
@@ -104,16 +106,9 @@ class Running:
     hello: Hello
     parts: Mapping[str, str]
     job: Job
-    held: Held
+    store: DeviceStore
     received: Params
     unfit: Sequence[str] = ()
-    store: DeviceStore | None = field(default=None)
-
-    def let_go(self) -> None:
-        """Let go of the run's file, so that others may open it."""
-        if self.store is not None:
-            self.store.close()
-            self.store = None
 
     def masking(self, folder: Path) -> Masking | None:
         """Return what takes the steps of secure sums; None: the method has none."""
@@ -184,13 +179,13 @@ class Node:
         """Let go of all files until the next message, so that another process may serve it."""
         with self._turn:
             for running in self._runs.values():
-                running.let_go()
+                running.store.close()
 
     def close(self) -> None:
         """Let go of all files, and of what the engine holds."""
         with self._turn:
             for running in self._runs.values():
-                running.let_go()
+                running.store.close()
             self._runs = {}
             self.engine.close()
 
@@ -224,12 +219,13 @@ class Node:
     def _encoding(self, message: Encode) -> Fits:
         running = self._built(message.hello, message.encoding, message.fingerprint)
         if message.run in self._runs:
-            self._runs[message.run].let_go()
+            self._runs[message.run].store.close()
         path = file_of(self.folder, message.run)
         if not path.exists():
             self._create(path, message, running, agreement(message, running.parts, running.job, {}))
-        with self._opened(message.run, running) as store:
-            about = store.file.about
+        with self._opened(running):
+            file = running.store.file
+            about = file.about
             agreed = agreement(message, running.parts, running.job, about.agreed)
             if about.agreed and (names := differing(about.agreed, agreed)):
                 raise RefusalError(
@@ -237,7 +233,7 @@ class Node:
                     f"on with that one, or begin a new run."
                 )
             if about.agreed != agreed:
-                store.file.write_about(replace(about, agreed=agreed))
+                file.write_about(replace(about, agreed=agreed))
         self._hold(message.run, running)
         data = running.job.data
         counts = {split: data.counts(split).tolist() for split in SPLITS}
@@ -282,32 +278,41 @@ class Node:
                 f"The experiment on this device is not the server's; what differs: {names}. Install the same versions "
                 f"of all packages, and look whether the model's first values follow from the configuration."
             )
-        held = Held(first_default(method, net, hello.seed), data.ids)
+        store = DeviceStore(
+            self.folder,
+            self.terms.owner,
+            hello.run,
+            first_default(method, net, hello.seed),
+            data.ids,
+            history=self.terms.history,
+            accept=method.client.accept,
+            patience=self.terms.patience,
+        )
         job = job_of(
             method,
             net,
             data,
-            held,
+            store,
             hello.seed,
             self.terms.compute,
             entropy="run" if hello.simulated_noise else "system",
         )
-        return Running(hello, parts, job, held, method.split.halves(module).federated(initial), list(faults))
+        return Running(hello, parts, job, store, method.split.halves(module).federated(initial), list(faults))
 
     def _create(self, path: Path, message: Encode, running: Running, agreed: Mapping[str, Any]) -> None:
         """Make the run's file; with ``continue_from`` clients begin it with what they kept of that run."""
-        default, old = running.held.default, message.hello.continue_from
+        default, old = running.store.default, message.hello.continue_from
         about = About(
             owner=self.terms.owner,
             run=message.run,
-            columns=columns_of(default.initial),
+            columns=RowFormat(default.initial).columns(),
             agreed=agreed,
             began_from=old,
         )
         wanted, here = {}, set(self.clients)
         for client, v in message.versions.items():
             if client in here:
-                wanted[client] = Wanted(v.version, v.attempt, v.share)
+                wanted[client] = Line(v.version, v.attempt, v.share)
         if old and wanted and self.terms.on_missing == "anew" and not file_of(self.folder, old).exists():
             self.tell(
                 f"The run {old!r} has no private state on this device. Its clients start from default values."
@@ -317,7 +322,7 @@ class Node:
             create(path, about)
             return
         if old in self._runs:
-            self._runs[old].let_go()
+            self._runs[old].store.close()
         file = DeviceFile(file_of(self.folder, old), self.terms.owner, self.terms.patience)
         try:
             form = RowFormat(default.initial)
@@ -337,27 +342,16 @@ class Node:
         finally:
             file.close()
 
-    def _open(self, run: str, running: Running) -> DeviceStore:
-        return DeviceStore(
-            self.folder,
-            self.terms.owner,
-            run,
-            running.held.default,
-            history=self.terms.history,
-            accept=running.job.method.client.accept,
-            patience=self.terms.patience,
-        )
-
     @contextmanager
-    def _opened(self, run: str, running: Running) -> Iterator[DeviceStore]:
+    def _opened(self, running: Running) -> Iterator[None]:
         """Open a run's file, settle its examples after what is done within, and let go of it where anything fails."""
-        running.store = store = self._open(run, running)
-        running.job.net.opted_out = frozenset(store.file.about.opted_out)
+        running.store.open()
         try:
-            yield store
-            self._settle(running, store)
+            running.job.net.opted_out = frozenset(running.store.file.about.opted_out)
+            yield
+            self._settle(running)
         except BaseException:
-            running.let_go()
+            running.store.close()
             raise
 
     def _running(self, run: str) -> Running:
@@ -372,8 +366,8 @@ class Node:
             running = self._built(hello, agreed["encoded"], agreed["fingerprint"])
         else:
             running = self._runs[run]
-        if running.store is None:
-            with self._opened(run, running):
+        if not running.store.is_open:
+            with self._opened(running):
                 pass
         self._hold(run, running)
         return running
@@ -383,20 +377,20 @@ class Node:
         self._runs.pop(run, None)
         self._runs[run] = running
         for old in list(self._runs)[:-MOST_RUNS]:
-            self._runs.pop(old).let_go()
+            self._runs.pop(old).store.close()
 
-    def _settle(self, running: Running, store: DeviceStore) -> None:
+    def _settle(self, running: Running) -> None:
         """Keep each example in the part where this run has had it, if the device divides its examples itself."""
         if not running.job.data.meta.get("divided_here"):
             return
-        known = store.file.parts()
+        known = running.store.file.parts()
         data, new, joined = settled(running.job.data, known)
         if joined:
             self.tell(
                 f"{joined} examples are new since the run began. The others stay in train, valid or test."
             )
         if new:
-            store.file.put_parts(
+            running.store.file.put_parts(
                 {client: {**known.get(client, {}), **found} for client, found in new.items()}
             )
         running.job = replace(running.job, data=data)
@@ -411,13 +405,11 @@ class Node:
                 "Its owner does not let the models be judged that clients adapt (device.judge_adapted). Let them adapt "
                 "without evaluate_adapted."
             )
-        assert running.store is not None
         leaves: Leaves = min(work.leaves, self.terms.leaves, key=LEAVES.index)
         work = replace(work, leaves=leaves)
         answers = serve(
             work,
             running.job,
-            running.held,
             running.store,
             self.engine,
             anew=self.terms.on_missing == "anew",

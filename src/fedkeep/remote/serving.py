@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
-
-import torch
-from torch import Tensor
 
 from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreError, UploadError
 from fedkeep.core.params import Params
@@ -17,69 +13,20 @@ from fedkeep.methods import Sent
 from fedkeep.methods.checks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
 from fedkeep.remote.device_file import Adapted
-from fedkeep.remote.device_store import MissingError, Wanted
+from fedkeep.remote.device_store import DeviceStore, MissingError
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.messages import UNFIT, Answers, ClientOrder, Partition, Step, Work
 from fedkeep.remote.refusals import place_of
-from fedkeep.store import MemoryStore
+from fedkeep.store import Line, Lines
 from fedkeep.tasks.results import Model
 
 Tell = Callable[[str], None]
 
 
-class States(Protocol):
-    """Versions of what clients keep: a ``DeviceStore``, or what stands in for one."""
-
-    def begin(self, client: str, wanted: Wanted) -> Params:
-        """Return what a client keeps of the version that the server names."""
-        ...
-
-    def begin_anew(self, client: str, wanted: Wanted) -> Params:
-        """Return a new client's values, which become that version."""
-        ...
-
-    def stage(
-        self, client: str, values: Mapping[str, Tensor], wanted: Wanted, *, round: int, attempt: int
-    ) -> None:
-        """Note what a client would keep after a round."""
-        ...
-
-    def adapted(self, client: str) -> Adapted | None:
-        """Return from what a client adapted last; None: it has not."""
-        ...
-
-    def adapted_values(self, adapted: Adapted) -> Params:
-        """Return what it adapted to."""
-        ...
-
-    def stage_adapted(
-        self, client: str, values: Mapping[str, Tensor], wanted: Wanted, *, round: int, attempt: int
-    ) -> None:
-        """Note what a client adapted to."""
-        ...
-
-    def commit(self) -> None:
-        """Make it durable."""
-        ...
-
-    def discard(self) -> None:
-        """Forget what was not committed."""
-        ...
-
-
-class Held(MemoryStore):
-    """What clients begin a message with, in memory; the durable states are in the ``DeviceStore``."""
-
-    def forget(self) -> None:
-        """Hold nothing."""
-        self._rows = {}
-
-
 def serve(
     work: Work,
     job: Job,
-    held: Held,
-    store: States,
+    store: DeviceStore,
     engine: Engine,
     *,
     anew: bool,
@@ -91,9 +38,8 @@ def serve(
 
     Args:
         work: the message, checked.
-        job: the run on this device; its store is ``held``.
-        held: is filled with what clients begin with.
-        store: the durable states.
+        job: the run on this device.
+        store: the job's store: what clients keep.
         engine: trains.
         anew: whether a client whose version is missing starts from default values.
         tell: called with what the device's owner should know.
@@ -109,8 +55,7 @@ def serve(
     """
     for one in work.orders:
         _check_asks(one, masking)
-    held.forget()
-    store.discard()
+    store.drop()
     begun: dict[str, ClientOrder] = {}
     answers: dict[str, Answer] = {}
     for one in (one for one in work.orders if one.begins):
@@ -118,7 +63,7 @@ def serve(
         try:
             if client in unfit:
                 raise LostError(f"Client {client!r} takes no part: {UNFIT}")
-            _begin(one, work.attempt, job, held, store, anew, tell)
+            _begin(one, work.attempt, job, store, anew, tell)
             begun[client] = one
         except (LostError, StoreError) as error:
             tell(str(error))
@@ -138,15 +83,13 @@ def serve(
     for answer, kept in _trained(training, job, engine, work.round, tell):
         answers[answer.client] = answer
         if kept is not None:
-            one = begun[answer.client]
-            wanted = Wanted(one.version, one.attempt, one.share)
             try:
-                store.stage(answer.client, kept, wanted, round=work.round, attempt=work.attempt)
+                store.stage(job.data.index(answer.client), kept, work.attempt, work.round)
             except StoreError as error:
                 tell(str(error))
                 answers[answer.client] = Answer(client=answer.client, fault=LostError(str(error)))
     try:
-        store.commit()
+        store.flush()
     except StoreError as error:  # nothing leaves that is not durable here
         tell(str(error))
         answers |= {client: Answer(client=client, fault=LostError(str(error))) for client in begun}
@@ -220,28 +163,19 @@ def _steps(
     return made
 
 
-def _begin(
-    one: ClientOrder, attempt: int, job: Job, held: Held, store: States, anew: bool, tell: Tell
-) -> None:
-    """Hold what a client begins with; nobody begins anew by a message older than what the client keeps."""
-    client, wanted = one.order.client, Wanted(one.version, one.attempt, one.share)
+def _begin(one: ClientOrder, attempt: int, job: Job, store: DeviceStore, anew: bool, tell: Tell) -> None:
+    """Let a client begin; nobody begins anew by a message older than what the client keeps."""
+    client, line = one.order.client, Line(one.version, one.attempt, one.share)
     place = job.data.ids.position(client)
     if place < 0:
         raise LostError(f"Client {client!r} is not on this device.")
     try:
-        kept = store.begin(client, wanted)
+        store.begin(Lines.of({place: line}))
     except MissingError as error:
         if not anew or attempt <= error.late:
             raise
         tell(f"{error} It starts from default values.")
-        kept = store.begin_anew(client, wanted)
-    if wanted.version or not _is_default(held, client, kept):
-        held.write([place], {name: value.unsqueeze(0) for name, value in kept.items()})
-
-
-def _is_default(held: Held, client: str, kept: Params) -> bool:
-    default = held.default(client)
-    return all(torch.equal(kept[name], value) for name, value in default.items())
+        store.begin_anew(place, line)
 
 
 def _trained(
@@ -281,7 +215,7 @@ def _failed(client: str, error: Exception, tell: Tell) -> Answer:
 
 
 def _adapted(
-    work: Work, orders: Sequence[ClientOrder], device: LocalDevice, store: States, tell: Tell
+    work: Work, orders: Sequence[ClientOrder], device: LocalDevice, store: DeviceStore, tell: Tell
 ) -> dict[str, Answer]:
     """Let clients adapt, each alone, so that the others come through; return the answers of those at whom it failed.
 
@@ -291,14 +225,13 @@ def _adapted(
     asked = [one for one in orders if one.adapt or any("adapted" in each.models for each in one.judge)]
     plain = {one.order.client: replace(one.order, sent=_without_links(one.order.sent)) for one in asked}
     for one in asked:
-        client, wanted = one.order.client, Wanted(one.version, one.attempt, one.share)
+        client, place = one.order.client, device.job.data.index(one.order.client)
         try:
-            values = _adapted_before(work, one, store)
+            values = _adapted_before(work, one, store, place)
             if values is None:
                 device.adapt([plain[client]], how)
-                place = device.job.data.index(client)
                 values = {n: v[0] for n, v in device.held(how.name).read([place]).items()}
-                store.stage_adapted(client, values, wanted, round=work.round, attempt=work.attempt)
+                store.stage_adapted(place, values, work.attempt, work.round)
             if one.judge:
                 known[client] = values
         except StoreError as error:
@@ -311,13 +244,13 @@ def _adapted(
     return failed
 
 
-def _adapted_before(work: Work, one: ClientOrder, store: States) -> Params | None:
+def _adapted_before(work: Work, one: ClientOrder, store: DeviceStore, place: int) -> Params | None:
     """Return what a client has adapted to already, if the order is a repetition, or does not ask it to adapt.
 
     Raises:
         StoreError: it has adapted by a later order, or has not adapted to what is to be judged; or that is damaged.
     """
-    client, found = one.order.client, store.adapted(one.order.client)
+    client, found = one.order.client, store.adapted(place)
     if one.adapt and (found is None or found.attempt < work.attempt):
         return None
     attempt = work.attempt if one.adapt or found is None else found.attempt

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,14 @@ from fedkeep.core.errors import ConfigError, StoreError
 from fedkeep.core.params import Params, is_state
 from fedkeep.core.seeds import generator
 from fedkeep.store.versions import ClientIndices, Lines
+
+
+class Staged(NamedTuple):
+    """What a client would keep, each (*shape), of an attempt of a round."""
+
+    params: Mapping[str, Tensor]
+    attempt: int
+    round: int
 
 
 class PrivateStore(ABC):
@@ -32,7 +40,7 @@ class PrivateStore(ABC):
     def __init__(self, default: Default, ids: Sequence[str]) -> None:
         self.default, self.ids = default, ids
         self._attempt = np.zeros(len(ids), np.int64)  # of the versions that count; 0: the default does
-        self._staged: dict[int, tuple[int, Mapping[str, Tensor]]] = {}
+        self._staged: dict[int, Staged] = {}
 
     @abstractmethod
     def read(self, clients: ClientIndices) -> Params:
@@ -42,13 +50,13 @@ class PrivateStore(ABC):
     def seen(self, clients: ClientIndices) -> list[bool]:
         """Tell for each client whether it has values of its own."""
 
-    def stage(self, client: int, params: Mapping[str, Tensor], attempt: int) -> None:
-        """Note what a client would keep of an attempt, each (*shape), not copied; it does not count yet."""
-        self._staged[client] = attempt, params
+    def stage(self, client: int, params: Mapping[str, Tensor], attempt: int, round: int = 0) -> None:
+        """Note what a client would keep of a round's attempt, each (*shape), not copied; it does not count yet."""
+        self._staged[client] = Staged(params, attempt, round)
 
     def staged(self, client: int) -> Params:
         """Return what a client staged, on the CPU."""
-        row = self._staged[client][1]
+        row = self._staged[client].params
         return {name: row[name].detach().cpu() for name in self.default.initial}
 
     def drop(self) -> None:
@@ -64,16 +72,19 @@ class PrivateStore(ABC):
         late = np.flatnonzero(self._attempt[lines.clients] != lines.attempt)
         if not len(late):
             return
-        clients, attempts = lines.clients[late].tolist(), lines.attempt[late].tolist()
+        late_lines = lines.some(late)
+        clients, attempts = late_lines.clients.tolist(), late_lines.attempt.tolist()
         for client, attempt in zip(clients, attempts, strict=True):
-            if client not in self._staged or self._staged[client][0] != attempt:
+            if client not in self._staged or self._staged[client].attempt != attempt:
                 raise self._missing(client, attempt)
-        self._keep(clients, [self._staged.pop(client)[1] for client in clients])
+        self._keep(late_lines, [self._staged[client] for client in clients])
+        for client in clients:
+            del self._staged[client]
         self._attempt[clients] = attempts
 
     @abstractmethod
-    def _keep(self, clients: Sequence[int], values: Sequence[Mapping[str, Tensor]]) -> None:
-        """Let copies of values count, each (*shape)."""
+    def _keep(self, lines: Lines, staged: Sequence[Staged]) -> None:
+        """Let copies of what these clients have staged count."""
 
     def _missing(self, client: int, attempt: int) -> StoreError:
         return StoreError(

@@ -10,8 +10,8 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import layout
 from fedkeep.core.params import Params
-from fedkeep.store.base import Default, PrivateStore
-from fedkeep.store.versions import ClientIndices
+from fedkeep.store.base import Default, PrivateStore, Staged
+from fedkeep.store.versions import ClientIndices, Lines
 
 
 class MemoryStore(PrivateStore):
@@ -67,12 +67,15 @@ class MemoryStore(PrivateStore):
 
     def write(self, clients: ClientIndices, params: Mapping[str, Tensor]) -> None:
         """Let copies of values count that no ledger names, e.g. of an adaptation; each (clients, *shape)."""
-        places = [int(client) for client in clients]
-        self._keep(places, [{n: v[k] for n, v in params.items()} for k in range(len(places))])
+        for k, client in enumerate(clients):
+            self._copy(int(client), {name: value[k] for name, value in params.items()})
 
-    def _keep(self, clients: Sequence[int], values: Sequence[Mapping[str, Tensor]]) -> None:
-        for client, row in zip(clients, values, strict=True):
-            self._rows[client] = {n: row[n].detach().cpu().clone() for n in self.default.initial}
+    def _keep(self, lines: Lines, staged: Sequence[Staged]) -> None:
+        for client, one in zip(lines.clients.tolist(), staged, strict=True):
+            self._copy(client, one.params)
+
+    def _copy(self, client: int, row: Mapping[str, Tensor]) -> None:
+        self._rows[client] = {n: row[n].detach().cpu().clone() for n in self.default.initial}
 
 
 def _places(older: PrivateStore, default: Default, ids: Sequence[str]) -> dict[str, int]:

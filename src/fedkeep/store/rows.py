@@ -14,8 +14,6 @@ from torch import Tensor
 from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
 
-CRC = 0xFFFFFFFF
-
 
 class RowFormat:
     """How values by name stand in a row: one after the other, each at a multiple of 8 bytes, gaps zero.

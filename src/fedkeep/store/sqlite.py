@@ -1,7 +1,6 @@
 """Private states of many clients in one SQLite file, written and flushed once a round.
 
-A row of ``kept`` is a version of what a client keeps: its number, the client, the attempt that made it, a checksum of
-its values and of what names them, the values. A flush adds the versions that count since the last, in one transaction.
+Its rows are those of ``version_file``. A flush adds the versions that count since the last, in one transaction.
 Those that they follow stay beside them until the round after is flushed, so whoever was killed before the server had
 committed goes on from the older ones, and the last round can be taken back.
 
@@ -20,36 +19,25 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.params import Params
-from fedkeep.store.base import Default, PrivateStore
+from fedkeep.store.base import Default, PrivateStore, Staged
 from fedkeep.store.database import Database, check_row, logs_of, new_file
-from fedkeep.store.rows import CRC, RowFormat, hash_of_ids
+from fedkeep.store.rows import RowFormat, hash_of_ids
+from fedkeep.store.version_file import TABLE, Version, VersionFile
 from fedkeep.store.versions import ClientIndices, Lines
 
-FORMAT = 4
+FORMAT = 5
 FILE = "store.db"
-TABLES = """
-CREATE TABLE about (content TEXT NOT NULL);
-CREATE TABLE kept (
-    number INTEGER PRIMARY KEY,
-    client INTEGER NOT NULL,
-    attempt INTEGER NOT NULL,
-    crc INTEGER NOT NULL,
-    row BLOB NOT NULL
-);
-"""
-_SCANNED = 4096
+TABLES = f"CREATE TABLE about (content TEXT NOT NULL); {TABLE}"
 
 
 class SqliteStore(PrivateStore):
@@ -87,15 +75,14 @@ class SqliteStore(PrivateStore):
         check_row(self._format.bytes)
         self._process = os.getpid()
         self._number = np.zeros(self.clients, np.int64)  # of the versions that count and are in the file
-        self._crc = np.zeros(self.clients, np.uint32)
-        self._written: dict[int, np.ndarray] = {}  # rows that count and are not in the file yet
+        self._written: dict[int, tuple[Version, np.ndarray]] = {}  # that count and are not in the file yet
         self._followed: list[
             int
         ] = []  # numbers of versions that the last flush has followed, or the next will
         self._obsolete: list[int] = []  # numbers of versions that the next flush removes
         self._flushed = False  # since a version last began to count
         self._next = 1
-        self._file: Database | None = None
+        self._file: VersionFile | None = None
         try:
             self._ready = self._open(create)
         except (OSError, TypeError, ValueError, RecursionError, sqlite3.Error) as error:
@@ -118,11 +105,12 @@ class SqliteStore(PrivateStore):
             self.folder.mkdir(parents=True, exist_ok=True)
             about = ("INSERT INTO about VALUES (?)", (json.dumps(self._about()),))
             new_file(self.path, TABLES, self._format.bytes, [about])
-        self._file = Database(self.path)
+        database = Database(self.path)
         if new:
-            self._file.begin_to_write()
+            database.begin_to_write()
         else:
-            self._check_about(self._file)
+            self._check_about(database)
+        self._file = VersionFile(database, self.run, self._format)
         return new
 
     def _about(self) -> dict[str, Any]:
@@ -172,44 +160,36 @@ class SqliteStore(PrivateStore):
                 raise self._unreadable(error) from error
             try:
                 if self.writable:
-                    self._file.begin_to_write()
+                    self._file.database.begin_to_write()
             except sqlite3.Error as error:
                 raise RunError(
                     f"Cannot write {self.path}: {error}. A run must be writable to go on with it."
                 ) from error
         self._ready = True
 
-    def _take_over(self, file: Database, lines: Lines) -> None:
+    def _take_over(self, file: VersionFile, lines: Lines) -> None:
         """Find the versions that a ledger names; all others are of rounds that do not count."""
-        number, client, attempt, crc = self._scan(file)
+        number, client, attempt = file.scan()
+        if not ((client >= 0) & (client < self.clients) & (attempt > 0)).all():
+            raise ValueError("a version is of nobody")
         wanted = np.zeros(self.clients, np.int64)
         wanted[lines.clients] = lines.attempt
         named = attempt == wanted[client]
         if len(np.unique(client[named])) < np.count_nonzero(named):
             raise ValueError("two versions of a client have one name")
-        numbers, crcs = np.zeros_like(self._number), np.zeros_like(self._crc)
-        numbers[client[named]], crcs[client[named]] = number[named], crc[named]
+        numbers = np.zeros_like(self._number)
+        numbers[client[named]] = number[named]
         lost = lines.clients[numbers[lines.clients] == 0]
         if len(lost):
             raise self._missing(int(lost[0]), int(wanted[lost[0]]))
-        self._number, self._crc, self._attempt = numbers, crcs, wanted
+        self._number, self._attempt = numbers, wanted
         self._obsolete = number[~named].tolist()
         self._next = int(number.max(initial=0)) + 1
 
-    def _scan(self, file: Database) -> tuple[np.ndarray, ...]:
-        """Read which versions there are: number, client, attempt and checksum of each."""
-        found = file.query("SELECT number, client, attempt, crc FROM kept ORDER BY number")
-        blocks = [np.zeros((0, 4), np.int64)]
-        while some := found.fetchmany(_SCANNED):
-            blocks.append(np.array(some, np.int64))
-        number, client, attempt, crc = np.concatenate(blocks).T
-        if not ((client >= 0) & (client < self.clients) & (attempt > 0) & (crc >= 0) & (crc <= CRC)).all():
-            raise ValueError("a version is of nobody")
-        return number, client, attempt, crc
-
-    def _keep(self, clients: Sequence[int], values: Sequence[Mapping[str, Tensor]]) -> None:
+    def _keep(self, lines: Lines, staged: Sequence[Staged]) -> None:
         self._check_writable()
-        stacked = {name: torch.stack([row[name] for row in values]) for name in self.default.initial}
+        clients = lines.clients.tolist()
+        stacked = {name: torch.stack([one.params[name] for one in staged]) for name in self.default.initial}
         rows = self._format.pack(stacked, len(clients))
         self._check_finite(clients, rows)
         if self._flushed:  # a new round counts, so the server has committed the one that was flushed
@@ -217,7 +197,10 @@ class SqliteStore(PrivateStore):
         before = self._number[clients]
         self._followed += before[before > 0].tolist()
         self._number[clients] = 0
-        self._written.update(zip(clients, rows, strict=True))
+        parents, counted = self._attempt[clients].tolist(), lines.version.tolist()
+        for client, version, parent, one, row in zip(clients, counted, parents, staged, rows, strict=True):
+            made = Version(0, client, version, one.attempt, parent, one.round, accepted=True)
+            self._written[client] = made, row
 
     def read(self, clients: ClientIndices) -> Params:
         """Return the clients' values stacked, each (clients, *shape).
@@ -234,7 +217,7 @@ class SqliteStore(PrivateStore):
             if number:
                 kept.append((place, client))
             elif (written := self._written.get(client)) is not None:
-                rows[place] = written
+                rows[place] = written[1]
             else:
                 unseen.append(place)
         if kept:
@@ -250,13 +233,11 @@ class SqliteStore(PrivateStore):
         """Read versions that count from the file: into which row, whose."""
         file = self._opened()
         try:
-            with file.transaction():
+            with file.database.transaction():
                 for place, client in kept:
-                    number = (int(self._number[client]),)
-                    found = file.query("SELECT row FROM kept WHERE number = ?", number).fetchone()
-                    attempt, row = int(self._attempt[client]), found[0] if found else b""
-                    whole = isinstance(row, bytes) and len(row) == rows.shape[1]
-                    if not found or not whole or crc_of(client, attempt, row) != self._crc[client]:
+                    attempt = int(self._attempt[client])
+                    row = file.row(int(self._number[client]), client, attempt)
+                    if row is None:
                         raise StoreError(
                             "The private values of client {client!r} in {file} are damaged: their checksum is not the "
                             "one kept of attempt {attempt}. Restore the store from a copy.",
@@ -283,22 +264,23 @@ class SqliteStore(PrivateStore):
         if not self._written and not self._obsolete:
             return
         self._check_writable()
-        clients, count = list(self._written), len(self._written)
-        attempts, rows = self._attempt[clients].tolist(), self._written.values()
-        crcs = [crc_of(c, a, row) for c, a, row in zip(clients, attempts, rows, strict=True)]
-        numbers = range(self._next, self._next + count)
+        clients = list(self._written)
+        numbers = range(self._next, self._next + len(clients))
+        added = [
+            (made._replace(number=number), row)
+            for number, (made, row) in zip(numbers, self._written.values(), strict=True)
+        ]
         file = self._opened()
         try:
-            with file.transaction("BEGIN IMMEDIATE"):
-                file.for_each("DELETE FROM kept WHERE number = ?", ((number,) for number in self._obsolete))
-                added = zip(numbers, clients, attempts, crcs, rows, strict=True)
-                file.for_each("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", added)
+            with file.database.transaction("BEGIN IMMEDIATE"):
+                file.drop(self._obsolete)
+                file.add(added)
         except sqlite3.Error as error:
             raise RunError(
                 f"Cannot write {self.path}: {error}. Nothing was lost: the last finished round is kept. Free some "
                 f"space or check the rights, then resume."
             ) from error
-        self._number[clients], self._crc[clients] = numbers, crcs
+        self._number[clients] = numbers
         self._next, self._written, self._obsolete, self._flushed = numbers.stop, {}, [], True
 
     def rest(self) -> None:
@@ -307,9 +289,9 @@ class SqliteStore(PrivateStore):
             self.drop()
             self.writable = False
             with suppress(OSError, ValueError, sqlite3.Error):  # on a full disk the log stays, and is as good
-                self._file.rest()
+                self._file.database.rest()
 
-    def _opened(self) -> Database:
+    def _opened(self) -> VersionFile:
         if self._file is None:
             raise StoreError(f"The private store {self.folder} was opened to be read, and is not there.")
         return self._file
@@ -349,8 +331,3 @@ class SqliteStore(PrivateStore):
                 client=str(self.ids[int(clients[place])]),
                 folder=self.folder,
             )
-
-
-def crc_of(client: int, attempt: int, row: Any) -> int:
-    """Return the checksum of a row's values and of what names them."""
-    return zlib.crc32(row, (client * 0x9E3779B1 ^ attempt ^ attempt >> 32) & CRC)

@@ -7,7 +7,7 @@ arrays, of which only pages that are written take memory. No private value is in
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -16,6 +16,14 @@ import numpy as np
 from fedkeep.core.errors import RunError
 
 ClientIndices = Sequence[int]
+
+
+class Line(NamedTuple):
+    """What the ledger says of one client; see ``Lines``."""
+
+    version: int = 0
+    attempt: int = 0
+    share: float = 0.0
 
 
 class Lines(NamedTuple):
@@ -33,6 +41,27 @@ class Lines(NamedTuple):
     version: np.ndarray
     attempt: np.ndarray
     share: np.ndarray
+
+    @classmethod
+    def of(cls, lines: Mapping[int, Line]) -> Lines:
+        """Return the lines of clients, by place."""
+        columns = zip(*lines.values(), strict=True) if lines else ((), (), ())
+        version, attempt, share = columns
+        return cls(
+            np.array(list(lines), np.int64),
+            np.array(version, np.uint32),
+            np.array(attempt, np.int64),
+            np.array(share, np.float64),
+        )
+
+    def by_client(self) -> dict[int, Line]:
+        """Return each client's line, by place."""
+        columns = (column.tolist() for column in self)
+        return {client: Line(*line) for client, *line in zip(*columns, strict=True)}
+
+    def some(self, rows: np.ndarray) -> Lines:
+        """Return some of them."""
+        return Lines(*(column[rows] for column in self))
 
 
 class VersionLedger:
