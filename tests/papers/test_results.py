@@ -16,6 +16,7 @@ from fedkeep.data import FederatedData, toy
 from fedkeep.experiments import build
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.reproductions import Request, Scale, reproduce, reproductions
+from fedkeep.report.blocks import Figure
 from fedkeep.report.results import Row, read_results
 from fedkeep.version import NUMERICS
 from fedkeep_papers.adapters import table as adapters
@@ -24,7 +25,7 @@ from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, Slot, settings_of
 from fedkeep_papers.kteps import book
 from fedkeep_papers.kteps.cells import Cell as ReviewsCell
-from fedkeep_papers.moe import cells, figure6, methods, sheet, tables
+from fedkeep_papers.moe import cells, methods, sheet, tables
 from fedkeep_papers.natural import table as natural
 from fedkeep_papers.natural.scenes import SCENES as NATURAL
 from fedkeep_papers.natural.scenes import Cell, Scene
@@ -135,11 +136,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         small.meta["source"] = source_of("furl", "zulip_channels")
         return small
 
-    def drawn(*arguments: Any, **_: Any) -> Path:
-        (path,) = [each for each in arguments if isinstance(each, Path)]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        return path
+    def undrawn(figure: Figure, folder: Path, name: str) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.png").touch()
+        return folder / f"{name}.png"
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Slot, "find", find)
@@ -154,15 +154,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         patch.setattr(natural, "source_of", natural_source)
         patch.setattr(fashion, "source_of", lambda _: source_of("public", "pfllib_fashion"))
         patch.setattr(tables, "partitions", lambda *_: [])
-        for place, name in (
-            (tables, "sweep_panels"),
-            (tables, "difference_maps"),
-            (figure6, "sweep_panels"),
-            (figure6, "difference_maps"),
-            (plots, "comparison_bars"),
-            (plots, "panels_of_curves"),
-        ):
-            patch.setattr(place, name, drawn)
+        patch.setattr(plots, "write", undrawn)
         yield found
 
 

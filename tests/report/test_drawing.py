@@ -90,7 +90,7 @@ EVERY: list[Chart] = [
     Bars((Bar("m", 0.3, 0.01, 0.6), Bar("not run", None, None, 0.5)), "accuracy"),
     Ranks((Rank("m", "1 %", 0.0, None, None, "o", True, "0", "m"),), "gain", str, "best"),
     Gains("against", (Gainer(0.1, 0.0, 0.2, "better", "u"),), (0.1, 0.0, 0.2), str, "Gain"),
-    Grid(((0, 1), (5, 2)), ("u", "v"), ("a", "b")),
+    Grid(values=((0, 1), (5, 2)), rows=("u", "v"), columns=("a", "b"), heading="h", x_label="x", y_label="y"),
     UserMap("map", (Point(0.0, 1.0, COLOURS[0], "o", "u", 0), Point(1.0, 1.0, GREY, "X", "v", 1)), "note"),
 ]
 
@@ -245,6 +245,19 @@ def test_bars_start_at_zero_and_are_in_proportion() -> None:
     ends = [path.get_extents().get_points()[:, 0].tolist() for path in bars.get_paths()]
     assert ends == [[0, 0.3], [0, 0.6], [0, 0.5]]
     assert titles(made)[0] == "m\nours: 30.0 ± 1.0 %"
+
+
+def test_ours_alone_has_no_empty_place_beside_it() -> None:
+    both, alone = (Drawing(Figure("t", (Bars((Bar("m", 0.3, None, p),), "accuracy"),))) for p in (0.6, None))
+    assert [len(d.canvas.axes[0].texts) for d in (both, alone)] == [3, 2]
+    assert alone.canvas.get_size_inches()[1] < both.canvas.get_size_inches()[1]
+
+
+@pytest.mark.parametrize(("rows", "written"), [(2, ["1", "5", "2"]), (60, [])])
+def test_numbers_stand_in_their_cells_where_there_is_room(rows: int, written: list[str]) -> None:
+    values = ((0, 1), (5, 2)) * (rows // 2)
+    chart = Grid(values=values, rows=tuple(map(str, range(rows))), columns=("a", "b"))
+    assert [text.get_text() for text in drawn(chart).canvas.axes[0].texts] == written
 
 
 def test_ranks_name_every_method_and_draw_its_interval() -> None:

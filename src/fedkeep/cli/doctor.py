@@ -23,7 +23,6 @@ EXTRAS = {
     "flower": "flwr",
     "privacy": "dp_accounting",
     "onnx": "onnxruntime",
-    "images": "PIL",
     "datasets": "datasets",
     "maps": "sklearn",
     "sweep": "optuna",
@@ -143,7 +142,7 @@ def _extras() -> Iterator[Finding]:
             yield Finding(extra, "not installed", None, f"pip install 'fedkeep[{extra}]'")
             continue
         try:
-            found = version({"PIL": "pillow", "sklearn": "scikit-learn"}.get(module, module))
+            found = version("scikit-learn" if module == "sklearn" else module)
         except PackageNotFoundError:
             found = "there"
         yield Finding(extra, f"{module} {found}")

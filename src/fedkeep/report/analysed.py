@@ -8,7 +8,7 @@ from typing import Any
 from fedkeep.report import wording
 from fedkeep.report.analyses import cold_start_changes, cold_start_series
 from fedkeep.report.blocks import Block, Figure, Section
-from fedkeep.report.charts import SLOTS, Legend, Lines, Series, palette_of, user_maps
+from fedkeep.report.charts import SLOTS, Legend, Lines, Series, palette_of, point_of, user_maps
 from fedkeep.report.groups import Configuration
 from fedkeep.report.tables import Table
 
@@ -94,7 +94,7 @@ def _cold_start(analysis: Analysis, label: str) -> Iterator[Block]:
         marks=True,
     )
     title = _titled(analysis, f"{wording.metric_name(metric)} against a new user's own examples", label)
-    legend = tuple(Legend(s.label, s.slot) for s in series if s.label)
+    legend = tuple(Legend(s.label, s.slot, mark=point_of(s.slot)) for s in series if s.label)
     yield Figure(title, (chart,), " ".join(filter(None, caption)), legend, None, table, dict(analysis))
 
 

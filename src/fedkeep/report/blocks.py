@@ -16,6 +16,7 @@ class Figure:
     Attributes:
         panels: its charts, from above to below or, as many as ``columns``, side by side.
         ramp: for a scale of colours: what it means, its lowest and its highest value.
+        same_scale: its charts reach from the same lowest to the same highest value.
     """
 
     title: str
@@ -26,6 +27,7 @@ class Figure:
     table: Table | None = None
     data: Any = None
     columns: int = 1
+    same_scale: bool = False
 
 
 @dataclass(frozen=True, slots=True)

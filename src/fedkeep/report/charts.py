@@ -50,6 +50,11 @@ def mark_of(slot: str) -> str:
     return SHAPES[1:][int(slot) % len(SHAPES[1:])]
 
 
+def point_of(slot: str) -> str:
+    """Return the shape of a look's marks where each point has one: no two of the first eight have the same."""
+    return SHAPES[int(slot) % SLOTS]
+
+
 @dataclass(frozen=True, slots=True)
 class Legend:
     """A line of a legend: text, slot, shape (``line``, ``hollow`` or one of `SHAPES`), dashes, a line's mark."""
@@ -87,7 +92,7 @@ class Lines:
         hover_x: the word before x in hover texts.
         x_names: names of the places 0, 1, 2 .. where x is a list of cases and not a quantity.
         log: both axes by logarithm.
-        marks: draw each point.
+        marks: draw each point, by curve in another shape.
         references: values to compare with, and their names.
     """
 
@@ -162,10 +167,16 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Ours beside the published (as FURL Fig. 2), from 0 on."""
+    """Ours beside the published (as FURL Fig. 2), from 0 on; ours alone where nothing is published."""
 
     bars: tuple[Bar, ...]
     metric: str
+    heading: str = ""
+
+    @property
+    def paired(self) -> bool:
+        """Whether any published value is known."""
+        return any(bar.published is not None for bar in self.bars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +235,29 @@ GAINS_LEGEND = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """How examples were dealt: a row a client, a column a class, shaded by the number of examples."""
+    """Numbers by row and column, shaded, and written where there is room.
 
-    counts: tuple[tuple[int, ...], ...]
+    Attributes:
+        values: from 0 on, or of both signs; None is not known.
+        rows, columns: their names.
+        heading: above the chart.
+        x_label, y_label: what columns and rows are.
+        write: how a number is written in its cell.
+        tell: how it is said in a hover text.
+        signed: shade by sign and size, in two colours.
+    """
+
+    values: tuple[tuple[float | None, ...], ...]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
+    heading: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    write: Callable[[float], str] = wording.plain
+    tell: Callable[[float], str] = wording.plain
+    signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

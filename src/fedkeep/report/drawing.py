@@ -21,7 +21,7 @@ import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import ListedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -58,6 +58,7 @@ from fedkeep.report.charts import (
     evenly,
     in_bins,
     mark_of,
+    point_of,
     thinned,
 )
 
@@ -65,6 +66,7 @@ WIDE, NARROW, PANEL = 900.0, 350.0, 440.0
 """Widths in points of a drawing on paper or a screen, on a phone, and of a chart beside another."""
 DPI = 200
 EVEN = {"s": 0.9, "^": 1.2, "v": 1.2, "D": 0.9, "*": 1.35}  # marks of about the same area
+ON_DARK, ON_LIGHT = "#fdfdfd", "#101418"  # of text on a shade, on the page too, whether it is light or dark
 LETTER = 7.0  # about the width of one at the size of a legend
 STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
@@ -133,6 +135,10 @@ class Drawing:
         axes = [self.canvas.add_subplot(grid[i // columns, i % columns]) for i in range(len(panels))]
         for one, chart in zip(axes, panels, strict=True):
             DRAWN[type(chart)](self, one, chart)
+        if figure.same_scale:
+            ends = [one.get_ylim() for one in axes]
+            for one in axes:
+                one.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
         if keys:
             handles = [_handle(e) for e in keys]
             self.canvas.legend(handles, labels, loc="outside upper left", ncols=beside, borderaxespad=0.2)
@@ -146,7 +152,8 @@ class Drawing:
             case Spread():
                 return 102.0 * len(chart.strips) + 60
             case Bars():
-                return 66.0 * len(chart.bars) + 32
+                each = 66.0 if chart.paired else 42.0
+                return each * len(chart.bars) + 32 + (24 if chart.heading else 0)
             case Ranks():
                 return (30.0 if self.roomy else 46.0) * len(chart.ranks) + 74
             case Gains():
@@ -154,7 +161,8 @@ class Drawing:
             case UserMap():
                 return self.width + 40
             case Grid():
-                return min(max(420 / len(chart.counts), 3.0), 26.0) * len(chart.counts) + 90
+                rows, around = len(chart.rows), 24 * bool(chart.heading) + 24 * bool(chart.x_label)
+                return min(max(420 / rows, 3.0), 26.0) * rows + 90 + around
 
     def _ramp(self, axes: Sequence[Axes], name: str, low: str, high: str) -> None:
         shades = ScalarMappable(cmap=ListedColormap(RAMP))
@@ -260,15 +268,17 @@ def to_svg(figure: Figure) -> str:
     return "\n".join(f'<div class="{form}">{Drawing(figure, width).inline()}</div>' for form, width in forms)
 
 
-def write_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as ``NAME.svg``, ``NAME.pdf`` and ``NAME.png``; return the files.
+def write_figure(
+    figure: Figure, folder: Path, name: str, kinds: Sequence[str] = ("svg", "pdf", "png")
+) -> list[Path]:
+    """Write a figure as ``NAME.svg``, ``NAME.pdf`` and ``NAME.png``, or of these ``kinds`` alone; return the files.
 
     Raises:
         RunError: a file can't be written; an older one is as it was.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths, drawn = [], Drawing(figure)
-    for kind in ("svg", "pdf", "png"):
+    for kind in kinds:
         paths.append(folder / f"{name}.{kind}")
         write_whole(paths[-1], drawn.file(kind))
     return paths
@@ -420,7 +430,7 @@ def _curve(drawing: Drawing, axes: Axes, chart: Lines, s: Series) -> None:
             axes.vlines(s.x, s.low, s.high, color=colour, linewidth=1.6, alpha=0.55)
         else:
             axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.16, linewidth=0)
-    mark, every = ("o", None) if chart.marks or n == 1 else ("", None)
+    mark, every = point_of(s.slot) if chart.marks and not s.dashed else "o" if n == 1 else "", None
     if chart.many and not mark:
         mark = mark_of(s.slot)
         every = sorted({round(share * (n - 1)) for share in (0, 0.25, 0.5, 0.75, 1)})
@@ -533,30 +543,31 @@ def _spread(drawing: Drawing, axes: Axes, chart: Spread) -> None:
 def _bars(drawing: Drawing, axes: Axes, chart: Bars) -> None:
     """Pair i stands below i, where its name is."""
     places, faces, edges, tips = [], [], [], []
+    tall = 1.0 if chart.paired else 0.65
     for i, bar in enumerate(chart.bars):
-        axes.annotate(bar.label, (0, i + 0.22), weight="bold", color=INK, va="bottom")
+        top = i * tall
+        axes.annotate(bar.label, (0, top + 0.22), weight="bold", color=INK, va="bottom")
         ours = wording.spread(bar.ours, bar.std, chart.metric)
         published = wording.number(bar.published, chart.metric)
-        for who, value, text, y in (
-            ("ours", bar.ours, ours, 0.25),
-            ("published", bar.published, published, 0.58),
-        ):
+        pair = (("ours", bar.ours, ours, 0.25), ("published", bar.published, published, 0.58))
+        for who, value, text, y in pair if chart.paired else pair[:1]:
             axes.annotate(
                 text,
-                (value or 0.0, i + y + 0.13),
+                (value or 0.0, top + y + 0.13),
                 (6, 0),
                 textcoords="offset points",
                 va="center",
                 annotation_clip=False,
             )
             if value is not None:
-                places.append((0.0, i + y, value, 0.26))
+                places.append((0.0, top + y, value, 0.26))
                 faces.append(COLOURS[0] if who == "ours" else PAPER)
                 edges.append(COLOURS[0])
                 tips.append(f"{bar.label}\n{who}: {text}")
     drawing.boxes(axes, places, faces, tips, edges)
     axes.set_xlim(0, max((w for _, _, w, _ in places), default=0.0) or 1.0)
-    axes.set_ylim(len(chart.bars), 0)
+    axes.set_ylim(tall * len(chart.bars), 0)
+    axes.set_title(_wrapped(chart.heading, drawing.width))
     axes.grid(visible=False)
     axes.set(xticks=[], yticks=[])
     axes.spines["bottom"].set_visible(False)
@@ -658,18 +669,27 @@ def _gains(drawing: Drawing, axes: Axes, chart: Gains) -> None:
 
 
 def _grid(drawing: Drawing, axes: Axes, chart: Grid) -> None:
-    most = max(max(row) for row in chart.counts)
-    shades = {n: RAMP[min(len(RAMP) * n // most, len(RAMP) - 1)] for row in chart.counts for n in row if n}
-    cells = [(i, j, n) for i, row in enumerate(chart.counts) for j, n in enumerate(row)]
+    cells = [(i, j, v) for i, row in enumerate(chart.values) for j, v in enumerate(row) if v is not None]
+    shades = _shades(chart, max(abs(v) for *_, v in cells) or 1.0)
     drawing.boxes(
         axes,
         [(j, i, 1.0, 1.0) for i, j, _ in cells],
-        [shades.get(n, PAPER) for _, _, n in cells],
-        [f"{chart.rows[i]}\n{chart.columns[j]}: {wording.count(n, 'example')}" for i, j, n in cells],
-        [PAPER if n else HAIR for _, _, n in cells],
+        [shades(v)[0] for *_, v in cells],
+        [f"{chart.rows[i]}\n{chart.columns[j]}: {chart.tell(v)}" for i, j, v in cells],
+        [PAPER if v else HAIR for *_, v in cells],
     )
     rows, columns = len(chart.rows), len(chart.columns)
+    room = (drawing.width - 150) / columns
+    if rows <= 26 and LETTER * max(len(chart.write(v)) for *_, v in cells) < room:
+        for i, j, v in cells:
+            if v or chart.signed:
+                text, colour = chart.write(v), shades(v)[1]
+                axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=10.5, color=colour)
     axes.set(xlim=(0, columns), ylim=(rows, 0), facecolor=HAIR)
+    axes.set_title(_wrapped(chart.heading, drawing.width))
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    axes.xaxis.set_label_position("top")
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     across = math.ceil(columns * 15 / (drawing.width - 150))
@@ -685,6 +705,23 @@ def _grid(drawing: Drawing, axes: Axes, chart: Grid) -> None:
         [name if len(name) <= 18 else f"{name[:17]}…" for name in chart.rows[::down]],
     )
     axes.tick_params(length=0, labelsize=10.5)
+
+
+def _shades(chart: Grid, most: float) -> Callable[[float], tuple[str, str]]:
+    """Return a function: the colour of a number's box, and that of its text, in light and in dark."""
+
+    def of(value: float) -> tuple[str, str]:
+        if not value:
+            return PAPER, ON_LIGHT
+        share = abs(value) / most
+        if chart.signed:
+            red, green, blue = to_rgb(COLOURS[0] if value > 0 else COLOURS[1])
+            shade = to_hex((1 - share * (1 - red), 1 - share * (1 - green), 1 - share * (1 - blue)))
+            return shade, ON_DARK if share > 0.65 else ON_LIGHT
+        step = min(int(len(RAMP) * share), len(RAMP) - 1)
+        return RAMP[step], ON_DARK if step < 4 else ON_LIGHT
+
+    return of
 
 
 def _map(drawing: Drawing, axes: Axes, chart: UserMap) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from fedkeep.report import wording
@@ -163,24 +164,38 @@ def partitions(groups: Sequence[Configuration]) -> Iterator[Figure]:
         if not counts or not entry["classes"]:
             continue
         opted_out = entry["opted_out"]
-        names = [
-            wording.printable(client) + (" (out)" if i in opted_out else "")
-            for i, client in enumerate(entry["clients"])
-        ]
-        classes = tuple(map(wording.printable, entry["classes"]))
+        chart = dealing(counts, entry["clients"], entry["classes"], opted_out)
         rows = [
             (name, *map(wording.plain, row), wording.plain(sum(row)))
-            for name, row in zip(names, counts, strict=True)
+            for name, row in zip(chart.rows, counts, strict=True)
         ]
         out = f" {wording.count(len(opted_out), 'client')} opted out." if opted_out else ""
         yield Figure(
             "Training examples of each class" + (f" · {labels}" if labels else ""),
-            (Grid(tuple(map(tuple, counts)), tuple(names), classes),),
+            (chart,),
             f"A row a client, a column a class; an empty cell: none.{out}",
             ramp=("examples", "1", wording.plain(max(map(max, counts)))),
-            table=Table(("client", *classes, "together"), tuple(rows)),
+            table=Table(("client", *chart.columns, "together"), tuple(rows)),
             data=entry,
         )
+
+
+def dealing(
+    counts: Sequence[Sequence[int]],
+    clients: Sequence[Any],
+    classes: Sequence[Any],
+    opted_out: Collection[int],
+    heading: str = "",
+) -> Grid:
+    """Return how many examples of each class each client has, (clients, classes); who opted out is marked."""
+    names = [f"{wording.printable(c)}{' (out)' * (i in opted_out)}" for i, c in enumerate(clients)]
+    return Grid(
+        values=tuple(map(tuple, counts)),
+        rows=tuple(names),
+        columns=tuple(map(wording.printable, classes)),
+        heading=heading,
+        tell=partial(wording.count, noun="example"),
+    )
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 from fedkeep.metrics import CLASS_METRICS, ClientSummary, per_client
@@ -149,9 +149,14 @@ def published(rows: Sequence[Row]) -> Iterator[Block]:
             )
             for r in own
         ]
-        legend = (Legend("ours", "0", "s"), Legend("published", "0", "hollow"))
-        data = [asdict(bar) for bar in bars]
-        yield Figure(title, (Bars(tuple(bars), metric),), legend=legend, table=table, data=data)
+        yield replace(bars_figure(title, bars, metric), table=table)
+
+
+def bars_figure(title: str, bars: Sequence[Bar], metric: str, heading: str = "") -> Figure:
+    """Return bars of ours, beside the published where any is known."""
+    chart = Bars(tuple(bars), metric, heading)
+    legend = (Legend("ours", "0", "s"), Legend("published", "0", "hollow")) if chart.paired else ()
+    return Figure(title, (chart,), legend=legend, data=[asdict(bar) for bar in bars])
 
 
 def curves(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = "") -> Iterator[Block]:

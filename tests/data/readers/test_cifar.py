@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,14 +164,6 @@ def test_a_parquet_file_that_breaks_off_or_is_missing(tmp_path: Path) -> None:
     table(file, {"img": [encoded(pixels(1)[0])], "label": [1]})
     file.write_bytes(file.read_bytes()[:-20])
     assert refused(tmp_path, cifar10).startswith("F/train.parquet is truncated or no Parquet file: ")
-
-
-def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table(tmp_path / "train.parquet", {"img": [encoded(pixels(1)[0])], "label": [1]})
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    assert refused(tmp_path, cifar10) == (
-        "Reading train.parquet needs Pillow. Install it: pip install 'fedkeep[images]'."
-    )
 
 
 # --- binary

@@ -16,6 +16,8 @@ from fedkeep.experiments.build import build_data
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.reproductions import Request, reproduce, reproductions
+from fedkeep.report.blocks import Figure
+from fedkeep.report.charts import Bars
 from fedkeep.version import NUMERICS
 from fedkeep_papers.furl import jobs, scenes, sweep, table3
 from fedkeep_papers.furl.references import most_frequent_label
@@ -77,9 +79,9 @@ def test_what_each_scale_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table3, "SCENES", (scene(),))
-    bars, draw = [], plots.comparison_bars
+    figures, write = dict[str, Figure](), plots.write
     monkeypatch.setattr(
-        plots, "comparison_bars", lambda *given, **more: (bars.append((given, more)), draw(*given, **more))[1]
+        plots, "write", lambda figure, folder, name: write(figures.setdefault(name, figure), folder, name)
     )
     path = reproduce("furl-table3", request(tmp_path, seeds=[0, 1]))
     assert path == tmp_path / "furl-table3-quick.md"
@@ -97,11 +99,12 @@ def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pyt
     known = next(r for r in rows if r["method"] == "(best possible, user known)")
     assert best[0] != best[1]  # each seed has its own data
     assert (known["seeds"], known["value"]) == ([0, 1], pytest.approx(sum(best) / 2, rel=1e-6))
-    ((given, more),) = bars  # the picture shows the table's numbers, over all seeds
-    assert [(name, pytest.approx(value, rel=1e-7)) for name, value, _ in given[0]] == [
-        (name, row["value"]) for name, row in trained.items()
+    (bars,) = figures["sticker-figure2"].panels  # the picture shows the table's numbers, over all seeds
+    assert isinstance(bars, Bars)
+    assert [(bar.label, bar.ours, bar.std) for bar in bars.bars] == [
+        (name, pytest.approx(row["value"], rel=1e-7), pytest.approx(row["std"], rel=1e-6))
+        for name, row in trained.items()
     ]
-    assert more["std"] == {name: pytest.approx(row["std"], rel=1e-6) for name, row in trained.items()}
     finished = [
         p for p in (tmp_path / "runs" / RUNS / "furl-table3-quick").iterdir() if "held-out" not in p.name
     ]

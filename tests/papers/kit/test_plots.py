@@ -1,109 +1,81 @@
+"""What the papers' figures show; how charts are drawn has its tests in ``tests.report.test_drawing``."""
+
+from __future__ import annotations
+
+import math
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
-from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.report.analysed import figures_of
-from fedkeep_papers.kit import canvas, plots
-from tests.report.run_folders import all_analyses, curve
-from tests.tiny import fill_disk
+from fedkeep.report.blocks import Figure
+from fedkeep.report.charts import Grid, Lines, Spread
+from fedkeep.report.drawing import Drawing
+from fedkeep_papers.kit import plots
 
-PNG = b"\x89PNG"
-
-
-def test_every_figure_is_drawn_and_repeats(tmp_path: Path) -> None:
-    analyses = all_analyses()
-    made = {}
-    for turn in ("a", "b"):
-        folder = tmp_path / turn
-        curves = {name: list(enumerate(curve(end, 10))) for name, end in (("_hidden $x$", 0.3), ("FL", 0.6))}
-        bars = [
-            ("Global FL", 0.158, 0.119),
-            ("Personalized FL, best recipe", 0.62, None),
-            ("not run", None, 0.5),
-        ]
-        made[turn] = [
-            plots.learning_curves(curves, folder / "curves.svg", metric="accuracy", title="$t"),
-            plots.comparison_bars(bars, folder / "bars.svg", metric="accuracy", std={"Global FL": 0.01}),
-            plots.client_distribution(
-                {"FL": [0.5, float("nan")], "S": [0.1, 0.9]},
-                folder / "users.svg",
-                metric="accuracy",
-            ),
-            *(
-                plots.write(figure, folder / f"{name}.svg")
-                for name in ("embedding_map", "cold_start", "aggregation_time")
-                for figure in figures_of(name, analyses[name])
-            ),
-        ]
-    for first, second in zip(made["a"], made["b"], strict=True):
-        assert first.read_bytes() == second.read_bytes(), first.name
-        assert len(first.read_bytes()) > 5000
+CURVES = {"Local": [(10.0, 0.3), (500.0, 0.1)], "FedAvg": [(10.0, 0.5), (500.0, 0.2)]}
+SWEPT = {
+    "q = 0": {
+        "Local": [(0.2, 0.3, 0.02), (1.0, 0.8, 0.01)],
+        "Mixture": [(1.0, 0.85, None), (0.2, 0.35, None)],
+    },
+    "q = 0.9": {"Local": [(0.2, 0.3, None), (0.6, math.nan, None)], "Mixture": []},
+}
 
 
-def test_a_bar_is_labelled_by_its_decimal_number() -> None:
-    axes = Figure().subplots()
-    plots._bars(axes, 0.0, [0.8405, None, 0.1234], [0.0, 0.0, 0.0], 100, "published")
-    assert [text.get_text() for text in axes.texts] == ["84.1", "12.3"]
+def lines_of(figure: Figure) -> list[Lines]:
+    return [chart for chart in figure.panels if isinstance(chart, Lines)]
 
 
-def test_a_single_seed_has_no_whisker() -> None:
-    axes = Figure().subplots()
-    plots._bars(axes, 0.0, [0.5, 0.6], [0.0, 2.0], 100, "ours")
-    (whiskers,) = (c for c in axes.collections if c.get_segments())
-    ends = [[y for _, y in segment] for segment in whiskers.get_segments() if len(segment)]
-    assert [e for e in ends if e[0] == e[0]] == [[58.0, 62.0]]
+def test_a_figure_is_written_as_svg_pdf_and_png(tmp_path: Path) -> None:
+    figure = plots.learning_curves({**CURVES, "not run": []}, metric="accuracy", title="t")
+    assert [s.label for s in lines_of(figure)[0].series] == ["Local", "FedAvg"]
+    assert plots.write(figure, tmp_path / "new", "f") == tmp_path / "new" / "f.png"
+    assert {p.name for p in (tmp_path / "new").iterdir()} == {"f.svg", "f.pdf", "f.png"}
 
 
-def test_png_by_the_ending(tmp_path: Path) -> None:
-    (figure,) = figures_of("aggregation_time", {"cohort": [1, 10], "seconds": [0.1, 1.0]})
-    assert plots.write(figure, tmp_path / "new" / "t.png").read_bytes().startswith(PNG)
-    with pytest.raises(ConfigError, match=r"\.png or \.svg; got 't\.gif'"):
-        plots.write(figure, tmp_path / "t.gif")
+def test_a_curve_looks_alike_in_all_panels_and_cases_are_apart_alike() -> None:
+    panels = [("k", "server", CURVES), ("k", "none", {}), ("k", "mean", {"FedAvg": CURVES["FedAvg"]})]
+    figure = plots.panels_of_curves(panels, "accuracy", "t", (10, 100, 500))
+    first, second = lines_of(figure)
+    assert (first.y_label, second.y_label) == ("server (%)", "mean (%)")
+    assert first.series[1] == second.series[0]
+    assert first.series[0].x == (0.0, 2.0)
+    assert first.x_names == ("10", "100", "500")
+    assert [(e.label, e.slot, e.mark) for e in figure.legend] == [("Local", "0", "o"), ("FedAvg", "1", "s")]
 
 
-def test_a_figure_that_cannot_be_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "f.svg").write_text("old")
-    fill_disk(monkeypatch, "replace")
-    with pytest.raises(RunError, match=r"^Cannot write .*f\.svg: No space left on device"):
-        canvas.save(Figure(), tmp_path / "f.svg")
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"f.svg": "old"}
+def test_a_distribution_leaves_out_what_is_no_number() -> None:
+    figure = plots.client_distribution({"FL": [0.5, math.nan], "none": [math.nan]}, metric="accuracy")
+    (chart,) = figure.panels
+    assert isinstance(chart, Spread)
+    assert [(s.label, s.values) for s in chart.strips] == [("FL", (0.5,))]
 
 
-def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at least one row"):
-        plots.comparison_bars([], tmp_path / "b.png", metric="accuracy")
-    with pytest.raises(ConfigError, match="at least one value"):
-        plots.client_distribution({"a": []}, tmp_path / "b.png", metric="accuracy")
+def test_a_sweep_has_bands_the_published_beside_it_and_one_scale() -> None:
+    published = {"q = 0": {"Local": [(0.2, 0.31), (1.0, 0.79)], "other": [(0.2, 0.1)]}}
+    figure = plots.sweep_panels(SWEPT, metric="accuracy", setting="p", published=published)
+    local, mixture, beside = lines_of(figure)[0].series
+    assert (local.low, local.high) == (pytest.approx((0.28, 0.79)), pytest.approx((0.32, 0.81)))
+    assert (mixture.x, mixture.y) == ((0.2, 1.0), (0.35, 0.85))
+    assert (beside.y, beside.slot, beside.dashed) == ((0.31, 0.79), local.slot, True)
+    assert [s.x for s in lines_of(figure)[1].series] == [(0.2,)]
+    assert [e.label for e in figure.legend] == ["Local", "Mixture", "published"]
+    first, second = Drawing(figure).canvas.axes
+    assert first.get_ylim() == second.get_ylim()
 
 
-def test_several_ways_of_cold_start(tmp_path: Path) -> None:
-    analysis = {
-        "k": [0, "all"],
-        "series": [{"name": "a", "mean": [0.1, None]}, {"name": "b", "mean": [0.2, 0.3]}],
+def test_differences_are_written_in_their_cells_and_a_missing_one_has_no_box() -> None:
+    maps = {
+        "CIFAR-10": {("10", "0.2"): -0.012, ("10", "1"): 0.034, ("500", "1"): -1e-4},
+        "Fashion": {("500", "0.2"): 0.0},
     }
-    (figure,) = figures_of("cold_start", analysis)
-    assert [e.label for e in figure.legend] == ["a", "b"]
-    assert plots.write(figure, tmp_path / "c.png").read_bytes().startswith(PNG)
-
-
-def test_a_partition(tmp_path: Path) -> None:
-    counts, options = [[3, 0], [1, 9]], {"clients": ["_a", "$b"], "classes": ["x", "y"], "opted_out": [1]}
-    first = plots.partition_plot(counts, tmp_path / "a.svg", title="t", **options)  # type: ignore[arg-type]
-    second = plots.partition_plot(counts, tmp_path / "b.svg", title="t", **options)  # type: ignore[arg-type]
-    assert first.read_bytes() == second.read_bytes()
-    plain = plots.partition_plot(counts, tmp_path / "c.svg", title="t")
-    assert plain.read_bytes() != first.read_bytes()
-    many = [[i % 3] * 60 for i in range(70)]  # too many cells for numbers, more names than fit
-    assert plots.partition_plot(many, tmp_path / "d.png").read_bytes().startswith(PNG)
-    for wrong in ([], [[]], [[1, 2], [3]]):
-        with pytest.raises(ConfigError, match="A plot of a partition needs a number per client and class"):
-            plots.partition_plot(wrong, tmp_path / "e.png")
-    with pytest.raises(ConfigError) as error:
-        plots.partition_plot(counts, tmp_path / "e.png", clients=["a"])
-    assert str(error.value) == (
-        "A plot of a partition needs a number per client and class; got 2 × 2 numbers, 1 client names and 2 class names."
-    )
+    figure = plots.difference_maps(maps, metric="accuracy", across="p", down="images", label="a − b")
+    first, second = Drawing(figure).canvas.axes
+    assert [text.get_text() for text in first.texts] == ["−1.2", "+3.4", "0.0"]
+    assert [text.get_text() for text in second.texts] == ["0.0"]
+    assert len(second.collections[0].get_paths()) == 1
+    below, above = (Drawing(figure).canvas.axes[0].collections[0].get_facecolors()[i] for i in (0, 1))
+    assert below[0] > below[2]  # orange
+    assert above[2] > above[0]  # blue
+    assert isinstance(figure.panels[0], Grid)
+    assert figure.panels[0].tell(0.034) == "+3.4 points"

@@ -14,7 +14,9 @@ import pytest
 from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.data import ImageSet, majority
 from fedkeep.experiments.reproductions import Request, reproduce, reproductions
-from fedkeep_papers.kit import plots, sweeps
+from fedkeep.report.blocks import Figure
+from fedkeep.report.charts import Grid
+from fedkeep_papers.kit import plots
 from fedkeep_papers.moe import cells as moe_cells
 from fedkeep_papers.moe import methods as moe_methods
 from fedkeep_papers.moe import scene as moe_scene
@@ -64,13 +66,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let figures be empty files: drawing them takes longer than all the rest, and has its own tests."""
 
-    def save(figure: Any, path: Path) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
-        return path
+    def undrawn(figure: Figure, folder: Path, name: str) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.png").touch()
+        return folder / f"{name}.png"
 
-    for room in (plots, sweeps):
-        monkeypatch.setattr(room, "save", save)
+    monkeypatch.setattr(plots, "write", undrawn)
 
 
 def request(images: Path, out: Path, **changes: Any) -> Request:
@@ -83,13 +84,13 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_table2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, titles, draw = tmp_path / "images", [], plots.partition_plot
+    images, titles, write = tmp_path / "images", [], plots.write
 
-    def titled(*arguments: Any, title: str, **options: Any) -> Path:
-        titles.append(title)
-        return draw(*arguments, title=title, **options)
+    def titled(figure: Figure, folder: Path, name: str) -> Path:
+        titles.extend(chart.heading for chart in figure.panels if isinstance(chart, Grid))
+        return write(figure, folder, name)
 
-    monkeypatch.setattr(plots, "partition_plot", titled)
+    monkeypatch.setattr(plots, "write", titled)
     write_cifar(images / "cifar10")
     path = reproduce("moe-table2", request(images, tmp_path / "results", seeds=[0, 1]))
     assert path == tmp_path / "results" / "moe-table2-quick.md"

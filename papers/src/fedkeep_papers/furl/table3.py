@@ -21,6 +21,8 @@ from fedkeep.experiments.personalize import cold_start
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report import page, tables
 from fedkeep.report.analysed import cold_start_table, figures_of
+from fedkeep.report.charts import Bar
+from fedkeep.report.measured import bars_figure
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep_papers.furl import channels, jobs
 from fedkeep_papers.furl.jobs import JobSpec, Kept, Outcome
@@ -140,7 +142,7 @@ class _Sheet:
 
     def _new_users(self, scene: Scene) -> dict[str, Any] | None:
         """Return the numbers of the cold-start figure; None: they are not there, or of other settings or data."""
-        file, held = _figure(self.folder, scene, "cold-start").with_suffix(".json"), self.held_out(scene)
+        file, held = self.folder / f"{_figure(scene, 'cold-start')}.json", self.held_out(scene)
         if held is None or not file.exists():
             return None
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -173,7 +175,7 @@ class _Sheet:
         _draw(scene, self.specs[scene.name], self.outcomes(scene), self.folder)
         held = self.held_out(scene)
         if held is not None and jobs.is_finished(held.folder) and not (held.folder / "fault.txt").exists():
-            _draw_cold_start(held, _figure(self.folder, scene, "cold-start"))
+            _draw_cold_start(held, self.folder, _figure(scene, "cold-start"))
 
     def write(self) -> Path:
         """Write the results of what is there."""
@@ -202,7 +204,8 @@ class _Sheet:
                     if o.fault
                 ]
             rows += [row for row in self.references if row.scene == scene.name]
-            figures += [path for kind in FIGURES if (path := _figure(self.folder, scene, kind)).exists()]
+            pictures = [self.folder / f"{_figure(scene, kind)}.png" for kind in FIGURES]
+            figures += [path for path in pictures if path.exists()]
         _, markdown = write_results(
             self.request.out,
             self.result,
@@ -272,8 +275,8 @@ def _rows(data: FederatedData) -> int:
     return sum(len(data.rows(client)) for client in range(len(data)))
 
 
-def _figure(folder: Path, scene: Scene, kind: str) -> Path:
-    return folder / f"{scene.stands_for.lower()}-{kind}.png"
+def _figure(scene: Scene, kind: str) -> str:
+    return f"{scene.stands_for.lower()}-{kind}"
 
 
 def _draw(
@@ -283,7 +286,6 @@ def _draw(
     folder: Path,
 ) -> None:
     """Draw the scene's figures: the bars over all seeds, the others of the first one."""
-    folder.mkdir(parents=True, exist_ok=True)
     seed = next(iter(specs))[1]
     values = {
         row: [o.test for (name, _), o in outcomes.items() if name == row.name and not o.fault]
@@ -291,35 +293,27 @@ def _draw(
     }
     over_seeds = {row: tables.mean_std(found) for row, found in values.items() if found}
     if over_seeds:
-        plots.comparison_bars(
-            [(row.name, mean, row.published) for row, (mean, _) in over_seeds.items()],
-            _figure(folder, scene, "figure2"),
-            metric=scene.metric,
-            title=f"{scene.name} beside the paper's {scene.stands_for}"
-            if any(row.published for row in over_seeds)
-            else scene.name,
-            std={row.name: std for row, (_, std) in over_seeds.items() if std is not None},
-        )
+        paired = any(row.published for row in over_seeds)
+        title = f"{scene.name} beside the paper's {scene.stands_for}" if paired else scene.name
+        bars = [Bar(row.name, mean, std, row.published) for row, (mean, std) in over_seeds.items()]
+        plots.write(bars_figure(title, bars, scene.metric, title), folder, _figure(scene, "figure2"))
     ran = {
         row: outcomes[row.name, seed]
         for row in scene.rows
         if (row.name, seed) in outcomes and not outcomes[row.name, seed].fault
     }
     if ran:
-        plots.learning_curves(
+        curves = plots.learning_curves(
             {row.name: list(o.curve) for row, o in ran.items()},
-            _figure(folder, scene, "figure3"),
             metric=scene.metric,
             title=f"{scene.name}, validation examples, seed {seed}",
         )
+        plots.write(curves, folder, _figure(scene, "figure3"))
     pair = {row.name: o for row, o in ran.items() if row.name in PAIR}
     if len(pair) < len(PAIR):
         return
-    plots.client_distribution(
-        {name: list(o.clients.values()) for name, o in pair.items()},
-        _figure(folder, scene, "users"),
-        metric="accuracy",
-    )
+    users = {name: list(o.clients.values()) for name, o in pair.items()}
+    plots.write(plots.client_distribution(users, metric="accuracy"), folder, _figure(scene, "users"))
     federated = specs[PAIR[1], seed]
     if all(jobs.is_finished(specs[name, seed].folder) for name in PAIR):
         loaded = {name: jobs.load_job(specs[name, seed]) for name in PAIR}
@@ -331,17 +325,17 @@ def _draw(
             ("aggregation_time", times, "aggregation"),
         ):
             for figure in figures_of(name, found):
-                plots.write(figure, _figure(folder, scene, kind))
+                plots.write(figure, folder, _figure(scene, kind))
 
 
-def _draw_cold_start(held: JobSpec, path: Path) -> None:
+def _draw_cold_start(held: JobSpec, folder: Path, name: str) -> None:
     """Measure the users who were held out against their own examples; keep the numbers beside the figure."""
     analysis = cold_start_form(cold_start(load_run(held.folder, data_folder=held.data), progress=False))
     write_analyses(held.folder, {"cold_start": analysis})
     for figure in figures_of("cold_start", analysis):
-        plots.write(figure, path)
+        plots.write(figure, folder, name)
     write_whole(
-        path.with_suffix(".json"),
+        folder / f"{name}.json",
         f"{json.dumps({'run': held.file, **rounded(analysis)}, indent=1)}\n".encode(),
     )
 

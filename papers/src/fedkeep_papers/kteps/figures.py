@@ -51,7 +51,6 @@ def figure4(request: Request) -> Path:
             lines.append(Line(book.fdu.name, f"{method}, {step} fine-tuning", "accuracy_ap", own, _at(place)))
 
     def draw(folder: Path) -> list[Path]:
-        folder.mkdir(parents=True, exist_ok=True)
         shared: dict[str, list[tuple[float, float]]] = {}
         tuned: dict[str, list[tuple[float, float]]] = {}
         for method, own in cells.items():
@@ -61,9 +60,10 @@ def figure4(request: Request) -> Path:
             if found and METHODS[method].tuned:
                 curves = [ap(n.curves[str(RATIO)]["own"]).curve for n in found]
                 tuned[method] = list(zip(found[0].steps, np.mean(curves, axis=0).tolist(), strict=True))
-        path = folder / "figure4.png"
+        if not (shared or tuned):
+            return []
         panels = [("rounds", "Ag", shared), ("mini-batches of fine-tuning", "accuracy", tuned)]
-        return [plots.panels_of_curves(panels, path)] if shared or tuned else []
+        return [plots.write(plots.panels_of_curves(panels, "accuracy", ""), folder, "figure4")]
 
     return book.make(
         lines,
@@ -140,11 +140,10 @@ def figure5(request: Request) -> Path:
         ]
         if not panels[0][2]:
             return []
-        folder.mkdir(parents=True, exist_ok=True)
         title = "Means over the words " + ", ".join(WORDS)
         if any(len(runs) > 1 for runs in found.values()):
             title += ", and over seeds"
-        return [plots.panels_of_curves(panels, folder / "figure5.png", title=title, logarithmic=True)]
+        return [plots.write(plots.panels_of_curves(panels, "accuracy", title, KS), folder, "figure5")]
 
     return book.make(
         lines,

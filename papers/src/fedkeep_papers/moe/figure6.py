@@ -18,7 +18,7 @@ from fedkeep.experiments.reproductions import Request
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep.report.tables import Table, mean_std, to_markdown
 from fedkeep.report.wording import MISSING
-from fedkeep_papers.kit.sweeps import difference_maps, sweep_panels
+from fedkeep_papers.kit import plots
 from fedkeep_papers.moe.results import Cell, Result
 from fedkeep_papers.moe.scene import MAJORITY, By, Scene, changed
 from fedkeep_papers.moe.sheet import (
@@ -140,8 +140,9 @@ def _curves(own: Sheet, groups: Sequence[Sequence[Scene]], split: str, folder: P
                 points = [(share(s), _mean(own, s, way, split), None) for s in group if not s.q or s.by == by]
                 panels[title][way.name] = [point for point in points if not math.isnan(point[1])]
         if any(points for curves in panels.values() for points in curves.values()):
-            path = folder / f"out-p{group[0].p:g}-{'paper' if split == 'valid' else 'clean'}.png"
-            made.append(sweep_panels(panels, path, metric=METRIC, setting="share of training images out"))
+            drawn = plots.sweep_panels(panels, metric=METRIC, setting="share of training images out")
+            name = f"out-p{group[0].p:g}-{'paper' if split == 'valid' else 'clean'}"
+            made.append(plots.write(drawn, folder, name))
     return made
 
 
@@ -158,9 +159,10 @@ def _gains(own: Sheet, groups: Sequence[Sequence[Scene]], split: str, folder: Pa
                 maps.setdefault(f"p = {scene.p:g}", {}).update(gains)
     if not maps:
         return []
-    path = folder / f"kinds-{'paper' if split == 'valid' else 'clean'}.png"
-    label = "mixture − local"
-    return [difference_maps(maps, path, metric=METRIC, across="client", down="local expert", label=label)]
+    drawn = plots.difference_maps(
+        maps, metric=METRIC, across="client", down="local expert", label="mixture − local"
+    )
+    return [plots.write(drawn, folder, f"kinds-{'paper' if split == 'valid' else 'clean'}")]
 
 
 ABOUT = f"""

@@ -12,6 +12,8 @@ from fedkeep.core.errors import DataError
 from fedkeep.data import class_counts
 from fedkeep.data.readers.cifar import CIFAR100_TEST
 from fedkeep.experiments.reproductions import Request
+from fedkeep.report.blocks import Figure
+from fedkeep.report.facts import dealing
 from fedkeep.report.results import Row, over_seeds
 from fedkeep.report.tables import Table, mean_std, to_markdown
 from fedkeep.report.wording import MISSING
@@ -315,17 +317,10 @@ def partitions(own: Sheet, folder: Path) -> list[Path]:
         data = clients_of(cell, own.size.federation.config(cell), own.request.data)
         opted = data.columns.get("opted_in")
         out = [] if opted is None else [c for c in range(len(data)) if not opted[data.rows(c).start]]
-        path = folder / f"partition-p{cell.p:g}-q{cell.q:g}.png"
-        made.append(
-            plots.partition_plot(
-                class_counts(data, "train").tolist(),
-                path,
-                clients=list(data.ids),
-                classes=data.meta["label_names"],
-                title=f"{cell.title}, training images, p = {cell.p:g}, seed {cell.seed}",
-                opted_out=out,
-            )
-        )
+        counts, title = class_counts(data, "train").tolist(), f"{cell.title}, training images, p = {cell.p:g}"
+        chart = dealing(counts, data.ids, data.meta["label_names"], out, f"{title}, seed {cell.seed}")
+        drawn = Figure(title, (chart,), ramp=("examples", "1", f"{max(map(max, counts)):,}"))
+        made.append(plots.write(drawn, folder, f"partition-p{cell.p:g}-q{cell.q:g}"))
     return made
 
 

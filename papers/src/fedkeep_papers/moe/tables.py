@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
+from fedkeep.report.charts import Bar
+from fedkeep.report.measured import bars_figure
 from fedkeep.report.results import write_results
 from fedkeep.report.tables import mean_std
 from fedkeep_papers.kit import plots
-from fedkeep_papers.kit.sweeps import difference_maps, sweep_panels
 from fedkeep_papers.moe.published import FIGURE2, FIGURE2_P, TABLE2
 from fedkeep_papers.moe.scene import Scene, changed, varied
 from fedkeep_papers.moe.sheet import (
@@ -68,18 +69,11 @@ def table2(request: Request) -> Path:
     figures = []
     for scene in scenes:
         here = [r for r in rows if r.scene == scene_name(scene, "valid") and r.published is not None]
-        pairs = [(r.method, r.value, r.published) for r in here if r.value is not None]
-        if not pairs:
-            continue
-        path = request.out / name / f"p{scene.p:g}.png"
-        plots.comparison_bars(
-            pairs,
-            path,
-            metric=METRIC,
-            title=f"{scene.title}, p = {scene.p:g}, {PROTOCOLS['valid']}",
-            std={r.method: r.std for r in here if r.std is not None},
-        )
-        figures.append(path)
+        bars = [Bar(r.method, r.value, r.std, r.published) for r in here if r.value is not None]
+        if bars:
+            title = f"{scene.title}, p = {scene.p:g}, {PROTOCOLS['valid']}"
+            drawn = bars_figure(title, bars, METRIC, title)
+            figures.append(plots.write(drawn, request.out / name, f"p{scene.p:g}"))
     figures += partitions(own, request.out / name)
     gaps = paired(own, scenes, [(Way(MIXTURE), Way(TUNED)), (Way(MIXTURE), Way(LOCAL))])
     text = "\n\n".join([preamble(own), "" if request.changes else _published_deviations(), gaps])
@@ -203,11 +197,12 @@ def _sweep(
                     curve = panels.setdefault(title, {}).setdefault(way.name, [])
                     if values:
                         curve.append((scene.p, *mean_std(values.values())))
-        path = own.request.out / result / f"{'paper' if split == 'valid' else 'clean'}.png"
         shown = published if split == "valid" else {}
         setting = "fraction p of majority classes"
         if any(points for curves in panels.values() for points in curves.values()):
-            figures.append(sweep_panels(panels, path, metric=METRIC, setting=setting, published=shown))
+            drawn = plots.sweep_panels(panels, metric=METRIC, setting=setting, published=shown)
+            file = "paper" if split == "valid" else "clean"
+            figures.append(plots.write(drawn, own.request.out / result, file))
     figures += partitions(own, own.request.out / result)
     title = f"Federated mixture of experts, {name.removeprefix('moe-').replace('figure', 'Figure ')}"
     text = f"{preamble(own)}\n\n{extra}"
@@ -235,17 +230,14 @@ def figure5(request: Request) -> Path:
                 maps.setdefault(scene.title, {})[cell] = mean_std(gaps)[0]
         if not maps:
             continue
-        path = request.out / result / f"{'paper' if split == 'valid' else 'clean'}.png"
-        figures.append(
-            difference_maps(
-                maps,
-                path,
-                metric=METRIC,
-                across="fraction p of majority classes",
-                down="training images a client",
-                label="mixture − fine-tuned",
-            )
+        drawn = plots.difference_maps(
+            maps,
+            metric=METRIC,
+            across="fraction p of majority classes",
+            down="training images a client",
+            label="mixture − fine-tuned",
         )
+        figures.append(plots.write(drawn, request.out / result, "paper" if split == "valid" else "clean"))
     extra = (
         f"The paper's grid has nine fractions and ten sizes from 5 to 500; here p is {_listed(size.p5)} and the size "
         f"{_listed(size.train)}. Blue: the mixture is ahead of the fine-tuned model."

@@ -33,14 +33,13 @@ def cifar10(
 
     Args:
         folder: of the files.
-        form: "jpeg": Parquet files ``*train*.parquet`` and ``*test*.parquet`` of encoded images (the extra
-            ``images``); "lossless": ``cifar10_train4000_lossless.npz``, 4,000 training images and no test image;
+        form: "jpeg": Parquet files ``*train*.parquet`` and ``*test*.parquet`` of encoded images; "lossless": ``cifar10_train4000_lossless.npz``, 4,000 training images and no test image;
             "binary": ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``.
         whole: of binary files, whose lengths nothing states: refuse other numbers of images than the official.
 
     Raises:
-        DataError: a file is missing, truncated or malformed, an image has another size, a label is out of range,
-            or Pillow is not installed; the message names the file.
+        DataError: a file is missing, truncated or malformed, an image has another size, or a label is out of range;
+            the message names the file.
     """
     check_choice("Wanted form", form, ("jpeg", "lossless", "binary"), DataError)
     place, source = Path(folder), dict[str, str]()
@@ -70,8 +69,7 @@ def cifar100(
         folder: of the files.
         form: "binary": ``train.bin`` and ``test.bin`` of the binary version, with ``fine_label_names.txt`` and
             ``coarse_label_names.txt`` where they are there; "parquet": files ``*train*.parquet`` and
-            ``*test*.parquet`` of encoded images, with columns ``fine_label`` and ``coarse_label`` (the extra
-            ``images``); "test": ``cifar100_test.npz``, the official test images alone, as the set's training images;
+            ``*test*.parquet`` of encoded images, with columns ``fine_label`` and ``coarse_label``; "test": ``cifar100_test.npz``, the official test images alone, as the set's training images;
             None: binary where there is ``train.bin``, else parquet where there are such files, else "test" where there
             is that file.
         labels: "fine", the 100 classes, or "coarse", the 20 groups.

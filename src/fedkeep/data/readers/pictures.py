@@ -1,4 +1,4 @@
-"""Parquet files of encoded images (JPEG, PNG): Pillow is the extra ``images``."""
+"""Parquet files of encoded images (JPEG, PNG), decoded by Pillow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_pictures(
 
     Raises:
         DataError: no such file, a damaged one, a missing column, a value that is no image of that shape, or a label
-            out of range; file and row are named. Or Pillow is not installed.
+            out of range; file and row are named.
     """
     paths = sorted(folder.glob(f"*{part}*.parquet"))
     if not paths:
@@ -81,16 +81,9 @@ def _decoded(path: Path, digest: str, label: tuple[str, ...], shape: tuple[int, 
 
 
 def _file(path: Path, label: Sequence[str], shape: tuple[int, int, int]) -> Part:
-    try:
-        import PIL.Image
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(
-            "Reading {name} needs Pillow. Install it: pip install 'fedkeep[images]'.",
-            name=path.name,
-        ) from error
-    del PIL
+    import pyarrow
+    import pyarrow.parquet
+
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = list(file.schema_arrow.names)
