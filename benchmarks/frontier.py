@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from benchmarks.faults import commit
 from benchmarks.measure import RESULTS, write
@@ -33,6 +32,9 @@ from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.simulate import simulate
 from fedkeep.privacy import Adaptive, DifferentialPrivacy
+from fedkeep.report.blocks import Figure
+from fedkeep.report.charts import Legend, Lines, Series, point_of
+from fedkeep.report.drawing import write_figure
 from fedkeep.report.tables import Table, mean_std, to_markdown
 
 EPSILONS = (math.inf, 8.0, 4.0, 1.0)
@@ -219,24 +221,25 @@ def counted(data: FederatedData) -> float:
 def written(found: dict[str, Any]) -> None:
     """Write all that is known: numbers, tables and the figure."""
     known = {name: scene for name, scene in SCENES.items() if _values(found["counts"], f"{name}/")}
-    figure = Figure(figsize=(4.5 * len(known), 3.8), layout="constrained")
-    lines = [HEAD]
-    places = figure.subplots(1, len(known), squeeze=False)[0]
-    for axes, (name, scene) in zip(places, known.items(), strict=True):
+    names = list(dict.fromkeys(m for scene in known.values() for m in scene.methods if m != "Local"))
+    slots = {method: str(i) for i, method in enumerate(names)}
+    lines, charts = [HEAD], []
+    for name, scene in known.items():
+        series, references = list[Series](), list[tuple[float, str]]()
         rows: list[tuple[str, ...]] = []
         for method in scene.methods:
             by = {e: _values(found["cells"], f"{name}/{method}/{e:g}/") for e in EPSILONS}
             if not any(by.values()):
                 continue
             rows.append((method, *(_text(by[e]) if by[e] or method != "Local" else "" for e in EPSILONS)))
-            heights = {k: 100 * float(np.mean(by[e])) for k, e in enumerate(EPSILONS) if by[e]}
+            heights = {float(k): float(np.mean(by[e])) for k, e in enumerate(EPSILONS) if by[e]}
             if method == "Local":
-                axes.axhline(heights.pop(0), color="0.5", linestyle="--", label="local alone")
+                references.append((heights[0], "local alone"))
             else:
-                axes.plot(list(heights), list(heights.values()), marker="o", label=method)
+                series.append(Series(method, tuple(heights), tuple(heights.values()), slots[method]))
         counts = _values(found["counts"], f"{name}/")
         rows.append(("Counts alone", _text(counts), *[""] * (len(EPSILONS) - 1)))
-        axes.axhline(100 * float(np.mean(counts)), color="0.5", linestyle=":", label="counts alone")
+        references.append((float(np.mean(counts)), "counts alone"))
         heads = tuple("no noise" if math.isinf(e) else f"ε = {e:g}" for e in EPSILONS)
         note = f"{scene.rounds} rounds, {scene.cohort} clients in each on average, Poisson; clipping adapts."
         lines.append(to_markdown(Table(("method", *heads), tuple(rows), scene.title, note), 2))
@@ -247,14 +250,24 @@ def written(found: dict[str, Any]) -> None:
             lines.append(
                 f"Points that the private part is worth at ε = 4, beside FedAvg: {', '.join(worth)}.\n"
             )
-        axes.set_xticks(range(len(EPSILONS)), heads)
-        axes.set_title(scene.title, fontsize=9)
-        axes.set_ylabel("accuracy on test, %")
-        axes.set_ylim(0, None)
-        axes.legend(fontsize=8)
+        chart = Lines(
+            series=tuple(series),
+            x_label="differential privacy of the uploads",
+            y_label="Accuracy on test (%)",
+            heading=scene.title,
+            metric="accuracy",
+            x_names=heads,
+            marks=True,
+            references=tuple(references),
+        )
+        charts.append(chart)
     lines.append(to_markdown(needed(), 2))
     write("frontier", found, "\n".join(lines))
-    figure.savefig(RESULTS / "frontier.svg", metadata={"Date": None})
+    legend = tuple(Legend(method, slot, mark=point_of(slot)) for method, slot in slots.items())
+    figure = Figure(
+        "Accuracy and privacy", tuple(charts), legend=legend, columns=len(charts), same_scale=True
+    )
+    write_figure(figure, RESULTS, "frontier", kinds=("svg",))
 
 
 def _values(known: dict[str, Any], start: str) -> list[float]:

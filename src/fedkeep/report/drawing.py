@@ -365,7 +365,7 @@ def _dashes(slot: str, dashed: bool) -> Any:
 def _lines(drawing: Drawing, axes: Axes, chart: Lines) -> None:
     series = [thinned(s) for s in chart.series if s.x]
     axes.grid(visible=False, axis="x")
-    axes.set_title(_wrapped(chart.heading, drawing.width), pad=30 if chart.heading else 6)
+    axes.set_title(_wrapped(chart.heading, 0.8 * drawing.width), pad=30 if chart.heading else 6)
     axes.annotate(chart.y_label, (0, 1), (0, 12), xycoords="axes fraction", textcoords="offset points")
     axes.set_xlabel(_wrapped(chart.x_label, drawing.width - 80))
     if chart.log:
@@ -408,14 +408,16 @@ def _lines(drawing: Drawing, axes: Axes, chart: Lines) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     for value, name in chart.references:
         if low <= value <= high:
+            below = any(0 < other - value < 0.07 * (high - low) for other, _ in chart.references)
             axes.axhline(value, color=INK, linestyle=(0, (1.5, 3)), linewidth=1.1)
             axes.annotate(
                 name,
                 (1, value),
-                (-2, 5),
+                (-2, -5 if below else 5),
                 xycoords=axes.get_yaxis_transform(),
                 textcoords="offset points",
                 ha="right",
+                va="top" if below else "baseline",
                 bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
             )
     if chart.many and drawing.roomy:
@@ -567,7 +569,7 @@ def _bars(drawing: Drawing, axes: Axes, chart: Bars) -> None:
     drawing.boxes(axes, places, faces, tips, edges)
     axes.set_xlim(0, max((w for _, _, w, _ in places), default=0.0) or 1.0)
     axes.set_ylim(tall * len(chart.bars), 0)
-    axes.set_title(_wrapped(chart.heading, drawing.width))
+    axes.set_title(_wrapped(chart.heading, 0.8 * drawing.width))
     axes.grid(visible=False)
     axes.set(xticks=[], yticks=[])
     axes.spines["bottom"].set_visible(False)
@@ -663,7 +665,7 @@ def _gains(drawing: Drawing, axes: Axes, chart: Gains) -> None:
     axes.set_xticks(sorted({1, len(chart.users)}), [f"{n:,}" for n in sorted({1, len(chart.users)})])
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(_Written(lambda ticks: _without_zeros(chart.write, ticks)))
-    axes.set_title(_wrapped(chart.heading, drawing.width), pad=30)
+    axes.set_title(_wrapped(chart.heading, 0.8 * drawing.width), pad=30)
     axes.annotate(chart.y_label, (0, 1), (0, 12), xycoords="axes fraction", textcoords="offset points")
     axes.set_xlabel(_wrapped("users, from the least gain to the greatest", drawing.width - 80))
 
@@ -686,7 +688,7 @@ def _grid(drawing: Drawing, axes: Axes, chart: Grid) -> None:
                 text, colour = chart.write(v), shades(v)[1]
                 axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=10.5, color=colour)
     axes.set(xlim=(0, columns), ylim=(rows, 0), facecolor=HAIR)
-    axes.set_title(_wrapped(chart.heading, drawing.width))
+    axes.set_title(_wrapped(chart.heading, 0.8 * drawing.width))
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     axes.xaxis.set_label_position("top")
@@ -739,7 +741,7 @@ def _map(drawing: Drawing, axes: Axes, chart: UserMap) -> None:
     axes.grid(visible=False)
     axes.set(xticks=[], yticks=[], ylabel="map axis 2 (no unit)")
     axes.set_xlabel(f"map axis 1 (no unit)\n{_wrapped(chart.note, drawing.width - 20)}")
-    axes.set_title(_wrapped(chart.heading, drawing.width))
+    axes.set_title(_wrapped(chart.heading, 0.8 * drawing.width))
 
 
 DRAWN: dict[type, Callable[[Drawing, Axes, Any], None]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedkeep.report import wording
 from fedkeep.report.blocks import Figure
-from fedkeep.report.charts import LOOKS, Grid, Legend, Lines, Series, Spread, Strip, point_of
+from fedkeep.report.charts import LOOKS, Grid, Legend, Lines, Series, Spread, Strip, mark_of, point_of
 
 Pairs = Sequence[tuple[float, float]]
 Points = Sequence[tuple[float, float, float | None]]
@@ -71,7 +71,8 @@ def panels_of_curves(
         )
         for i, (along, side, curves) in enumerate(panels)
     ]
-    legend = tuple(Legend(name, slot, mark=point_of(slot) if places else "") for name, slot in looks.items())
+    mark = point_of if places else mark_of if any(chart.many for chart in charts) else lambda _: ""
+    legend = tuple(Legend(name, slot, mark=mark(slot)) for name, slot in looks.items())
     return Figure(title, tuple(charts), legend=legend, columns=len(charts))
 
 
