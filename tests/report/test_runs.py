@@ -227,64 +227,52 @@ def test_a_damaged_run_json_is_named(
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("analyses", "message"),
-    [
-        ({"x": 1}, "x: wanted an object, got int"),
-        (
-            {"x": {}},
-            "x: not embedding_map, cold_start or aggregation_time, so it must be a table with columns and rows",
-        ),
-        ({"x": {"columns": ["a"], "rows": [[1, 2]]}}, "x.rows[0]: wanted a list of 1 cells"),
-        ({"cold_start": {"k": [1], "mean": [0.1, 0.2]}}, "cold_start.mean: wanted 1 numbers, got 2"),
-        (
-            {"cold_start": {"k": ["most"], "mean": [0.1]}},
-            "cold_start.k: wanted numbers of examples or 'all', got 'most'",
-        ),
-        ({"cold_start": {"k": [1], "mean": ["x"]}}, "cold_start.mean[0]: wanted a number or null, got 'x'"),
-        ({"cold_start": {"k": [1], "mean": [0.1], "metric": 3}}, "cold_start.metric: wanted text, got 3"),
-        (
-            {"cold_start": {"k": [1], "series": [4]}},
-            "cold_start.series[0]: wanted an object with name, mean and std",
-        ),
-        ({"cold_start": {"k": [1], "mean": [0.1], "note": 4}}, "cold_start.note: wanted text, got 4"),
-        (
-            {"embedding_map": {"panels": [{"name": "a", "numbers": [], "points": []}]}},
-            "embedding_map.panels[0].numbers: wanted an object, got list",
-        ),
-        (
-            {"embedding_map": {"panels": [{"name": "a", "points": [{"x": 1}]}]}},
-            "embedding_map.panels[0].points[0]: wanted an object with client, x, y and trait",
-        ),
-        (
-            {
-                "embedding_map": {
-                    "panels": [{"name": "a", "points": [{"client": "u", "x": 1, "y": 2, "trait": 0.5}]}]
-                }
-            },
-            "embedding_map.panels[0].points[0].trait: wanted text or an integer, got 0.5",
-        ),
-        ({"aggregation_time": {"cohort": [1]}}, "aggregation_time.seconds: wanted a list, got nothing"),
-        (
-            {"embedding_map": {"panels": [{}]}},
-            "embedding_map.panels[0]: wanted an object with a name and points",
-        ),
-        (
-            {"embedding_map": {"panels": [], "trait_kind": "odd"}},
-            "embedding_map.trait_kind: wanted 'categorical' or",
-        ),
-        (
-            {"embedding_map": {"panels": [{"name": "a", "points": [{"client": "u", "x": 1, "y": None}]}]}},
-            "embedding_map.panels[0].points[0].y: wanted a number, got null",
-        ),
-    ],
-)
-def test_a_damaged_analysis_is_named(write_run: Write, analyses: Any, message: str) -> None:
+POINT = {"client": "u", "x": 1, "y": 2}
+DAMAGED: list[tuple[Any, str]] = [
+    ({"x": 1}, "x"),
+    ({"x": {}}, "x.columns"),
+    ({"x": {"columns": ["a"], "rows": [[1, 2]]}}, "x"),
+    ({"cold_start": {"k": [1], "mean": [0.1, 0.2]}}, "cold_start"),
+    ({"cold_start": {"k": [1], "mean": [0.1], "std": [0.1, 0.2]}}, "cold_start"),
+    ({"cold_start": {"k": ["most"], "mean": [0.1]}}, "cold_start.k[0]"),
+    ({"cold_start": {"k": [-1], "mean": [0.1]}}, "cold_start.k[0]"),
+    ({"cold_start": {"k": [1]}}, "cold_start"),
+    ({"cold_start": {"k": [1], "mean": ["x"]}}, "cold_start.mean[0]"),
+    ({"cold_start": {"k": [1], "mean": [True]}}, "cold_start.mean[0]"),
+    ({"cold_start": {"k": [1], "mean": [0.1], "metric": 3}}, "cold_start.metric"),
+    ({"cold_start": {"k": [1], "series": [4]}}, "cold_start.series[0]"),
+    ({"cold_start": {"k": [1], "mean": [0.1], "note": 4}}, "cold_start.note"),
+    ({"cold_start": {"k": [1], "mean": [0.1], "changes": [None, None]}}, "cold_start"),
+    ({"cold_start": {"k": [1], "mean": [0.1], "changes": [[1, 2]]}}, "cold_start.changes[0]"),
+    ({"cold_start": {"k": [1], "mean": [0.1], "changes": [["x", 1, 2]]}}, "cold_start.changes[0][0]"),
+    ({"cold_start": {"k": [1], "mean": [0.1], "changes": 3}}, "cold_start.changes"),
+    ({"aggregation_time": {"cohort": [1]}}, "aggregation_time.seconds"),
+    ({"aggregation_time": {"cohort": [1], "seconds": []}}, "aggregation_time"),
+    ({"embedding_map": {"panels": [{}]}}, "embedding_map.panels[0].name"),
+    ({"embedding_map": {"panels": [], "trait_kind": "odd"}}, "embedding_map.trait_kind"),
+    *(
+        ({"embedding_map": {"panels": [{"name": "a"} | panel]} | more}, f"embedding_map.panels[0].{place}")
+        for panel, more, place in (
+            ({"numbers": [], "points": []}, {}, "numbers"),
+            ({"points": [{"x": 1}]}, {}, "points[0].client"),
+            ({"points": [{**POINT, "y": None}]}, {}, "points[0].y"),
+            ({"points": [{**POINT, "trait": 0.5}]}, {}, "points[0].trait"),
+            ({"points": [{**POINT, "trait": "a"}]}, {"trait_kind": "continuous"}, "points[0].trait"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("analyses", "place"), DAMAGED)
+def test_a_damaged_analysis_is_named(write_run: Write, analyses: Any, place: str) -> None:
     folder = write_run()
     write_analyses(folder, analyses)
     with pytest.raises(RunError) as error:
         read_run(folder)
-    assert str(error.value).startswith(f"{folder / 'analyses.json'}: {message}")
+    assert {k: error.value.facts[k] for k in ("file", "place")} == {
+        "file": folder / "analyses.json",
+        "place": place,
+    }
 
 
 def test_analyses_that_are_no_json_are_named(write_run: Write) -> None:

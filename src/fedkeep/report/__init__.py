@@ -2,11 +2,10 @@
 
     wording.py    how numbers are written              tables.py     rows of cells, Markdown
     runs.py       reads a run directory                results.py    results/NAME.json and .md
-    analyses.py   reads and checks analyses.json       charts.py     what charts show
+    analyses.py   reads and shows analyses.json        charts.py     what charts show
     groups.py     runs that differ in their seed only  drawing.py    draws them, for the page and as files
     measured.py   results, curves, users               page.py       report.html, .md and .json
-    analysed.py   maps, cold start, times              page.html.j2  the page's frame and its CSS
-    facts.py      traffic, split, data, configuration
+    facts.py      traffic, split, data, configuration  page.html.j2  the page's frame and its CSS
 
 Of a run directory these are read: ``run.json``, ``records.jsonl``, ``timings.jsonl`` and ``personalization.jsonl``
 (see `fedkeep.core.records`) and, where it exists, ``analyses.json``: an object of any of the following, each optional.

@@ -1,14 +1,21 @@
-"""Reads and checks analyses.json; the package's docstring gives its form."""
+"""Stored analyses: maps of user vectors, cold start, aggregation time, plain tables. Read, checked and shown."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedkeep.core.errors import RunError
 from fedkeep.core.sealed import read_sealed
+from fedkeep.report import wording
+from fedkeep.report.blocks import Block, Figure, Section
+from fedkeep.report.charts import SLOTS, Legend, Lines, Series, palette_of, point_of, user_maps
+from fedkeep.report.tables import Table
+
+if TYPE_CHECKING:  # these read run directories, of which analyses are a part
+    from fedkeep.report.groups import Configuration
+
+Analysis = Mapping[str, Any]
 
 
 def read_sealed_analyses(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -17,137 +24,193 @@ def read_sealed_analyses(path: Path) -> tuple[dict[str, dict[str, Any]], dict[st
     Raises:
         RunError: the file is damaged or an analysis breaks the form; names the file and the place.
     """
+    from fedkeep.report.analysis_forms import check_analyses
+
     if not path.exists():
         return {}, {}
     content = read_sealed(path)
     about = content.pop("about", {})
     del content["format"]
-    try:
-        check_analyses(content)
-    except ValueError as error:
-        raise RunError(f"{path}: {error}.") from error
+    check_analyses(content, path)
     return content, dict(about)
 
 
-def check_analyses(content: Any) -> None:
-    """Check the form of analyses; whoever writes analyses.json may call it first.
-
-    Raises:
-        ValueError: names the place, what was wanted and what was got.
-    """
-    if not isinstance(content, dict):
-        raise ValueError(f"wanted an object of analyses, got {type(content).__name__}")
-    checks = {"embedding_map": _check_map, "cold_start": _check_cold_start, "aggregation_time": _check_time}
-    for name, analysis in content.items():
-        if not isinstance(analysis, dict):
-            raise ValueError(f"{name}: wanted an object, got {type(analysis).__name__}")
-        for key in ("title", "note"):
-            if not isinstance(analysis.get(key, ""), str):
-                raise ValueError(f"{name}.{key}: wanted text, got {analysis[key]!r}")
-        checks.get(name, _check_table)(name, analysis)
+def sections(groups: Sequence[Configuration]) -> Iterator[Section]:
+    """Yield a section for each kind of analysis, with the figures of all runs that have it."""
+    found = [(g, run, name) for g in groups for run in g.runs for name in run.analyses]
+    several = sum(len(g.runs) for g in groups) > 1
+    for i, name in enumerate([*MAKERS, *dict.fromkeys(n for *_, n in found if n not in MAKERS)]):
+        title, maker = MAKERS.get(name, (wording.metric_name(wording.printable(name)), _table))
+        blocks: list[Block] = []
+        for g, run, own in found:
+            if own == name:
+                label = f"{g.label}, seed {run.seed}" if len(g.runs) > 1 else g.label
+                blocks += maker(run.analyses[name], label if several else "")
+        if blocks:
+            yield Section(f"analysis-{i}", title, tuple(blocks))
 
 
-def _check_map(name: str, analysis: Mapping[str, Any]) -> None:
-    kind = analysis.get("trait_kind", "categorical")
-    if kind not in ("categorical", "continuous"):
-        raise ValueError(f"{name}.trait_kind: wanted 'categorical' or 'continuous', got {kind!r}")
-    _number(f"{name}.linear_cka", analysis.get("linear_cka"))
-    for i, panel in enumerate(_list(name, analysis, "panels")):
-        place = f"{name}.panels[{i}]"
-        if not isinstance(panel, dict) or not isinstance(panel.get("name"), str):
-            raise ValueError(f"{place}: wanted an object with a name and points")
-        numbers = panel.get("numbers", {})
-        if not isinstance(numbers, dict):
-            raise ValueError(f"{place}.numbers: wanted an object, got {type(numbers).__name__}")
-        for key, value in numbers.items():
-            _number(f"{place}.numbers.{key}", value)
-        for j, point in enumerate(_list(place, panel, "points")):
-            _check_point(f"{place}.points[{j}]", point, kind)
+def _titled(analysis: Analysis, default: str, label: str) -> str:
+    title = wording.printable(analysis.get("title") or default)
+    return " · ".join(filter(None, (title, label)))
 
 
-def _check_point(place: str, point: Any, kind: str) -> None:
-    if not isinstance(point, dict) or not isinstance(point.get("client"), str):
-        raise ValueError(f"{place}: wanted an object with client, x, y and trait")
-    for key in ("x", "y"):
-        if point.get(key) is None:
-            raise ValueError(f"{place}.{key}: wanted a number, got null")
-        _number(f"{place}.{key}", point[key])
-    for key in ("value", "n"):
-        _number(f"{place}.{key}", point.get(key))
-    if kind == "continuous":
-        _number(f"{place}.trait", point.get("trait"))
-    elif not isinstance(point.get("trait"), str | int | None):
-        raise ValueError(f"{place}.trait: wanted text or an integer, got {point['trait']!r}")
+def _note(analysis: Analysis) -> str:
+    return wording.printable(analysis.get("note") or "")
 
 
-def _check_cold_start(name: str, analysis: Mapping[str, Any]) -> None:
-    k = _list(name, analysis, "k")
-    for value in k:
-        if value != "all" and (type(value) is not int or value < 0):
-            raise ValueError(f"{name}.k: wanted numbers of examples or 'all', got {value!r}")
-    if not isinstance(analysis.get("metric", "accuracy"), str):
-        raise ValueError(f"{name}.metric: wanted text, got {analysis['metric']!r}")
-    _number(f"{name}.users", analysis.get("users"))
-    for i, series in enumerate(cold_start_series(analysis)):
-        place = f"{name}.series[{i}]" if "series" in analysis else name
-        if not isinstance(series, dict) or not isinstance(series.get("name", ""), str):
-            raise ValueError(f"{place}: wanted an object with name, mean and std")
-        for key in ("mean", "std"):
-            if key == "mean" or series.get(key) is not None:
-                _numbers(place, series, key, len(k))
-    for i, change in enumerate(cold_start_changes(analysis)):
-        if change is not None:
-            _numbers(name, {f"changes[{i}]": change}, f"changes[{i}]", 3)
-    if "changes" in analysis and len(analysis["changes"]) != len(k):
-        raise ValueError(f"{name}.changes: wanted {len(k)} changes, got {len(analysis['changes'])}")
+def _map(analysis: Analysis, label: str) -> Iterator[Block]:
+    panels = analysis["panels"]
+    palette = palette_of(analysis)
+    caption = [_note(analysis).removesuffix(".")]
+    if not palette.continuous:
+        caption.append(f"colour and shape: {palette.name}")
+    if analysis.get("linear_cka") is not None:
+        caption.append(f"linear CKA between the two: {wording.number(analysis['linear_cka'], 'linear_cka')}")
+    others = not palette.continuous and any(
+        p.get("trait") not in palette.places for panel in panels for p in panel["points"]
+    )
+    keys = list(dict.fromkeys(k for panel in panels for k in panel.get("numbers") or {}))
+    rows = []
+    for panel in panels:
+        numbers = panel.get("numbers") or {}
+        cells = [wording.number(numbers.get(k), k) for k in keys]
+        rows.append((wording.printable(panel["name"]), f"{len(panel['points']):,}", *cells))
+    table = Table(("map", "users", *(wording.metric_name(wording.printable(k)) for k in keys)), tuple(rows))
+    yield Figure(
+        _titled(analysis, "User vectors", label),
+        tuple(user_maps(analysis, palette)),
+        " · ".join(filter(None, caption)),
+        palette.legend(others),
+        palette.ramp(),
+        table,
+        dict(analysis),
+        columns=2,
+    )
 
 
-def cold_start_series(analysis: Mapping[str, Any]) -> list[Any]:
+def _cold_start(analysis: Analysis, label: str) -> Iterator[Block]:
+    metric = analysis.get("metric", "accuracy")
+    names = tuple(str(k) for k in analysis["k"])
+    series = [_cold_start_curve(entry, str(i % SLOTS)) for i, entry in enumerate(cold_start_series(analysis))]
+    caption = [_note(analysis)]
+    if analysis.get("users") is not None and not caption[0]:
+        caption.append(f"{wording.count(analysis['users'], 'user')} held out of federation.")
+    if any(s.low for s in series):
+        caption.append("Whiskers: ± one standard deviation.")
+    table = cold_start_table(analysis)
+    if not any(s.x for s in series):
+        yield table
+        return
+    unit = " (%)" if wording.is_fraction(metric) else ""
+    y_label = f"{wording.metric_name(metric)}{unit}"
+    chart = Lines(
+        series=tuple(s for s in series if s.x),
+        x_label="own examples k, to which the private part is fitted",
+        y_label=y_label,
+        metric=metric,
+        hover_x="k =",
+        x_names=names,
+        marks=True,
+    )
+    title = _titled(analysis, f"{wording.metric_name(metric)} against a new user's own examples", label)
+    legend = tuple(Legend(s.label, s.slot, mark=point_of(s.slot)) for s in series if s.label)
+    yield Figure(title, (chart,), " ".join(filter(None, caption)), legend, None, table, dict(analysis))
+
+
+def cold_start_table(analysis: Analysis) -> Table:
+    """Return the curves of a cold-start analysis as rows, and the first one's changes where they are known."""
+    metric = analysis.get("metric", "accuracy")
+    rows = [
+        (
+            wording.printable(entry.get("name") or wording.metric_name(metric)),
+            *(wording.number(value, metric) for value in entry["mean"]),
+        )
+        for entry in cold_start_series(analysis)
+    ]
+    if changes := analysis.get("changes"):
+        said = [wording.MISSING if c is None else wording.interval(c[0], c[1], c[2], metric) for c in changes]
+        rows.append(("change from the k before (95 %)", *said))
+    return Table(("own examples", *(str(k) for k in analysis["k"])), tuple(rows))
+
+
+def cold_start_series(analysis: Analysis) -> list[Any]:
     """Return the curves of a cold-start analysis: its ``series``, or the one it is itself."""
-    if "series" in analysis:
-        return _list("cold_start", analysis, "series")
-    return [{"name": "", "mean": analysis.get("mean"), "std": analysis.get("std")}]
+    found: list[Any] = analysis.get("series") or [{"mean": analysis["mean"], "std": analysis.get("std")}]
+    return found
 
 
-def cold_start_changes(analysis: Mapping[str, Any]) -> list[Any]:
-    """Return a cold-start analysis's changes from the k before, [mean, low, high] or None; empty where not measured."""
-    return _list("cold_start", analysis, "changes") if "changes" in analysis else []
+def _cold_start_curve(entry: Analysis, slot: str) -> Series:
+    """Return a curve over the numbers of k; places whose mean is not known are left out."""
+    std = entry.get("std") or [None] * len(entry["mean"])
+    known = [
+        (float(j), m, s) for j, (m, s) in enumerate(zip(entry["mean"], std, strict=True)) if m is not None
+    ]
+    band = [(m - s, m + s) for _, m, s in known if s is not None]
+    low, high = ([b[0] for b in band], [b[1] for b in band]) if len(band) == len(known) else ([], [])
+    label = wording.printable(entry.get("name") or "")
+    return Series(
+        label, tuple(k[0] for k in known), tuple(k[1] for k in known), slot, False, tuple(low), tuple(high)
+    )
 
 
-def _check_time(name: str, analysis: Mapping[str, Any]) -> None:
-    cohort = _list(name, analysis, "cohort")
-    _numbers(name, analysis, "cohort", len(cohort))
-    _numbers(name, analysis, "seconds", len(cohort))
+def _time(analysis: Analysis, label: str) -> Iterator[Block]:
+    pairs = sorted(
+        (float(c), float(s)) for c, s in zip(analysis["cohort"], analysis["seconds"], strict=True) if c and s
+    )
+    if not pairs:
+        return
+    rows = tuple((wording.plain(c), wording.duration(s), wording.duration(s / c)) for c, s in pairs)
+    table = Table(("clients in the cohort", "time", "time per client"), rows)
+    log = pairs[-1][0] / pairs[0][0] > 20
+    chart = Lines(
+        series=(Series("", tuple(c for c, _ in pairs), tuple(s for _, s in pairs), "0"),),
+        x_label="clients in the cohort",
+        y_label="Time per round",
+        y_format=wording.duration,
+        hover_x="cohort of",
+        log=log,
+        marks=True,
+    )
+    caption = " ".join(filter(None, (_note(analysis), "Both axes are logarithmic." if log else "")))
+    title = _titled(analysis, "Time to combine one round's uploads", label)
+    yield Figure(title, (chart,), caption, table=table, data=dict(analysis))
 
 
-def _check_table(name: str, analysis: Mapping[str, Any]) -> None:
-    if "columns" not in analysis or "rows" not in analysis:
-        raise ValueError(
-            f"{name}: not embedding_map, cold_start or aggregation_time, so it must be a table with columns and rows"
-        )
-    columns = _list(name, analysis, "columns")
-    for i, row in enumerate(_list(name, analysis, "rows")):
-        if not isinstance(row, list) or len(row) != len(columns):
-            raise ValueError(f"{name}.rows[{i}]: wanted a list of {len(columns)} cells")
+def _table(analysis: Analysis, label: str) -> Iterator[Block]:
+    columns, rows = [wording.printable(c) for c in analysis["columns"]], analysis["rows"]
+    metrics = [_column_metric(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
+    text = [i for i in range(len(columns)) if not all(_is_number(row[i]) or row[i] is None for row in rows)]
+    cells = tuple(tuple(_cell(row[i], metrics[i]) for i in range(len(columns))) for row in rows)
+    title = _titled(analysis, "", label)
+    yield Table(tuple(columns), cells, title, _note(analysis), left=max(text, default=-1) + 1)
 
 
-def _list(place: str, analysis: Mapping[str, Any], key: str) -> list[Any]:
-    value = analysis.get(key)
-    if not isinstance(value, list):
-        raise ValueError(
-            f"{place}.{key}: wanted a list, got {'nothing' if value is None else type(value).__name__}"
-        )
-    return value
+def _column_metric(name: str, values: Sequence[Any]) -> str:
+    """Return the metric that a column's heading names, where its values are fractions; else an empty string."""
+    words = name.lower().replace("_", " ").split()
+    fractions = all(v is None or (_is_number(v) and 0 <= v <= 1) for v in values)
+    return next((m for m in ("accuracy", "auc") if m in words), "") if fractions else ""
 
 
-def _numbers(place: str, analysis: Mapping[str, Any], key: str, length: int) -> None:
-    values = _list(place, analysis, key)
-    if len(values) != length:
-        raise ValueError(f"{place}.{key}: wanted {length} numbers, got {len(values)}")
-    for i, value in enumerate(values):
-        _number(f"{place}.{key}[{i}]", value)
+def _cell(value: Any, metric: str) -> str:
+    if _is_number(value):
+        return wording.number(value, metric)
+    return wording.MISSING if value is None else wording.printable(value)
 
 
-def _number(place: str, value: Any) -> None:
-    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        raise ValueError(f"{place}: wanted a number or null, got {value!r}")
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+MAKERS: dict[str, tuple[str, Callable[[Analysis, str], Iterator[Block]]]] = {
+    "embedding_map": ("Map of user vectors", _map),
+    "cold_start": ("New users", _cold_start),
+    "aggregation_time": ("Aggregation time", _time),
+}
+"""Of each kind of analysis that has a figure: the section's title, and what makes its blocks."""
+
+
+def figures_of(name: str, analysis: Analysis) -> list[Figure]:
+    """Return the figures of an analysis of one of `MAKERS`; none where it holds no value to draw."""
+    return [block for block in MAKERS[name][1](analysis, "") if isinstance(block, Figure)]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedkeep.report import analysed, facts, measured, wording, worth_blocks
+from fedkeep.report import analyses, facts, measured, wording, worth_blocks
 from fedkeep.report.blocks import Block, Content, Section
 from fedkeep.report.groups import Configuration, Scene, scenes
 from fedkeep.report.results import Row
@@ -37,7 +37,7 @@ def build(runs: Sequence[RunFiles], title: str, results: Sequence[Row] = ()) -> 
             "Spread over users",
             _joined(measured.users(s.groups, s.metrics, label) for s, label in named),
         ),
-        *analysed.sections(groups),
+        *analyses.sections(groups),
         Section("traffic", "Traffic and time", tuple(facts.traffic(groups))),
         Section("split", "What is federated, what is private", tuple(facts.split(groups))),
         Section("data", "Data", (*facts.partitions(groups), *facts.table_of(groups, "data"))),

@@ -64,7 +64,7 @@ from fedkeep.report.charts import (
 
 WIDE, NARROW, PANEL = 900.0, 350.0, 440.0
 """Widths in points of a drawing on paper or a screen, on a phone, and of a chart beside another."""
-DPI = 200
+DPI = 144
 EVEN = {"s": 0.9, "^": 1.2, "v": 1.2, "D": 0.9, "*": 1.35}  # marks of about the same area
 ON_DARK, ON_LIGHT = "#fdfdfd", "#101418"  # of text on a shade, on the page too, whether it is light or dark
 LETTER = 7.0  # about the width of one at the size of a legend

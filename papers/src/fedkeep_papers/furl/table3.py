@@ -20,7 +20,7 @@ from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.personalize import cold_start
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report import page, tables
-from fedkeep.report.analysed import cold_start_table, figures_of
+from fedkeep.report.analyses import cold_start_table, figures_of
 from fedkeep.report.charts import Bar
 from fedkeep.report.measured import bars_figure
 from fedkeep.report.results import Row, over_seeds, write_results
