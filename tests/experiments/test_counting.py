@@ -12,6 +12,7 @@ import torch
 
 from fedkeep import FederatedData
 from fedkeep.experiments.worth import counted
+from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Examples
 
 
@@ -43,7 +44,8 @@ def examples(data: FederatedData) -> Examples:
             "own/score": torch.zeros(len(rows), dtype=torch.uint8),
         }
         parts.append(columns)
-    return Examples(round=1, tensors=parts[0], valid=parts[1])
+    kinds = {task.name: task.kind for task in tasks_in(data.meta)}
+    return Examples(round=1, tensors=parts[0], kinds=kinds, valid=parts[1])
 
 
 def test_a_users_most_frequent_label_by_hand() -> None:

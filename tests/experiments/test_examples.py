@@ -171,20 +171,23 @@ def test_a_regression_keeps_errors() -> None:
 
 
 GOOD = {
+    "kind:": torch.tensor(list(b"multiclass"), dtype=torch.uint8),
     "client": torch.zeros(2, dtype=torch.int32),
     "row": torch.arange(2),
     "own/loss": torch.zeros(2).double(),
     "own/score": torch.zeros(2, dtype=torch.uint8),
 }
 BAD: dict[str, tuple[dict[str, Tensor | None], str]] = {
-    "nothing": (dict.fromkeys(GOOD), "no task"),
+    "nothing": (dict.fromkeys(GOOD), "no task of a known kind"),
+    "no kind": ({"kind:": None}, "no task of a known kind"),
+    "another kind": ({"kind:": torch.zeros(3, dtype=torch.uint8)}, "no task of a known kind"),
     "a column is missing": ({"row": None}, "'row' is missing"),
     "a score is missing": ({"own/score": None}, "'own/score' is missing"),
     "no model": ({"own/loss": None, "own/score": None}, "there is no model beside 'client'"),
     "length": ({"row": torch.arange(3)}, "'row' has the shape (3,) and the type torch.int64"),
     "type": ({"own/loss": torch.zeros(2)}, "'own/loss' has the shape (2,) and the type torch.float32"),
     "negative": ({"client": torch.tensor([0, -1], dtype=torch.int32)}, "a client or a row is negative"),
-    "valid": ({"valid:row": torch.arange(2)}, "unknown ['row']"),
+    "valid": ({"valid:row": torch.arange(2)}, "'client' is missing"),
     "roster": (
         {"roster:client": torch.zeros(1, dtype=torch.int32)},
         "the clients are not listed as they should be",
@@ -206,9 +209,7 @@ def test_a_file_that_holds_something_else_is_named(name: str) -> None:
     assert Examples.checked(Path("f"), 3, GOOD).round == 3
     with pytest.raises(RunError) as error:
         Examples.checked(Path("f"), 3, {n: t for n, t in {**GOOD, **changes}.items() if t is not None})
-    assert (
-        str(error.value) == f"f does not hold the results of examples: {fault}. Restore the run from a copy."
-    )
+    assert error.value.facts == {"file": Path("f"), "fault": fault}
 
 
 @pytest.mark.parametrize(

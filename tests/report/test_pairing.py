@@ -30,7 +30,7 @@ from fedkeep.report.runs import read_run
 from fedkeep.report.standings import compared, plain_rows
 from fedkeep.report.worth import compare, sentences
 from fedkeep.report.worth_blocks import fairness_table
-from fedkeep.tasks import REGRESSION
+from fedkeep.tasks import BINARY, MULTICLASS, RANKING, REGRESSION, Kind
 from fedkeep.tasks.results import Examples, Roster
 from tests.report.run_folders import write_examples, write_info
 
@@ -52,7 +52,12 @@ def examples(*models: str, **changes: Any) -> Examples:
     roster = Roster(np.array([2, 5], np.int32), np.array([30, 40]), ("ann", "bob"))
     valid = results({m: [1, 0, 0] for m in models}, np.array([2, 5, 5], np.int32), row=3)
     test = results({m: RIGHT[m] for m in models})
-    return Examples(**{"round": 4, "tensors": test, "valid": valid, "roster": roster} | changes)
+    made = {"round": 4, "tensors": test, "kinds": {None: MULTICLASS}, "valid": valid, "roster": roster}
+    return Examples(**made | changes)
+
+
+def of_kind(kind: Kind, columns: dict[str, torch.Tensor]) -> Examples:
+    return examples(tensors=columns, kinds={None: kind}, valid={})
 
 
 @pytest.fixture
@@ -191,8 +196,8 @@ def test_a_metric_without_a_value_for_an_example_is_refused(folder: Callable[...
         "'accuracy'?"
     )
     errors = {**results({"own": RIGHT["own"]}), "own/score": torch.ones(5, dtype=torch.float64)}
-    ours = folder("FURL-1", examples("own", tensors=errors, valid={}))
-    theirs = folder("Local-1", examples("own", tensors=errors, valid={}))
+    ours = folder("FURL-1", of_kind(REGRESSION, errors))
+    theirs = folder("Local-1", of_kind(REGRESSION, errors))
     assert (
         refusal(ours, theirs)
         == "A regression has no right or wrong answers, so no accuracy. Choose --metric loss."
@@ -223,7 +228,7 @@ def test_a_users_auc_is_shown_where_both_classes_are_there(folder: Callable[...,
             score = torch.from_numpy(np.round(rng.normal(label * (model == "own"), 1.0), 1))
             columns |= {f"{model}/score": score, f"{model}/loss": torch.ones(24).double()}
         tests.append(columns)
-    paths = [folder(f"FURL-{s}", examples("own", tensors=t, valid={}), seed=s) for s, t in enumerate(tests)]
+    paths = [folder(f"FURL-{s}", of_kind(BINARY, t), seed=s) for s, t in enumerate(tests)]
     own, shared = sides(*paths)
     paired = pair(own, shared, None, "accuracy")
     found = client_aucs(own, shared, None, paired.client)
@@ -272,7 +277,7 @@ def test_a_users_auc_takes_five_examples_of_either_class(
     columns["label"] = torch.from_numpy(label).byte()
     for model in ("own", "shared"):
         columns |= {f"{model}/score": torch.from_numpy(label - 0.5), f"{model}/loss": torch.ones(20).double()}
-    own, shared = sides(folder("FURL-0", examples(tensors=columns, valid={})))
+    own, shared = sides(folder("FURL-0", of_kind(BINARY, columns)))
     found = client_aucs(own, shared, None, pair(own, shared, None, "accuracy").client)
     assert found is not None
     assert np.isfinite(found).tolist() == [[shown, True]] * 2
@@ -283,7 +288,7 @@ def test_a_smaller_error_is_a_gain_in_rmse(folder: Callable[..., Path]) -> None:
     for model, error in (("own", 1.0), ("shared", 2.0)):
         columns[f"{model}/score"] = torch.full((5,), error, dtype=torch.float64)
         columns[f"{model}/loss"] = columns[f"{model}/score"] ** 2
-    own, shared = sides(folder("FURL-0", examples(tensors=columns, valid={})))
+    own, shared = sides(folder("FURL-0", of_kind(REGRESSION, columns)))
     found = pair(own, shared, None, "loss")
     assert found.differences.tolist() == [[3.0] * 5]
     ((metric, gain),) = pooled_gains(own, shared, None, found.client)
@@ -296,7 +301,7 @@ def ranked(folder: Callable[..., Path]) -> tuple[Side, Side]:
     for model, ranks in (("own", [1, 3, 11, 1, 3]), ("shared", [3, 3, 1, 1, 3])):
         columns[f"{model}/score"] = torch.tensor(ranks, dtype=torch.int32)
         columns[f"{model}/loss"] = torch.ones(5, dtype=torch.float64)
-    return sides(folder("FURL-0", examples(tensors=columns, valid={})))
+    return sides(folder("FURL-0", of_kind(RANKING, columns)))
 
 
 def test_gains_of_rankings_are_in_hits_and_in_discounted_gain(folder: Callable[..., Path]) -> None:

@@ -15,7 +15,7 @@ from fedkeep.metrics.worth.best import standings
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import Side, check_metric, check_spread, own_side, pair, pooled_gains, shared_side
 from fedkeep.report.runs import read_run
-from fedkeep.tasks import REGRESSION
+from fedkeep.tasks import MULTICLASS, REGRESSION
 from fedkeep.tasks.results import Examples
 from tests.report.run_folders import write_examples
 
@@ -38,7 +38,7 @@ def examples(true: np.ndarray = TRUE, kept: bool = True) -> Examples:
             columns[f"{model}/class"] = torch.from_numpy(guess.astype(np.int32))
     if kept:
         columns["class"] = torch.from_numpy(true.astype(np.int32))
-    return Examples(round=4, tensors=columns)
+    return Examples(round=4, tensors=columns, kinds={None: MULTICLASS})
 
 
 @pytest.fixture

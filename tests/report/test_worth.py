@@ -26,6 +26,7 @@ from fedkeep.report.worth_blocks import (
     table,
     told_table,
 )
+from fedkeep.tasks import MULTICLASS
 from fedkeep.tasks.results import Examples, Roster
 from tests.report.run_folders import write_examples
 
@@ -201,7 +202,7 @@ def examples(seed: int, *models: str, gain: float = 0.3) -> Examples:
     trained = np.repeat([20, 40, 60, 80], 3)
     roster = Roster(np.arange(USERS, dtype=np.int32), trained, tuple(f"<b>{k}</b>" for k in range(USERS)))
     valid = {name: column.clone() for name, column in columns.items()}
-    return Examples(round=4, tensors=columns, valid=valid, roster=roster)
+    return Examples(round=4, tensors=columns, kinds={None: MULTICLASS}, valid=valid, roster=roster)
 
 
 @pytest.fixture

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import fedkeep
+from fedkeep.cli import app
 from fedkeep.core.errors import DataError, MethodError
 from fedkeep.core.optim import sgd
-from fedkeep.data import FederatedData
+from fedkeep.data import FederatedData, read_table
+from fedkeep.data.preparation import Encoding, merged
+from fedkeep.data.readers import raw_table
 from fedkeep.engines.tally import tallied
 from fedkeep.experiments.worth import counted
 from fedkeep.methods import fedavg, terms
@@ -22,8 +29,32 @@ from fedkeep.metrics.worth.pooled import pooled_gain
 from fedkeep.report.page import write_report
 from fedkeep.tasks import MULTI_LABEL
 from fedkeep.tasks.multi_label import micro_f1_pooled
+from fedkeep.tasks.results import read_examples
 
 USERS, EACH, LABELS = 12, 20, 3
+NAMES = ("billing", "spam", "urgent")
+CONFIG = """
+[data]
+reader = "table"
+path = "table.csv"
+features = ["a", "b", "c"]
+label = "tags"
+task = "multi_label"
+
+[data.split]
+
+[model]
+kind = "linear"
+
+[method]
+kind = "fedavg"
+loss = { kind = "binary_cross_entropy" }
+optimizer = { learning_rate = 0.5 }
+
+[run]
+rounds = 30
+cohort = 6
+"""
 LOCAL = fedkeep.Phase(loss=terms.binary_cross_entropy(), optimizer=sgd(0.5), epochs=2)
 
 
@@ -105,3 +136,102 @@ def test_what_does_not_fit_is_refused() -> None:
     assert made().meta["classes"] == LABELS
     with pytest.raises(MethodError):
         fedkeep.simulate(nn.Linear(4, 5), fedavg(local=LOCAL), made(), rounds=1, progress=False)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def table_of(folder: Path) -> Path:
+    """Write a table whose labels stand in one cell, and in a column each."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((USERS * EACH, LABELS))
+    lines = [",".join(("user", "a", "b", "c", "tags", *NAMES))]
+    for row, numbers in enumerate(x):
+        there = [name for name, value in zip(NAMES, numbers, strict=True) if value > 0.2]
+        cells = [f"u{row % USERS}", *(f"{n:.4f}" for n in numbers), " | ".join(there)]
+        lines.append(",".join([*cells, *(str(int(name in there)) for name in NAMES)]))
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    return folder / "table.csv"
+
+
+def test_a_table_goes_through_training_and_judging_to_labels_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("several.toml").write_text(CONFIG)
+    for command in (
+        "run several.toml --data . --out r",
+        "evaluate r --data .",
+        "export r --all --data . --out m",
+        "predict m --data table.csv --json --out said.jsonl",
+        "predict m --data table.csv --out said.csv",
+    ):
+        result = CliRunner().invoke(app, command.split())
+        assert result.exit_code == 0, result.output
+    found = read_examples(tmp_path / "r")
+    assert found is not None
+    assert found().kind is MULTI_LABEL
+    said = [json.loads(line) for line in Path("said.jsonl").read_text().splitlines()]
+    true = [row["tags"] for row in rows_of(table)]
+    right = [
+        (name in row["prediction"]) == (name in own)
+        for row, own in zip(said, true, strict=True)
+        for name in NAMES
+    ]
+    assert np.mean(right) > 0.9
+    for row in said:
+        assert row["prediction"] == [name for name in NAMES if row["probabilities"][name] > 0.5]
+    assert [row["prediction"] for row in rows_of(Path("said.csv"))] == [
+        "|".join(row["prediction"]) for row in said
+    ]
+
+
+def test_labels_in_a_cell_are_those_in_columns(tmp_path: Path) -> None:
+    path = table_of(tmp_path)
+    features = ("a", "b", "c")
+    one = read_table(path, features=features, label="tags", task="multi_label")
+    several = read_table(path, features=features, label=NAMES)
+    lists = [{**row, "tags": [word for word in row["tags"].split(" | ") if word]} for row in rows_of(path)]
+    (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, lists)))
+    listed = read_table(tmp_path / "table.jsonl", features=features, label="tags", task="multi_label")
+    for data in (several, listed):
+        assert data.meta["task"] == "multi_label"
+        assert data.meta["label_names"] == list(NAMES)
+        assert np.array_equal(data.columns["label"], one.columns["label"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"label": "tags", "task": "multi_label", "label_names": ["spam"]}, {"names": ["spam"]}),
+        ({"label": "tags", "task": "multi_label", "label_separator": ""}, {}),
+        ({"label": ["user", "spam"]}, {"column": "user", "got": "u0"}),
+        ({"label": [*NAMES], "task": "binary"}, {"task": "binary"}),
+        ({"label": [*NAMES], "label_names": NAMES}, {"columns": list(NAMES)}),
+        ({"label": []}, {"columns": []}),
+        ({"label": ["spam", "a"]}, {"label": "a"}),
+    ],
+)
+def test_a_table_of_labels_that_does_not_fit_is_refused(
+    tmp_path: Path, options: dict[str, Any], facts: dict[str, object]
+) -> None:
+    with pytest.raises(DataError) as refused:
+        read_table(table_of(tmp_path), features=("a", "b", "c"), **options)
+    assert refused.value.facts | facts == refused.value.facts
+
+
+def test_one_label_and_several_are_not_the_same_encoding(tmp_path: Path) -> None:
+    path, features = table_of(tmp_path), ("a", "b", "c")
+    several, one = (
+        raw_table(path, features=features, label=NAMES),
+        raw_table(path, features=features, label="spam"),
+    )
+    for ours, theirs in ((one, several), (several, one)):
+        with pytest.raises(DataError):
+            ours.encoded(Encoding.of(theirs.summary()))
+        with pytest.raises(DataError):
+            merged([ours.summary(), theirs.summary()])
+    batch = Encoding.of(several.summary()).batch(label=[["spam"], [], ["urgent", "billing"]])
+    assert batch["label"].tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]]

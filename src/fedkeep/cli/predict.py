@@ -88,8 +88,9 @@ def _csv(rows: Sequence[Predicted]) -> str:
 def _cells(said: Prediction) -> dict[str, Any]:
     """Return a prediction's cells by column: ``prediction`` and ``p(LABEL)``, of several tasks after ``TASK.``."""
     before = "" if said.task is None else f"{said.task}."
-    numbers = said.value if isinstance(said.value, list) else None
-    several: dict[str, Any] = {f"{before}prediction.{k}": v for k, v in enumerate(numbers or ())}
-    return (several or {f"{before}prediction": said.value}) | {
-        f"{before}p({label})": p for label, p in said.probabilities.items()
-    }
+    value: Any = said.value
+    if isinstance(value, list) and not said.probabilities:
+        return {f"{before}prediction.{k}": number for k, number in enumerate(value)}
+    value = "|".join(value) if isinstance(value, list) else value  # as a table's reader takes several labels
+    shares = {f"{before}p({label})": p for label, p in said.probabilities.items()}
+    return {f"{before}prediction": value} | shares

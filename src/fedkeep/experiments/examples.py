@@ -29,11 +29,11 @@ def examples_of(
         classes: whether labels and predicted classes are kept, for ``metrics.CLASS_METRICS``.
     """
     kept = columns_of(test, classes)
-    return (
-        None
-        if kept is None
-        else Examples(round=round, tensors=kept, valid=columns_of(valid, classes) or {}, roster=roster)
-    )
+    if kept is None:
+        return None
+    kinds = {one.task.name: one.task.kind for one in test}
+    found = columns_of(valid, classes) or {}
+    return Examples(round=round, tensors=kept, kinds=kinds, valid=found, roster=roster)
 
 
 def columns_of(judged: Sequence[Judged], classes: bool = False) -> Params | None:

@@ -42,12 +42,12 @@ class Prediction:
 
     Attributes:
         task: its name; None where there is one without a name.
-        value: the label of the likeliest class, or a number, or several.
-        probabilities: of each class, by label; empty for numbers.
+        value: the label of the likeliest class, or a number, or several labels or numbers.
+        probabilities: of each label; empty for numbers.
     """
 
     task: str | None
-    value: str | float | list[float]
+    value: str | float | list[float] | list[str]
     probabilities: dict[str, float]
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "Task",
     "kinds_of",
     "of_numbers",
+    "of_several",
     "tasks_in",
 ]
 
@@ -46,6 +47,11 @@ KINDS: Mapping[str, Kind] = {
 def of_numbers(kind: object) -> bool:
     """Tell whether labels of the kind of task of this name are numbers; a name that is not known is of no numbers."""
     return kind in KINDS and not KINDS[str(kind)].whole
+
+
+def of_several(kind: object) -> bool:
+    """Tell whether an example has a row of labels, each yes or no, where the kind of task has this name."""
+    return kind == MULTI_LABEL.name
 
 
 def tasks_in(meta: Mapping[str, Any]) -> list[Task]:

@@ -17,8 +17,8 @@ from fedkeep.metrics.worth.pooled import Pooled, mean_pooled
 Array = np.ndarray[Any, Any]
 Judge = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 """From outputs in float64 and labels, an entry for each result: loss, score, and predicted class where there is one."""
-Said = tuple[str | float | list[float], dict[str, float]]
-"""What a model says of a row: a label or numbers, and of classes their probabilities by name."""
+Said = tuple[str | float | list[float] | list[str], dict[str, float]]
+"""What a model says of a row: a label, several labels or numbers, and of labels their probabilities by name."""
 
 
 COUNTING = "counting each user's labels"

@@ -6,7 +6,7 @@ Micro-averaged metrics pool all labels of all examples, as scikit-learn's ``aver
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,11 @@ from fedkeep.tasks.kind import (
     Means,
     Metric,
     PooledMetric,
+    Said,
     Trait,
     share_of_right,
 )
-from fedkeep.tasks.multiclass import class_metrics
+from fedkeep.tasks.multiclass import class_metrics, names_of, short
 
 MICRO_F1 = Metric(name="micro_f1", words="Micro-F1", fraction=True)
 
@@ -115,6 +116,18 @@ def _share_of_ones(labels: Array) -> float:
     return float(labels.mean())
 
 
+def _says_labels(output: Tensor, names: Sequence[str]) -> list[Said]:
+    """Return each row's labels of a probability above one half, and the probabilities of all, by name."""
+    labels = names_of(names, output.shape[1])
+    return [
+        (
+            [name for name, score in zip(labels, scores, strict=True) if score > 0],
+            dict(zip(labels, map(short, row), strict=True)),
+        )
+        for scores, row in zip(output.tolist(), output.float().sigmoid().numpy(), strict=True)
+    ]
+
+
 MULTI_LABEL = Kind(
     name="multi_label",
     loss="binary_cross_entropy",
@@ -144,5 +157,7 @@ MULTI_LABEL = Kind(
         PooledMetric("auc", auc_pooled, scores_and_labels),
     ),
     trait=Trait(name="share of positive labels", continuous=True, of=_share_of_ones),
+    says=_says_labels,
+    from_table=True,
 )
 """Any of several labels for each example."""

@@ -79,10 +79,15 @@ def says_class(output: Tensor, names: Sequence[str]) -> list[Said]:
         raise MethodError(
             f"Wanted outputs of shape (rows, classes); got {tuple(output.shape)}. Let the model give one logit a class."
         )
-    labels = [names[k] if k < len(names) else str(k) for k in range(output.shape[1])]
+    labels = names_of(names, output.shape[1])
     shares = output.float().softmax(1)
     rows = zip(shares.argmax(1).tolist(), shares.numpy(), strict=True)
     return [(labels[k], dict(zip(labels, map(short, row), strict=True))) for k, row in rows]
+
+
+def names_of(names: Sequence[str], count: int) -> list[str]:
+    """Return the names of so many labels; a label without a name is called by its number."""
+    return [names[k] if k < len(names) else str(k) for k in range(count)]
 
 
 def short(value: np.floating | float) -> float:

@@ -8,7 +8,7 @@ for each model. For each client there are 12 bytes and its id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import load_verified
@@ -31,8 +32,8 @@ MODELS: tuple[Model, ...] = get_args(Model)
 """All of `Model`, in the order in which they are judged."""
 SHARED_COLUMNS = {"client": torch.int32, "row": torch.int64}
 OPTIONAL = {"label": torch.uint8, "class": torch.int32, "place": torch.int32}
-VALID, ROSTER = "valid:", "roster:"
-"""What stands before a name in the file: of validation examples, and of what is known of clients."""
+VALID, ROSTER, KIND = "valid:", "roster:", "kind:"
+"""What stands before a name in the file: of validation examples, of what is known of clients, and of tasks' kinds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,6 +41,7 @@ class Results:
     """A model's result of each example of a task.
 
     Attributes:
+        kind: of the task.
         client: (examples,) int32, the index of the example's client in the data.
         row: (examples,) int64, the example's row in the data.
         loss: (examples,) float64, cross-entropy in nats, or squared error.
@@ -51,6 +53,7 @@ class Results:
             multiclass only, and None where ``run.metrics`` asked for nothing that wants them.
     """
 
+    kind: Kind
     client: np.ndarray
     row: np.ndarray
     loss: np.ndarray
@@ -68,13 +71,6 @@ class Results:
         if self.label is not None:
             return self.label.astype(np.int32), (self.score > 0).astype(np.int32)
         return None if self.true is None or self.predicted is None else (self.true, self.predicted)
-
-    @cached_property
-    def kind(self) -> Kind:
-        """The first kind of task whose results are kept in this form: of tokens it is that of classes."""
-        label, place = self.label is not None, self.place is not None
-        kinds = (k for k in KINDS.values() if (k.kept_label, k.kept_place) == (label, place))
-        return next(k for k in kinds if self.score.dtype == k.kept_score)
 
     @property
     def right(self) -> np.ndarray:
@@ -105,11 +101,10 @@ class Roster:
 
     def to_tensors(self) -> Params:
         """Return what the file holds."""
-        text = np.frombuffer("\n".join(self.ids).encode(), np.uint8).copy()
         return {
             "client": torch.from_numpy(self.client),
             "trained": torch.from_numpy(self.trained),
-            "ids": torch.from_numpy(text),
+            "ids": _bytes("\n".join(self.ids)),
         }
 
     @classmethod
@@ -135,12 +130,14 @@ class Examples:
         round: the round that was best on ``valid``, after which they were measured.
         tensors: columns by name, each (examples,): ``client``, ``row``, ``label`` and, for each model, ``own/loss`` and
             ``own/score``; the name of a task stands before them where there are several.
+        kinds: of each task by its name, None where the data have one task without a name.
         valid: the same of the validation examples; empty where there are none.
-        roster: the clients; None where a run of an older fedkeep kept no more than test examples.
+        roster: the clients; None where devices do not tell how much they train on.
     """
 
     round: int
     tensors: Params
+    kinds: Mapping[str | None, Kind]
     valid: Params = field(default_factory=dict)
     roster: Roster | None = None
 
@@ -163,6 +160,7 @@ class Examples:
             for name in ("label", "place", "class", f"{model}/class")
         )
         return Results(
+            kind=self.kinds[task],
             client=tensors[f"{before}client"].numpy(),
             row=tensors[f"{before}row"].numpy(),
             loss=tensors[f"{before}{model}/loss"].numpy(),
@@ -176,8 +174,7 @@ class Examples:
     @cached_property
     def tasks(self) -> tuple[str | None, ...]:
         """The names of tasks; one None where the data have one task without a name."""
-        found = sorted(n.removesuffix("client") for n in self.tensors if n.split("/")[-1] == "client")
-        return tuple(name.removesuffix("/") or None for name in found)
+        return tuple(sorted(self.kinds, key=before_task))
 
     def models(self, task: str | None = None) -> tuple[Model, ...]:
         """Return the models that have results in a task."""
@@ -187,7 +184,8 @@ class Examples:
         """Return what the file holds."""
         valid = {VALID + name: value for name, value in self.valid.items()}
         roster = {} if self.roster is None else self.roster.to_tensors()
-        return {**self.tensors, **valid, **{ROSTER + name: value for name, value in roster.items()}}
+        kinds = {KIND + (name or ""): _bytes(kind.name) for name, kind in self.kinds.items()}
+        return {**self.tensors, **kinds, **valid, **{ROSTER + name: value for name, value in roster.items()}}
 
     @classmethod
     def checked(cls, path: Path, round: int, tensors: Params) -> Examples:
@@ -196,21 +194,29 @@ class Examples:
         Raises:
             RunError: it is not what ``to_tensors`` makes.
         """
-        parts: dict[str, Params] = {"": {}, VALID: {}, ROSTER: {}}
+        parts: dict[str, Params] = {"": {}, VALID: {}, ROSTER: {}, KIND: {}}
         for name, value in tensors.items():
-            before = next((b for b in (VALID, ROSTER) if name.startswith(b)), "")
+            before = next((b for b in (VALID, ROSTER, KIND) if name.startswith(b)), "")
             parts[before][name.removeprefix(before)] = value
-        test, valid, known = parts.values()
+        test, valid, known, told = parts.values()
         roster = Roster.of(known)
-        fault = _fault(test) if test else "no task"
+        names = {name: value.numpy().tobytes().decode(errors="replace") for name, value in told.items()}
+        kinds = {name or None: KINDS[kind] for name, kind in names.items() if kind in KINDS}
+        fault = "" if test and told and len(kinds) == len(told) else "no task of a known kind"
         fault = (
-            fault or (valid and _fault(valid)) or (known and _fault_of_roster(roster, (test, valid))) or ""
+            fault
+            or _fault(test, kinds)
+            or (valid and _fault(valid, kinds))
+            or (known and _fault_of_roster(roster, (test, valid)))
+            or ""
         )
         if fault:
             raise RunError(
-                f"{path} does not hold the results of examples: {fault}. Restore the run from a copy."
+                "{file} does not hold the results of examples: {fault}. Restore the run from a copy.",
+                file=path,
+                fault=fault,
             )
-        return cls(round=round, tensors=test, valid=valid, roster=roster)
+        return cls(round=round, tensors=test, kinds=kinds, valid=valid, roster=roster)
 
 
 def read_examples(folder: Path, last: Commit | None = None) -> Examples | None:
@@ -230,6 +236,10 @@ def read_examples(folder: Path, last: Commit | None = None) -> Examples | None:
     return Examples.checked(path, last.examples_round, load_verified(path, last.examples_sha256))
 
 
+def _bytes(text: str) -> Tensor:
+    return torch.from_numpy(np.frombuffer(text.encode(), np.uint8).copy())
+
+
 def before_task(task: str | None) -> str:
     """Return what stands before the names of a task's columns."""
     return "" if task is None else f"{task}/"
@@ -245,39 +255,29 @@ def _fault_of_roster(roster: Roster | None, parts: Sequence[Params]) -> str:
     return f"the client {unknown[0]} is not listed" if unknown else ""
 
 
-def _fault(tensors: Params) -> str:
-    tasks = {name.removesuffix("client") for name in tensors if name.split("/")[-1] == "client"}
+def _fault(tensors: Params, kinds: Mapping[str | None, Kind]) -> str:
     known: set[str] = set()
-    for before in sorted(tasks):
-        columns: dict[str, tuple[torch.dtype, ...]] = {
-            before + name: (kind,)
-            for name, kind in (SHARED_COLUMNS | OPTIONAL).items()
-            if name in SHARED_COLUMNS or before + name in tensors
-        }
-        scores = _scores(f"{before}label" in tensors, f"{before}place" in tensors)
-        for model in (m for m in MODELS if f"{before}{m}/loss" in tensors):
-            columns[f"{before}{model}/loss"] = (torch.float64,)
-            columns[f"{before}{model}/score"] = scores
-            if f"{before}class" in tensors:
-                columns[f"{before}{model}/class"] = (torch.int32,)
-        size = tensors[f"{before}client"].numel()
-        for name, kinds in columns.items():
+    for task, kind in sorted(kinds.items(), key=lambda pair: before_task(pair[0])):
+        before = before_task(task)
+        columns = {before + name: dtype for name, dtype in SHARED_COLUMNS.items()}
+        asked = {"label": kind.kept_label, "place": kind.kept_place, "class": f"{before}class" in tensors}
+        columns |= {before + name: dtype for name, dtype in OPTIONAL.items() if asked[name]}
+        score = torch.from_numpy(np.zeros(0, kind.kept_score)).dtype
+        models = [m for m in MODELS if f"{before}{m}/loss" in tensors]
+        for model in models:
+            columns |= {f"{before}{model}/loss": torch.float64, f"{before}{model}/score": score}
+            if asked["class"]:
+                columns[f"{before}{model}/class"] = torch.int32
+        for name, dtype in columns.items():
             if name not in tensors:
                 return f"{name!r} is missing"
-            if tensors[name].shape != (size,) or tensors[name].dtype not in kinds:
-                return (
-                    f"{name!r} has the shape {tuple(tensors[name].shape)} and the type {tensors[name].dtype}"
-                )
-        if not any(name.endswith("/loss") for name in columns):
+            shape, got = tensors[name].shape, tensors[name].dtype
+            if shape != (tensors[f"{before}client"].numel(),) or got != dtype:
+                return f"{name!r} has the shape {tuple(shape)} and the type {got}"
+        if not models:
             return f"there is no model beside {before + 'client'!r}"
-        if size and min(int(tensors[f"{before}{n}"].min()) for n in ("client", "row")) < 0:
+        if (torch.stack([tensors[f"{before}{n}"].long() for n in ("client", "row")]) < 0).any():
             return "a client or a row is negative"
         known |= columns.keys()
     rest = sorted(tensors.keys() - known)
     return f"unknown {rest}" if rest else ""
-
-
-def _scores(label: bool, place: bool) -> tuple[torch.dtype, ...]:
-    """Return the types of scores of tasks whose results are kept in this form."""
-    kinds = [k.kept_score for k in KINDS.values() if (k.kept_label, k.kept_place) == (label, place)]
-    return tuple(torch.from_numpy(np.zeros(0, kind)).dtype for kind in kinds)

@@ -9,7 +9,7 @@ It stands inside the room of data, as readers make their data by the same path, 
 from fedkeep.data.preparation.contract import Code, ColumnSummary, RawColumn
 from fedkeep.data.preparation.encoding import Encoding
 from fedkeep.data.preparation.features import Features
-from fedkeep.data.preparation.labels import Labels
+from fedkeep.data.preparation.labels import Labels, LabelSets
 from fedkeep.data.preparation.numbers import Keys, Plain, Times
 from fedkeep.data.preparation.rules import RuleError, Rules
 from fedkeep.data.preparation.source import Raw, Ready, Source, encoded_alone, prepared
@@ -23,6 +23,7 @@ __all__ = [
     "Encoding",
     "Features",
     "Keys",
+    "LabelSets",
     "Labels",
     "Plain",
     "Raw",

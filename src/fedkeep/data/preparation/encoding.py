@@ -18,7 +18,7 @@ from fedkeep.data.columns import Ragged
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.preparation.contract import Code, RawColumn, Where, difference
 from fedkeep.data.preparation.features import FeatureCode, Features
-from fedkeep.data.preparation.labels import LabelCode, Labels
+from fedkeep.data.preparation.labels import LabelCode, Labels, LabelSets
 from fedkeep.data.preparation.numbers import (
     KeyCode,
     Keys,
@@ -30,7 +30,7 @@ from fedkeep.data.preparation.numbers import (
 from fedkeep.data.preparation.reading import from_json, to_json
 from fedkeep.data.preparation.summary import About, Summary, columns_differ
 from fedkeep.data.preparation.texts import TextCode, Texts
-from fedkeep.tasks import of_numbers
+from fedkeep.tasks import of_numbers, of_several
 
 KINDS = (TextCode, LabelCode, FeatureCode, TimeCode, KeyCode, PlainCode)
 
@@ -182,6 +182,8 @@ def _raw(name: str, code: Code, values: Any) -> RawColumn:
         return Texts(
             values=_words(name, values), tokens=code.tokens, size=code.size, max_length=code.max_length
         )
+    if isinstance(code, LabelCode) and of_several(code.task):
+        return LabelSets(values=[tuple(_words(name, own)) for own in values])
     if isinstance(code, LabelCode):
         return Labels(values=_words(name, values))
     if isinstance(code, FeatureCode):

@@ -17,7 +17,7 @@ from fedkeep.core.errors import DataError, did_you_mean, shown
 from fedkeep.data.checks import check_close
 from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
-from fedkeep.tasks import BINARY, MULTICLASS
+from fedkeep.tasks import BINARY, MULTI_LABEL, MULTICLASS, of_several
 
 
 class LabelError(DataError):
@@ -55,13 +55,42 @@ class Labels:
 
     def summary(self, rules: Rules, counted: Counted) -> LabelSummary:
         """Tell which labels examples that opted in have, in any split, where nobody knows them beforehand."""
-        names = self.names if rules.label_names is None else rules.label_names
-        if names is not None:
-            return LabelSummary(task=self.task, names=tuple(map(one_form, names)))
+        if (known := _known(self.names, rules)) is not None:
+            return LabelSummary(task=self.task, names=known)
         inside = counted.inside
         words = set(self.values if inside is None else compress(self.values, inside))
         more = self.elsewhere.values() if inside is None else ()
         return LabelSummary(task=self.task, words=tuple(sorted(set(map(one_form, words.union(*more))))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSets:
+    """A raw column of several labels for each example, as words.
+
+    Attributes:
+        values: the labels of each example, which may have none.
+        names: the labels in the order of their columns, where they are known beforehand.
+    """
+
+    kind: ClassVar[str] = "label"
+    values: Sequence[tuple[str, ...]]
+    names: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def summary(self, rules: Rules, counted: Counted) -> LabelSummary:
+        """Tell which labels examples that opted in have, in any split, where nobody knows them beforehand."""
+        task = MULTI_LABEL.name
+        if (known := _known(self.names, rules)) is not None:
+            return LabelSummary(task=task, names=known)
+        told = self.values if counted.inside is None else compress(self.values, counted.inside)
+        return LabelSummary(task=task, words=tuple(sorted({one_form(word) for own in told for word in own})))
+
+
+def _known(names: tuple[str, ...] | None, rules: Rules) -> tuple[str, ...] | None:
+    found = names if rules.label_names is None else rules.label_names
+    return None if found is None else tuple(map(one_form, found))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +129,8 @@ class LabelSummary(ColumnSummary):
             raise DataError(
                 "Wanted at least one label of an example that opted in; got none. Name all labels in label_names."
             )
+        if of_several(self.task):
+            return LabelCode(task=self.task, names=self.words, integers=False)
         if not all(word.isascii() and word.removeprefix("-").isdigit() for word in self.words):
             self._check_numbers()
             return LabelCode(task=self.task, names=tuple(sorted(set(self.words))), integers=False)
@@ -158,10 +189,10 @@ class LabelSummary(ColumnSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelCode(Code):
-    """The numbers of labels.
+    """The numbers of labels: of one label its own, of several the places of 1 in a row of 0.
 
     Attributes:
-        task: "multiclass" or "binary"; None: by the number of classes.
+        task: "multiclass", "binary" or "multi_label"; None: by the number of classes.
         names: the labels in the order of their numbers.
         integers: labels are whole numbers that stay as they are ("07" is 7).
     """
@@ -180,24 +211,42 @@ class LabelCode(Code):
                 "label_names names {name!r} more than once; each label has one number.", name=twice
             )
 
-    def encoded(self, raw: Labels, where: Where) -> NDArray[np.int64]:
-        """Return the labels' numbers, int64 (rows,).
+    def encoded(self, raw: Labels | LabelSets, where: Where) -> NDArray[np.int64]:
+        """Return the labels' numbers, int64 (rows,); of several labels 1 for those that are there, (rows, labels).
 
         Raises:
-            DataError: a label has none.
+            DataError: a label has none, or examples have one label where several are wanted, or the reverse.
         """
-        number = {word: self._number(word) for word in set(raw.values)}
-        for row, word in enumerate(raw.values):
-            if number[word] is None:
-                near = did_you_mean(word[:40], self.names)
-                raise DataError(
-                    "{place}: label {label!r} is not one of label_names, {names}.{near}",
-                    place=where(row),
-                    label=word,
-                    names=list(self.names),
-                    near=near,
-                )
-        return np.asarray([number[word] for word in raw.values], dtype=np.int64)
+        if isinstance(raw, LabelSets) != of_several(self.task):
+            wanted, got = ("several", "one") if of_several(self.task) else ("one", "several")
+            raise DataError(
+                "{place}: wanted {wanted} label an example; got {got}.",
+                place=where(0),
+                wanted=wanted,
+                got=got,
+            )
+        words = raw.values if isinstance(raw, Labels) else [word for own in raw.values for word in own]
+        number = {word: self._number(word) for word in set(words)}
+        if None in number.values():
+            raise self._unknown(raw, number, where)
+        numbers = np.asarray([number[word] for word in words], dtype=np.int64)
+        if isinstance(raw, Labels):
+            return numbers
+        table = np.zeros((len(raw), len(self.names)), np.int64)
+        table[np.repeat(np.arange(len(raw)), [len(own) for own in raw.values]), numbers] = 1
+        return table
+
+    def _unknown(self, raw: Labels | LabelSets, number: Mapping[str, int | None], where: Where) -> DataError:
+        """Return what to say of the first row with a label that has no number."""
+        rows = [[word] for word in raw.values] if isinstance(raw, Labels) else raw.values
+        row, label = next((row, word) for row, own in enumerate(rows) for word in own if number[word] is None)
+        return DataError(
+            "{place}: label {label!r} is not one of label_names, {names}.{near}",
+            place=where(row),
+            label=label,
+            names=list(self.names),
+            near=did_you_mean(label[:40], self.names),
+        )
 
     def _number(self, word: str) -> int | None:
         if not self.integers:
@@ -229,7 +278,7 @@ class LabelCode(Code):
 
     def meta(self, column: str) -> Mapping[str, Any]:
         """Return the task, the number of classes and their names."""
-        classes = max(2, len(self.names))
+        classes = len(self.names) if of_several(self.task) else max(2, len(self.names))
         task = self.task or (BINARY if classes <= 2 else MULTICLASS).name
         return {"task": task, "classes": classes, "label_names": list(self.names)}
 

@@ -255,6 +255,22 @@ def _advice_on_class(cell: Any) -> str:
     return f" For numbers as labels say task='regression'{more}."
 
 
+def labels_between(separator: str) -> Kind[tuple[str, ...]]:
+    """Return the kind of cells that hold several labels: between separators, or as a list; an empty one holds none."""
+
+    def read(cell: Any) -> tuple[str, ...]:
+        parts = cell
+        if isinstance(cell, str):
+            parts = [part.strip() for part in cell.split(separator)] if cell.strip() else []
+        return tuple(dict.fromkeys(map(_decimal_class, parts if isinstance(parts, list) else [parts])))
+
+    return Kind(
+        f"labels with {separator!r} between them, each of at most {LONGEST_LABEL} characters,",
+        read,
+        lambda cell: " Leave the cell empty where an example has no label." if cell is None else "",
+    )
+
+
 DATES = " Write dates as numbers: date.toordinal(), or seconds."
 ID = Kind("a client id", as_id)
 NUMBER = Kind("a number", _number, _advice_on_number)

@@ -20,7 +20,8 @@ def raw_huggingface(
     user: str,
     text: str | None = None,
     features: Sequence[str] | None = None,
-    label: str = "label",
+    label: str | Sequence[str] = "label",
+    label_separator: str = "|",
     time: str | None = None,
     opted_in: str | None = None,
     task: str | None = None,
@@ -35,7 +36,7 @@ def raw_huggingface(
         source: a name for ``datasets.load_dataset``, a ``Dataset``, or a ``DatasetDict`` whose keys are splits
             (train, validation, test). A single ``Dataset`` with a column ``split`` keeps that split.
         user: name of the column of client ids.
-        text, features, label, time, opted_in, task, label_names, tokens, vocabulary, max_length: as for ``read_table``.
+        text, features, label, label_separator, time, opted_in, task, label_names, tokens, vocabulary, max_length: as for ``read_table``.
             Labels of a ``ClassLabel`` are read as its names, numbered as there.
 
     Raises:
@@ -70,13 +71,16 @@ def raw_huggingface(
         rows = given.with_format(None)  # plain numbers and texts
         names = list(rows.column_names)
         check_names(name, names, wanted)
-        classes = None if of_numbers(task) else getattr(rows.features[label], "names", None)
+        classes = None
+        if isinstance(label, str) and not of_numbers(task):
+            feature = rows.features[label]  # of several labels in a cell it is a list's
+            classes = getattr(getattr(feature, "feature", feature), "names", None)
         label_names = classes if label_names is None else label_names
         optional = [*usual, *(["split"] if part is None else [])]
         for column in dict.fromkeys((*wanted, *(column for column in optional if column in names))):
             values = rows[column]
             if column == label and classes is not None:
-                values = [classes[k] if k in range(len(classes)) else k for k in values]
+                values = [_named(value, classes) for value in values]
             columns.setdefault(column, []).extend(values)
         if part is not None:
             columns.setdefault("split", []).extend([part] * len(rows))
@@ -99,6 +103,7 @@ def raw_huggingface(
         text=text,
         features=features,
         label=label,
+        label_separator=label_separator,
         split=None,
         time=time,
         opted_in=opted_in,
@@ -113,6 +118,13 @@ def raw_huggingface(
 
 huggingface = encoded_alone(raw_huggingface)
 """Read a data set as :func:`raw_huggingface` does, and encode it."""
+
+
+def _named(value: Any, classes: Sequence[str]) -> Any:
+    """Return the name of a class, or of each of a list, by its number."""
+    if isinstance(value, list):
+        return [_named(one, classes) for one in value]
+    return classes[value] if value in range(len(classes)) else value
 
 
 def _fingerprints(parts: dict[str | None, Any]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from fedkeep.data.preparation import (
     About,
     Features,
     Labels,
+    LabelSets,
     Plain,
     Raw,
     RawColumn,
@@ -23,11 +24,11 @@ from fedkeep.data.preparation import (
     encoded_alone,
 )
 from fedkeep.data.preparation.texts import USUAL
-from fedkeep.data.readers.cells import CLASS, DECIMAL_CLASS, ID, SPLIT, TEXT, TRUTH, Table
+from fedkeep.data.readers.cells import CLASS, DECIMAL_CLASS, ID, SPLIT, TEXT, TRUTH, Table, labels_between
 from fedkeep.data.readers.files import sha256
 from fedkeep.data.readers.load import load_table
 from fedkeep.data.text import CharVocabulary, WordVocabulary
-from fedkeep.tasks import KINDS, of_numbers
+from fedkeep.tasks import KINDS, MULTI_LABEL, of_numbers, of_several
 
 TASKS = tuple(name for name, kind in KINDS.items() if kind.from_table)
 
@@ -38,7 +39,8 @@ def raw_table(
     user: str = "user",
     text: str | None = None,
     features: Sequence[str] | None = None,
-    label: str = "label",
+    label: str | Sequence[str] = "label",
+    label_separator: str = "|",
     split: str | None = None,
     time: str | None = None,
     opted_in: str | None = None,
@@ -61,8 +63,10 @@ def raw_table(
         features: names of numeric columns instead of a text; together they become ``x``, float32.
         label: name of the column of labels. Integers stay as they are, and must be numbered closely: more than a
             thousand classes of which fewer than one in ten occurs are refused (give ``label_names`` then). Other
-            labels are numbered in sorted order; with task "regression" they are numbers.
-        task: "multiclass", "binary" or "regression"; None: inferred from the labels.
+            labels are numbered in sorted order; with task "regression" they are numbers. With task "multi_label" a cell
+            holds any number of labels, or a list of them; or give the names of several columns of 1 and 0, one a label.
+        label_separator: what stands between the labels of a cell.
+        task: "multiclass", "binary", "regression" or "multi_label"; None: inferred from the labels.
         label_names: the labels in the order of their numbers; any other label is an error.
         tokens: "char" or "word".
         vocabulary: a vocabulary, or the size of the one to build from training texts (default 256 characters,
@@ -91,6 +95,7 @@ def raw_table(
         text=text,
         features=features,
         label=label,
+        label_separator=label_separator,
         split=split,
         time=time,
         opted_in=opted_in,
@@ -108,12 +113,21 @@ read_table = encoded_alone(raw_table)
 
 
 def columns_of(
-    user: str, label: str, text: str | None, features: Sequence[str] | None, **others: str | None
+    user: str,
+    label: str | Sequence[str],
+    text: str | None,
+    features: Sequence[str] | None,
+    **others: str | None,
 ) -> tuple[list[str], list[str]]:
     """Return the columns that there must be, and those of ``others`` that nobody named, under their usual names."""
     named = [name for name in others.values() if name is not None]
-    wanted = [user, label, *(features if features is not None else [text or "text"]), *named]
+    wanted = [user, *labels_in(label), *(features if features is not None else [text or "text"]), *named]
     return wanted, [usual for usual, name in others.items() if name is None]
+
+
+def labels_in(label: str | Sequence[str]) -> list[str]:
+    """Return the columns of labels."""
+    return [label] if isinstance(label, str) else list(label)
 
 
 def raw_from(
@@ -122,7 +136,8 @@ def raw_from(
     user: str,
     text: str | None,
     features: Sequence[str] | None,
-    label: str,
+    label: str | Sequence[str],
+    label_separator: str,
     split: str | None,
     time: str | None,
     opted_in: str | None,
@@ -139,24 +154,19 @@ def raw_from(
     names = {"split": split, "time": time, "opted_in": opted_in}
     split, time, opted_in = (usual if name is None else name for usual, name in names.items())
     parts = table.each(split, SPLIT) if split in table.columns else None
-    columns: dict[str, RawColumn] = {"label": _labels(table, label, task, label_names)}
+    inputs = [text or "text"] if features is None else features
+    if answers := [name for name in labels_in(label) if name in inputs]:
+        raise DataError(
+            "The column {label!r} is named as {input} and as label: a model would read its answer. Name another.",
+            label=answers[0],
+            input="text" if features is None else "features",
+        )
+    columns: dict[str, RawColumn] = {"label": _labels(table, label, label_separator, task, label_names)}
     if features is None:
-        if label == (text or "text"):
-            raise DataError(
-                "The column of texts and that of labels are one, {label!r}: a model would read its answer. "
-                "Name another as text or as label.",
-                label=label,
-            )
         columns["text"] = _texts(table.each(text or "text", TEXT), tokens, vocabulary, max_length)
     else:
         if not features:
             raise DataError("Wanted the names of numeric columns as features; got none.")
-        if label in features:
-            raise DataError(
-                "The features name the column of labels, {label!r}: a model would read its answer. Leave it "
-                "out of features.",
-                label=label,
-            )
         given = {"text": text, "vocabulary": vocabulary}
         if both := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
             raise DataError(f"Wanted text or features; got {', '.join(both)} and {features=}. Leave one out.")
@@ -174,12 +184,43 @@ def raw_from(
     )
 
 
-def _labels(table: Table, name: str, task: str | None, label_names: Sequence[str] | None) -> RawColumn:
+def _labels(
+    table: Table,
+    name: str | Sequence[str],
+    separator: str,
+    task: str | None,
+    label_names: Sequence[str] | None,
+) -> RawColumn:
+    if not isinstance(name, str):
+        return _columns_of_labels(table, tuple(name), task, label_names)
     if of_numbers(task):
         return Plain(values=table.single(table.numbers(name)[:, None], [name])[:, 0])
     names = None if label_names is None else tuple(map(str, label_names))
+    if of_several(task):
+        if not separator:
+            raise DataError("Wanted what stands between labels as label_separator; got an empty text.")
+        return LabelSets(values=table.each(name, labels_between(separator)), names=names)
     kind = CLASS if task is None and names is None else DECIMAL_CLASS
     return Labels(values=table.each(name, kind), names=names, task=task)
+
+
+def _columns_of_labels(
+    table: Table, names: tuple[str, ...], task: str | None, label_names: Sequence[str] | None
+) -> LabelSets:
+    """Return labels of which each has a column of 1 and 0."""
+    if not names or task not in (None, MULTI_LABEL.name) or label_names is not None:
+        raise DataError(
+            "Several columns as label are several labels of an example, each by its column's name, and the task is "
+            "'multi_label'; got the columns {columns}, task={task!r} and label_names={label_names!r}.",
+            columns=list(names),
+            task=task,
+            label_names=label_names,
+        )
+    there = np.stack([table.each(name, TRUTH) for name in names], axis=1)
+    return LabelSets(
+        values=[tuple(name for name, yes in zip(names, row, strict=True) if yes) for row in there.tolist()],
+        names=names,
+    )
 
 
 def _texts(
