@@ -40,7 +40,7 @@ from fedkeep.methods import Global
 from fedkeep.privacy import TopK
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Ledger
+from fedkeep.remote.ledger import Ledger, Roster
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import Federation, serve_run
 from fedkeep.remote.transport import Died, MemoryTransport
@@ -297,7 +297,7 @@ def ledger_of(out: Path) -> dict[str, Line]:
     versions = VersionLedger(len(DATA.ids))
     directory.recover(versions)
     directory.close()
-    return Ledger(versions, DATA).entries([str(c) for c in DATA.ids])
+    return Ledger(versions, Roster(DATA.ids, [])).entries([str(c) for c in DATA.ids])
 
 
 class Dropping(LocalDevice):

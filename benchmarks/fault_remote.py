@@ -32,7 +32,7 @@ from benchmarks.fault_grid import (
 )
 from fedkeep.engines import Sampler
 from fedkeep.remote import Packet
-from fedkeep.remote.kept import kept_rounds, roll_back
+from fedkeep.remote.roll_back import kept_rounds, roll_back
 from fedkeep.remote.transport import Died, Weather
 
 Fault = Callable[[Grid, random.Random], None]

@@ -46,7 +46,7 @@ from fedkeep.remote import Packet, RoundPolicy, fingerprint
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Ledger
+from fedkeep.remote.ledger import Ledger, Roster
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.nodes import Nodes
@@ -116,7 +116,7 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
         met.look()
         assert not met.refusals, met.refusals
         transport.wait(1.0)
-    ledger = Ledger(VersionLedger(len(ids)), data)
+    ledger = Ledger(VersionLedger(len(ids)), Roster(data.ids, []))
     rules = Rules(
         run=hello.run,
         fingerprint=fingerprint.digest(parts),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_folder import file_of
+from fedkeep.remote.device_file import file_of
 from fedkeep.remote.device_store import MissingError
 from tests.cli.conftest import Command
 from tests.remote.device_states import RUN, after, begun, line_in, made, opened, stage, train_rounds, values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedkeep.remote.kept import kept_rounds
+from fedkeep.remote.roll_back import kept_rounds
 from fedkeep.remote.server import serve_run
 from tests.cli.conftest import Command
 from tests.remote.federations import Devices, federation

@@ -27,8 +27,8 @@ from fedkeep.flower.served import federation_of
 from fedkeep.flower.status import read_status
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import DeviceFile
-from fedkeep.remote.kept import kept_rounds
 from fedkeep.remote.node_config import experiment
+from fedkeep.remote.roll_back import kept_rounds
 from fedkeep.remote.server import serve_run
 from tests.flower.loopback import Loopback, context
 
@@ -299,7 +299,7 @@ def test_a_malformed_message_is_answered_by_a_reason():
             '[rounds]\ndeadline = "x"\n',
             "rounds.deadline: wanted a number; got 'x'",
         ),
-        ("[rounds]\nminimum = -1\n", "rounds.minimum must be a whole number of at least 0; got -1"),
+        ("[rounds]\nminimum = -1\n", "rounds.minimum: wanted at least 0; got -1"),
         ("[personalization]\nsteps = 20\n", "personalization: not across machines"),
         ("sampling = 'poisson'\n", "'poisson' across machines goes with a table .privacy. alone"),
     ],

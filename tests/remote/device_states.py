@@ -14,8 +14,7 @@ import torch
 
 from fedkeep.core.params import Params
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import About, create
-from fedkeep.remote.device_folder import file_of
+from fedkeep.remote.device_file import About, create, file_of
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.store import Default, Line, Lines
 from fedkeep.store.rows import RowFormat

@@ -20,8 +20,7 @@ from fedkeep.core.records import Record, from_line
 from fedkeep.engines import Adaptation
 from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.experiments.run import Run
-from fedkeep.remote.device_file import DeviceFile
-from fedkeep.remote.device_folder import file_of
+from fedkeep.remote.device_file import DeviceFile, file_of
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.messages import ClientOrder, Judging, Packet, Refused, header_of, work_packet

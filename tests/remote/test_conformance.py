@@ -11,8 +11,7 @@ from fedkeep.core.files import read_tensors
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.remote.ledger import Ledger
-from fedkeep.remote.roster import Roster
+from fedkeep.remote.ledger import Ledger, Roster
 from fedkeep.remote.server import serve_run
 from fedkeep.store import Line, VersionLedger
 from tests.engines.test_conformance import CASES, reference

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from fedkeep.cli import app
 from fedkeep.core.errors import StoreError
 from fedkeep.core.files import write_whole
-from fedkeep.remote.device_file import DeviceFile
-from fedkeep.remote.device_folder import file_of, remove, runs_in, sum_of
+from fedkeep.remote.device_file import DeviceFile, file_of, remove, runs_in, sum_of
 from tests.remote.device_states import NEW, RUN, copied, made, opened, rows, train_rounds, trained
 
 SECRET = b"a secret of a client"

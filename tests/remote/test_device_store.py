@@ -13,8 +13,7 @@ import torch
 from fedkeep.core.errors import NonFiniteError, StoreError
 from fedkeep.core.files import sync_folder
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import DeviceFile, packed
-from fedkeep.remote.device_folder import file_of, remove, runs_in
+from fedkeep.remote.device_file import DeviceFile, file_of, packed, remove, runs_in
 from fedkeep.remote.device_store import STAGED, MissingError
 from fedkeep.store import Default, Line, database
 from fedkeep.store.version_file import Version

@@ -10,7 +10,7 @@ import torch
 
 from fedkeep.core.errors import StoreError
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_folder import file_of
+from fedkeep.remote.device_file import file_of
 from fedkeep.remote.device_store import MissingError
 from fedkeep.store import Default
 from tests.remote.device_states import (

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from fedkeep.core.errors import StoreError
 from fedkeep.core.files import leftovers
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import About, DeviceFile, Version, create
-from fedkeep.remote.device_folder import file_of
+from fedkeep.remote.device_file import About, DeviceFile, Version, create, file_of
 from fedkeep.store import database
 from tests.remote.device_states import (
     CLIENTS,

@@ -13,8 +13,8 @@ from filelock import FileLock
 
 from fedkeep.core.errors import BusyError, ConfigError
 from fedkeep.remote import Packet, RoundPolicy
-from fedkeep.remote.device_folder import locked
-from fedkeep.remote.refusals import refusal
+from fedkeep.remote.agreement import refusal
+from fedkeep.remote.device_file import locked
 from fedkeep.remote.server import serve_run
 from fedkeep.remote.transport import Died, Weather
 from tests.engines.test_conformance import reference

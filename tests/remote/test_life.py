@@ -15,8 +15,7 @@ from fedkeep import FederatedData, Method, Phase, methods, simulate
 from fedkeep.core.errors import LostError
 from fedkeep.core.params import Params
 from fedkeep.remote import Packet, device_file, node
-from fedkeep.remote.device_file import DeviceFile
-from fedkeep.remote.device_folder import file_of
+from fedkeep.remote.device_file import DeviceFile, file_of
 from fedkeep.remote.messages import Encode, Fits, Named, Refused, header_of, told
 from tests.remote.device_states import begun
 from tests.remote.hand import Hand

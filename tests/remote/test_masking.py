@@ -16,8 +16,7 @@ from fedkeep.core.errors import LostError, SecureSumError, UploadError
 from fedkeep.methods import SecureSums
 from fedkeep.privacy.secure import Keys
 from fedkeep.remote import Packet, device_file, masking
-from fedkeep.remote.device_file import DeviceFile
-from fedkeep.remote.device_folder import file_of, remove, sum_of
+from fedkeep.remote.device_file import DeviceFile, file_of, remove, sum_of
 from fedkeep.remote.masking import VECTOR, Masking
 from fedkeep.remote.messages import Answers, Ask, ClientOrder, work_packet
 from fedkeep.remote.secure_fleet import SecureFleet

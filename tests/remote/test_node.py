@@ -22,7 +22,7 @@ from fedkeep.methods import Sent
 from fedkeep.methods.terms import squared_error
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote import Packet
-from fedkeep.remote.device_folder import file_of
+from fedkeep.remote.device_file import file_of
 from fedkeep.remote.messages import PROTOCOL, ClientOrder, Fits, Here, Refused, header_of, told, work_packet
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.serving import _without_links

@@ -10,11 +10,11 @@ import pytest
 
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data.preparation import Encoding, Rules
+from fedkeep.remote.agreement import RefusalError
 from fedkeep.remote.fingerprint import code, parts
 from fedkeep.remote.messages import PROTOCOL, Hello, Here, header_of, told
 from fedkeep.remote.node import Terms
 from fedkeep.remote.node_config import build_node, experiment, read_node_config, states_folder
-from fedkeep.remote.refusals import RefusalError
 
 TABLE = """user,text,label,split
 ann,good tea,pos,train

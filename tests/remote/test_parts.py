@@ -16,7 +16,7 @@ from fedkeep.flower.served import federation_of
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import About, DeviceFile, create
 from fedkeep.remote.node_config import build_node
-from fedkeep.remote.parts import settled
+from fedkeep.remote.own_data import settled
 from fedkeep.remote.server import serve_run
 from fedkeep.remote.transport import MemoryTransport
 

@@ -19,8 +19,8 @@ from fedkeep.data.preparation import Encoding, Ready, Rules, Summary
 from fedkeep.experiments.build import build_model
 from fedkeep.experiments.config import parse_config
 from fedkeep.remote import Packet
+from fedkeep.remote.agreement import place_of, refusal
 from fedkeep.remote.messages import Refused, header_of
-from fedkeep.remote.refusals import place_of, refusal
 from tests.remote.hand import Hand
 from tests.tiny import Logits, classes
 

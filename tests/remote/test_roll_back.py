@@ -18,7 +18,7 @@ from fedkeep.core.sealed import sealed_bytes
 from fedkeep.engines import Sampler
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.privacy.ledger import FILE, Ledger
-from fedkeep.remote.kept import roll_back
+from fedkeep.remote.roll_back import roll_back
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import SEED
 from tests.remote.federations import Devices, federation

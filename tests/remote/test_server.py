@@ -15,8 +15,8 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import from_line, to_line
 from fedkeep.core.run_files import read_info
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.kept import kept_rounds, roll_back
-from fedkeep.remote.roster import Roster
+from fedkeep.remote.ledger import Roster
+from fedkeep.remote.roll_back import kept_rounds, roll_back
 from fedkeep.remote.server import serve_run
 from fedkeep.remote.transport import Died
 from fedkeep.report.page import write_report

@@ -17,7 +17,7 @@ from fedkeep.experiments.config import DataConfig
 from fedkeep.experiments.sources import ConfiguredSource
 from fedkeep.remote.fingerprint import sha256_of
 from fedkeep.remote.messages import Fits, Here, header_of, told
-from fedkeep.remote.own_clients import MOST_UNFIT, fitting
+from fedkeep.remote.own_data import MOST_UNFIT, fitting
 from fedkeep.remote.transport import MemoryTransport
 from tests.remote.hand import Hand
 from tests.remote.test_nodes import met, passed, said

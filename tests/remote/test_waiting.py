@@ -13,9 +13,8 @@ from fedkeep.methods import Sent
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Exchange, Rules
 from fedkeep.remote.messages import ClientOrder
-from fedkeep.remote.nodes import Nodes
+from fedkeep.remote.nodes import Nodes, Telling, wait_for_clients
 from fedkeep.remote.transport import MemoryTransport
-from fedkeep.remote.waiting import Telling, wait_for_clients
 from tests.remote.test_nodes import HELLO, device
 
 

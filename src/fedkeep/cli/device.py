@@ -216,7 +216,7 @@ def forget(
     run is told that the client's state is missing.
     """
     from fedkeep.data.ids import as_id
-    from fedkeep.remote.device_folder import file_of, forget_rest, remove
+    from fedkeep.remote.device_file import file_of, forget_rest, remove
 
     folder, clients = _folder(place), set(map(as_id, client or ()))
     runs = _runs(folder, run)
@@ -257,7 +257,7 @@ def _folder(place: Path) -> Path:
 
 
 def _runs(folder: Path, run: str | None) -> Sequence[str]:
-    from fedkeep.remote.device_folder import runs_in
+    from fedkeep.remote.device_file import runs_in
 
     runs = runs_in(folder)
     if run is None and runs:
@@ -273,14 +273,14 @@ def _runs(folder: Path, run: str | None) -> Sequence[str]:
 
 def _whole(folder: Path, runs: Sequence[str]) -> list[str]:
     """Return the runs whose file is there."""
-    from fedkeep.remote.device_folder import file_of
+    from fedkeep.remote.device_file import file_of
 
     return [name for name in runs if file_of(folder, name).exists()]
 
 
 def _check_whole(folder: Path, run: str) -> None:
     """Raise StoreError if a run's file is gone, and other files of it are there."""
-    from fedkeep.remote.device_folder import file_of, files_of
+    from fedkeep.remote.device_file import file_of, files_of
 
     if run not in _whole(folder, [run]):
         left = ", ".join(path.name for path in files_of(file_of(folder, run)))
@@ -292,8 +292,7 @@ def _check_whole(folder: Path, run: str) -> None:
 
 @contextmanager
 def _opened(folder: Path, run: str) -> Iterator[DeviceFile]:
-    from fedkeep.remote.device_file import DeviceFile
-    from fedkeep.remote.device_folder import file_of
+    from fedkeep.remote.device_file import DeviceFile, file_of
 
     file = DeviceFile(file_of(folder, run), None, PATIENCE)
     try:
@@ -315,7 +314,7 @@ def _near(folder: Path, run: str | None, client: str) -> str:
 
 
 def _check_known(folder: Path, runs: Sequence[str], clients: set[str]) -> None:
-    from fedkeep.remote.device_folder import file_of, sum_of
+    from fedkeep.remote.device_file import file_of, sum_of
 
     known = _clients(folder, runs)
     summing = {c for c in clients for name in runs if sum_of(file_of(folder, name), c).exists()}

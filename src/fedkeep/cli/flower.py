@@ -122,7 +122,7 @@ def roll_back(
     The folder keeps rounds if the run was started with --run-config 'keep-rounds=N'. Devices follow as far as they keep
     old versions themselves (history in their configuration), and say so where they do not.
     """
-    from fedkeep.remote.kept import roll_back as to_round
+    from fedkeep.remote.roll_back import roll_back as to_round
 
     to_round(run, round)
     say(f"{run} is at round {round}. The same command that started the run goes on from there.")

@@ -11,8 +11,8 @@ from flwr.clientapp import ClientApp
 from fedkeep.flower.array_records import from_records, to_records
 from fedkeep.flower.node_context import log, node_of
 from fedkeep.remote import Packet
+from fedkeep.remote.agreement import refusal
 from fedkeep.remote.node import Node
-from fedkeep.remote.refusals import refusal
 
 app = ClientApp()
 signed: Mapping[str, Any] | None = None

@@ -1,20 +1,29 @@
-"""What a device and a server agree on before the first order: in what it takes part, and what a run has for good."""
+"""What a device and a server agree on before the first order: in what it takes part, and what a run has for good.
+
+And how it refuses: of an error its owner hears all, the server nothing that may hold data or a path.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import site
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import fedkeep
 from fedkeep.core.describe import describe
+from fedkeep.core.errors import BusyError, ConfigError, DataError, FedkeepError, StoreError, UploadError
 from fedkeep.data import FederatedData
 from fedkeep.engines import Job
 from fedkeep.engines.opt_out import made_of_all
 from fedkeep.methods import Method
 from fedkeep.remote import fingerprint
-from fedkeep.remote.messages import PROTOCOL, Encode, Hello
+from fedkeep.remote.messages import PROTOCOL, UNFIT, Encode, Hello, Packet, Refused, told
 
 
 def other_fedkeep(header: Mapping[str, Any]) -> str:
@@ -98,3 +107,52 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _short(code: str) -> str:
     version, _, source = code.partition(" ")
     return f"{version[:20]} (source {source[:8]})"
+
+
+OURS = Path(fedkeep.__file__).parent
+INSTALLED = {
+    site.getusersitepackages(),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+}
+"""Folders of Python's own library and of packages that were installed."""
+
+
+class RefusalError(FedkeepError):
+    """A node does not serve a message; the text goes to the server."""
+
+
+def is_ours(error: BaseException) -> bool:
+    """Tell whether an error's text is fedkeep's alone: it was raised there, and not for another error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return error.__cause__ is None and bool(frames) and OURS in Path(frames[-1].filename).parents
+
+
+def place_of(error: BaseException) -> str:
+    """Return where in the user's own code an error was raised, or an empty text: `` (mine.py, line 3, in finish)``."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        folders = Path(frame.filename).parents
+        if OURS in folders:
+            break
+        frozen = frame.filename.startswith("<frozen ")  # Python's own, too
+        if not frozen and INSTALLED.isdisjoint(map(str, folders)):
+            return f" ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
+    return ""
+
+
+def refusal(error: Exception, packet: Packet, tell: Callable[[str], None]) -> Packet:
+    """Return the answer to a packet that cannot be served.
+
+    The error's text goes to ``tell`` in full; it leaves the device only where it holds neither data nor a path.
+    """
+    tell(f"{type(error).__name__}: {error}{place_of(error)}")
+    failed = False
+    if isinstance(error, RefusalError | StoreError | UploadError):
+        reason = str(error)
+    elif isinstance(error, DataError):
+        reason = UNFIT
+    elif isinstance(error, ConfigError):
+        reason = "Its configuration cannot be used. Its own log says more."
+    else:
+        reason, failed = f"It has failed with {type(error).__name__}. Its own log says more.", True
+    run = str(packet.header.get("run", ""))[:64]
+    return told(Refused(run=run, reason=reason, busy=isinstance(error, BusyError), failed=failed))

@@ -24,10 +24,9 @@ from fedkeep.privacy import Ledger as Budget
 from fedkeep.privacy import Release, Terms
 from fedkeep.privacy.ledger import FILE
 from fedkeep.remote.events import Events
-from fedkeep.remote.ledger import Ledger
+from fedkeep.remote.ledger import Ledger, Roster
 from fedkeep.remote.messages import Named
 from fedkeep.remote.migration import OnChange
-from fedkeep.remote.roster import Roster
 from fedkeep.store import VersionLedger
 
 ANEW = {

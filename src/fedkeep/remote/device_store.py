@@ -27,8 +27,15 @@ from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
 from fedkeep.methods import Kept, newest
 from fedkeep.methods.client import accepted
-from fedkeep.remote.device_file import Adapted, DeviceFile, adapted_content, packed, unpacked
-from fedkeep.remote.device_folder import PATIENCE, file_of
+from fedkeep.remote.device_file import (
+    PATIENCE,
+    Adapted,
+    DeviceFile,
+    adapted_content,
+    file_of,
+    packed,
+    unpacked,
+)
 from fedkeep.store import Default, Line, Lines, MemoryStore
 from fedkeep.store.database import check_row
 from fedkeep.store.rows import RowFormat

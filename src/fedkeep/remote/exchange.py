@@ -24,8 +24,7 @@ from fedkeep.remote.messages import (
     read_answers,
     work_packet,
 )
-from fedkeep.remote.nodes import Nodes
-from fedkeep.remote.waiting import Telling, some_of
+from fedkeep.remote.nodes import Nodes, Telling, some_of
 from fedkeep.split import Split
 from fedkeep.tasks import Task
 

@@ -30,7 +30,7 @@ from fedkeep.engines import Answer
 from fedkeep.methods.secure import SecureSums, Vectors
 from fedkeep.privacy.secure import Keys, SecureClient, threshold_for
 from fedkeep.privacy.secure.messages import LEAST
-from fedkeep.remote.device_folder import sum_of
+from fedkeep.remote.device_file import sum_of
 from fedkeep.remote.messages import Ask, ClientOrder, Packet, Step
 from fedkeep.split import Split
 

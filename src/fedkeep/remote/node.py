@@ -32,9 +32,18 @@ from fedkeep.data.preparation import Encoding, RuleError, Rules, Source
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_default, job_of
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
-from fedkeep.remote.agreement import agreement, differing, fault_of, other_fedkeep, told_counts
-from fedkeep.remote.device_file import About, DeviceFile, create, packed
-from fedkeep.remote.device_folder import file_of
+from fedkeep.remote.agreement import (
+    RefusalError,
+    agreement,
+    differing,
+    fault_of,
+    is_ours,
+    other_fedkeep,
+    place_of,
+    refusal,
+    told_counts,
+)
+from fedkeep.remote.device_file import About, DeviceFile, create, file_of, packed
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.messages import (
@@ -51,9 +60,7 @@ from fedkeep.remote.messages import (
     told,
 )
 from fedkeep.remote.migration import OnChange, migrated, opted_out
-from fedkeep.remote.own_clients import fitting
-from fedkeep.remote.parts import settled
-from fedkeep.remote.refusals import RefusalError, is_ours, place_of, refusal
+from fedkeep.remote.own_data import fitting, settled
 from fedkeep.remote.serving import serve
 from fedkeep.store import Line
 from fedkeep.store.rows import RowFormat

@@ -31,7 +31,7 @@ from fedkeep.experiments.config_tables import Strict, Table, made_of
 from fedkeep.experiments.environment import check_device
 from fedkeep.methods import Method
 from fedkeep.remote.node import Node, Terms
-from fedkeep.remote.own_clients import of_clients
+from fedkeep.remote.own_data import of_clients
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from fedkeep.core.errors import ConfigError, RoundError, RunError, shown
+from pydantic import Field
+
+from fedkeep.core.errors import RoundError, RunError
 
 MOST_FAILURES = 3
 LONGEST_PAUSE = 60.0
@@ -31,28 +30,13 @@ class RoundPolicy:
         oldest: an upload that is more versions old than this is dropped; None: none is.
     """
 
-    deadline: float | None = None
-    minimum: int = 1
-    over_selection: float = 1.0
+    deadline: Annotated[float, Field(gt=0)] | None = None
+    minimum: Annotated[int, Field(ge=0)] = 1
+    over_selection: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     mode: Literal["synchronous", "buffered"] = "synchronous"
-    buffer: int = 10
-    staleness: float = 0.5
-    oldest: int | None = None
-
-    def __post_init__(self) -> None:
-        def check(name: str, wanted: str, kind: Any, fits: Callable[[Any], bool]) -> None:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):
-                raise ConfigError(f"{name} must be {wanted}; got {shown(value)}.")
-
-        whole, modes = "a whole number of at least", ("synchronous", "buffered")
-        check("deadline", "a positive number of seconds, or None", Real | None, lambda v: v is None or v > 0)
-        check("minimum", f"{whole} 0", Integral, lambda v: v >= 0)
-        check("over_selection", "a number of at least 1", Real, lambda v: 1 <= v < math.inf)
-        check("mode", "'synchronous' or 'buffered'", str, lambda v: v in modes)
-        check("buffer", f"{whole} 1", Integral, lambda v: v >= 1)
-        check("staleness", "a number of at least 0", Real, lambda v: 0 <= v < math.inf)
-        check("oldest", f"{whole} 0, or None", Integral | None, lambda v: v is None or v >= 0)
+    buffer: Annotated[int, Field(ge=1)] = 10
+    staleness: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
+    oldest: Annotated[int, Field(ge=0)] | None = None
 
 
 class Retries:

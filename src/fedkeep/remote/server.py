@@ -32,16 +32,14 @@ from fedkeep.remote.buffered import Buffered, check_buffered
 from fedkeep.remote.continued import begun, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
-from fedkeep.remote.kept import Kept
-from fedkeep.remote.ledger import Attempts, Ledger
+from fedkeep.remote.ledger import Attempts, Ledger, Roster
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.migration import OnChange
-from fedkeep.remote.nodes import Nodes
+from fedkeep.remote.nodes import Nodes, wait_for_clients
 from fedkeep.remote.policy import Retries, RoundPolicy
-from fedkeep.remote.roster import Roster
+from fedkeep.remote.roll_back import Kept
 from fedkeep.remote.secure_fleet import fleet_of, summing
 from fedkeep.remote.transport import Transport
-from fedkeep.remote.waiting import wait_for_clients
 from fedkeep.tasks import Task, tasks_in
 
 Only = Literal["", "judge", "adapt"]

@@ -12,11 +12,11 @@ from fedkeep.engines.job import paired
 from fedkeep.methods import Sent
 from fedkeep.methods.checks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
+from fedkeep.remote.agreement import place_of
 from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import DeviceStore, MissingError
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.messages import UNFIT, Answers, ClientOrder, Partition, Step, Work
-from fedkeep.remote.refusals import place_of
 from fedkeep.store import Line, Lines
 from fedkeep.tasks.results import Model
 
