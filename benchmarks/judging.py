@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from benchmarks.measure import write
 from fedkeep import FederatedData, Method, Run, methods, simulate
-from fedkeep.engines import window
+from fedkeep.engines import judge
 
 FEATURES, HIDDEN, CLASSES, ITEMS = 32, 64, 10, 20
 WANTED = {3: 2.0, 20: 6.0}  # seconds for 100,000 users, by the most examples of one
@@ -131,12 +131,12 @@ def measured(case: str, users: int, turns: int) -> dict[str, Any]:
     few = run.clients[: users // ONE_BY_ONE]
     run.evaluate(clients=few)
     memory = most_memory(run.evaluate)
-    many, alone, several = [], [], window.SEVERAL
+    many, alone, several = [], [], judge.SEVERAL
     for _ in range(turns):
         many.append(seconds(run.evaluate))
-        window.SEVERAL = users + 1
+        judge.SEVERAL = users + 1
         alone.append(seconds(lambda: run.evaluate(clients=few)))
-        window.SEVERAL = several
+        judge.SEVERAL = several
     ratios = [ONE_BY_ONE * b / a for a, b in zip(many, alone, strict=True)]
     return {
         "private": case,

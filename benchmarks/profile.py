@@ -28,7 +28,7 @@ from benchmarks.processes import ROOT
 from benchmarks.workloads import WORKLOADS, Workload, workload
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.optim import Optimizer
-from fedkeep.engines import Sequential, batches, client_step, lanes, single_lane
+from fedkeep.engines import Sequential, batches, client_step, lanes
 from fedkeep.engines import round as whole_round
 from fedkeep.engines.job import Job
 from fedkeep.engines.tables.lazy_rows import LazyRows
@@ -39,8 +39,8 @@ from fedkeep.store import MemoryStore
 PARTS: dict[str, list[tuple[Any, str]]] = {  # who does what; a part inside another counts for itself alone
     "batches": [(batches, "load_batch")],
     "table rows": [
-        (single_lane, "local_tables"),
-        (single_lane, "narrow"),
+        (lanes, "local_tables"),
+        (lanes, "narrow"),
         (LazyRows, "look_up"),
         (LazyRows, "update"),
         (LazyRows, "finish"),

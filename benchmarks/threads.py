@@ -24,7 +24,7 @@ from benchmarks.processes import ROOT
 from benchmarks.workloads import workload
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.engines import Sequential
-from fedkeep.engines.workers.cores import available_cores
+from fedkeep.engines.workers.workers import available_cores
 from fedkeep.kernels import native
 
 CLIENTS = {"W1": 10, "W2": 4, "W3": 2}  # of a round: a few, where each takes long

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from fedkeep.engines import Job
-from fedkeep.engines.single_lane import local_run
+from fedkeep.engines.lanes import local_run
 from fedkeep.experiments.simulate import simulate
 from tests.installed import write_papers
 

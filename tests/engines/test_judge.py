@@ -53,7 +53,7 @@ def loop(run: Run, split: str, clients: Any, default: bool = False) -> dict[str,
 def test_evaluation_equals_a_plain_loop(
     kind: type[Logits], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("fedkeep.engines.window"), "CHUNK", chunk)
+    monkeypatch.setattr(importlib.import_module("fedkeep.engines.judge"), "CHUNK", chunk)
     data = classes(counts=(5, 9, 3, 7, 4, 6), valid=1, test=4)
     run = simulate(
         kind().double(),

@@ -16,7 +16,7 @@ from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import LocalResult, Stream, local_run
 from fedkeep.engines.batches import batches
-from fedkeep.engines.training_errors import model_error
+from fedkeep.engines.lanes import model_error
 from fedkeep.methods import terms
 from fedkeep.models import BagOfWords, DocumentModel
 from tests.engines.reference import rows_of

@@ -13,8 +13,8 @@ from fedkeep import FederatedData, Method, Run, methods, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
-from fedkeep.engines import window
-from fedkeep.engines.window import windows
+from fedkeep.engines import judge
+from fedkeep.engines.judge import windows
 from fedkeep.methods import Global, Sent
 from tests.tiny import Logits, parts
 
@@ -162,7 +162,7 @@ def test_an_error_among_many_clients_names_the_one() -> None:
 def test_a_window_ends_with_what_its_clients_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(Counted, data())
     full = run.judge(("own",))[0].of("own").loss
-    monkeypatch.setattr(window, "BYTES", 20 * 3 * 8)  # 20 clients' numbers
+    monkeypatch.setattr(judge, "BYTES", 20 * 3 * 8)  # 20 clients' numbers
     sent = run.sent("user-00")
     looked = [w.clients for w in windows(run.job, [(c, sent) for c in range(CLIENTS)], "test")]
     assert [len(clients) for clients in looked] == [20, 20, 20]
@@ -171,7 +171,7 @@ def test_a_window_ends_with_what_its_clients_keep(monkeypatch: pytest.MonkeyPatc
 
 def test_a_server_that_sends_each_client_much_fills_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(Counted, data(), methods.furl("user").on_server(send=with_a_bias_of_its_own))
-    monkeypatch.setattr(window, "BYTES", 10 * (3 + 12) * 8)  # 10 clients' numbers and models
+    monkeypatch.setattr(judge, "BYTES", 10 * (3 + 12) * 8)  # 10 clients' numbers and models
     looked = [
         w.clients for w in windows(run.job, [(c, run.sent(f"user-{c:02}")) for c in range(CLIENTS)], "test")
     ]

@@ -19,7 +19,7 @@ from fedkeep.audit.canaries import with_opt_out
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.engines.single_lane import LanePass
+from fedkeep.engines.lanes import LanePass
 from fedkeep.engines.tables import local_rows
 from fedkeep.methods import Finish, Finished, Global, Reduced, Start, Started
 from fedkeep.methods.copies import PulledCopy

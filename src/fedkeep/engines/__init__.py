@@ -4,6 +4,7 @@ from fedkeep.engines.adapt import Adaptation, Adapted, Fitting, fit
 from fedkeep.engines.auto import Auto, Choice
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.centralised import Centralised
+from fedkeep.engines.client_step import Sequential
 from fedkeep.engines.device import Answer, Defers, Device, LocalDevice, Order, job_of, orders_of
 from fedkeep.engines.job import (
     ClientResult,
@@ -15,15 +16,11 @@ from fedkeep.engines.job import (
     first_kept,
 )
 from fedkeep.engines.judge import tasks_of
-from fedkeep.engines.judgement import Judgement
-from fedkeep.engines.lanes import LocalResult, Watch
+from fedkeep.engines.lanes import LocalResult, Watch, local_run
 from fedkeep.engines.round import RoundReport, Sampler, run_round
-from fedkeep.engines.sequential import Sequential
-from fedkeep.engines.single_lane import local_run
-from fedkeep.engines.tally import Judged, Leaves, Pair, Tallies, to_records
+from fedkeep.engines.tally import Judged, Judgement, Leaves, Pair, Tallies, to_records
 from fedkeep.engines.vectorised.vectorised import Vectorised
-from fedkeep.engines.workers.cores import available_cores
-from fedkeep.engines.workers.workers import Workers
+from fedkeep.engines.workers.workers import Workers, available_cores
 
 __all__ = [
     "Adaptation",

@@ -22,16 +22,14 @@ from fedkeep.core.errors import FedkeepError, MethodError
 from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import nbytes
 from fedkeep.engines.batches import Stream, batches
-from fedkeep.engines.client_step import train_client
+from fedkeep.engines.client_step import Sequential, train_client
 from fedkeep.engines.job import ClientResult, ClientToTrain, Job, train_rows
-from fedkeep.engines.sequential import Sequential
 from fedkeep.engines.tables.local_rows import local_tables
 from fedkeep.engines.vectorised.costs import CPU_BYTES, room, step_cost, times_faster
-from fedkeep.engines.vectorised.lockstep import lockstep
+from fedkeep.engines.vectorised.stacked_lanes import lockstep
 from fedkeep.engines.vectorised.vectorised import Vectorised
-from fedkeep.engines.workers.cores import available_cores
 from fedkeep.engines.workers.pool import start_method
-from fedkeep.engines.workers.workers import Workers
+from fedkeep.engines.workers.workers import Workers, available_cores
 
 STARTING = {"fork": 0.2, "spawn": 8.0}
 """Seconds to start workers."""

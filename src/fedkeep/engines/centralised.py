@@ -18,7 +18,7 @@ from fedkeep.core.params import Params, to
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import Stream, steps_per_pass
 from fedkeep.engines.job import ClientResult, ClientToTrain, Job, train_rows
-from fedkeep.engines.single_lane import local_run
+from fedkeep.engines.lanes import local_run
 from fedkeep.engines.tables.lazy_rows import lazy_tables
 from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
 from fedkeep.methods import Method, Optimize, WeightedMean, newest

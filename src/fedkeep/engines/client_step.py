@@ -1,4 +1,4 @@
-"""One client's whole part in a round: start, train, finish, keep, upload.
+"""One client's whole part in a round: start, train, finish, keep, upload; and ``Sequential``, one client after the other.
 
 Every engine comes through ``begin`` and ``finish``, so a method's hooks have one home and a client is trained the same
 way wherever it runs.
@@ -32,10 +32,9 @@ from fedkeep.core.params import (
 )
 from fedkeep.core.seeds import generator
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
-from fedkeep.engines.job import ClientResult, Job, train_rows, valid_rows
-from fedkeep.engines.lanes import LocalResult
+from fedkeep.engines.job import ClientResult, ClientToTrain, Job, train_rows, valid_rows
+from fedkeep.engines.lanes import LocalResult, local_run
 from fedkeep.engines.rehearsal import rehearse
-from fedkeep.engines.single_lane import local_run
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, rows_of, widen
 from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start, Started
 from fedkeep.methods.checks import UPLOAD, called, check_hook, check_tensors
@@ -309,3 +308,21 @@ def examples_of(job: Job, rows: np.ndarray, draws: Stream) -> float:
     """Return c_k: how many of a client's examples train what leaves it."""
     counts = [len(usable(job.data, rows, phase, draws)) for phase in job.leaving]
     return float(max(counts, default=len(allowed(job.data, rows, "opted_in"))))
+
+
+class Sequential:
+    """Trains clients one by one in this process."""
+
+    name = "sequential"
+
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
+        """Train clients, and yield what each gives."""
+        stored = job.kept([each.client for each in work])
+        for place, each in enumerate(work):
+            kept = {name: values[place] for name, values in stored.items()}
+            yield train_client(job, each.sent, kept, each.client, round, progress)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""

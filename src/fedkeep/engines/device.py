@@ -25,6 +25,8 @@ from fedkeep.engines.adapt import (
     Adaptation,
     Fits,
     Fitting,
+    Tuning,
+    curve,
     first_rows,
     one_by_one,
     own_default,
@@ -32,13 +34,11 @@ from fedkeep.engines.adapt import (
     starting,
 )
 from fedkeep.engines.faults import Fault
-from fedkeep.engines.fine_tuning import Tuning, curve
 from fedkeep.engines.job import ClientToTrain, Engine, Job, defaults, paired
-from fedkeep.engines.judge import judge, outputs
-from fedkeep.engines.opt_out import made_of_all
+from fedkeep.engines.judge import Way, judge, outputs_and_labels
+from fedkeep.engines.lanes import made_of_all
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.engines.tally import Judged, Leaves
-from fedkeep.engines.window import Way
 from fedkeep.methods import Global, Method, Sent, newest
 from fedkeep.methods.client import accepted
 from fedkeep.privacy.draws import Entropy
@@ -366,7 +366,7 @@ class LocalDevice:
         """
         if self.leaves != "examples":
             raise ConfigError(f"Outputs of examples stay on this device: its policy is {self.leaves!r}.")
-        return outputs(self.job, self._asked(orders), split, self._way(model))
+        return outputs_and_labels(self.job, self._asked(orders), split, self._way(model))
 
     def _way(self, model: Model) -> Way:
         method, store = self.job.method, self.job.store

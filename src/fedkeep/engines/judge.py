@@ -1,27 +1,336 @@
 """Judging, on the device: predictions of clients' models on their own examples, reduced to what metrics need.
 
-Several models predict the same examples, so that they are compared on these.
+Several models predict the same examples, so that they are compared on these. Many clients' are computed at a time.
+Models without private values, and those that take a private row for each example (``per_example``), see the examples
+of many clients as one batch. Of other models, clients with equally many examples are computed side by side
+(``torch.func.vmap``), so many tiny clients cost a few calls. What cannot be computed so is computed client by client,
+and so is who has few companions; the numbers are the same but for rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.params import Params
+from fedkeep.core.net import Net, PooledNet
+from fedkeep.core.params import CLIENT, Params, clone, is_state, nbytes, prefixed, to
+from fedkeep.core.seeds import without_draws
 from fedkeep.data import FederatedData
+from fedkeep.data.columns import offsets_of
+from fedkeep.engines.batches import batch_bytes, float_type, load_batch
+from fedkeep.engines.centralised import WithClient
+from fedkeep.engines.client_step import outputs
 from fedkeep.engines.job import Job
-from fedkeep.engines.judgement import Judgement
-from fedkeep.engines.tally import Judged, Leaves, Tallies, tallied
-from fedkeep.engines.window import Way, windows
+from fedkeep.engines.lanes import MODEL_ERRORS, model_error
+from fedkeep.engines.rehearsal import rehearse
+from fedkeep.engines.tally import Judged, Judgement, Leaves, Tallies, tallied
 from fedkeep.methods import Sent
+from fedkeep.methods.base import Predict, Recall, Recalls, forward
 from fedkeep.methods.labels import label_of, output_of
 from fedkeep.tasks import Task, tasks_in
 from fedkeep.tasks.results import Model
+
+T = TypeVar("T")
+
+CHUNK = 1024
+"""Examples that are computed at once."""
+WINDOW = 8 * CHUNK
+"""Examples among which clients with equally many are looked for."""
+BYTES = 64 << 20
+"""What clients who are looked at together may keep, and be sent apart from each other."""
+SEVERAL = 16
+"""Clients with equally many examples from which on they are computed side by side."""
+CACHED = 1 << 20
+"""Bytes of the examples of clients side by side: of more, what the model makes of them leaves the caches."""
+
+Use = Callable[[Any, Params, np.ndarray, np.ndarray], T]
+"""What is made of an output: given it, the batch, each example's client by index, and its place in the window."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one of the models is computed.
+
+    Attributes:
+        model: its name.
+        predict: makes predictions.
+        own: returns clients' own values, stacked, given their indices.
+    """
+
+    model: Model
+    predict: Predict
+    own: Callable[[Sequence[int]], Params]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Examples that are computed at once.
+
+    Attributes:
+        places: (examples,) their places in the window.
+        clients: whose they are, by position in the window: each one's examples, equally many, after the other's. None:
+            anybody's.
+    """
+
+    places: np.ndarray
+    clients: np.ndarray | None
+
+    @property
+    def single(self) -> list[Piece]:
+        """The examples of each client by itself."""
+        if self.clients is None:
+            return []
+        rows = self.places.reshape(len(self.clients), -1)
+        return [Piece(mine, self.clients[k : k + 1]) for k, mine in enumerate(rows)]
+
+
+@dataclass
+class Nets:
+    """The model as functions, and which of the clients' models cannot be computed side by side."""
+
+    net: Net
+    pooled: dict[frozenset[str], PooledNet] = field(default_factory=dict)
+    alone: set[Model] = field(default_factory=set)
+
+    def of(self, names: Iterable[str]) -> PooledNet:
+        """Return the model that takes tables of the private values of these names."""
+        wanted = frozenset(names)
+        if wanted not in self.pooled:
+            self.pooled[wanted] = PooledNet(self.net.module, wanted)
+            self.pooled[wanted].written = self.net.written
+        return self.pooled[wanted]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Clients who are looked at together.
+
+    Attributes:
+        job: what all clients have in common.
+        split: which of their examples.
+        clients: their indices.
+        sent: what the server sends each.
+        ends: how many clients each group has, added up; a batch of anybody's examples is of one group.
+        nets: what all windows have in common.
+    """
+
+    job: Job
+    split: str
+    clients: list[int]
+    sent: list[Params]
+    ends: list[int]
+    nets: Nets
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The row numbers of all examples, client after client."""
+        return self.job.data.split_rows(self.split, self.clients)
+
+    @torch.no_grad()
+    def predicted(self, ways: Sequence[Way], use: Use[T]) -> list[list[T]]:
+        """Return, for each way, what ``use`` makes of the outputs of one piece after the other.
+
+        Raises:
+            MethodError: a model does not fit the examples, and says whose; or it draws random numbers.
+        """
+        job = self.job
+        rehearse(job.net, {**self.sent[0], **job.store.default.initial}, self._view, self.rows, job.device)
+        with job.net.still():
+            what = f"judging of {self.split!r} examples"
+            return without_draws(what, lambda: self._predicted(ways, use), job.device)
+
+    def _predicted(self, ways: Sequence[Way], use: Use[T]) -> list[list[T]]:
+        found: list[list[T]] = [[] for _ in ways]
+        values = [self._own(way) for way in ways]
+        pools = [self._pools(own) and not _recalls(way) for own, way in zip(values, ways, strict=True)]
+        for apart in (False, True):
+            chosen = [k for k, pooled in enumerate(pools) if pooled is not apart]
+            for piece in (self._apart() if apart else self._pooled()) if chosen else ():
+                batch = self._load(piece)
+                for k in chosen:  # a model may change what it is given
+                    mine = batch if k == chosen[-1] else clone(batch)
+                    found[k] += self._used(ways[k], values[k], piece, mine, use)
+        return found
+
+    def _own(self, way: Way) -> Params:
+        values = way.own(self.clients)
+        if way.predict is forward:  # the model knows nothing of a method's state
+            values = {n: v for n, v in values.items() if not is_state(n)}
+        return {n: v.to(self.job.device) for n, v in values.items()}
+
+    def _pools(self, own: Params) -> bool:
+        """Tell whether one batch may hold anybody's examples."""
+        return self._alike and (not own or self.nets.of(own).gathers)
+
+    @cached_property
+    def _alike(self) -> bool:
+        return all(sent is self.sent[0] for sent in self.sent)
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        return offsets_of(self.job.data.counts(self.split)[self.clients])
+
+    def _pooled(self) -> Iterator[Piece]:
+        for first, last in pairwise([0, *self.ends]):
+            end = int(self._starts[last])
+            for start in range(int(self._starts[first]), end, self._chunk):
+                yield Piece(np.arange(start, min(start + self._chunk, end)), None)
+
+    def _apart(self) -> Iterator[Piece]:
+        """Yield pieces of many clients with equally many examples, and of those with few companions alone."""
+        counts = np.diff(self._starts)
+        chunk = self._chunk
+        most = min(chunk, CACHED // batch_bytes(self.job.data.columns, self.rows[:1]))
+        for count in np.unique(counts).tolist():
+            who = np.flatnonzero(counts == count)
+            at_once = most // count
+            if min(len(who), at_once) < SEVERAL:
+                for client in who.tolist():
+                    start = int(self._starts[client])
+                    for place in range(start, start + count, chunk):
+                        places = np.arange(place, min(place + chunk, start + count))
+                        yield Piece(places, np.array([client]))
+                continue
+            for at in range(0, len(who), at_once):
+                some = who[at : at + at_once]
+                yield Piece((self._starts[some][:, None] + np.arange(count)).reshape(-1), some)
+
+    @cached_property
+    def _chunk(self) -> int:
+        """Examples that are computed at once: fewer where each has outputs for many tokens."""
+        label = self.job.data.columns.get("label")
+        return max(1, CHUNK // math.prod(label.shape[1:])) if isinstance(label, np.ndarray) else CHUNK
+
+    def _load(self, piece: Piece) -> Params:
+        return load_batch(self._view, self.rows[piece.places], self.job.device, self._kind)
+
+    @cached_property
+    def _view(self) -> WithClient:
+        return WithClient(self.job.data, self.clients)
+
+    @cached_property
+    def _kind(self) -> torch.dtype:
+        params = {n: v for n, v in self.sent[0].items() if not is_state(n)}
+        return float_type({**params, **self.job.store.default.initial})
+
+    def _used(self, way: Way, own: Params, piece: Piece, batch: Params, use: Use[T]) -> list[T]:
+        owner = np.asarray(self.clients, np.int64)[batch["client"].cpu().numpy()]
+        net: Net = self.job.net
+        if piece.clients is None:
+            net, params = self.nets.of(own), {**self.sent[0], **own}
+        elif len(piece.clients) > 1:
+            if way.model not in self.nets.alone and not _recalls(way):
+                try:
+                    return [use(self._side_by_side(way, own, piece, batch), batch, owner, piece.places)]
+                except MODEL_ERRORS:
+                    self.nets.alone.add(way.model)
+            each = (self._used(way, own, one, self._load(one), use) for one in piece.single)
+            return [found for single in each for found in single]
+        else:
+            place = int(piece.clients[0])
+            params = {**self.sent[place], **{n: v[place] for n, v in own.items()}}
+            params |= self._recalled(way, params, place)
+        net.train(False)
+        try:
+            return [use(way.predict(net, params, batch), batch, owner, piece.places)]
+        except MODEL_ERRORS as error:
+            raise model_error(self._whose(owner), len(owner), error) from error
+
+    def _recalled(self, way: Way, params: Params, place: int) -> Params:
+        """Return what one client's prediction makes of the client's own examples."""
+        if not _recalls(way):
+            return {}
+        assert isinstance(way.predict, Recalls)
+        job, client = self.job, self.clients[place]
+
+        def outputs_of(function: Predict, split: str) -> Iterator[tuple[Any, Params]]:
+            rows = job.data.rows(client, split)
+            return outputs(job, params, np.arange(rows.start, rows.stop), function)
+
+        given = Recall(net=job.net, params=params, outputs=outputs_of)
+        return prefixed(CLIENT, way.predict.recall(given))
+
+    def _side_by_side(self, way: Way, own: Params, piece: Piece, batch: Params) -> Any:
+        """Return the predictions of clients with equally many examples, one client's after the other's."""
+        clients, net, sent = piece.clients, self.job.net, self.sent
+        assert clients is not None
+        net.train(False)
+        which = torch.from_numpy(clients).to(self.job.device)
+        mine = {n: v.index_select(0, which) for n, v in own.items()}
+        if not self._alike:
+            theirs = [sent[k] for k in clients.tolist()]
+            mine = {n: torch.stack([each[n] for each in theirs]) for n in theirs[0]} | mine
+        examples = {n: v.reshape(len(clients), -1, *v.shape[1:]) for n, v in batch.items()}
+        shared = {n: v for n, v in sent[0].items() if n not in mine}
+
+        def one(values: Params, columns: Params) -> Any:
+            return way.predict(net, {**shared, **values}, columns)
+
+        with warnings.catch_warnings():
+            # An operation that is computed client by client after all is no slower than all of them so.
+            warnings.filterwarnings("ignore", message=".*batching rule.*")
+            return _joined(torch.func.vmap(one)(mine, examples))
+
+    def _whose(self, owner: np.ndarray) -> str:
+        names = [repr(str(self.job.data.ids[c])) for c in np.unique(owner)]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"Judging the {self.split} examples of {', '.join(names[:3])}{more}"
+
+
+def _recalls(way: Way) -> bool:
+    """Tell whether a way to predict looks at the client's own examples first."""
+    return way.model in ("own", "adapted") and isinstance(way.predict, Recalls)
+
+
+def _joined(output: Any) -> Any:
+    """Return outputs (clients, examples, …) as (clients · examples, …)."""
+    if isinstance(output, Mapping):
+        return {name: _joined(value) for name, value in output.items()}
+    return output.flatten(0, 1) if isinstance(output, Tensor) else output
+
+
+def windows(job: Job, asked: Iterable[tuple[int, Sent]], split: str) -> Iterator[Window]:
+    """Yield clients who are looked at together; those without examples of the split are left out.
+
+    A group of them ends with about ``CHUNK`` examples, a window with about ``WINDOW``; both end early with ``BYTES``.
+    """
+    counts, own, nets = job.data.counts(split), nbytes(job.store.default.initial), Nets(job.net)
+    if not counts.any():
+        return
+    last: Sent | None = None
+    given = flat = Params()
+    window = Window(job, split, [], [], [], nets)
+    group = examples = held = 0
+    for client, sent in asked:
+        if not (count := int(counts[client])):
+            continue
+        if sent is not last:
+            held += 0 if last is None else nbytes(sent.flat)
+            last = sent
+            if sent.flat is not given:  # who is sent the same is looked at together
+                given, flat = sent.flat, to(sent.flat, job.device)
+        window.clients.append(client)
+        window.sent.append(flat)
+        group, examples, held = group + count, examples + count, held + own
+        if group >= CHUNK or held >= BYTES:
+            window.ends.append(len(window.clients))
+            group = 0
+            if examples >= WINDOW or held >= BYTES:
+                yield window
+                window, examples, held = Window(job, split, [], [], [], nets), 0, 0
+    if window.clients:
+        window.ends.append(len(window.clients))
+        yield window
+
 
 Columns = tuple[np.ndarray, ...]
 """A piece of a ``Judgement``: client, loss, score, label, row (or place in a window), predicted class."""
@@ -104,7 +413,7 @@ def _by_window(
         ]
 
 
-def outputs(
+def outputs_and_labels(
     job: Job, asked: Iterable[tuple[int, Sent]], split: str, way: Way
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return for each task a model's outputs, (examples, …), and the labels, (examples,), where there is a label."""

@@ -1,9 +1,14 @@
-"""Local training: the one loop over phases and mini-batches that every engine runs.
+"""Local training: the one loop over phases and mini-batches that every engine runs, and ``local_run`` for one client.
 
-A *lane* is one client's training. ``Lanes`` holds the tensors of one client (``single_lane.py``) or of many side by side,
-with a client axis (``vectorised/``). These differ in how a mini-batch is made, how its gradient is computed and
-clipped, and how the optimiser's step is written back. All else is here: phases and their turns, early stopping,
-watching, what opted-out examples may touch, buffers that stay, losses, and the search for NaN.
+A *lane* is one client's training. ``Lane`` holds the tensors of one client; ``vectorised.stacked_lanes`` those of many
+side by side, with a client axis. These differ in how a mini-batch is made, how its gradient is computed and clipped, and
+how the optimiser's step is written back. All else is the same for both (``Lanes``, ``Pass``): phases and their turns,
+early stopping, watching, buffers that stay, losses, the search for NaN, and what opted-out examples may touch.
+
+Opted-out examples touch nothing that a client uploads: not by values, not by a breakdown, not by a loss. A private phase
+may train on all of a client's examples (``Phase.examples = "all"``). Where some of them are opted out, federated phases
+must not see what such a phase made, and whether it broke down must not decide if the client uploads. A private phase on
+opted-in examples whose loss reads what such a phase made passes it on: what it trains is hidden too.
 """
 
 from __future__ import annotations
@@ -11,7 +16,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,22 +25,286 @@ from typing import Protocol, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedkeep.core.errors import NonFiniteError
+from fedkeep.core.errors import DataError, MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Batch, Params, gradients
-from fedkeep.core.seeds import without_draws
-from fedkeep.engines.batches import Stream, float_type, load_batch, steps_per_pass, usable
+from fedkeep.core.params import Batch, Params, clone, gradients, is_state, nonfinite, to
+from fedkeep.core.seeds import forked, seed_all, stream, without_draws
+from fedkeep.engines.batches import (
+    Loaded,
+    Stream,
+    batches,
+    float_type,
+    gathered,
+    load_batch,
+    steps_per_pass,
+    usable,
+)
 from fedkeep.engines.dropout import InOrder
-from fedkeep.engines.opt_out import Hidden, hidden, reads_hidden, trains_federated, veiled
-from fedkeep.engines.stopping import Stopper, watched
-from fedkeep.engines.tables.local_rows import Examples, LocalTable, narrow, widen
-from fedkeep.engines.training_errors import MODEL_ERRORS, model_error, no_gradient, nonfinite_error
-from fedkeep.methods import Client
+from fedkeep.engines.rehearsal import rehearse
+from fedkeep.engines.tables.lazy_rows import LazyRows, lazy_tables
+from fedkeep.engines.tables.local_rows import (
+    Examples,
+    LocalTable,
+    Owned,
+    allowed,
+    local_tables,
+    narrow,
+    narrow_alike,
+    widen,
+)
+from fedkeep.methods import Client, EarlyStopping, Phase
 from fedkeep.split import Split
 from fedkeep.split.halves import Frozen
+
+MODEL_ERRORS = (ValueError, IndexError, RuntimeError, DataError)
+"""What a model raises that does not fit its data."""
+
+
+def nonfinite_error(who: str, fault: str, steps: int) -> NonFiniteError:
+    """Return the error of a client whose training broke down."""
+    return NonFiniteError(
+        "{who}: {what} became NaN or infinite after {steps} steps. Lower the learning rate, set clip_norm, or look "
+        "for NaN in this client's data.",
+        who=who,
+        what=fault,
+        steps=steps,
+    )
+
+
+def no_gradient(names: Sequence[str]) -> MethodError:
+    """Return the error of a loss that depends on nothing that is to be trained."""
+    some = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+    return MethodError(
+        "The loss depends on none of what is trained ({some}), so there is no gradient. Does the model's forward "
+        "detach its outputs, or compute them under torch.no_grad()?",
+        some=some,
+    )
+
+
+def model_error(who: str, examples: int, error: Exception, more: str = "") -> MethodError:
+    """Return the error of a model that failed on a batch, with what usually helps."""
+    advice = "Check its forward and the data's columns"
+    if isinstance(error, torch.OutOfMemoryError):
+        advice = "Use a smaller batch_size, or another device"
+    elif isinstance(error, torch.AcceleratorError):
+        advice = (
+            "An id or a label may be beyond what the model was made for: on device='cpu' the error says which"
+        )
+    elif isinstance(error, IndexError):
+        advice += ": an id or a label may be beyond what it was made for"
+    elif examples == 1:
+        advice += (
+            "; batch normalisation needs more than one example: merge_single = True lets a last one join the "
+            "mini-batch before it, and a client with a single one must be left out"
+        )
+    batch = f"a batch of {examples} example{'s' * (examples != 1)}"
+    return MethodError(
+        "{who}: the model failed on {batch}: {why}. {advice}.{more}",
+        who=who,
+        batch=batch,
+        examples=examples,
+        why=str(error).strip().rstrip("."),
+        advice=advice,
+        more=more,
+    )
+
+
+def watched(
+    data: Examples, valid: np.ndarray | None, phase: Phase, draws: Stream, *, trains: bool
+) -> np.ndarray:
+    """Return the validation examples that may stop a phase.
+
+    A stop picks values that a federated phase may read. So opted-out examples stop phases on all examples alone: what
+    these train no federated phase may read.
+
+    Args:
+        data: the data set.
+        valid: the client's validation examples in it.
+        phase: the phase.
+        draws: names the client, for messages.
+        trains: whether the phase has examples to train on; without any it is never measured.
+
+    Raises:
+        MethodError: there are none.
+    """
+    if valid is None or not len(valid):
+        raise MethodError(
+            "{who}: a phase is to stop early by the validation loss, but there is no example in the split 'valid'. "
+            "Hold some out (data.split), or set early_stopping=None.",
+            who=str(draws),
+        )
+    rows = allowed(data, valid, phase.examples)
+    if trains and not len(rows):
+        raise MethodError(
+            "{who}: a phase on opted-in examples is to stop early by the validation loss, but no example in the split "
+            "'valid' is opted in. Leave the client out, set early_stopping=None, or train what no federated phase "
+            "reads with examples='all'.",
+            who=str(draws),
+            examples=phase.examples,
+        )
+    return rows
+
+
+class Stopper:
+    """Early stopping: measures the validation loss after some passes and keeps the best values.
+
+    Args:
+        rule: when to measure and when to stop.
+        measure: returns the loss.
+        params: the values to keep, changed in place by training.
+    """
+
+    def __init__(self, rule: EarlyStopping, measure: Callable[[], float], params: Params) -> None:
+        self.rule, self.measure, self.params = rule, measure, params
+        self.best, self.epoch, self.waited = float("inf"), 0, 0
+        self.kept: Params = {}
+
+    def done(self, epoch: int) -> bool:
+        """Tell, after a pass (counted from 1), whether training should stop."""
+        if (epoch - 1) % self.rule.every:
+            return False
+        loss = self.measure()
+        if not self.kept or loss < self.best - self.rule.min_improvement:
+            self.best = loss if np.isfinite(loss) else float("inf")
+            self.epoch, self.waited = epoch, 0
+            self.kept = clone(self.params)
+        else:
+            self.waited += 1
+        return self.waited >= self.rule.patience
+
+    def restore(self) -> int:
+        """Put the best values back; return the pass that they are from (0: none was measured)."""
+        with torch.no_grad():
+            for name, value in self.kept.items():
+                self.params[name].copy_(value)
+        return self.epoch
+
+
+READS_HIDDEN = (
+    "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
+    "examples too, so these would influence what leaves the client. Train that phase with "
+    "examples='opted_in', or leave those parameters out of the federated phase's loss."
+)
+READS_EARLIER = (
+    "{} private {}, which an earlier run that this one goes on with trained on opted-out examples too, so these would "
+    "influence what leaves the client. Begin with new private values, or train that run with examples='opted_in'."
+)
+
+
+def reads_hidden(net: Net) -> MethodError:
+    """Return the error of a federated phase that reads what opted-out examples made, in this run or before it."""
+    what = READS_EARLIER.format(
+        "A phase that trains federated parameters may not read", sorted(net.opted_out)
+    )
+    return MethodError(what if net.opted_out else READS_HIDDEN)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What opted-out examples make in a local run.
+
+    Attributes:
+        names: the private parameters and buffers that they train or move.
+        phases: the numbers of the phases that look at them, or at what is hidden.
+    """
+
+    names: frozenset[str] = frozenset()
+    phases: frozenset[int] = frozenset()
+
+
+def hidden(lanes: Lanes) -> Hidden:
+    """Return what opted-out examples make: by phases on all examples, and by those that read what these made.
+
+    Which phases read it is found by their losses on a mini-batch with NaN in its place, until nothing is added.
+
+    Raises:
+        MethodError: an earlier run made something of opted-out examples, and hooks see private values.
+    """
+    earlier = lanes.net.opted_out & lanes.params.keys()
+    if earlier and (lanes.client.start or lanes.client.finish):
+        raise MethodError(READS_EARLIER.format("Hooks (start, finish) see", sorted(earlier)))
+    if "opted_in" not in lanes.data.columns and not earlier:
+        return Hidden()
+    split, trainable = lanes.split, sorted(lanes.trainable)
+    trained = [p.trained_names(split, trainable) for p in lanes.client.phases]
+    phases = {k for k, p in enumerate(lanes.client.phases) if p.examples == "all"}
+    if not phases and not earlier:
+        return Hidden()
+    names = set(earlier) | {
+        n
+        for n, v in lanes.params.items()
+        if phases
+        and n not in lanes.trainable
+        and not is_state(n)
+        and split.is_private(n)
+        and v.is_floating_point()
+    }
+    names |= {n for k in phases for n in trained[k] if split.is_private(n)}
+    left = [k for k in range(len(trained)) if k not in phases and not trains_federated(trained[k], split)]
+    while names and (found := [k for k in left if _reads(lanes, k, names)]):
+        phases |= {*found}
+        names |= {n for k in found for n in trained[k]}
+        left = [k for k in left if k not in phases]
+    return Hidden(frozenset(names), frozenset(phases))
+
+
+def made_of_all(phases: Sequence[Phase], split: Split, net: Net, data: Examples) -> frozenset[str]:
+    """Return the names of the private values that opted-out examples may train or move in these phases.
+
+    What a federated phase trains too is none of them: it would be refused.
+    """
+    column = data.columns.get("opted_in")
+    nobody = column is None or bool(np.asarray(column, bool).all())
+    if nobody or all(phase.examples != "all" for phase in phases):
+        return frozenset()
+    trained = [p.trained_names(split, sorted(net.trainable())) for p in phases]
+    alone = {n for names in trained if not trains_federated(names, split) for n in names}
+    return frozenset(alone | {n for n in net.buffers() if split.is_private(n)})
+
+
+def _reads(lanes: Lanes, number: int, names: AbstractSet[str]) -> bool:
+    """Tell whether a phase's loss is NaN where some values are, and else is not; of the first lane with examples."""
+    phase, net, device = lanes.client.phases[number], lanes.net, lanes.device
+    every = zip(lanes.rows, lanes.draws, strict=True)
+    each = [usable(lanes.data, rows, phase, draws)[: phase.batch_size] for rows, draws in every]
+    lane = next((k for k, rows in enumerate(each) if len(rows)), None)
+    if lane is None:
+        return False
+    as_is, losses = lanes.lane(lane), []
+    for shown in (as_is, veiled(as_is, names, net.initial(), lanes.trainable)):
+        batch = load_batch(lanes.data, each[lane], device, float_type(as_is), lanes.tables[lane])
+        params = {n: v.requires_grad_(n in lanes.trainable) for n, v in clone(shown).items()}
+        with forked(device), net.still():
+            losses.append(phase.loss(net, params, batch, clone(lanes.sent_to(lane))).detach())
+    return bool(losses[1].isnan() & ~losses[0].isnan())
+
+
+def veiled(
+    params: Params, hidden: AbstractSet[str], initial: Mapping[str, Tensor], trainable: frozenset[str]
+) -> Params:
+    """Return parameters with hidden ones shown as NaN, so that any use of them shows in the loss.
+
+    A buffer is hidden where it has been moved from its initial value; what was never moved tells nothing.
+    """
+    out = dict(params)
+    for name in hidden & params.keys():
+        if name in trainable:
+            out[name] = torch.full_like(params[name], torch.nan)
+        else:
+            start = initial[name].to(params[name].device)
+            moved = params[name] != start
+            if bool(moved.any()):
+                out[name] = torch.where(moved, torch.nan, params[name])
+    return out
+
+
+def trains_federated(names: Sequence[str], split: Split) -> bool:
+    """Tell whether a phase that trains ``names`` trains something that leaves the client."""
+    return not all(split.is_private(n) for n in names)
+
 
 EVALUATION_BATCH = 512
 
@@ -410,3 +680,225 @@ def slopes(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:
         raise no_gradient(list(leaves))
     # Tables with sparse gradients (nn.Embedding(sparse=True)) are trained like others.
     return {name: s.to_dense() if s.is_sparse else s for name, s in gradients(loss, leaves).items()}
+
+
+def local_run(
+    net: Net,
+    split: Split,
+    client: Client,
+    params: Mapping[str, Tensor],
+    received: Params,
+    data: Examples,
+    rows: np.ndarray,
+    draws: Stream,
+    *,
+    valid: np.ndarray | None = None,
+    device: str = "cpu",
+    progress: float = 0.0,
+    states: Sequence[OptimizerState] | None = None,
+    after_step: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
+    falls: bool = False,
+) -> LocalResult:
+    """Train on a client's own examples, phase after phase.
+
+    Args:
+        net: the model as a function.
+        split: the method's split.
+        client: its phases, how they take turns, and how tables are trained.
+        params: all parameters at the start, state under ``client/NAME``; they are not changed.
+        received: what the server sent, state under ``server/NAME``, for the terms that compare with it.
+        data: the data set; ``rows`` are the client's examples in it.
+        draws: names the random streams of batches and of dropout.
+        valid: the client's validation examples, for phases with early stopping.
+        device: where to train.
+        progress: the finished part of the run in [0, 1), for learning-rate schedules.
+        states: optimiser states to go on from (centralised training); fresh ones by default.
+        after_step: called with the number of steps taken, e.g. to show progress.
+        watch: looks at the parameters now and then; what it computes must not change them.
+        falls: the rates of each phase fall linearly to zero: its step t of T takes 1 − t / T of them, t from 0.
+
+    Raises:
+        NonFiniteError: the loss or a parameter became NaN or infinite; names the client.
+        MethodError: a phase that trains federated parameters reads private ones that were trained on opted-out
+            examples, or a phase is to stop early and there are no validation examples.
+    """
+    lane = Lane(net, split, client, data, [rows], [valid], [draws], device, progress)
+    lane.falls = falls
+    lane.hold(dict(params), received, states)
+    lane.after_step, lane.watch = after_step, watch
+    with forked(device), own_dropout(net, device):
+        lane.train()
+    if (fault := lane.faults()[0]) is not None:
+        raise fault
+    result = lane.result(0)
+    result.states = lane.states
+    return result
+
+
+def own_dropout(net: Net, device: str) -> AbstractContextManager[object]:
+    """Keep cuDNN out where a recurrent layer has dropout between its layers: its masks follow no seed of a client's."""
+    layers = net.module.modules() if device.startswith("cuda") else ()
+    if any(isinstance(m, nn.RNNBase) and m.dropout and m.num_layers > 1 for m in layers):
+        return torch.backends.cudnn.flags(enabled=False, allow_tf32=False)
+    return nullcontext()
+
+
+class Lane(Lanes):
+    """The only lane; its parameters have no client axis."""
+
+    falls = False
+
+    def hold(self, params: Params, received: Params, states: Sequence[OptimizerState] | None) -> None:
+        """Take the values to train from: copies of them, tables cut to local rows."""
+        rows, valid, client = self.rows[0], self.valid[0], self.client
+        rehearse(self.net, params, self.data, rows, self.device)
+        cut = local_tables(self.net, client.phases, params, self.data, rows, valid, client.tables)
+        mine = narrow(params, cut)
+        self.params = {name: value.detach().to(self.device, copy=True) for name, value in mine.items()}
+        self.received = to(narrow_alike(received, params, mine, cut), self.device)
+        self.starts, self.tables = [params], [cut]
+        # All clients share what was sent. A term may run the model at it, also at state that is a model's, and that
+        # writes into all but plain parameters.
+        plain = self.trainable - self.net.written.keys()
+        moved = [n for n in self.received if n.rpartition("/")[2] not in plain]
+        self.received |= {n: self.received[n].detach().clone() for n in moved}
+        self.states = list(states or (phase.optimizer.init() for phase in client.phases))
+        for state in self.states:  # a run that goes on has read them
+            state.first, state.second = to(state.first, self.device), to(state.second, self.device)
+        # Other phases in turn would read stale rows, so rows wait only where a skipped update would be zero.
+        late = any(p.optimizer.momentum or p.loss.pull != 0 for p in client.phases)
+        # Nor may some phases wait and others not: the model holds either a batch's rows or all.
+        differ = len({bool(lazy_tables(p, cut)) for p in client.phases}) > 1
+        all_now = client.take_turns and (late or differ)
+        self.lazy = not all_now and not self.falls  # rows that wait know one rate
+
+    def seed(self, number: int) -> None:
+        """Seed torch's own generators, which dropout draws from."""
+        draws = self.draws[0]
+        seed = stream(draws.seed, f"noise/{number}", draws.client, draws.round)
+        seed_all(seed, self.device)
+
+    def mini_batches(self, number: int) -> Iterator[Loaded]:
+        """Yield the mini-batches of a phase, gathered several at a time."""
+        pooled = self.client.pools == "clients" and isinstance(self.data, Owned)
+        owners = self.data.owners if pooled and isinstance(self.data, Owned) else None
+        plan = batches(self.data, self.rows[0], self.client.phases[number], self.draws[0], number, owners)
+        for loaded in gathered(self.data, plan, self.device, float_type(self.params), self.tables[0]):
+            yield loaded
+            if self.through[0]:
+                return
+
+    def begin(self, number: int) -> Pass:
+        """Return the pass of a phase."""
+        return LanePass(self, number)
+
+    def lane(self, position: int) -> Params:
+        """Return all parameters."""
+        return self.params
+
+    def sent_to(self, position: int) -> Params:
+        """Return what the client received."""
+        return self.received
+
+    def nonfinite(self, names: Sequence[str]) -> list[str | None]:
+        """Return the first of some parameters with a NaN or an infinity."""
+        return [nonfinite({name: self.params[name] for name in names})]
+
+
+class LanePass(Pass):
+    """The steps of one phase on plain tensors, which the model holds as long as they last."""
+
+    def __init__(self, lane: Lane, number: int) -> None:
+        super().__init__(lane, number)
+        self.state = lane.states[number]
+        self.total = torch.zeros((), dtype=torch.float32)  # losses of fewer bits are summed in these
+        self.planned = self.repeats * planned_batches(lane, self.phase) if lane.falls else 0
+        tables = lazy_tables(self.phase, lane.tables[0]) if lane.lazy and not self.hides else []
+        self.lazy: LazyRows | None = None
+        if tables:
+            self.lazy = LazyRows(
+                tables,
+                self.names,
+                lane.params,
+                lane.received,
+                self.phase.optimizer,
+                self.state,
+                self.scale,
+                self.phase.loss.pull or 0.0,
+            )
+            self.seen = dict(lane.params)
+        dense = [n for n in self.names if self.lazy is None or n not in self.lazy.of]
+        self.leaves = {name: lane.params[name] for name in dense}
+        self.bound = lane.net.bound(self.seen)
+        self.rows = Params()
+
+    def __enter__(self) -> Self:
+        for leaf in self.leaves.values():
+            leaf.requires_grad_()
+        self.bound.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bound.__exit__()
+        for leaf in self.leaves.values():
+            leaf.requires_grad_(False)
+
+    def gradients(self, step: Step) -> Params:
+        """Return the gradients of the loss on a mini-batch, of tables those of the rows that it looks up."""
+        batch, leaves = step.batch(), self.leaves
+        received: Mapping[str, Tensor] = self.lanes.received
+        if self.lazy is not None:
+            self.rows, received = self.lazy.look_up(batch)
+            self.bound.put(self.rows)
+            leaves = {**leaves, **{n: self.rows[n] for n in self.lazy.trained}}
+        loss = self.loss(0, self.seen, batch, received)
+        self.total = self.total + loss.detach()
+        if self.lazy is not None:
+            self.total = self.total + self.lazy.penalty
+        found = slopes(loss, leaves)
+        self.lanes.net.settle()
+        return found
+
+    def totals(self) -> list[float]:
+        """Return the sum of the losses so far."""
+        return [float(self.total)]
+
+    def clip(self, grads: Params, bound: float) -> Params:
+        """Scale the gradients in place."""
+        clip_(grads, bound)
+        return grads
+
+    def move(self, step: Step, grads: Params) -> None:
+        """Take the optimiser's step."""
+        if self.lazy is not None:
+            self.lazy.update(self.rows, {n: grads.pop(n) for n in self.lazy.trained if n in grads})
+        left = 1 - self.steps[0] / self.planned if self.planned else 1.0
+        self.phase.optimizer.update(self.lanes.params, grads, self.state, self.scale * left)
+
+    def lane(self, position: int) -> tuple[Params, Mapping[str, Tensor]]:
+        """Return all that the loss may see, tables whole."""
+        if self.lazy is not None:
+            self.bound.put({n: self.lanes.params[n] for n in self.lazy.of})
+        return self.seen, self.lanes.received
+
+    def catch_up(self) -> None:
+        """Bring every row of the tables to the present."""
+        if self.lazy is not None:
+            self.lazy.finish()
+
+
+def planned_batches(lane: Lane, phase: Phase) -> int:
+    """Return how many mini-batches a phase makes of the lane's examples, unless it stops early."""
+    if phase.steps is not None:
+        return phase.steps
+    return phase.epochs * steps_per_pass(len(usable(lane.data, lane.rows[0], phase, lane.draws[0])), phase)
+
+
+@torch.no_grad()
+def clip_(grads: Params, bound: float) -> None:
+    """Scale gradients in place so that their joint L2 norm is at most ``bound``."""
+    if grads:
+        norms = torch._foreach_norm(list(grads.values()))
+        norm = torch.linalg.vector_norm(torch.stack(list(norms)))
+        torch._foreach_mul_(list(grads.values()), (bound / (norm + 1e-6)).clamp(max=1.0))

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, MethodError
-from fedkeep.core.net import every_tensor, logits_of
+from fedkeep.core.net import Takes, every_tensor, logits_of
 from fedkeep.core.params import Params
-from fedkeep.core.takes import Takes
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import tasks_of
 from fedkeep.engines.batches import float_type, load_batch

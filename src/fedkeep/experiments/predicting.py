@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
-from fedkeep.core.net import every_tensor, logits_of
-from fedkeep.core.takes import Takes
+from fedkeep.core.net import Takes, every_tensor, logits_of
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import Encoding

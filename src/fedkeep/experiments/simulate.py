@@ -33,7 +33,7 @@ from fedkeep.engines import (
     tasks_of,
 )
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.opt_out import made_of_all
+from fedkeep.engines.lanes import made_of_all
 from fedkeep.engines.rehearsal import model_warnings
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.workers import workers as processes

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.takes import Takes
+from fedkeep.core.net import Takes
 
 CONFIDENCES = 5
 

@@ -20,7 +20,7 @@ from fedkeep.core.describe import describe
 from fedkeep.core.errors import BusyError, ConfigError, DataError, FedkeepError, StoreError, UploadError
 from fedkeep.data import FederatedData
 from fedkeep.engines import Job
-from fedkeep.engines.opt_out import made_of_all
+from fedkeep.engines.lanes import made_of_all
 from fedkeep.methods import Method
 from fedkeep.remote import fingerprint
 from fedkeep.remote.messages import PROTOCOL, UNFIT, Encode, Hello, Packet, Refused, told

@@ -16,7 +16,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
-from fedkeep.engines import Job, Stream, local_run, single_lane
+from fedkeep.engines import Job, Stream, lanes, local_run
 from fedkeep.engines.client_step import train_client
 from fedkeep.engines.round import decode
 from fedkeep.engines.tables import lazy_rows, local_rows
@@ -370,7 +370,7 @@ def test_proximal_rows_wait_exactly(
     ours = simulate(Words(), rule, DATA, rounds=3, cohort=3)
     assert bool(anchored) is (clip is None)
     assert set(anchored) <= {0.7}
-    monkeypatch.setattr(single_lane, "lazy_tables", lambda *_: [])
+    monkeypatch.setattr(lanes, "lazy_tables", lambda *_: [])
     dense = simulate(Words(), rule, DATA, rounds=3, cohort=3)
     close(ours.server, dense.server, atol=1e-12)
     losses = [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkeep.engines.vectorised.lockstep import Together, lockstep
-from fedkeep.engines.vectorised.stacked_lanes import Stacked
+from fedkeep.engines.vectorised.stacked_lanes import Stacked, Together, lockstep
 from tests.engines.vectorised.cohorts import TEXTS, first, furl, words
 from tests.tiny import job
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.engines.workers import available_cores, cores
+from fedkeep.engines.workers import workers
+from fedkeep.engines.workers.workers import available_cores
 
 
 def machine(
@@ -25,8 +26,8 @@ def machine(
     for name, text in limits.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{text}\n")
-    monkeypatch.setattr(cores, "CPUS", folder / "cpu")
-    monkeypatch.setattr(cores, "GROUP", folder)
+    monkeypatch.setattr(workers, "CPUS", folder / "cpu")
+    monkeypatch.setattr(workers, "GROUP", folder)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed, raising=False)
 
 

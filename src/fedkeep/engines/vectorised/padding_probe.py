@@ -18,16 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedkeep.core.buffers import is_batched
+from fedkeep.core.buffers import attributes, is_batched
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params, nbytes
-from fedkeep.core.remembered import attributes
 from fedkeep.data import Ragged
 from fedkeep.engines.batches import batches
 from fedkeep.engines.job import Job, train_rows
 from fedkeep.engines.vectorised.costs import CPU_BYTES, first_clients
-from fedkeep.engines.vectorised.lockstep import Together
-from fedkeep.engines.vectorised.stacked_lanes import StackedPass, picked
+from fedkeep.engines.vectorised.stacked_lanes import StackedPass, Together, picked
 
 CLIENTS, LANES, CANDIDATES, EXAMPLES = 4, 6, 64, 3
 """Of 64 clients at equal distances, the four whose longest texts differ most are tried on three examples; with other
