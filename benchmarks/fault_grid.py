@@ -35,7 +35,7 @@ from fedkeep.engines import (
     run_round,
 )
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.job import declared
+from fedkeep.engines.first_values import declared
 from fedkeep.methods import Global
 from fedkeep.privacy import TopK
 from fedkeep.remote import Packet, RoundPolicy

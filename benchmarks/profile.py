@@ -30,7 +30,7 @@ from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.optim import Optimizer
 from fedkeep.engines import Sequential, batches, client_step, lanes
 from fedkeep.engines import round as whole_round
-from fedkeep.engines.job import Job
+from fedkeep.engines.client_step import Job
 from fedkeep.engines.tables.lazy_rows import LazyRows
 from fedkeep.kernels import native
 from fedkeep.methods import Optimize, RunningMean

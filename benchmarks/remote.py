@@ -39,7 +39,7 @@ from fedkeep.engines import (
     first_kept,
     run_round,
 )
-from fedkeep.engines.job import declared
+from fedkeep.engines.first_values import declared
 from fedkeep.engines.judge import tasks_of
 from fedkeep.methods import Sent
 from fedkeep.remote import Packet, RoundPolicy, fingerprint

@@ -16,7 +16,7 @@ from fedkeep.cli import app
 from fedkeep.core.allocator import OWN, is_tuned, tune_allocator
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net
-from fedkeep.engines.job import Job
+from fedkeep.engines.client_step import Job
 from fedkeep.engines.workers.pool import Pool
 from fedkeep.store import Default, MemoryStore
 

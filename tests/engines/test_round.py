@@ -16,8 +16,8 @@ from fedkeep import FederatedData, Phase, Split, averaging, methods, sgd, simula
 from fedkeep.core.errors import ConfigError, LostError, NonFiniteError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.engines import Sampler
+from fedkeep.engines.device import paired
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.job import paired
 from fedkeep.engines.round import permuted
 from fedkeep.split import Upload
 from tests.tiny import Line, Logits, Rounds, classes, everyone, job, pairs, results, same_bits

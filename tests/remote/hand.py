@@ -17,7 +17,7 @@ from fedkeep.core.params import Params
 from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.engines import Answer, Judged, Order, Sampler, first_global, run_round
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.job import declared
+from fedkeep.engines.first_values import declared
 from fedkeep.experiments.simulate import train_counts
 from fedkeep.methods import Sent
 from fedkeep.remote import Packet, fingerprint

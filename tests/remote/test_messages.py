@@ -14,7 +14,7 @@ import torch
 from fedkeep import methods
 from fedkeep.core.errors import LostError, NonFiniteError, UploadError
 from fedkeep.engines import Answer, Judged, LocalDevice, Order, Sequential, orders_of
-from fedkeep.engines.job import first_global
+from fedkeep.engines.first_values import first_global
 from fedkeep.methods import Sent
 from fedkeep.remote import Packet
 from fedkeep.remote.messages import (

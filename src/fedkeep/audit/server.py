@@ -15,7 +15,7 @@ from fedkeep.core.params import Params, prefixed
 from fedkeep.data import FederatedData
 from fedkeep.engines import Answer, Judged, Order, first_global, run_round
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.job import declared
+from fedkeep.engines.first_values import declared
 from fedkeep.methods import Global
 from fedkeep.remote.messages import Packet, read_answers
 from fedkeep.store import VersionLedger

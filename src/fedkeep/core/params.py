@@ -38,6 +38,11 @@ def under(prefix: str, tree: Mapping[str, Tensor]) -> Params:
     return {n.removeprefix(prefix): value for n, value in tree.items() if n.startswith(prefix)}
 
 
+def row(stacked: Mapping[str, Tensor], place: int) -> Params:
+    """Return one client's values of several clients', (clients, *shape)."""
+    return {name: values[place] for name, values in stacked.items()}
+
+
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Params:
     """Return a + scale · b over a's names; a name that b lacks keeps a's value."""
     return {name: a[name] + scale * b[name] if name in b else a[name] for name in a}

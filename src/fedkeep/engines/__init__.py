@@ -4,17 +4,9 @@ from fedkeep.engines.adapt import Adaptation, Adapted, Fitting, fit
 from fedkeep.engines.auto import Auto, Choice
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.centralised import Centralised
-from fedkeep.engines.client_step import Sequential
+from fedkeep.engines.client_step import ClientResult, ClientToTrain, Engine, Job, Sequential
 from fedkeep.engines.device import Answer, Defers, Device, LocalDevice, Order, job_of, orders_of
-from fedkeep.engines.job import (
-    ClientResult,
-    ClientToTrain,
-    Engine,
-    Job,
-    first_default,
-    first_global,
-    first_kept,
-)
+from fedkeep.engines.first_values import first_default, first_global, first_kept
 from fedkeep.engines.judge import tasks_of
 from fedkeep.engines.lanes import LocalResult, Watch, local_run
 from fedkeep.engines.round import RoundReport, Sampler, run_round

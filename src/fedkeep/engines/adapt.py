@@ -14,11 +14,10 @@ from typing import Literal
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, MethodError
-from fedkeep.core.params import CLIENT, Params, is_state, prefixed, to
+from fedkeep.core.params import CLIENT, Params, is_state, prefixed, row, to
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines.batches import Stream
-from fedkeep.engines.client_step import outputs
-from fedkeep.engines.job import Job
+from fedkeep.engines.client_step import Job, outputs
 from fedkeep.engines.judge import Way, judge
 from fedkeep.engines.lanes import Watch, local_run
 from fedkeep.methods import Adapt, Client, Method, Phase, Recall, Recalls, Sent
@@ -128,7 +127,6 @@ def fit(job: Job, adapt: Adapt, fitting: Fitting) -> Adapted:
             )
     params = {**sent.params, **own}
     draws = Stream(job.seed, f"personalize/{name}", len(fitting.rows), f"Client {name!r}, adapting")
-    held = data.rows(fitting.client, "valid")
     adapting = Client(phases=adapt.phases, tables=method.client.tables)
     result = local_run(
         job.net,
@@ -140,7 +138,7 @@ def fit(job: Job, adapt: Adapt, fitting: Fitting) -> Adapted:
         fitting.rows,
         draws,
         device=job.device,
-        valid=np.arange(held.start, held.stop),
+        valid=job.rows(fitting.client, "valid"),
         falls=adapt.rate_decay == "linear",
     )
     found = {name: value.cpu() for name, value in split.personal(result.params).items()}
@@ -152,8 +150,7 @@ def counted(job: Job, params: Params, fitting: Fitting) -> Params:
     hook = job.method.client.start
     if not isinstance(hook, Recalls) or any(map(is_state, fitting.start)):
         return {}
-    held = job.data.rows(fitting.client, "valid")
-    rows = {"train": fitting.rows, "valid": np.arange(held.start, held.stop)}
+    rows = {"train": fitting.rows, "valid": job.rows(fitting.client, "valid")}
     here = to(params, job.device)
     given = Recall(
         net=job.net, params=here, outputs=lambda function, split: outputs(job, here, rows[split], function)
@@ -190,7 +187,7 @@ def kept_values(job: Job, client: int) -> Params:
     store = job.store
     if job.method.client.keep.every_round or not store.default.initial or not store.seen([client])[0]:
         return {}
-    return {name: value[0] for name, value in store.read([client]).items()}
+    return row(store.read([client]), 0)
 
 
 def starting(job: Job, split: Split, begin: str, client: int) -> Params:
@@ -202,9 +199,8 @@ def starting(job: Job, split: Split, begin: str, client: int) -> Params:
 
 def first_rows(job: Job, client: int, k: int | None) -> np.ndarray:
     """Return k of a client's training rows in a seeded order, so that more examples contain the fewer."""
-    rows = job.data.rows(client, "train")
-    all_rows = np.arange(rows.start, rows.stop)
-    order = numpy_generator(job.seed, "cold_start", str(job.data.ids[client])).permutation(all_rows)
+    draws = numpy_generator(job.seed, "cold_start", str(job.data.ids[client]))
+    order = draws.permutation(job.rows(client))
     return order if k is None else order[:k]
 
 
@@ -242,8 +238,8 @@ def curve(job: Job, client: int, sent: Sent, tuning: Tuning) -> dict[str, tuple[
         for name, predict in tuning.predicts.items():
             found[name].append(accuracy(job, client, sent, params, predict, tuning.split))
 
-    name, rows = str(job.data.ids[client]), job.data.rows(client, "train")
-    kept = {n: v[0] for n, v in job.store.read([client]).items()}
+    name, rows = str(job.data.ids[client]), job.rows(client)
+    kept = row(job.store.read([client]), 0)
     start = {n: v.to(job.device) for n, v in {**trained_initial(job), **sent.params, **kept}.items()}
     test(start)
     if not tuning.phases or not len(rows):
@@ -259,7 +255,7 @@ def curve(job: Job, client: int, sent: Sent, tuning: Tuning) -> dict[str, tuple[
         start,
         sent.flat,
         job.data,
-        np.arange(rows.start, rows.stop),
+        rows,
         draws,
         device=job.device,
         watch=Watch(tuning.every, lambda _, params: test(params)),

@@ -22,8 +22,7 @@ from fedkeep.core.errors import FedkeepError, MethodError
 from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import nbytes
 from fedkeep.engines.batches import Stream, batches
-from fedkeep.engines.client_step import Sequential, train_client
-from fedkeep.engines.job import ClientResult, ClientToTrain, Job, train_rows
+from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job, Sequential
 from fedkeep.engines.tables.local_rows import local_tables
 from fedkeep.engines.vectorised.costs import CPU_BYTES, room, step_cost, times_faster
 from fedkeep.engines.vectorised.stacked_lanes import lockstep
@@ -154,19 +153,18 @@ class Auto:
         self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
     ) -> Iterator[ClientResult]:
         """Train one client after the other, until workers pay, and the rest in these."""
-        stored = job.kept([each.client for each in work]) if self.name == "sequential" else {}
         compiled = compiled_layer(job.net.module)
         if compiled:
             self.apart = Choice("sequential", f"{compiled} is compiled, which workers cannot do")
-        for place, each in enumerate(work):
+        results = Sequential().train(job, work, round, progress)
+        for place in range(len(work)):
             left = len(work) - place + (self.rounds - round - 1) * self.cohort
             if not compiled and (self.name == "workers" or self._pays(left)):
                 yield from self.workers.train(job, work[place:], round, progress)
                 return
-            kept = {name: values[place] for name, values in stored.items()}
             began = time.perf_counter()
             with one_thread():
-                result = train_client(job, each.sent, kept, each.client, round, progress)
+                result = next(results)
             self._took(time.perf_counter() - began)
             yield result
             del result  # its upload is large: it goes before the next client is trained
@@ -270,7 +268,7 @@ def width(job: Job, cohort: int) -> float:
     alone = together = 0
     for number, phase in enumerate(job.method.client.phases):
         plans = [
-            list(batches(job.data, train_rows(job.data, k), phase, Stream(job.seed, job.data.ids[k]), number))
+            list(batches(job.data, job.rows(k), phase, Stream(job.seed, job.data.ids[k]), number))
             for k in chosen
         ]
         alone += sum(map(len, plans))
@@ -284,7 +282,7 @@ def _least_bytes(job: Job, client: int) -> int:
     Of tables a client takes its own rows alone; these are left out. Costs next to nothing, where ``room`` computes.
     """
     initial, rule = job.net.initial(), job.method.client
-    rows = train_rows(job.data, client)
+    rows = job.rows(client)
     tables = {
         t.parameter for t in local_tables(job.net, rule.phases, initial, job.data, rows, mode=rule.tables)
     }

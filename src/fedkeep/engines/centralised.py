@@ -17,7 +17,7 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, to
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import Stream, steps_per_pass
-from fedkeep.engines.job import ClientResult, ClientToTrain, Job, train_rows
+from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job
 from fedkeep.engines.lanes import local_run
 from fedkeep.engines.tables.lazy_rows import lazy_tables
 from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
@@ -49,7 +49,7 @@ class Centralised:
             each.client for each in work
         )  # the optimisers' states of the private tables go by position
         data = WithClient(job.data, clients)
-        rows = np.concatenate([train_rows(job.data, c) for c in clients])
+        rows = np.concatenate([job.rows(c) for c in clients])
         tables = job.store.read(clients)
         net = PooledNet(job.net.module, frozenset(tables), by_client(method, job.net, tables))
         net.opted_out = job.net.opted_out
@@ -82,7 +82,7 @@ class Centralised:
 
     @staticmethod
     def _steps(job: Job, net: PooledNet, clients: Sequence[int]) -> int:
-        counts = np.array([len(train_rows(job.data, c)) for c in clients])
+        counts = np.array([len(job.rows(c)) for c in clients])
         passes = counts.tolist() if net.by_client else [int(counts.sum())]
         return sum(
             p.steps if p.steps is not None else p.epochs * sum(steps_per_pass(n, p) for n in passes)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from fedkeep.core.errors import MethodError, NonFiniteError
+from fedkeep.core.errors import MethodError, NonFiniteError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import (
     CLIENT,
@@ -27,22 +27,138 @@ from fedkeep.core.params import (
     misfit,
     nonfinite,
     prefixed,
+    row,
     to,
     under,
 )
 from fedkeep.core.seeds import generator
+from fedkeep.data import FederatedData
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
-from fedkeep.engines.job import ClientResult, ClientToTrain, Job, train_rows, valid_rows
+from fedkeep.engines.first_values import declared, defaults
 from fedkeep.engines.lanes import LocalResult, local_run
 from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, rows_of, widen
-from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start, Started
+from fedkeep.methods import Client, Finish, Finished, Kept, Method, Phase, Sent, Start, Started
 from fedkeep.methods.checks import UPLOAD, called, check_hook, check_tensors
+from fedkeep.privacy.draws import Entropy
 from fedkeep.privacy.draws import draws as link_draws
 from fedkeep.split import Upload
+from fedkeep.store import PrivateStore
 
 HOOK_BATCH = 512
 """Examples that a hook sees at once."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all clients of a device have in common.
+
+    Attributes:
+        method: the method.
+        net: the model as a function.
+        data: the data set; local training uses its examples ``train``.
+        store: what clients keep.
+        seed: the run's seed.
+        device: where models compute, e.g. ``cpu`` or ``cuda``; all that is sent, kept and aggregated is on the CPU.
+        after_step: called now and then inside a round with the finished part of it in (0, 1].
+        entropy: where noise on uploads comes from: ``"run"``, the seed (simulations), or ``"system"`` (devices).
+    """
+
+    method: Method
+    net: Net
+    data: FederatedData
+    store: PrivateStore
+    seed: int
+    device: str = "cpu"
+    after_step: Callable[[float], None] | None = None
+    entropy: Entropy = "run"
+
+    def rows(self, client: int, split: str = "train") -> np.ndarray:
+        """Return the row numbers of a client's examples of a split."""
+        rows = self.data.rows(client, split)
+        return np.arange(rows.start, rows.stop)
+
+    def kept(self, clients: Sequence[int]) -> Params:
+        """Return what clients start a round from, stacked: the values of their last round, or the default.
+
+        Where private values start from scratch in every round, the method's state goes on.
+        """
+        stored = self.store.read(clients)
+        if not self.method.client.keep.every_round:
+            return stored
+        state = {name: value for name, value in stored.items() if is_state(name)}
+        return {**defaults(self.store, clients), **state}
+
+    @cached_property
+    def leaving(self) -> list[Phase]:
+        """The phases that train something that leaves a client."""
+        return self.method.leaving(sorted(self.net.trainable()))
+
+    @cached_property
+    def frozen(self) -> Params:
+        """The frozen half, as the module holds it."""
+        names = set(self.method.split.halves(self.net.module).frozen_names)
+        return {n: v for n, v in self.net.module.state_dict(keep_vars=True).items() if n in names}
+
+    @cached_property
+    def declared(self) -> Params:
+        """Zeros of what clients send along, under ``server/NAME``."""
+        return to(declared(self.method, self.net), "cpu")
+
+
+@dataclass(frozen=True)
+class ClientToTrain:
+    """A client to train.
+
+    Attributes:
+        client: its index in the data.
+        sent: what the server sent it, state under ``server/NAME``; often one object for all clients.
+    """
+
+    client: int
+    sent: Params
+
+
+@dataclass
+class ClientResult:
+    """What a client's training gives on its device.
+
+    Attributes:
+        client: its index.
+        upload: what leaves it, encoded by the method's upload chain; None: its training broke down.
+        kept: what it will keep, state under ``client/NAME``.
+        loss: its mean training loss.
+        fault: why there is no upload.
+        note: what the device's owner should know; it does not leave the device.
+        clients: in centralised training, all whose values ``kept`` holds, stacked; else none.
+    """
+
+    client: int
+    upload: Upload | None = None
+    kept: Params | None = None
+    loss: float = float("nan")
+    fault: NonFiniteError | UploadError | None = None
+    note: str = ""
+    clients: tuple[int, ...] = ()
+
+
+class Engine(Protocol):
+    """Trains clients. Every engine gives the same result."""
+
+    @property
+    def name(self) -> str:
+        """What the engine is called."""
+        ...
+
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
+        """Train clients from what they were sent and kept; yield what each gives, in the order of ``work``."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds beyond memory, e.g. processes; the next round takes it again."""
+        ...
 
 
 def train_client(
@@ -54,7 +170,7 @@ def train_client(
         Its result; a breakdown to NaN is a result with ``fault``, any other error is raised.
     """
     method, name = job.method, job.data.ids[client]
-    rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
+    rows, draws = job.rows(client), Stream(job.seed, name, round)
     try:
         params = begin(job, sent, kept, client, round)
         local = local_run(
@@ -66,7 +182,7 @@ def train_client(
             job.data,
             rows,
             draws,
-            valid=valid_rows(job.data, client),
+            valid=job.rows(client, "valid"),
             device=job.device,
             progress=progress,
         )
@@ -84,7 +200,7 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
         NonFiniteError: it gives a NaN or an infinity, or a phase of its own does.
     """
     method, params = job.method, before_start(job, sent, kept)
-    rows = train_rows(job.data, client)
+    rows = job.rows(client)
     rehearse(job.net, params, job.data, rows, job.device)
     if method.client.start is None:
         return params
@@ -220,7 +336,7 @@ def finished(
     if method.client.finish is None:
         return Finished()
     sent = to(sent, job.device)
-    rows = allowed(job.data, train_rows(job.data, client), "opted_in")
+    rows = allowed(job.data, job.rows(client), "opted_in")
     optimizer = method.client.phases[0].optimizer
     scale, started = optimizer.scale(progress), to(started, job.device)
     hook, who = method.client.finish, f"finish of {method.name!r}"
@@ -321,8 +437,7 @@ class Sequential:
         """Train clients, and yield what each gives."""
         stored = job.kept([each.client for each in work])
         for place, each in enumerate(work):
-            kept = {name: values[place] for name, values in stored.items()}
-            yield train_client(job, each.sent, kept, each.client, round, progress)
+            yield train_client(job, each.sent, row(stored, place), each.client, round, progress)
 
     def close(self) -> None:
         """Do nothing: there is nothing to give back."""

@@ -12,14 +12,14 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
 import torch
 
-from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.errors import ConfigError, LostError, MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params
+from fedkeep.core.params import Params, row
 from fedkeep.data import FederatedData
 from fedkeep.engines.adapt import (
     Adaptation,
@@ -33,8 +33,9 @@ from fedkeep.engines.adapt import (
     own_split,
     starting,
 )
+from fedkeep.engines.client_step import ClientToTrain, Engine, Job
 from fedkeep.engines.faults import Fault
-from fedkeep.engines.job import ClientToTrain, Engine, Job, defaults, paired
+from fedkeep.engines.first_values import defaults
 from fedkeep.engines.judge import Way, judge, outputs_and_labels
 from fedkeep.engines.lanes import made_of_all
 from fedkeep.engines.tables.lookups import with_declared_tables
@@ -45,6 +46,9 @@ from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import Default, MemoryStore, PrivateStore, VersionLedger
 from fedkeep.tasks.results import MODELS, Model
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 NONCE_BITS = 31
 """Of the name of an attempt, drawn anew for each; the bits above count rounds from 1.
@@ -86,6 +90,23 @@ class Answer:
     upload: Upload | None = None
     loss: float = float("nan")
     fault: Fault | None = None
+
+
+def paired(orders: Sequence[A], answers: Iterator[B]) -> Iterator[tuple[A, B]]:
+    """Yield each order with its answer. Unlike ``zip``, hold on to no answer while the next is made: they are large.
+
+    Raises:
+        LostError: there are more or fewer answers than orders.
+    """
+    for given, order in enumerate(orders):
+        try:
+            yield order, next(answers)
+        except StopIteration:
+            raise LostError(
+                "A device gave {got} answers to {wanted} orders.", got=given, wanted=len(orders)
+            ) from None
+    if next(answers, None) is not None:  # so it runs to its end
+        raise LostError("A device gave more than {wanted} answers to as many orders.", wanted=len(orders))
 
 
 class Device(Protocol):
@@ -222,7 +243,7 @@ class LocalDevice:
             notify = None if result.clients else self.job.after_step
             if result.kept is not None and result.clients:
                 for k, client in enumerate(result.clients):
-                    store.stage(client, {n: v[k] for n, v in result.kept.items()}, self._attempt, round)
+                    store.stage(client, row(result.kept, k), self._attempt, round)
                 self._trained[order.client] = result.clients
             elif result.kept is not None:
                 store.stage(result.client, result.kept, self._attempt, round)
@@ -247,7 +268,7 @@ class LocalDevice:
             before, ids = store.read(clients), self.job.data.ids
             for k, (client, share) in enumerate(taken.items()):
                 who = f"{str(ids[client])!r} in round {self._round}"
-                kept = accepted(rule, _row(before, k), store.staged(client), share, who)
+                kept = accepted(rule, row(before, k), store.staged(client), share, who)
                 store.stage(client, kept, self._attempt, self._round)
         store.begin(self.ledger.accept(clients, [self._attempt] * len(clients)))
         store.drop()
@@ -401,10 +422,6 @@ class LocalDevice:
                 after = self.job.data.index(order.client)
             yield after, order.sent
             after += 1
-
-
-def _row(stacked: Params, place: int) -> Params:
-    return {name: value[place] for name, value in stacked.items()}
 
 
 def orders_of(method: Method, server: Global, clients: Iterable[str]) -> Iterator[Order]:

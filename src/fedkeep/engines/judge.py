@@ -28,8 +28,7 @@ from fedkeep.data import FederatedData
 from fedkeep.data.columns import offsets_of
 from fedkeep.engines.batches import batch_bytes, float_type, load_batch
 from fedkeep.engines.centralised import WithClient
-from fedkeep.engines.client_step import outputs
-from fedkeep.engines.job import Job
+from fedkeep.engines.client_step import Job, outputs
 from fedkeep.engines.lanes import MODEL_ERRORS, model_error
 from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.tally import Judged, Judgement, Leaves, Tallies, tallied
@@ -253,8 +252,7 @@ class Window:
         job, client = self.job, self.clients[place]
 
         def outputs_of(function: Predict, split: str) -> Iterator[tuple[Any, Params]]:
-            rows = job.data.rows(client, split)
-            return outputs(job, params, np.arange(rows.start, rows.stop), function)
+            return outputs(job, params, job.rows(client, split), function)
 
         given = Recall(net=job.net, params=params, outputs=outputs_of)
         return prefixed(CLIENT, way.predict.recall(given))

@@ -27,7 +27,7 @@ from fedkeep.core.params import SERVER, Batch, Params, clone, is_state, prefixed
 from fedkeep.core.seeds import forked, without_draws
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import float_type, load_batch
-from fedkeep.engines.job import first_default, first_kept
+from fedkeep.engines.first_values import first_default, first_kept
 from fedkeep.engines.tables.local_rows import Examples
 from fedkeep.methods import Method
 from fedkeep.methods.features import Known

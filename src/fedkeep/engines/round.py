@@ -20,9 +20,8 @@ from fedkeep.core.errors import (
 )
 from fedkeep.core.params import Params, check_finite, misfit, mistyped, nbytes, prefixed, under
 from fedkeep.core.seeds import numpy_generator, stream
-from fedkeep.engines.device import Answer, Device, Order
+from fedkeep.engines.device import Answer, Device, Order, paired
 from fedkeep.engines.faults import Fault, Faults
-from fedkeep.engines.job import paired
 from fedkeep.methods import Global, Method, Reduced, Sent
 from fedkeep.methods.checks import UPLOAD, called, check_tensors
 from fedkeep.privacy import Chain

@@ -20,7 +20,7 @@ from fedkeep.core.params import Params, to
 from fedkeep.core.records import Record
 from fedkeep.engines import Device, Engine, Sampler, first_global, first_kept
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.job import declared
+from fedkeep.engines.first_values import declared
 from fedkeep.experiments.drive import Drive, Plan, after_round, restored
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.run_directory import RunDirectory, failure_noted

@@ -42,7 +42,7 @@ from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
 from fedkeep.data.ids import SomeIds, as_id
-from fedkeep.engines.job import first_kept
+from fedkeep.engines.first_values import first_kept
 from fedkeep.experiments.personalize import AdaptedRun, adapt_clients
 from fedkeep.experiments.run import Run, as_module, check_module
 from fedkeep.methods import Method

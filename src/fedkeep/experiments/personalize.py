@@ -46,7 +46,7 @@ from fedkeep.engines import (
     to_records,
 )
 from fedkeep.engines.adapt import Fits, first_rows, one_by_one, own_default, own_split
-from fedkeep.engines.fine_tuning import Tuning
+from fedkeep.engines.adapt import Tuning
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run

@@ -32,7 +32,7 @@ from fedkeep.engines import (
 )
 from fedkeep.engines.client_step import train_client
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.job import declared
+from fedkeep.engines.first_values import declared
 from fedkeep.engines.lanes import TAP, Pass
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.methods import Method, Phase

@@ -20,7 +20,7 @@ from fedkeep.core.describe import describe
 from fedkeep.core.describe import digest as tensors_digest
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.engines.job import declared
+from fedkeep.engines.first_values import declared
 from fedkeep.methods import Method
 from fedkeep.nn.accelerate import swaps_of
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.engines import Adaptation, Answer, ClientToTrain, Engine, Job, Judged, LocalDevice, Order
-from fedkeep.engines.job import paired
+from fedkeep.engines.device import paired
 from fedkeep.methods import Sent
 from fedkeep.methods.checks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError

@@ -12,7 +12,7 @@ from fedkeep import Phase, methods, sgd
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.engines import Sequential, Vectorised
 from fedkeep.engines.batches import Stream, batches, steps_per_pass
-from fedkeep.engines.job import Job
+from fedkeep.engines.client_step import Job
 from fedkeep.engines.vectorised.padding_probe import runs_together
 from fedkeep.methods.terms import squared_error
 from tests.engines.test_round import BROKEN, Fragile

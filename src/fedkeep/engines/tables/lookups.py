@@ -29,7 +29,7 @@ from fedkeep.core.params import Batch, Params, clone, is_state, tensors_in, to
 from fedkeep.core.seeds import forked
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import float_type, load_batch
-from fedkeep.engines.job import first_global, first_kept, train_rows
+from fedkeep.engines.first_values import first_global, first_kept
 from fedkeep.engines.tables import local_rows
 from fedkeep.engines.tables.local_rows import allowed, bounded, holds_ids, ids_of
 from fedkeep.methods import Method
@@ -111,7 +111,9 @@ def with_declared_tables(method: Method, net: Net, data: FederatedData, device: 
     traced. Warns of tables that are trained and sent whole though a client's examples use few of their rows.
     """
     client = method.client
-    rows = next((r for c in range(len(data)) if len(r := allowed(data, train_rows(data, c)))), None)
+    rows = next(
+        (r for c in range(len(data)) if len(r := allowed(data, np.asarray(data.rows(c, "train"))))), None
+    )
     declared: dict[str, str] = dict(getattr(net.module, "lookup", {}))
     seen = [Uses() for _ in client.phases]
     if rows is not None and not _is_stateful(method):

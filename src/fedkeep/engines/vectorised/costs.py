@@ -22,7 +22,8 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.modes import EagerMode
 from fedkeep.core.params import nbytes, prefixed, tensors_in
 from fedkeep.data import Ragged
-from fedkeep.engines.job import ClientToTrain, Job, defaults, first_global
+from fedkeep.engines.client_step import ClientToTrain, Job
+from fedkeep.engines.first_values import defaults, first_global
 from fedkeep.engines.round import with_links
 from fedkeep.engines.vectorised.stacked_lanes import Stacked, StackedPass
 from fedkeep.methods.checks import UPLOAD

@@ -23,7 +23,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params, nbytes
 from fedkeep.data import Ragged
 from fedkeep.engines.batches import batches
-from fedkeep.engines.job import Job, train_rows
+from fedkeep.engines.client_step import Job
 from fedkeep.engines.vectorised.costs import CPU_BYTES, first_clients
 from fedkeep.engines.vectorised.stacked_lanes import StackedPass, Together, picked
 
@@ -131,7 +131,7 @@ def _is_several(value: object) -> bool:
 def chosen(job: Job, clients: np.ndarray, texts: Collection[Ragged]) -> list[int]:
     """Return clients whose longest texts differ most, each several times; fewer where the model is large."""
     some = _spread(clients, CANDIDATES)
-    longest = [max(_longest(c, train_rows(job.data, int(k))) for c in texts) for k in some]
+    longest = [max(_longest(c, job.rows(int(k))) for c in texts) for k in some]
     most = max(2, min(LANES, CPU_BYTES // (8 * max(1, nbytes(job.net.initial())))))
     found: list[int] = _spread(some[np.argsort(longest, kind="stable")], min(CLIENTS, most)).tolist()
     return (found * most)[:most]

@@ -18,13 +18,19 @@ from torch import Tensor
 
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Batch, Params, is_state, nbytes, to
+from fedkeep.core.params import Batch, Params, is_state, nbytes, row, to
 from fedkeep.core.seeds import stream
 from fedkeep.data import Ragged
 from fedkeep.engines.batches import Stream, batches, float_type, load_batch
-from fedkeep.engines.client_step import before_start, begin, finish
+from fedkeep.engines.client_step import (
+    ClientResult,
+    ClientToTrain,
+    Job,
+    before_start,
+    begin,
+    finish,
+)
 from fedkeep.engines.dropout import Noise
-from fedkeep.engines.job import ClientResult, ClientToTrain, Job, train_rows, valid_rows
 from fedkeep.engines.lanes import MODEL_ERRORS, Lanes, Pass, Step, model_error, slopes
 from fedkeep.engines.tables.local_rows import Examples, LocalTable, local_tables
 
@@ -154,7 +160,7 @@ class Stacked(Lanes):
     def __init__(
         self, job: Job, work: Sequence[ClientToTrain], own: Params, round: int, progress: float
     ) -> None:
-        rows = [train_rows(job.data, each.client) for each in work]
+        rows = [job.rows(each.client) for each in work]
         # The largest first: those who still have full mini-batches then stand side by side, and are a slice.
         self.order = sorted(range(len(work)), key=lambda k: -len(rows[k]))
         self.job, self.round, method = job, round, job.method
@@ -166,13 +172,13 @@ class Stacked(Lanes):
             method.client,
             job.data,
             [rows[k] for k in self.order],
-            [valid_rows(job.data, client) if stops else None for client in self.clients],
+            [job.rows(client, "valid") if stops else None for client in self.clients],
             [Stream(job.seed, job.data.ids[client], round) for client in self.clients],
             job.device,
             progress,
         )
         self.sent = [work[k].sent for k in self.order]
-        self.own = [{n: v[k] for n, v in own.items()} for k in self.order]
+        self.own = [row(own, k) for k in self.order]
         self.broken = list[NonFiniteError | None]()
         self.starts = [self._start(k) for k in range(len(self.clients))]
         self.tables = [

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
-from fedkeep.engines.job import ClientResult, ClientToTrain, Job
+from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job
 from fedkeep.engines.vectorised.costs import room
 from fedkeep.engines.vectorised.padding_probe import runs_together
 from fedkeep.engines.vectorised.stacked_lanes import Stacked

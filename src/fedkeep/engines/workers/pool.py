@@ -22,7 +22,7 @@ from fedkeep.core.allocator import is_tuned
 from fedkeep.core.errors import ConfigError, WorkerError
 from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import Params, prefixed
-from fedkeep.engines.job import Job
+from fedkeep.engines.client_step import Job
 from fedkeep.engines.workers.shared_memory import Arena, SentData
 from fedkeep.engines.workers.worker_process import READY, WorkerJob, serve
 

@@ -23,12 +23,11 @@ import torch
 
 from fedkeep.core import errors
 from fedkeep.core.allocator import tune_allocator
-from fedkeep.core.errors import FedkeepError, NonFiniteError, UploadError, WorkerError
+from fedkeep.core.errors import FedkeepError, UploadError, WorkerError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, under
 from fedkeep.data import FederatedData
-from fedkeep.engines.client_step import train_client
-from fedkeep.engines.job import ClientResult, Job
+from fedkeep.engines.client_step import ClientResult, Job, train_client
 from fedkeep.engines.workers.shared_memory import Arena, SentData
 from fedkeep.methods import Method
 from fedkeep.privacy.draws import Entropy
@@ -36,10 +35,6 @@ from fedkeep.split import Split
 from fedkeep.store import Default, MemoryStore
 
 READY = b"ready"
-FAULTS: dict[str, type[NonFiniteError | UploadError]] = {
-    "NonFiniteError": NonFiniteError,
-    "UploadError": UploadError,
-}
 PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -146,8 +141,7 @@ def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dic
         kept = under("kept:", given)
         result = train_client(job, sent, kept, order["client"], order["round"], order["progress"])
         if result.fault is not None:
-            fault = result.fault
-            return {"fault": {"type": type(fault).__name__, "text": str(fault), "facts": _plain(fault)}}
+            return {"fault": encode_error(result.fault)}
         assert result.upload is not None
         assert result.kept is not None
         parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "kept": result.kept}
@@ -170,8 +164,7 @@ def decode_reply(reply: Mapping[str, Any], own: Arena, split: Split, client: int
     if "error" in reply:
         raise decode_error(reply["error"])
     if "fault" in reply:
-        fault = FAULTS[reply["fault"]["type"]](reply["fault"]["text"])
-        fault.facts = reply["fault"]["facts"]
+        fault: Any = decode_error(reply["fault"])
         return ClientResult(client, fault=fault)
     parts: dict[str, Params] = {"deltas": {}, "rows": {}, "kept": {}}
     for name, value in own.take(reply["layout"]).items():

@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 
 from fedkeep.core.errors import ConfigError, WorkerError
-from fedkeep.core.params import nbytes
-from fedkeep.engines.job import ClientResult, ClientToTrain, Job
+from fedkeep.core.params import nbytes, row
+from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job
 from fedkeep.engines.workers.pool import Pool, Start, Worker
 from fedkeep.engines.workers.worker_process import decode_reply
 
@@ -162,9 +162,10 @@ class _Turns:
             place = self._next()
             if place is None:
                 return
-            kept = {name: values[place] for name, values in self.kept.items()}
             sent = None if "sent" in self.order else self.work[place].sent
-            if self.pool.order(worker, place, {**self.order, "client": self.clients[place]}, kept, sent):
+            if self.pool.order(
+                worker, place, {**self.order, "client": self.clients[place]}, row(self.kept, place), sent
+            ):
                 self.waiting.remove(place)
 
     def _next(self) -> int | None:
