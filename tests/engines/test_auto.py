@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedkeep import Phase, methods, simulate
-from fedkeep.engines import Auto, Choice, Sequential, auto, run_round
+from fedkeep.engines import Auto, Choice, Sequential, auto, client_step, run_round
 from fedkeep.engines.auto import known_beforehand, one_thread
 from fedkeep.engines.workers.pool import start_method
 from fedkeep.experiments.simulate import make_engine
@@ -180,7 +180,7 @@ def test_one_thread() -> None:
 
 
 def test_training_takes_one_thread_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = threads_noted(monkeypatch, auto, "train_client")
+    seen = threads_noted(monkeypatch, client_step, "train_client")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -17,7 +17,7 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, to
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import Stream, steps_per_pass
-from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job
+from fedkeep.engines.client_step import ClientResult, ClientToTrain, Engine, Job
 from fedkeep.engines.lanes import local_run
 from fedkeep.engines.tables.lazy_rows import lazy_tables
 from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
@@ -26,7 +26,7 @@ from fedkeep.methods.client import by_share, nothing
 from fedkeep.methods.server import no_state
 
 
-class Centralised:
+class Centralised(Engine):
     """Trains on the pooled, shuffled examples of all clients of a cohort; its optimisers' states live on."""
 
     name = "centralised"
@@ -88,9 +88,6 @@ class Centralised:
             p.steps if p.steps is not None else p.epochs * sum(steps_per_pass(n, p) for n in passes)
             for p in job.method.client.phases
         )
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
 
 
 def check_method(method: Method) -> None:

@@ -143,7 +143,7 @@ class ClientResult:
 
 
 class Engine(Protocol):
-    """Trains clients. Every engine gives the same result."""
+    """Trains clients. Every engine gives the same result; but ``centralised`` training, the control, is another one."""
 
     @property
     def name(self) -> str:
@@ -158,7 +158,7 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back what the engine holds beyond memory, e.g. processes; the next round takes it again."""
-        ...
+        return
 
 
 def train_client(
@@ -426,7 +426,7 @@ def examples_of(job: Job, rows: np.ndarray, draws: Stream) -> float:
     return float(max(counts, default=len(allowed(job.data, rows, "opted_in"))))
 
 
-class Sequential:
+class Sequential(Engine):
     """Trains clients one by one in this process."""
 
     name = "sequential"
@@ -438,6 +438,3 @@ class Sequential:
         stored = job.kept([each.client for each in work])
         for place, each in enumerate(work):
             yield train_client(job, each.sent, row(stored, place), each.client, round, progress)
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""

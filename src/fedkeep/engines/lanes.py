@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -394,6 +394,7 @@ class Lanes(ABC):
         progress: the finished part of the run in [0, 1), for learning-rate schedules.
 
     Attributes:
+        pass_of: makes the pass of a phase, by its number.
         params: all parameters; changed by training.
         received: what the server sent, for terms that compare with it.
         starts: each lane's parameters before training, whole.
@@ -405,6 +406,7 @@ class Lanes(ABC):
         watch: looks at the parameters now and then; what it computes must not change them.
     """
 
+    pass_of: ClassVar[type[Any]]
     params: Params
     received: Params
     starts: Sequence[Params]
@@ -443,10 +445,6 @@ class Lanes(ABC):
         """Yield the mini-batches of a phase; none of lanes that are ``through``."""
 
     @abstractmethod
-    def begin(self, number: int) -> Pass:
-        """Return the pass of a phase."""
-
-    @abstractmethod
     def lane(self, position: int) -> Params:
         """Return one lane's parameters: what is changed in place in these changes the lane."""
 
@@ -469,7 +467,9 @@ class Lanes(ABC):
                 self.seed(numbers[0])
                 self.through[:] = [False] * len(self.through)
                 with ExitStack() as held:
-                    passes = [held.enter_context(self.begin(number)) for number in numbers]
+                    passes: list[Pass] = [
+                        held.enter_context(self.pass_of(self, number)) for number in numbers
+                    ]
                     for step in self.mini_batches(numbers[0]):
                         for each in passes:
                             each.take(step)
@@ -744,68 +744,6 @@ def own_dropout(net: Net, device: str) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-class Lane(Lanes):
-    """The only lane; its parameters have no client axis."""
-
-    falls = False
-
-    def hold(self, params: Params, received: Params, states: Sequence[OptimizerState] | None) -> None:
-        """Take the values to train from: copies of them, tables cut to local rows."""
-        rows, valid, client = self.rows[0], self.valid[0], self.client
-        rehearse(self.net, params, self.data, rows, self.device)
-        cut = local_tables(self.net, client.phases, params, self.data, rows, valid, client.tables)
-        mine = narrow(params, cut)
-        self.params = {name: value.detach().to(self.device, copy=True) for name, value in mine.items()}
-        self.received = to(narrow_alike(received, params, mine, cut), self.device)
-        self.starts, self.tables = [params], [cut]
-        # All clients share what was sent. A term may run the model at it, also at state that is a model's, and that
-        # writes into all but plain parameters.
-        plain = self.trainable - self.net.written.keys()
-        moved = [n for n in self.received if n.rpartition("/")[2] not in plain]
-        self.received |= {n: self.received[n].detach().clone() for n in moved}
-        self.states = list(states or (phase.optimizer.init() for phase in client.phases))
-        for state in self.states:  # a run that goes on has read them
-            state.first, state.second = to(state.first, self.device), to(state.second, self.device)
-        # Other phases in turn would read stale rows, so rows wait only where a skipped update would be zero.
-        late = any(p.optimizer.momentum or p.loss.pull != 0 for p in client.phases)
-        # Nor may some phases wait and others not: the model holds either a batch's rows or all.
-        differ = len({bool(lazy_tables(p, cut)) for p in client.phases}) > 1
-        all_now = client.take_turns and (late or differ)
-        self.lazy = not all_now and not self.falls  # rows that wait know one rate
-
-    def seed(self, number: int) -> None:
-        """Seed torch's own generators, which dropout draws from."""
-        draws = self.draws[0]
-        seed = stream(draws.seed, f"noise/{number}", draws.client, draws.round)
-        seed_all(seed, self.device)
-
-    def mini_batches(self, number: int) -> Iterator[Loaded]:
-        """Yield the mini-batches of a phase, gathered several at a time."""
-        pooled = self.client.pools == "clients" and isinstance(self.data, Owned)
-        owners = self.data.owners if pooled and isinstance(self.data, Owned) else None
-        plan = batches(self.data, self.rows[0], self.client.phases[number], self.draws[0], number, owners)
-        for loaded in gathered(self.data, plan, self.device, float_type(self.params), self.tables[0]):
-            yield loaded
-            if self.through[0]:
-                return
-
-    def begin(self, number: int) -> Pass:
-        """Return the pass of a phase."""
-        return LanePass(self, number)
-
-    def lane(self, position: int) -> Params:
-        """Return all parameters."""
-        return self.params
-
-    def sent_to(self, position: int) -> Params:
-        """Return what the client received."""
-        return self.received
-
-    def nonfinite(self, names: Sequence[str]) -> list[str | None]:
-        """Return the first of some parameters with a NaN or an infinity."""
-        return [nonfinite({name: self.params[name] for name in names})]
-
-
 class LanePass(Pass):
     """The steps of one phase on plain tensors, which the model holds as long as they last."""
 
@@ -886,6 +824,65 @@ class LanePass(Pass):
         """Bring every row of the tables to the present."""
         if self.lazy is not None:
             self.lazy.finish()
+
+
+class Lane(Lanes):
+    """The only lane; its parameters have no client axis."""
+
+    pass_of = LanePass
+    falls = False
+
+    def hold(self, params: Params, received: Params, states: Sequence[OptimizerState] | None) -> None:
+        """Take the values to train from: copies of them, tables cut to local rows."""
+        rows, valid, client = self.rows[0], self.valid[0], self.client
+        rehearse(self.net, params, self.data, rows, self.device)
+        cut = local_tables(self.net, client.phases, params, self.data, rows, valid, client.tables)
+        mine = narrow(params, cut)
+        self.params = {name: value.detach().to(self.device, copy=True) for name, value in mine.items()}
+        self.received = to(narrow_alike(received, params, mine, cut), self.device)
+        self.starts, self.tables = [params], [cut]
+        # All clients share what was sent. A term may run the model at it, also at state that is a model's, and that
+        # writes into all but plain parameters.
+        plain = self.trainable - self.net.written.keys()
+        moved = [n for n in self.received if n.rpartition("/")[2] not in plain]
+        self.received |= {n: self.received[n].detach().clone() for n in moved}
+        self.states = list(states or (phase.optimizer.init() for phase in client.phases))
+        for state in self.states:  # a run that goes on has read them
+            state.first, state.second = to(state.first, self.device), to(state.second, self.device)
+        # Other phases in turn would read stale rows, so rows wait only where a skipped update would be zero.
+        late = any(p.optimizer.momentum or p.loss.pull != 0 for p in client.phases)
+        # Nor may some phases wait and others not: the model holds either a batch's rows or all.
+        differ = len({bool(lazy_tables(p, cut)) for p in client.phases}) > 1
+        all_now = client.take_turns and (late or differ)
+        self.lazy = not all_now and not self.falls  # rows that wait know one rate
+
+    def seed(self, number: int) -> None:
+        """Seed torch's own generators, which dropout draws from."""
+        draws = self.draws[0]
+        seed = stream(draws.seed, f"noise/{number}", draws.client, draws.round)
+        seed_all(seed, self.device)
+
+    def mini_batches(self, number: int) -> Iterator[Loaded]:
+        """Yield the mini-batches of a phase, gathered several at a time."""
+        pooled = self.client.pools == "clients" and isinstance(self.data, Owned)
+        owners = self.data.owners if pooled and isinstance(self.data, Owned) else None
+        plan = batches(self.data, self.rows[0], self.client.phases[number], self.draws[0], number, owners)
+        for loaded in gathered(self.data, plan, self.device, float_type(self.params), self.tables[0]):
+            yield loaded
+            if self.through[0]:
+                return
+
+    def lane(self, position: int) -> Params:
+        """Return all parameters."""
+        return self.params
+
+    def sent_to(self, position: int) -> Params:
+        """Return what the client received."""
+        return self.received
+
+    def nonfinite(self, names: Sequence[str]) -> list[str | None]:
+        """Return the first of some parameters with a NaN or an infinity."""
+        return [nonfinite({name: self.params[name] for name in names})]
 
 
 def planned_batches(lane: Lane, phase: Phase) -> int:

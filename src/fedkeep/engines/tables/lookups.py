@@ -28,6 +28,7 @@ from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Batch, Params, clone, is_state, tensors_in, to
 from fedkeep.core.seeds import forked
 from fedkeep.data import FederatedData
+from fedkeep.data.columns import Column
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.first_values import first_global, first_kept
 from fedkeep.engines.tables import local_rows
@@ -111,6 +112,7 @@ def with_declared_tables(method: Method, net: Net, data: FederatedData, device: 
     traced. Warns of tables that are trained and sent whole though a client's examples use few of their rows.
     """
     client = method.client
+    columns = {n: c for n, c in data.columns.items() if holds_ids(c)}
     rows = next(
         (r for c in range(len(data)) if len(r := allowed(data, np.asarray(data.rows(c, "train"))))), None
     )
@@ -123,11 +125,11 @@ def with_declared_tables(method: Method, net: Net, data: FederatedData, device: 
     whole = {n: why for n in tables if (why := _dependent(net, n) or (n not in declared and found.reason(n)))}
     net.lookup = _renumbered(tables, whole.keys() | (found.otherwise.keys() - declared.keys()))
     if client.tables == "exact":
-        _warn(_moved_by_optimiser(method, tables) | whole, data, tables, rows)
+        _warn(_moved_by_optimiser(method, tables) | whole, columns, tables, rows)
         if not method.chain().rowwise:
             # A row that stays as it was is changed by the upload chain (noise, a projection), so it has to be sent.
             return method.on_client(tables="whole")
-    cut = _cut(net, data)
+    cut = _cut(net, columns)
     if not cut or client.tables != "exact" or rows is None:
         return method
     phases = []
@@ -140,7 +142,7 @@ def with_declared_tables(method: Method, net: Net, data: FederatedData, device: 
                 f"alone. If it doesn't, give the term `reads_parameters = False`; to send the client's own rows "
                 f"anyway, use method.on_client(tables='local')"
             )
-            _warn(dict.fromkeys(cut, why), data, cut, rows)
+            _warn(dict.fromkeys(cut, why), columns, cut, rows)
         phases.append(phase)
     return method.on_client(phases=tuple(phases))
 
@@ -150,9 +152,9 @@ def _is_stateful(method: Method) -> bool:
     return bool(client.state is not nothing or server.state is not no_state or client.start is not None)
 
 
-def _cut(net: Net, data: FederatedData) -> dict[str, str]:
-    """Return the tables that are large enough to be cut, with the column that looks each up."""
-    values, columns = tensors_of(net.module), {n for n, c in data.columns.items() if holds_ids(c)}
+def _cut(net: Net, columns: Collection[str]) -> dict[str, str]:
+    """Return the tables that are large enough to be cut, with the column of ids that looks each up."""
+    values = tensors_of(net.module)
     return {
         n: c
         for n, c in net.lookup.items()
@@ -193,17 +195,16 @@ def _moved_by_optimiser(method: Method, tables: Collection[str]) -> dict[str, st
 
 
 def _warn(
-    why: Mapping[str, str], data: FederatedData, tables: Mapping[str, str], rows: np.ndarray | None
+    why: Mapping[str, str], columns: Mapping[str, Column], tables: Mapping[str, str], rows: np.ndarray | None
 ) -> None:
     for name, reason in why.items():
-        ids = data.columns.get(tables[name])
-        if ids is None or not holds_ids(ids) or rows is None:
-            continue
-        warnings.warn(
-            f"The table {name!r} is trained and sent whole, though the first client's examples use "
-            f"{len(np.unique(ids_of(ids, rows)))} of its rows: {reason}.",
-            stacklevel=3,
-        )
+        ids = columns.get(tables[name])
+        if ids is not None and rows is not None:
+            warnings.warn(
+                f"The table {name!r} is trained and sent whole, though the first client's examples use "
+                f"{len(np.unique(ids_of(ids, rows)))} of its rows: {reason}.",
+                stacklevel=3,
+            )
 
 
 @dataclass

@@ -105,7 +105,7 @@ def step_cost(job: Job, client: int) -> StepCost:
     clients, counting = first_clients(job, [client]), _Counting()
     job.net.train()
     for number in range(len(clients.client.phases)):
-        phase = clients.begin(number)
+        phase = StackedPass(clients, number)
         step = next(clients.mini_batches(number), None)
         if step is None or not phase.names:
             continue

@@ -138,169 +138,6 @@ Pick = slice | Tensor
 """Some of the stacked clients: a slice, which is a view and costs nothing, or their positions."""
 
 
-class Stacked(Lanes):
-    """Some clients of a cohort, and their parameters while they train.
-
-    What no phase changes and all clients share is kept once. A local table is padded with rows of zeros to the longest
-    of these clients, in ``params`` as in ``received``; no id names a padding row, so it stays zero.
-
-    Args:
-        job: what the rounds have in common.
-        work: the clients, and what each was sent.
-        own: what they kept, (clients, *shape).
-        round: the round's number.
-        progress: the finished part of the run in [0, 1).
-
-    Attributes:
-        params: all parameters, those named in ``stacked`` with a client axis.
-        received: what terms compare with; those named in ``cut`` with a client axis.
-        broken: each client's error of its ``start``, or None.
-    """
-
-    def __init__(
-        self, job: Job, work: Sequence[ClientToTrain], own: Params, round: int, progress: float
-    ) -> None:
-        rows = [job.rows(each.client) for each in work]
-        # The largest first: those who still have full mini-batches then stand side by side, and are a slice.
-        self.order = sorted(range(len(work)), key=lambda k: -len(rows[k]))
-        self.job, self.round, method = job, round, job.method
-        self.clients = [work[k].client for k in self.order]
-        stops = any(phase.early_stopping for phase in method.client.phases)
-        super().__init__(
-            job.net,
-            method.split,
-            method.client,
-            job.data,
-            [rows[k] for k in self.order],
-            [job.rows(client, "valid") if stops else None for client in self.clients],
-            [Stream(job.seed, job.data.ids[client], round) for client in self.clients],
-            job.device,
-            progress,
-        )
-        self.sent = [work[k].sent for k in self.order]
-        self.own = [row(own, k) for k in self.order]
-        self.broken = list[NonFiniteError | None]()
-        self.starts = [self._start(k) for k in range(len(self.clients))]
-        self.tables = [
-            local_tables(job.net, self.client.phases, start, job.data, rows, valid, self.client.tables)
-            for start, rows, valid in zip(self.starts, self.rows, self.valid, strict=True)
-        ]
-        self._stack()
-        self.examples = Gathered(job.data, self.rows, self.tables, float_type(self.params), job.device)
-
-    def _start(self, position: int) -> Params:
-        """Return what a client trains from. If its ``start`` breaks down, it trains in vain, from what was before."""
-        sent, own = self.sent[position], self.own[position]
-        try:
-            start = begin(self.job, sent, own, self.clients[position], self.round)
-        except NonFiniteError as error:
-            self.broken.append(error)
-            return before_start(self.job, sent, own)
-        self.broken.append(None)
-        return start
-
-    def _stack(self) -> None:
-        first, method = self.starts[0], self.job.method
-        names = [n for n in first if n in self.trainable]
-        self.changing = {n for p in self.client.phases for n in p.trained_names(self.split, names)}
-        plain = self.trainable - self.net.written.keys()
-        self.changing |= {
-            n for n in first if n not in plain and not is_state(n)
-        }  # the model writes into them
-        tables = {t.parameter: [own[k] for own in self.tables] for k, t in enumerate(self.tables[0])}
-        apart = method.server.send is not None
-        own = {n for n in first if apart or first[n] is not self.sent[0].get(n)}
-        self.params, self.stacked = self._side_by_side(self.starts, tables, copy=self.changing, own=own)
-        # A term may run the model at what was received, which writes into all but plain parameters.
-        moved = {n for n in self.sent[0] if n not in plain and not is_state(n)}
-        sent = set(self.sent[0]) if apart else set()
-        self.received, self.cut = self._side_by_side(self.sent, tables, copy=moved, own=sent)
-
-    def _side_by_side(
-        self, each: Sequence[Params], tables: Mapping[str, list[LocalTable]], copy: set[str], own: set[str]
-    ) -> tuple[Params, set[str]]:
-        """Return every client's tensors by name, and which names have a client axis: tables, those to be copied, and
-        those that are not one tensor for all, which of a client alone is said by ``own``; of the others there is one.
-        """
-        out, stacked = Params(), set()
-        for name, value in each[0].items():
-            same = all(tensors[name] is value for tensors in each) and (len(each) > 1 or name not in own)
-            if name in tables:
-                out[name] = padded([t[name].detach() for t in each], tables[name]).to(self.job.device)
-            elif same and name in copy:
-                wide = value.detach().to(self.job.device).expand(len(each), *value.shape)
-                out[name] = wide.clone(memory_format=torch.contiguous_format)
-            elif same:
-                out[name] = value.detach().to(self.job.device)
-                continue
-            else:
-                out[name] = torch.stack([tensors[name].detach() for tensors in each]).to(self.job.device)
-            stacked.add(name)
-        return out, stacked
-
-    def seed(self, number: int) -> None:
-        """Begin each client's stream of dropout's draws."""
-        seeds = [stream(d.seed, f"noise/{number}", d.client, d.round) for d in self.draws]
-        self.noise = Noise(seeds, self.device)
-
-    def mini_batches(self, number: int) -> Iterator[Step]:
-        """Yield who steps when, and on what."""
-        phase, every = self.client.phases[number], zip(self.rows, self.draws, strict=True)
-        plans = [list(batches(self.data, rows, phase, draws, number)) for rows, draws in every]
-        for who, rows in lockstep(plans, phase.batch_size, self.through):
-            yield Together(who, rows, self.examples)
-
-    def begin(self, number: int) -> StackedPass:
-        """Return the pass of a phase."""
-        return StackedPass(self, number)
-
-    def lane(self, position: int) -> Params:
-        """Return views of one client's parameters."""
-        return one_of(self.params, self.stacked, position)
-
-    def sent_to(self, position: int) -> Params:
-        """Return views of what one client received."""
-        return one_of(self.received, self.cut, position)
-
-    def nonfinite(self, names: Sequence[str]) -> list[str | None]:
-        """Look at every client's values, with one transfer from the device."""
-        names = [n for n in names if n in self.stacked and self.params[n].is_floating_point()]
-        if not names:
-            return [None] * len(self.clients)
-        finite = torch.stack([torch.isfinite(flat(self.params[n])).all(1) for n in names], 1).cpu().numpy()
-        return [None if each.all() else names[int(each.argmin())] for each in finite]
-
-    def faults(self) -> list[NonFiniteError | None]:
-        """Return each client's error of its ``start``, or of a loss or a value that is not finite."""
-        return [first or later for first, later in zip(self.broken, super().faults(), strict=True)]
-
-    def results(self) -> Iterator[ClientResult]:
-        """Yield what each client gives back, in the order given; a breakdown to NaN is a result with ``fault``."""
-        faults = self.faults()
-        if self.job.method.client.finish is None:
-            self.params = to(self.params, "cpu")  # in one go for all clients
-        for k in np.argsort(self.order).tolist():
-            client, own, start = self.clients[k], self.own[k], self.starts[k]
-            if (fault := faults[k]) is not None:
-                yield ClientResult(client, fault=fault)
-                continue
-            local = self.result(k)
-            rows, draws = self.rows[k], self.draws[k]
-            yield finish(self.job, self.sent[k], own, start, local, client, rows, draws, self.progress)
-
-    def pick(self, who: Sequence[int]) -> Pick:
-        """Return how to pick the clients at these (ascending) positions."""
-        if who[-1] - who[0] == len(who) - 1:
-            return slice(who[0], who[-1] + 1)
-        return torch.tensor(who).to(self.job.device, non_blocking=True)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that these clients hold by themselves."""
-        mine = {n: v for n, v in self.params.items() if n in self.stacked}
-        return nbytes(mine) + nbytes({n: self.received[n] for n in self.cut}) + self.examples.nbytes
-
-
 class StackedPass(Pass):
     """The steps of one phase on stacked tensors."""
 
@@ -414,6 +251,167 @@ class StackedPass(Pass):
         """Return what one client's loss may see, and what the client received."""
         clients = self.lanes
         return one_of(self.seen, clients.stacked, position), clients.sent_to(position)
+
+
+class Stacked(Lanes):
+    """Some clients of a cohort, and their parameters while they train.
+
+    What no phase changes and all clients share is kept once. A local table is padded with rows of zeros to the longest
+    of these clients, in ``params`` as in ``received``; no id names a padding row, so it stays zero.
+
+    Args:
+        job: what the rounds have in common.
+        work: the clients, and what each was sent.
+        own: what they kept, (clients, *shape).
+        round: the round's number.
+        progress: the finished part of the run in [0, 1).
+
+    Attributes:
+        params: all parameters, those named in ``stacked`` with a client axis.
+        received: what terms compare with; those named in ``cut`` with a client axis.
+        broken: each client's error of its ``start``, or None.
+    """
+
+    pass_of = StackedPass
+
+    def __init__(
+        self, job: Job, work: Sequence[ClientToTrain], own: Params, round: int, progress: float
+    ) -> None:
+        rows = [job.rows(each.client) for each in work]
+        # The largest first: those who still have full mini-batches then stand side by side, and are a slice.
+        self.order = sorted(range(len(work)), key=lambda k: -len(rows[k]))
+        self.job, self.round, method = job, round, job.method
+        self.clients = [work[k].client for k in self.order]
+        stops = any(phase.early_stopping for phase in method.client.phases)
+        super().__init__(
+            job.net,
+            method.split,
+            method.client,
+            job.data,
+            [rows[k] for k in self.order],
+            [job.rows(client, "valid") if stops else None for client in self.clients],
+            [Stream(job.seed, job.data.ids[client], round) for client in self.clients],
+            job.device,
+            progress,
+        )
+        self.sent = [work[k].sent for k in self.order]
+        self.own = [row(own, k) for k in self.order]
+        self.broken = list[NonFiniteError | None]()
+        self.starts = [self._start(k) for k in range(len(self.clients))]
+        self.tables = [
+            local_tables(job.net, self.client.phases, start, job.data, rows, valid, self.client.tables)
+            for start, rows, valid in zip(self.starts, self.rows, self.valid, strict=True)
+        ]
+        self._stack()
+        self.examples = Gathered(job.data, self.rows, self.tables, float_type(self.params), job.device)
+
+    def _start(self, position: int) -> Params:
+        """Return what a client trains from. If its ``start`` breaks down, it trains in vain, from what was before."""
+        sent, own = self.sent[position], self.own[position]
+        try:
+            start = begin(self.job, sent, own, self.clients[position], self.round)
+        except NonFiniteError as error:
+            self.broken.append(error)
+            return before_start(self.job, sent, own)
+        self.broken.append(None)
+        return start
+
+    def _stack(self) -> None:
+        first, method = self.starts[0], self.job.method
+        names = [n for n in first if n in self.trainable]
+        self.changing = {n for p in self.client.phases for n in p.trained_names(self.split, names)}
+        plain = self.trainable - self.net.written.keys()
+        self.changing |= {
+            n for n in first if n not in plain and not is_state(n)
+        }  # the model writes into them
+        tables = {t.parameter: [own[k] for own in self.tables] for k, t in enumerate(self.tables[0])}
+        apart = method.server.send is not None
+        own = {n for n in first if apart or first[n] is not self.sent[0].get(n)}
+        self.params, self.stacked = self._side_by_side(self.starts, tables, copy=self.changing, own=own)
+        # A term may run the model at what was received, which writes into all but plain parameters.
+        moved = {n for n in self.sent[0] if n not in plain and not is_state(n)}
+        sent = set(self.sent[0]) if apart else set()
+        self.received, self.cut = self._side_by_side(self.sent, tables, copy=moved, own=sent)
+
+    def _side_by_side(
+        self, each: Sequence[Params], tables: Mapping[str, list[LocalTable]], copy: set[str], own: set[str]
+    ) -> tuple[Params, set[str]]:
+        """Return every client's tensors by name, and which names have a client axis: tables, those to be copied, and
+        those that are not one tensor for all, which of a client alone is said by ``own``; of the others there is one.
+        """
+        out, stacked = Params(), set()
+        for name, value in each[0].items():
+            same = all(tensors[name] is value for tensors in each) and (len(each) > 1 or name not in own)
+            if name in tables:
+                out[name] = padded([t[name].detach() for t in each], tables[name]).to(self.job.device)
+            elif same and name in copy:
+                wide = value.detach().to(self.job.device).expand(len(each), *value.shape)
+                out[name] = wide.clone(memory_format=torch.contiguous_format)
+            elif same:
+                out[name] = value.detach().to(self.job.device)
+                continue
+            else:
+                out[name] = torch.stack([tensors[name].detach() for tensors in each]).to(self.job.device)
+            stacked.add(name)
+        return out, stacked
+
+    def seed(self, number: int) -> None:
+        """Begin each client's stream of dropout's draws."""
+        seeds = [stream(d.seed, f"noise/{number}", d.client, d.round) for d in self.draws]
+        self.noise = Noise(seeds, self.device)
+
+    def mini_batches(self, number: int) -> Iterator[Step]:
+        """Yield who steps when, and on what."""
+        phase, every = self.client.phases[number], zip(self.rows, self.draws, strict=True)
+        plans = [list(batches(self.data, rows, phase, draws, number)) for rows, draws in every]
+        for who, rows in lockstep(plans, phase.batch_size, self.through):
+            yield Together(who, rows, self.examples)
+
+    def lane(self, position: int) -> Params:
+        """Return views of one client's parameters."""
+        return one_of(self.params, self.stacked, position)
+
+    def sent_to(self, position: int) -> Params:
+        """Return views of what one client received."""
+        return one_of(self.received, self.cut, position)
+
+    def nonfinite(self, names: Sequence[str]) -> list[str | None]:
+        """Look at every client's values, with one transfer from the device."""
+        names = [n for n in names if n in self.stacked and self.params[n].is_floating_point()]
+        if not names:
+            return [None] * len(self.clients)
+        finite = torch.stack([torch.isfinite(flat(self.params[n])).all(1) for n in names], 1).cpu().numpy()
+        return [None if each.all() else names[int(each.argmin())] for each in finite]
+
+    def faults(self) -> list[NonFiniteError | None]:
+        """Return each client's error of its ``start``, or of a loss or a value that is not finite."""
+        return [first or later for first, later in zip(self.broken, super().faults(), strict=True)]
+
+    def results(self) -> Iterator[ClientResult]:
+        """Yield what each client gives back, in the order given; a breakdown to NaN is a result with ``fault``."""
+        faults = self.faults()
+        if self.job.method.client.finish is None:
+            self.params = to(self.params, "cpu")  # in one go for all clients
+        for k in np.argsort(self.order).tolist():
+            client, own, start = self.clients[k], self.own[k], self.starts[k]
+            if (fault := faults[k]) is not None:
+                yield ClientResult(client, fault=fault)
+                continue
+            local = self.result(k)
+            rows, draws = self.rows[k], self.draws[k]
+            yield finish(self.job, self.sent[k], own, start, local, client, rows, draws, self.progress)
+
+    def pick(self, who: Sequence[int]) -> Pick:
+        """Return how to pick the clients at these (ascending) positions."""
+        if who[-1] - who[0] == len(who) - 1:
+            return slice(who[0], who[-1] + 1)
+        return torch.tensor(who).to(self.job.device, non_blocking=True)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that these clients hold by themselves."""
+        mine = {n: v for n, v in self.params.items() if n in self.stacked}
+        return nbytes(mine) + nbytes({n: self.received[n] for n in self.cut}) + self.examples.nbytes
 
 
 def alike(taken: Mapping[str, np.ndarray], clients: int) -> list[slice]:

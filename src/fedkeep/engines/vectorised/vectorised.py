@@ -16,13 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
-from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job
+from fedkeep.engines.client_step import ClientResult, ClientToTrain, Engine, Job
 from fedkeep.engines.vectorised.costs import room
 from fedkeep.engines.vectorised.padding_probe import runs_together
 from fedkeep.engines.vectorised.stacked_lanes import Stacked
 
 
-class Vectorised:
+class Vectorised(Engine):
     """Trains many clients as one tensor program; the result is that of ``sequential`` but for rounding.
 
     It depends neither on how many clients are trained at once nor on their order: every client has its own random
@@ -61,9 +61,6 @@ class Vectorised:
                 )
             self._job, self._most = job, self.clients or room(job, self.memory)
         yield from self._results(job, work, round, progress)
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
 
     def _results(
         self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
