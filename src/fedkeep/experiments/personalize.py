@@ -45,8 +45,7 @@ from fedkeep.engines import (
     tasks_of,
     to_records,
 )
-from fedkeep.engines.adapt import Fits, first_rows, one_by_one, own_default, own_split
-from fedkeep.engines.adapt import Tuning
+from fedkeep.engines.adapt import Fits, Tuning, first_rows, one_by_one, own_default, own_split
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
