@@ -40,7 +40,6 @@ from fedkeep.engines import (
     run_round,
 )
 from fedkeep.engines.first_values import declared
-from fedkeep.engines.judge import tasks_of
 from fedkeep.methods import Sent
 from fedkeep.remote import Packet, RoundPolicy, fingerprint
 from fedkeep.remote.events import Events
@@ -52,6 +51,7 @@ from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.transport import MemoryTransport
 from fedkeep.store import Default, MemoryStore, VersionLedger
+from fedkeep.tasks import tasks_in
 
 CLIENTS, TURNS, SEED = 10, 21, 0
 CLAIMS = {"W1": 5.0, "FURL": 3.0}
@@ -122,7 +122,7 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
         fingerprint=fingerprint.digest(parts),
         encoding=parts["encoding"],
         split=method.split,
-        tasks=tasks_of(data),
+        tasks=tasks_in(data.meta),
     )
     fleet = Fleet(met, rules, ledger, RoundPolicy(), cohort=count, events=events)
     local = LocalDevice(job, Done(result))

@@ -13,11 +13,12 @@ from torch import nn
 
 from fedkeep import Adapt, FederatedData, Phase, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError
-from fedkeep.engines import Adaptation, LocalDevice, Sampler, Sequential, first_global, orders_of, tasks_of
+from fedkeep.engines import Adaptation, LocalDevice, Sampler, Sequential, first_global, orders_of
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.tally import Leaves
 from fedkeep.experiments.drive import Drive, Plan
 from fedkeep.experiments.run_settings import RunSettings
+from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Model
 from tests.fitting import adapt_client, first_examples
 from tests.tiny import Logits, classes, job, same_bits, users
@@ -314,7 +315,7 @@ def test_a_run_needs_no_more_than_a_roster_and_a_device(leaves: Leaves) -> None:
         sampler=Sampler(6, 3, "shuffled", 0),
         roster=ids,
         judged=range(6),
-        tasks=tuple(tasks_of(DATA)),
+        tasks=tuple(tasks_in(DATA.meta)),
         meta=DATA.meta,
         every=1,
         faults=Faults(),

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import DataError, MethodError, NonFiniteError
 from fedkeep.core.run_files import read_info
-from fedkeep.engines import tasks_of, to_records
+from fedkeep.engines import to_records
+from fedkeep.tasks import tasks_in
 from tests.tiny import Logits, Noisy, Slope, classes, pairs, parts, users
 
 
@@ -248,7 +249,7 @@ def test_several_tasks_have_metrics_of_their_own(tmp_path: Path) -> None:
     metrics = run.evaluate()
     assert metrics["accuracy/topic"] == pytest.approx(2 / 3)  # one of four has no label
     assert metrics["rmse/stars"] == pytest.approx(1.5)  # errors 0, −3, 0, 0
-    assert [t.metric("loss") for t in tasks_of(data)] == ["loss/topic", "loss/stars"]
+    assert [t.metric("loss") for t in tasks_in(data.meta)] == ["loss/topic", "loss/stars"]
     assert {r.metric for r in run.history if r.split == "test" and r.client} == {
         "accuracy/topic",
         "rmse/stars",
@@ -263,7 +264,7 @@ def test_several_tasks_have_a_kind_and_labels_each() -> None:
     ):
         data.meta["tasks"] = {"a": task}
         with pytest.raises(DataError, match=message):
-            tasks_of(data)
+            tasks_in(data.meta)
 
 
 def test_records_name_clients_and_counts() -> None:

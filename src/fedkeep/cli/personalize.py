@@ -156,10 +156,10 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
 
 def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None) -> None:
     from fedkeep.core.files import state_name
-    from fedkeep.engines import tasks_of
     from fedkeep.experiments.personalize import adapt_clients
+    from fedkeep.tasks import tasks_in
 
-    task = tasks_of(run.data)[0]
+    task = tasks_in(run.data.meta)[0]
     metric = task.headline
     for name in clients:
         run.data.index(name)

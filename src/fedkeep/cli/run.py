@@ -79,12 +79,12 @@ def run(
 
 def show_result(run: Run, found: Found) -> None:
     """Print the metrics at the best epoch."""
-    from fedkeep.engines import tasks_of
     from fedkeep.experiments.drive import SHARED
     from fedkeep.experiments.personalize import scores_of
     from fedkeep.experiments.summary import summarize
+    from fedkeep.tasks import tasks_in
 
-    task = tasks_of(run.data)[0]
+    task = tasks_in(run.data.meta)[0]
     metric = task.headline
     best = summarize(run.history, metric, lower_is_better(metric))
     name = found.config.name or found.label

@@ -7,7 +7,6 @@ from fedkeep.engines.centralised import Centralised
 from fedkeep.engines.client_step import ClientResult, ClientToTrain, Engine, Job, Sequential
 from fedkeep.engines.device import Answer, Defers, Device, LocalDevice, Order, job_of, orders_of
 from fedkeep.engines.first_values import first_default, first_global, first_kept
-from fedkeep.engines.judge import tasks_of
 from fedkeep.engines.lanes import LocalResult, Watch, local_run
 from fedkeep.engines.round import RoundReport, Sampler, run_round
 from fedkeep.engines.tally import Judged, Judgement, Leaves, Pair, Tallies, to_records
@@ -52,6 +51,5 @@ __all__ = [
     "local_run",
     "orders_of",
     "run_round",
-    "tasks_of",
     "to_records",
 ]

@@ -24,7 +24,6 @@ from torch import Tensor
 from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.params import CLIENT, Params, clone, is_state, nbytes, prefixed, to
 from fedkeep.core.seeds import without_draws
-from fedkeep.data import FederatedData
 from fedkeep.data.columns import offsets_of
 from fedkeep.engines.batches import batch_bytes, float_type, load_batch
 from fedkeep.engines.centralised import WithClient
@@ -337,11 +336,6 @@ Parts = list[list[list[Columns]]]
 """By task and model, the pieces."""
 
 
-def tasks_of(data: FederatedData) -> list[Task]:
-    """Return the tasks that the data set's description names."""
-    return tasks_in(data.meta)
-
-
 def judge(
     job: Job, asked: Iterable[tuple[int, Sent]], split: str, ways: Sequence[Way], leaves: Leaves
 ) -> list[Judged]:
@@ -360,7 +354,7 @@ def judge(
     Raises:
         MethodError: a model does not fit the examples; says whose.
     """
-    tasks, models = tasks_of(job.data), tuple(way.model for way in ways)
+    tasks, models = tasks_in(job.data.meta), tuple(way.model for way in ways)
     none: Parts = [[[] for _ in ways] for _ in tasks]
     parts = _by_window(job, asked, split, ways, tasks)
     if leaves == "examples":
@@ -415,7 +409,7 @@ def outputs_and_labels(
     job: Job, asked: Iterable[tuple[int, Sent]], split: str, way: Way
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return for each task a model's outputs, (examples, …), and the labels, (examples,), where there is a label."""
-    tasks = tasks_of(job.data)
+    tasks = tasks_in(job.data.meta)
 
     def found(
         output: Any, batch: Params, owner: np.ndarray, places: np.ndarray

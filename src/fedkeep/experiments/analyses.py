@@ -23,7 +23,6 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import tasks_of
 from fedkeep.experiments.personalize import AdaptedRun, ColdStart, labels_of
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import locked
@@ -33,6 +32,7 @@ from fedkeep.metrics.worth.gains import FEW
 from fedkeep.report import wording
 from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.split import Split
+from fedkeep.tasks import tasks_in
 
 LABELS_SHOWN = 5
 AT_ONCE = 10
@@ -58,7 +58,7 @@ def user_trait(data: FederatedData) -> Trait:
 
     Of several tasks it is the first's; examples without its label do not count.
     """
-    task = tasks_of(data)[0]
+    task = tasks_in(data.meta)[0]
     known, names = task.kind.trait, data.meta.get("label_names")
     values: list[Any] = []
     for client in range(len(data)):
@@ -136,7 +136,7 @@ def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: in
         "note": f"Private user vectors of {len(chosen)} users: {note}.",
         "trait_name": trait.name,
         "trait_kind": trait.kind,
-        "value_name": tasks_of(first.data)[0].client_metric,
+        "value_name": tasks_in(first.data.meta)[0].client_metric,
         "linear_cka": linear_cka(aligned[0], aligned[1]) if len(aligned) == 2 else None,
         "panels": panels,
     }
@@ -216,7 +216,7 @@ def adapted_form(found: AdaptedRun) -> dict[str, Any]:
     Before: each client's model as federation left it (the shared part where there is no other). A split without
     examples is left out.
     """
-    task = tasks_of(found.data)[0]
+    task = tasks_in(found.data.meta)[0]
     metric = task.client_metric
     columns, values = ["client"], []
     for split in ("valid", "test"):

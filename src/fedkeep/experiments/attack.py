@@ -16,7 +16,6 @@ from fedkeep import attacks as a
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.core.net import on_cpu
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.engines import tasks_of
 from fedkeep.experiments.attack_measures import MEASURES, Row, within
 from fedkeep.experiments.attack_scenes import View, divided, plain_method, views
 from fedkeep.experiments.build import build_data, build_method, build_model
@@ -26,6 +25,7 @@ from fedkeep.experiments.simulate import simulate, train_counts
 from fedkeep.methods import Method
 from fedkeep.privacy import Release, epsilon
 from fedkeep.report.attacks import TITLES, Finding
+from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Model
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -104,7 +104,7 @@ def attack(
     if asked.epsilons:  # said before anything is trained, where the package for it is missing
         epsilon({Release(rate=0.5, noise=1.0): 1}, 1e-5, "rdp")
     data = run.data if run is not None else build_data(config, folder)
-    if not tasks_of(data)[0].kind.whole:
+    if not tasks_in(data.meta)[0].kind.whole:
         raise ConfigError("The attacks are on classifiers; these data have numbers as labels.")
     model = build_model(config, data, folder)
     own = build_method(config.method.model_copy(update={"reduce": None, "secure": None}))
@@ -188,7 +188,7 @@ def shadowed(
     """
     scene, people = view.scene, np.sort(people)
     data, method = scene.data, scene.run.method
-    tasks = tasks_of(data)
+    tasks = tasks_in(data.meta)
     task = next((k for k, task in enumerate(tasks) if task.label == label), 0)
     alone = f", by the task {tasks[task].name!r} alone" if len(tasks) > 1 else ""
     train = data.split_rows("train", people)

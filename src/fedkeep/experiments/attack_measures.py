@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from fedkeep import attacks as a
 from fedkeep.attacks import Sighting
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.engines import tasks_of
 from fedkeep.experiments.attack_scenes import Scene, View
 from fedkeep.experiments.config import Config
 from fedkeep.metrics.auc import auc
 from fedkeep.metrics.worth.intervals import Interval, jackknife
+from fedkeep.tasks import tasks_in
 
 IMAGES, QUERIES, MOST_PRIVATE = 4, 64, 10_000
 Row = tuple[str, Interval | None, float | None, str]
@@ -104,7 +104,7 @@ def who(view: View, config: Config) -> Iterator[Row]:
 
 def without_classes(scene: Scene) -> str:
     """Return why no client holds a class more than others, or an empty text."""
-    kind = tasks_of(scene.data)[0].kind
+    kind = tasks_in(scene.data.meta)[0].kind
     return "" if kind.one_class else f"labels are {kind.unlike_classes}."
 
 

@@ -24,7 +24,6 @@ from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, Round
 from fedkeep.core.files import is_free, write_whole
 from fedkeep.core.run_files import numerics_of, read_info
 from fedkeep.data import FederatedData
-from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data, run_config, simulation_of
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.long_jobs import run_long_jobs
@@ -37,6 +36,7 @@ from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, check_spread, own_side
 from fedkeep.report.runs import read_run
 from fedkeep.report.standings_page import Found, find, write
+from fedkeep.tasks import tasks_in
 from fedkeep.version import NUMERICS
 
 REFERENCES = ("local", "fine_tuned")
@@ -178,7 +178,7 @@ def plan(
     first = configs[0]
     source = build_source(first.data, first.seed, folder)
     data = source.prepared(first.rules)
-    for task in tasks_of(data):
+    for task in tasks_in(data.meta):
         check_metric(metric or task.kind.compared_by, task.kind)
         if metric is not None and metric in CLASS_METRICS:
             rows = data.split_rows("test")
@@ -263,7 +263,7 @@ def found(plan: Plan) -> Found:
     if not groups:
         raise RunError(f"No method is left to compare. {' '.join(notes)}")
     counting = None
-    if plan.references and any(task.kind.counting is None for task in tasks_of(plan.data)):
+    if plan.references and any(task.kind.counting is None for task in tasks_in(plan.data.meta)):
         notes.append("Counting is left out: it counts a user's labels, and each token has one here.")
     elif plan.references:
         counting = counting_side(own_side(groups[0]), plan.folder)

@@ -17,11 +17,10 @@ from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Takes, every_tensor, logits_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
-from fedkeep.engines import tasks_of
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.vectorised.vectorised import Packs
 from fedkeep.methods.labels import output_of
-from fedkeep.tasks import Task
+from fedkeep.tasks import Task, tasks_in
 
 TOLERANCE = 1e-5
 """The largest difference from torch's outputs, of their largest, or of 1 where none is larger."""
@@ -63,7 +62,7 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
         ) from error
     who = type(getattr(model, "module", model)).__name__
     takes = Takes(f"{who}.forward", model.forward)
-    tasks = tasks_of(data)
+    tasks = tasks_in(data.meta)
     few, more = (takes.of(_examples(model, data, client, count)) for count in (2, 5))
     any_size = torch.export.Dim.DYNAMIC
     shapes = {
@@ -119,7 +118,7 @@ def _examples(model: nn.Module, data: FederatedData, client: int, count: int) ->
 
     Texts are padded to two symbols at least: torch would take a length of 1 for the only one there is.
     """
-    rows, labels = data.rows(client), {task.label for task in tasks_of(data)}
+    rows, labels = data.rows(client), {task.label for task in tasks_in(data.meta)}
     repeated = np.resize(np.arange(rows.start, rows.stop), count)
     batch = load_batch(data, repeated, "cpu", float_type(every_tensor(model)))
     found = {name: value for name, value in batch.items() if name not in labels}

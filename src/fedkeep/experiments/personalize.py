@@ -42,7 +42,6 @@ from fedkeep.engines import (
     first_default,
     first_global,
     fit,
-    tasks_of,
     to_records,
 )
 from fedkeep.engines.adapt import Fits, Tuning, first_rows, one_by_one, own_default, own_split
@@ -58,7 +57,7 @@ from fedkeep.metrics.worth.intervals import Interval, chance_of_users, users_lik
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.report.wording import is_fraction, lower_is_better
 from fedkeep.store import Default, MemoryStore, PrivateStore
-from fedkeep.tasks import Task
+from fedkeep.tasks import Task, tasks_in
 from fedkeep.tasks.results import Model
 
 
@@ -372,7 +371,7 @@ def cold_start(
         )
     if any(not (k is None or (isinstance(k, Integral) and k >= 0)) for k in ks):
         raise ConfigError(f"k must be a whole number from 0 on, or None for all; got {list(ks)}.")
-    task = tasks_of(run.data)[0]
+    task = tasks_in(run.data.meta)[0]
     metric = task.headline
     user_metric = task.client_metric
     mean, std, pooled, records, every = [], [], [], [], []
@@ -520,7 +519,7 @@ def personalization_curve(
         NonFiniteError: fine-tuning broke down to NaN; names the client.
     """
     check_task(run.data)
-    task, named = tasks_of(run.data)[0], run.members(clients).positions
+    task, named = tasks_in(run.data.meta)[0], run.members(clients).positions
     labels = [
         len(labels_of(run.data, task, np.asarray(run.data.rows(int(c), split), np.int64))) for c in named
     ]
@@ -553,7 +552,7 @@ def personalization_curve(
 
 def check_task(data: FederatedData) -> None:
     """Raise ConfigError unless the data's task has an accuracy."""
-    task = tasks_of(data)[0]
+    task = tasks_in(data.meta)[0]
     if not task.kind.has_classes:
         raise ConfigError(f"The personalisation curve measures accuracy; this task is a {task.kind.name}.")
 

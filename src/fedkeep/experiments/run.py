@@ -19,11 +19,12 @@ from fedkeep.core.params import Params, State, is_state, to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Job, Judged, LocalDevice, Order, Sequential, orders_of, tasks_of
+from fedkeep.engines import Job, Judged, LocalDevice, Order, Sequential, orders_of
 from fedkeep.engines.adapt import Fits, one_by_one
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.methods.base import Recalls, forward
 from fedkeep.store import PrivateStore
+from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Examples, Model
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
@@ -156,7 +157,7 @@ class Run:
             out |= judged.metrics(model, self.metrics)
         if metrics:
             found = self.local_device().outputs(self.orders(chosen), split, model)
-            for task, (outputs, labels) in zip(tasks_of(self.data), found, strict=True):
+            for task, (outputs, labels) in zip(tasks_in(self.data.meta), found, strict=True):
                 out |= {task.metric(n): _measured(n, own, outputs, labels) for n, own in metrics.items()}
         return out
 

@@ -30,7 +30,6 @@ from fedkeep.engines import (
     Workers,
     first_default,
     job_of,
-    tasks_of,
 )
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.lanes import made_of_all
@@ -47,6 +46,7 @@ from fedkeep.experiments.trackers import Tracker
 from fedkeep.methods import Global, Method
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.store import Default, MemoryStore, PrivateStore
+from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Examples
 
 
@@ -182,7 +182,7 @@ class Simulation:
                 clients=data,
                 trains=trains,
                 judged=self.clients.tolist(),
-                tasks=tasks_of(data),
+                tasks=tasks_in(data.meta),
                 meta=data.meta,
                 trained=data.counts("train"),
             ),
@@ -345,7 +345,7 @@ class Simulation:
         # Of those who are judged, which meta's is not if some are held out.
         if "_best" in data.columns:
             judged = data.split_rows("test", self.clients)
-            best |= best_possible(data.columns, judged, tasks_of(data)[0].kind)
+            best |= best_possible(data.columns, judged, tasks_in(data.meta)[0].kind)
         about: dict[str, Any] = {
             "held_out": len(self.held_out),
             "counts": {s: int(data.counts(s).sum()) for s in ("train", "valid", "test")},

@@ -22,7 +22,6 @@ from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
-from fedkeep.engines import tasks_of
 from fedkeep.experiments.analyses import write_analyses
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.examples import places_of
@@ -32,7 +31,7 @@ from fedkeep.report.groups import Configuration, configurations
 from fedkeep.report.pairing import Side, kept, own_side, reference_side
 from fedkeep.report.runs import RunFiles, read_run
 from fedkeep.report.worth import Comparison, comparisons, limits, recognised, sentences, subjects, tenths
-from fedkeep.tasks import Baseline, Task
+from fedkeep.tasks import Baseline, Task, tasks_in
 from fedkeep.tasks.kind import COUNTING
 from fedkeep.tasks.results import Examples, before_task
 
@@ -142,7 +141,7 @@ def counting_side(side: Side, folder: Path | None = None) -> Side:
                 f"Name the same with --data DIR."
             )
         runs.append(replace(run, examples=counted(data, kept(run))))
-    kinds = [task.kind for task in tasks_of(data)] if data is not None else []
+    kinds = [task.kind for task in tasks_in(data.meta)] if data is not None else []
     names = {kind.counting.name for kind in kinds if kind.counting is not None}
     return Side(names.pop() if len(names) == 1 else COUNTING, tuple(runs), "own", "counting")
 
@@ -150,7 +149,7 @@ def counting_side(side: Side, folder: Path | None = None) -> Side:
 def counted(data: FederatedData, examples: Examples) -> Examples:
     """Return what counting makes of the same test and validation examples, as the model ``own``."""
     test, valid = Params(), Params()
-    for task in tasks_of(data):
+    for task in tasks_in(data.meta):
         decay = _best_decay(data, task, examples)
         for split, tensors in ((test, examples.tensors), (valid, examples.valid)):
             before = before_task(task.name)

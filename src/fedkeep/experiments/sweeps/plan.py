@@ -15,13 +15,13 @@ from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, RunError
 from fedkeep.core.files import is_free, write_whole
 from fedkeep.data import FederatedData
-from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data, simulation_of
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.sweeps.space import Space
 from fedkeep.experiments.toml import value_text
 from fedkeep.experiments.variants import fitted, with_method
 from fedkeep.report.wording import lower_is_better
+from fedkeep.tasks import tasks_in
 from fedkeep.version import NUMERICS
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def plan(
         raise ConfigError(
             "run.evaluate_every = 0 judges nothing, so there is nothing to choose by. Leave it out."
         )
-    task = tasks_of(data)[0]
+    task = tasks_in(data.meta)[0]
     configs = {}
     for method, space in spaces.items():
         own = with_method(config, method) if method != config.method.kind else config
