@@ -17,14 +17,18 @@ from fedkeep.experiments.worth import worth_of
 from fedkeep.metrics.worth import Interval, Paired, worth
 from fedkeep.report.charts import Gains, Lines
 from fedkeep.report.page import write_report
-from fedkeep.report.worth import Comparison, limits, plain, sentences, tenths
-from fedkeep.report.worth_blocks import (
+from fedkeep.report.worth import (
+    Comparison,
     _figures,
     examples_table,
     fairness_table,
+    limits,
+    plain,
     pooled_table,
-    table,
+    sentences,
+    tenths,
     told_table,
+    worth_table,
 )
 from fedkeep.tasks import MULTICLASS
 from fedkeep.tasks.results import Examples, Roster
@@ -150,13 +154,14 @@ def test_every_table_tells_tasks_apart() -> None:
     found = [
         replace(c, task=task, pooled=(("accuracy", Interval(0.1, 0.0, 0.2)),)) for task in ("like", "share")
     ]
-    for make in (table, fairness_table, pooled_table, examples_table, told_table):
+    for make in (worth_table, fairness_table, pooled_table, examples_table, told_table):
         said = {row[1] for row in make(found).rows}
         assert said == {"the shared part alone, like", "the shared part alone, share"}, make.__name__
     assert (
-        " Of several tasks this is at the round that is best on valid by the first one." in table(found).note
+        " Of several tasks this is at the round that is best on valid by the first one."
+        in worth_table(found).note
     )
-    assert "several tasks" not in table([c]).note
+    assert "several tasks" not in worth_table([c]).note
 
 
 def test_axes_of_gains_have_their_own_tasks_unit() -> None:

@@ -5,7 +5,6 @@ from fedkeep_papers.adapters import table as adapters
 from fedkeep_papers.furl import channels, sweep, table3
 from fedkeep_papers.furl import table1 as furl_data
 from fedkeep_papers.kteps import baselines, figures, readings, tables, variants, vectors
-from fedkeep_papers.kteps import table1 as kteps_data
 from fedkeep_papers.moe import figure6, methods
 from fedkeep_papers.moe import tables as mixture
 from fedkeep_papers.natural import table as natural
@@ -15,7 +14,7 @@ KTEPS = ("data", "model", "method", "run", "personalization")
 
 furl_table1 = Reproduction(about="FURL Table 1: statistics of the data", run=furl_data.table1)
 kteps_table1 = Reproduction(
-    about="KTEPS Table 1: statistics of the data", run=kteps_data.table1, changes=("data",)
+    about="KTEPS Table 1: statistics of the data", run=tables.table1, changes=("data",)
 )
 furl_table3 = Reproduction(
     about="FURL Table 3 and Figures 2-5: four configurations, server and federated, with and without users",

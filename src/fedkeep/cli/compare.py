@@ -13,7 +13,7 @@ from fedkeep.cli.settings import DataOption, MetricOption, SetOption, find_confi
 from fedkeep.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedkeep.report.standings_page import Found
+    from fedkeep.report.standings import Found
 
 MOST_SEEDS = 1000
 

@@ -45,8 +45,7 @@ def worth(
     from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.worth import worth_of
     from fedkeep.report.page import finite
-    from fedkeep.report.worth import limits, plain, sentences, tenths
-    from fedkeep.report.worth_blocks import table
+    from fedkeep.report.worth import limits, plain, sentences, tenths, worth_table
 
     found = worth_of(runs, against or (), metric, references=references, data_folder=data_folder(data))
     warn_of_unfinished(dict.fromkeys([*runs, *(against or ())]))
@@ -60,5 +59,5 @@ def worth(
         for sentence in (*sentences(comparison), *tenths(comparison), *limits(comparison.found)):
             say(f"  {sentence}")
         say("")
-    shown = table(found)
+    shown = worth_table(found)
     show_table("All comparisons", shown.columns, shown.rows, left=shown.left, note=shown.note)

@@ -35,7 +35,7 @@ from fedkeep.report import wording
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, check_spread, own_side
 from fedkeep.report.runs import read_run
-from fedkeep.report.standings_page import Found, find, write
+from fedkeep.report.standings import Found, find, write
 from fedkeep.tasks import tasks_in
 from fedkeep.version import NUMERICS
 

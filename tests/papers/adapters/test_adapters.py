@@ -17,11 +17,10 @@ from fedkeep.core.errors import DataError, RunError
 from fedkeep.experiments.reproductions import Request, reproduce
 from fedkeep.report.results import read_results
 from fedkeep_papers.adapters import backbone, table
-from fedkeep_papers.adapters.arms import ARMS, recipe
 from fedkeep_papers.adapters.backbone import TOKENS, Encoded
 from fedkeep_papers.adapters.models import OnTokens, OnVectors
 from fedkeep_papers.adapters.scene import by_time, with_sentences
-from fedkeep_papers.adapters.table import Found, counted, gains, pooled, sizes_of
+from fedkeep_papers.adapters.table import ARMS, Found, counted, gains, pooled, recipe, sizes_of
 from fedkeep_papers.furl.own_counts import messages
 
 DAY = 86_400

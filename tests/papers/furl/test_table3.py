@@ -20,7 +20,7 @@ from fedkeep.report.blocks import Figure
 from fedkeep.report.charts import Bars
 from fedkeep.version import NUMERICS
 from fedkeep_papers.furl import jobs, scenes, sweep, table3
-from fedkeep_papers.furl.references import most_frequent_label
+from fedkeep_papers.furl.untrained import most_frequent_label
 from fedkeep_papers.kit import plots
 
 RUNS = f"numerics-{NUMERICS}"

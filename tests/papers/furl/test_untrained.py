@@ -18,7 +18,6 @@ from fedkeep.experiments.reproductions import Request
 from fedkeep_papers.furl import table3
 from fedkeep_papers.furl.channels import Found
 from fedkeep_papers.furl.own_counts import messages
-from fedkeep_papers.furl.references import most_frequent_label
 from fedkeep_papers.furl.scenes import SCENES, specs_of
 from fedkeep_papers.furl.scoring import Scored
 from fedkeep_papers.furl.untrained import (
@@ -26,6 +25,7 @@ from fedkeep_papers.furl.untrained import (
     COUNTING,
     DECAYED,
     MEMORY,
+    most_frequent_label,
     of_clicks,
     of_messages,
     side_by_side,

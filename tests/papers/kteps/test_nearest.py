@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep_papers.kteps.nearest import common_neighbours, nearest
+from fedkeep_papers.kteps.neighbours import common_neighbours, nearest
 
 # By hand: seen from row 0, cosines are 1, 1/√2, 0, −1 and 0; inner products 1, 5, 2, −3 and 0.
 TABLE = torch.tensor([[1.0, 0.0], [5.0, 5.0], [2.0, 0.0], [-3.0, 0.0], [0.0, 0.0]])

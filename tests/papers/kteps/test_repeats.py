@@ -12,7 +12,7 @@ from fedkeep.data import Ragged
 from fedkeep.engines import Judged, Judgement
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep.tasks import MULTICLASS, Task
-from fedkeep_papers.kteps.repeats import by_repeats, repeated
+from fedkeep_papers.kteps.cells import by_repeats, repeated
 from tests.papers.kteps.runs import read_numbers, request
 
 TRAIN = [("a", [1, 2, 3]), ("a", [4]), ("b", [5, 6]), ("b", [])]

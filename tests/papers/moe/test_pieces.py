@@ -12,8 +12,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.reproductions import Request, reproduce
 from fedkeep.report.results import read_results
 from fedkeep_papers.moe import cells, methods, sheet, tables
-from fedkeep_papers.moe.published import TABLE2
 from fedkeep_papers.moe.scene import Adapting, Federation, Scene, changed
+from fedkeep_papers.moe.sheet import TABLE2
 from fedkeep_papers.moe.variants import AUTHORS, MIXTURE
 from tests.papers.moe.images import drawn, write_cifar
 

@@ -23,8 +23,8 @@ from fedkeep_papers.moe import scene as moe_scene
 from fedkeep_papers.moe import sheet as moe_sheet
 from fedkeep_papers.moe import tables as moe
 from fedkeep_papers.moe.cells import Work
-from fedkeep_papers.moe.published import FIGURE2, FIGURE2_P, TABLE2
 from fedkeep_papers.moe.scene import Adapting, Federation, Scene
+from fedkeep_papers.moe.sheet import FIGURE2, FIGURE2_P, TABLE2
 from fedkeep_papers.moe.variants import (
     AUGMENTED,
     AUTHORS,

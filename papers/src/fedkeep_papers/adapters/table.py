@@ -12,18 +12,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedkeep import simulate
+from fedkeep import Phase, adagrad, averaging, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.files import sha256
 from fedkeep.experiments.environment import check_device, commit, environment
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
+from fedkeep.methods import Method
 from fedkeep.metrics.worth.intervals import users_like_these
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.adapters import backbone
-from fedkeep_papers.adapters.arms import ARMS, LAYERS, RECIPE, recipe
+from fedkeep_papers.adapters.models import Arm
 from fedkeep_papers.adapters.scene import by_time, encoded_messages
 from fedkeep_papers.furl.own_counts import REVISION
 from fedkeep_papers.kit.cells import LATER, Finished, Slot, digest, note_on_stale, runs_of
@@ -344,3 +345,56 @@ def missing(cells: Sequence[Cell], stored: Mapping[Cell, Finished[Found]]) -> st
     """Return Markdown: what is not finished."""
     names = [cell.name for cell in cells if cell not in stored]
     return f"**Not finished**: {', '.join(names)}." if names else ""
+
+
+BIAS, VECTOR, OWN = "user_bias", "user", "*.lora_?.own.*"
+LAYERS = 1
+"""How many last layers have adapters."""
+ARMS: Mapping[str, Arm] = {
+    "counts": Arm("counts alone"),
+    "head": Arm("global head"),
+    "bias": Arm("private bias", (BIAS,), bias=True, own_rate=0.01),
+    "private-head": Arm("private head", (OWN, BIAS), head_rank=2, bias=True, own_rate=0.01),
+    "adapter": Arm("global adapter", shared_rank=8),
+    "vector": Arm(
+        "FURL vector with a global adapter", (VECTOR,), shared_rank=8, user_dim=1536, own_rate=0.03
+    ),
+    "private-adapter": Arm("private adapter", (OWN,), shared_rank=8, own_rank=1, own_rate=0.3),
+}
+"""By the name in files. Private are at most 1536 numbers: a rank-1 adapter on queries and values has 4 × 384."""
+RECIPE: Mapping[str, Any] = {
+    "batch_size": 16,
+    "cohort": 5,
+    "epochs": 2,
+    "rate": 0.01,
+    "adapter_rate": 0.3,
+    "server_rate": 0.02,
+    "server_eps": 1e-3,
+    "adapter_server_rate": 0.001,
+    "clip_norm": 1.0,
+}
+
+
+def recipe(arm: str) -> Method:
+    """Return FedAvg, or FURL where something is private, with Adagrad at the server."""
+    it, shared = ARMS[arm], "*.lora_?.default.*"
+    own = dict.fromkeys(it.private, it.own_rate)
+    local = Phase(
+        optimizer=sgd(
+            RECIPE["rate"],
+            schedule="linear",
+            rates=own | ({shared: RECIPE["adapter_rate"]} if it.shared_rank else {}),
+        ),
+        batch_size=RECIPE["batch_size"],
+        clip_norm=RECIPE["clip_norm"],
+        clip_over="halves",
+    )
+    step = adagrad(
+        RECIPE["server_rate"],
+        eps=RECIPE["server_eps"],
+        schedule="linear",
+        rates={shared: RECIPE["adapter_server_rate"]} if it.shared_rank else None,
+    )
+    if it.private:
+        return methods.furl(list(it.private), local=local, server=averaging(step))
+    return methods.fedavg(local=local, server=averaging(step))

@@ -20,7 +20,6 @@ from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.furl.channels import Found
 from fedkeep_papers.furl.memory import Array
 from fedkeep_papers.furl.own_counts import WORDS, own_shares
-from fedkeep_papers.furl.references import most_frequent_label, users_most_frequent
 from fedkeep_papers.furl.scoring import Scored, judged_ids, memories, mixed, own_of, scored
 
 COUNTING = "(each user's most frequent label)"
@@ -136,3 +135,28 @@ def _gain(own: BySeed, other: BySeed) -> str:
         return "–"
     mean, low, high = 100 * users_like_these(np.array([[a[u] - b[u] for u in ids] for a, b in pairs]))
     return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−")
+
+
+def users_most_frequent(data: FederatedData) -> dict[str, float]:
+    """Return ``most_frequent_label`` of each user by id, of those with examples to count and to judge."""
+    each = {str(data.ids[c]): most_frequent_label(data, clients=[c]) for c in range(len(data))}
+    return {user: value for user, value in each.items() if value == value}
+
+
+def most_frequent_label(
+    data: FederatedData, split: str = "test", clients: Sequence[int] | None = None
+) -> float:
+    """Return the accuracy of predicting, for each user, the label most frequent in the user's training examples.
+
+    ``clients`` are indices, by default all. NaN where no example is judged.
+    """
+    labels = np.asarray(data.columns["label"])
+    right = total = 0
+    for client in range(len(data)) if clients is None else clients:
+        train, judged = (
+            labels[r.start : r.stop] for r in (data.rows(client, "train"), data.rows(client, split))
+        )
+        if len(train):
+            right += int((judged == np.bincount(train).argmax()).sum())
+            total += len(judged)
+    return right / total if total else float("nan")

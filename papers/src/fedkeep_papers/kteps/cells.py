@@ -1,18 +1,24 @@
-"""Cells of KTEPS's tables: one training run with its personalisation curves, kept as a small file of numbers."""
+"""Cells of KTEPS's tables: one training run with its personalisation curves, kept as a small file of numbers.
+
+Test reviews that also stand in training are counted, and accuracy is measured without them too.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedkeep.core.errors import ConfigError, NonFiniteError
 from fedkeep.core.records import read_records
-from fedkeep.data import FederatedData
+from fedkeep.data import FederatedData, Ragged
+from fedkeep.engines import Judged
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
@@ -24,7 +30,6 @@ from fedkeep.methods.base import Predict
 from fedkeep.tasks.results import Model
 from fedkeep_papers.kit.cells import LATER, Finished, Slot, digest, settings_of
 from fedkeep_papers.kteps.neighbours import word_neighbours
-from fedkeep_papers.kteps.repeats import by_repeats
 
 Overrides = tuple[tuple[str, str], ...]
 """Dotted keys and TOML values that replace a configuration's own."""
@@ -281,3 +286,45 @@ def _curves(run: Run, cell: Cell, progress: bool | None) -> dict[str, Any]:
         }
     neighbours = word_neighbours(run, cell.words) if cell.words else {}
     return {"steps": steps, "curves": curves, "neighbours": neighbours}
+
+
+def repeated(data: FederatedData) -> np.ndarray:
+    """Return whether each row is a test review with the words of some client's training review, (rows,) bool.
+
+    Of a long review the words that are read count, the first 200.
+    """
+    texts = data.columns["text"]
+    assert isinstance(texts, Ragged)
+
+    def rows(part: str) -> Iterable[int]:
+        return (row for client in range(len(data)) for row in data.rows(client, part))
+
+    def words(row: int) -> bytes:
+        return texts.values[texts.offsets[row] : texts.offsets[row + 1]].tobytes()
+
+    known = {words(row) for row in rows("train")}
+    found = np.zeros(len(texts), bool)
+    found[[row for row in rows("test") if words(row) in known]] = True
+    return found
+
+
+def by_repeats(data: FederatedData, judged: Judged) -> dict[str, Any]:
+    """Return how many test examples repeat a training one, by client, and accuracy on these and on the others.
+
+    A client that has none of them has no accuracy there.
+    """
+    repeats = repeated(data)[judged.examples[0].row]
+
+    def mean(values: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
+        clients = judged.examples[0].client[chosen]
+        number = np.bincount(clients, minlength=len(data))
+        sums = np.bincount(clients, values[chosen], len(data))
+        return {data.ids[c]: float(sums[c] / number[c]) for c in np.flatnonzero(number).tolist()}
+
+    right = {model: judged.of(model).right() for model in judged.models}
+    counts = np.bincount(judged.examples[0].client[repeats], minlength=len(data))
+    return {
+        "repeats": {data.ids[c]: int(counts[c]) for c in np.flatnonzero(counts).tolist()},
+        "again": {model: mean(values, repeats) for model, values in right.items()},
+        "rest": {model: mean(values, ~repeats) for model, values in right.items()},
+    }

@@ -1,15 +1,18 @@
-"""KTEPS, Figure 5: the words nearest to a word in a client's embedding, in what the server restores, and aggregated."""
+"""KTEPS (arXiv 2107.11956), §5.5 and Figure 5: how far an embedding keeps the neighbours that a word has in another.
+
+The words nearest to "man" are looked up in a client's embedding, in what the server restores of it, and aggregated.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params
 from fedkeep.data import WordVocabulary, text_statistics, vocabulary_from
@@ -19,7 +22,6 @@ from fedkeep.engines.round import decode
 from fedkeep.experiments.run import Run
 from fedkeep.split import Upload
 from fedkeep.store import MemoryStore
-from fedkeep_papers.kteps.nearest import Similarity, common_neighbours, nearest
 
 KS = (10, 50, 100, 500)
 SHOWN = 10
@@ -133,3 +135,53 @@ def _moved(start: Tensor, upload: Upload, name: str) -> Tensor:
         table[upload.rows[name]] += upload.deltas[name]
         return table
     return table + upload.deltas[name]
+
+
+Similarity = Literal["cosine", "inner"]
+
+
+def nearest(table: Tensor, row: int, k: int, similarity: Similarity = "cosine") -> list[int]:
+    """Return the k rows most similar to a row, itself left out, the most similar first; of equals the lower row.
+
+    Args:
+        table: (n, d) vectors.
+        row: whose neighbours.
+        k: how many, fewer where there are not so many others.
+        similarity: ``"cosine"`` (a zero vector is similar to nothing: 0) or ``"inner"`` product.
+
+    Raises:
+        ConfigError: an unknown similarity, or k below 1.
+        DataError: there is no such row, or the table is not finite.
+    """
+    if similarity not in ("cosine", "inner") or k < 1:
+        raise ConfigError(
+            f"Neighbours want a similarity 'cosine' or 'inner' and k of at least 1; got {similarity!r} and {k}."
+        )
+    if table.dim() != 2 or not 0 <= row < len(table) or not bool(torch.isfinite(table).all()):
+        raise DataError(
+            f"Neighbours want a finite table (n, d) and a row of it; got shape {tuple(table.shape)}, row {row}."
+        )
+    exact = table.detach().double()
+    if similarity == "cosine":
+        exact = torch.nn.functional.normalize(exact, dim=1)
+    scores = exact @ exact[row]
+    scores[row] = -torch.inf
+    order = torch.sort(scores, descending=True, stable=True).indices
+    return [int(i) for i in order[: min(k, len(table) - 1)]]
+
+
+def common_neighbours(
+    first: Tensor, second: Tensor, row: int, ks: Sequence[int], similarity: Similarity = "cosine"
+) -> dict[int, int]:
+    """Return for each k how many of a row's k nearest rows are the same in two tables of the same rows.
+
+    Raises:
+        ConfigError, DataError: as for ``nearest``; the tables have different numbers of rows; no k.
+    """
+    if len(first) != len(second) or not ks:
+        raise DataError(
+            f"Common neighbours want two tables of the same rows and some k; got {len(first)} and {len(second)} rows, "
+            f"k {list(ks)}."
+        )
+    a, b = (nearest(table, row, max(ks), similarity) for table in (first, second))
+    return {k: len(set(a[:k]) & set(b[:k])) for k in ks}

@@ -43,11 +43,11 @@ from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit.cells import Slot, note_on_stale
-from fedkeep_papers.moe.published import TABLE2
 from fedkeep_papers.moe.scene import Federation, Scene, changed, source_of
 from fedkeep_papers.moe.sheet import (
     METRIC,
     PROTOCOLS,
+    TABLE2,
     Way,
     preamble,
     result_name,

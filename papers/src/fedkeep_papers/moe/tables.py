@@ -16,12 +16,14 @@ from fedkeep.report.measured import bars_figure
 from fedkeep.report.results import write_results
 from fedkeep.report.tables import mean_std
 from fedkeep_papers.kit import plots
-from fedkeep_papers.moe.published import FIGURE2, FIGURE2_P, TABLE2
 from fedkeep_papers.moe.scene import Scene, changed, varied
 from fedkeep_papers.moe.sheet import (
+    FIGURE2,
+    FIGURE2_P,
     METRIC,
     PROTOCOLS,
     SIZES,
+    TABLE2,
     Sheet,
     Way,
     differences,
