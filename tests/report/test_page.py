@@ -9,9 +9,18 @@ import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import Record, to_line
-from fedkeep.report.page import write_report
+from fedkeep.report.page import build, to_html, to_markdown_page, write_report
 from fedkeep.report.results import Row, write_results
-from tests.report.run_folders import HOSTILE, add_records, all_analyses, map_of, write_info, write_records
+from fedkeep.report.runs import read_run
+from tests.report.run_folders import (
+    HOSTILE,
+    add_records,
+    all_analyses,
+    map_of,
+    write_info,
+    write_records,
+    write_run_folder,
+)
 
 Write = Callable[..., Path]
 
@@ -40,31 +49,46 @@ def read(page: Path) -> Page:
     return Page(page.read_text(encoding="utf-8"))
 
 
-@pytest.fixture
-def four(write_run: Write) -> list[Path]:
-    out = []
-    for name, end, centralised in (
-        ("Global Server", 0.29, True),
-        ("Personalized Server", 0.65, True),
-        ("Global FL", 0.15, False),
-        ("Personalized FL", 0.62, False),
-    ):
-        for seed in (0, 1):
-            analyses = all_analyses() if (name, seed) == ("Personalized FL", 0) else None
-            folder = f"{name.replace(' ', '-')}-{seed}"
-            end_here = end + 0.01 * seed
-            out.append(
-                write_run(
-                    folder, name=name, seed=seed, end=end_here, centralised=centralised, analyses=analyses
-                )
-            )
-    return out
+FOUR = (
+    ("Global Server", 0.29, True),
+    ("Personalized Server", 0.65, True),
+    ("Global FL", 0.15, False),
+    ("Personalized FL", 0.62, False),
+)
 
 
-def test_the_page_has_the_numbers(four: list[Path], tmp_path: Path) -> None:
-    page = write_report(four, tmp_path / "out", title="FURL")
-    assert page == tmp_path / "out" / "report.html"
-    texts = read(page).texts
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Four configurations with two seeds each; one run has analyses."""
+    root = tmp_path_factory.mktemp("four")
+    return [
+        write_run_folder(
+            root / f"{name.replace(' ', '-')}-{seed}",
+            name=name,
+            seed=seed,
+            end=end + 0.01 * seed,
+            centralised=centralised,
+            analyses=all_analyses() if (name, seed) == ("Personalized FL", 0) else None,
+        )
+        for name, end, centralised in FOUR
+        for seed in (0, 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def page_of_four(four: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of all of them."""
+    return write_report(four, tmp_path_factory.mktemp("page"), title="FURL")
+
+
+def words(*folders: Path) -> str:
+    """Return a report as Markdown; nothing is drawn."""
+    return to_markdown_page(build([read_run(folder) for folder in folders], "t"))
+
+
+def test_the_page_has_the_numbers(page_of_four: Path) -> None:
+    assert page_of_four.name == "report.html"
+    texts = read(page_of_four).texts
     for wanted in (
         "FURL",
         "62.5 ± 0.7 %",
@@ -88,11 +112,10 @@ def test_the_page_has_the_numbers(four: list[Path], tmp_path: Path) -> None:
     assert "1.3 MB" in texts
 
 
-def test_markdown_and_json_agree_with_the_page(four: list[Path], tmp_path: Path) -> None:
-    page = write_report(four, tmp_path / "out")
-    texts = set(read(page).texts)
-    markdown = page.with_suffix(".md").read_text()
-    content = json.loads(page.with_suffix(".json").read_text())
+def test_markdown_and_json_agree_with_the_page(page_of_four: Path) -> None:
+    texts = set(read(page_of_four).texts)
+    markdown = page_of_four.with_suffix(".md").read_text()
+    content = json.loads(page_of_four.with_suffix(".json").read_text())
     assert [s["title"] for s in content["sections"]] == re.findall(r"^## (.*)$", markdown, re.MULTILINE)
     cells = 0
     for section in content["sections"]:
@@ -112,14 +135,11 @@ def test_markdown_and_json_agree_with_the_page(four: list[Path], tmp_path: Path)
     assert summary["Global FL"]["seeds"] == [0, 1]
 
 
-def test_nothing_is_loaded_from_outside(four: list[Path], tmp_path: Path) -> None:
-    page = write_report(four, tmp_path / "out")
-    text = page.read_text(encoding="utf-8")
-    assert "http:" not in text
-    assert "https:" not in text
-    assert "url(" not in text.replace("url(#", "")  # a part of the page
-    assert "@import" not in text
-    parsed = read(page)
+def test_nothing_is_loaded_from_outside(page_of_four: Path) -> None:
+    text = page_of_four.read_text(encoding="utf-8").replace("url(#", "")  # a part of the page
+    for outside in ("http:", "https:", "url(", "@import"):
+        assert outside not in text
+    parsed = read(page_of_four)
     assert not {"img", "iframe", "object", "embed", "base", "audio", "video", "image"} & set(parsed.tags)
     links = [
         (tag, value)
@@ -174,26 +194,26 @@ def test_one_run_without_analyses(write_run: Write, tmp_path: Path) -> None:
     assert page.with_suffix(".md").exists()
 
 
-def test_metrics_that_runs_asked_for(write_run: Write, tmp_path: Path) -> None:
+def test_metrics_that_runs_asked_for(write_run: Write) -> None:
     """Of the round that is best by accuracy: seeds 0.5 and 0.6, sample deviation 7.1 points."""
     folders = [write_run(f"run-{seed}", seed=seed) for seed in (0, 1)]
-    plain = write_report(folders, tmp_path / "plain.html").with_suffix(".md").read_text()
+    plain = words(*folders)
     for folder, value in zip(folders, (0.5, 0.6), strict=True):
         found = [
             Record(20, 5.0, "test", None, "macro_f1", value, 9),
             Record(0, 0.0, "test", None, "macro_f1", 0.9, 9),
         ]
         add_records(folder, "".join(map(to_line, found)))
-    page = write_report(folders, tmp_path / "page.html").with_suffix(".md").read_text()
     assert "Each class counted alike" not in plain
-    assert "| configuration | test macro-F1 |\n|:---|---:|\n| Personalized FL | 55.0 ± 7.1 % |" in page
+    row = "| configuration | test macro-F1 |\n|:---|---:|\n| Personalized FL | 55.0 ± 7.1 % |"
+    assert row in words(*folders)
 
 
-def test_settings_that_differ_stand_side_by_side(write_run: Write, tmp_path: Path) -> None:
+def test_settings_that_differ_stand_side_by_side(write_run: Write) -> None:
     folders = [
         write_run(n, name=n, config={"rate": r, "rounds": 20, "seed": 0}) for n, r in (("a", 0.1), ("b", 0.5))
     ]
-    markdown = write_report(folders, tmp_path).with_suffix(".md").read_text()
+    markdown = words(*folders)
     assert "### What differs\n\n| setting | a | b |\n|:---|:---|:---|\n| rate | 0.1 | 0.5 |\n" in markdown
     assert "### The same everywhere\n\n| setting | value |\n|:---|:---|\n| rounds | 20 |\n" in markdown
 
@@ -219,20 +239,18 @@ def test_an_unfinished_run_says_so(write_run: Write, tmp_path: Path) -> None:
     folder = write_run(status="running", best=None)
     with (folder / "records.jsonl").open("a") as file:
         file.write('{"round"')
-    page = write_report([folder], tmp_path)
-    texts = read(page).texts
-    start = "Personalized FL: "
-    assert f"{start}This run is not finished (status: running); its numbers may still change." in texts
-    assert f"{start}What records.jsonl holds after round 20 is of no finished round and is left out." in texts
-    assert "valid accuracy so far" in texts
-    assert "not finished" in texts
+    texts = read(write_report([folder], tmp_path)).texts
+    warned = [text for text in texts if text.startswith("Personalized FL: ")]
+    assert ["status: running" in warned[0], "after round 20" in warned[1]] == [True, True]
+    assert {"valid accuracy so far", "not finished"} <= set(texts)
 
 
-def test_a_run_without_any_record_still_gives_a_page(write_run: Write, tmp_path: Path) -> None:
+def test_a_run_without_any_record_still_gives_a_page(write_run: Write) -> None:
     folder = write_run(status="running")
     write_records(folder, "")
-    texts = read(write_report([folder], tmp_path)).texts
-    assert "nothing measured yet" in texts
+    content = build([read_run(folder)], "t")
+    assert [card.note for card in content.cards] == ["nothing measured yet"]
+    assert to_html(content)
 
 
 def test_a_minimal_run_json_is_enough(tmp_path: Path) -> None:
@@ -281,16 +299,16 @@ def test_published_numbers_stand_beside_ours(write_run: Write, tmp_path: Path) -
     assert "AUC on zulip" in texts
 
 
-def test_the_same_input_gives_the_same_bytes(four: list[Path], tmp_path: Path) -> None:
-    first = write_report(four, tmp_path / "a").read_bytes()
-    assert write_report(four, tmp_path / "b").read_bytes() == first
+def test_the_same_input_gives_the_same_bytes(four: list[Path], page_of_four: Path, tmp_path: Path) -> None:
+    assert write_report(four, tmp_path, title="FURL").read_bytes() == page_of_four.read_bytes()
 
 
 def test_one_run_of_a_long_name_is_called_by_it(write_run: Write, tmp_path: Path) -> None:
     name = "x" * 90
     runs = [write_run("a", name=name), write_run("b", name="y" * 90)]
-    assert f"<h1>{name}</h1>" in write_report(runs[:1], tmp_path / "one").read_text()
-    assert "<h1>2 runs compared</h1>" in write_report(runs, tmp_path / "both").read_text()
+    for shown, title in ((runs[:1], name), (runs, "2 runs compared")):
+        page = write_report(shown, tmp_path / str(len(shown)))
+        assert f"# {title}\n" in page.with_suffix(".md").read_text()
 
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:

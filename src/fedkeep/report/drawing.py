@@ -144,6 +144,9 @@ class Drawing:
             self.canvas.legend(handles, labels, loc="outside upper left", ncols=beside, borderaxespad=0.2)
         if figure.ramp:
             self._ramp(axes, *figure.ramp)
+        if layout := self.canvas.get_layout_engine():
+            layout.execute(self.canvas)
+        self.canvas.set_layout_engine("none")  # places are found once, for all kinds of files
 
     def _height(self, chart: Chart) -> float:
         match chart:
