@@ -175,7 +175,9 @@ def test_listing_what_there_is_draws_nothing() -> None:
 
 
 def test_training_and_all_of_a_report_but_its_drawing_load_no_matplotlib() -> None:
-    rooms = "fedkeep.experiments.simulate, fedkeep.report.page, fedkeep.report.standings, fedkeep.audit.page"
+    rooms = (
+        "fedkeep.experiments.simulate, fedkeep.report.page, fedkeep.report.standings, fedkeep.audit.report"
+    )
     assert "matplotlib" not in loaded(f"import {rooms}")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedkeep.attacks import Sighting, label_guesses, likeness, present, recognised, trait_guesses
-from fedkeep.metrics.auc import auc
+from fedkeep.metrics.scores import auc
 
 N = 200
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from fedkeep.core.errors import DataError, NonFiniteError
-from fedkeep.metrics.auc import auc
+from fedkeep.metrics.scores import auc
 
 
 def test_auc_by_hand() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.privacy import Adaptive, Clipping, DifferentialPrivacy
-from fedkeep.privacy.clip import norm
+from fedkeep.privacy.clip_and_noise import norm
 
 GIVEN = {
     "body.w": torch.tensor([3.0, 0.0], dtype=torch.float64),

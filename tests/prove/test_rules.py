@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from torch.nn.utils import rnn
 from fedkeep import nn as layers
 from fedkeep.prove.labels import Tracer
 from fedkeep.prove.rules import OUTSIDE, WRITES
+from fedkeep.prove.sites import PASSED_ON, PASSES, SITES
 
 A, B, C = (torch.linspace(0.1, k, 12).reshape(3, 4) for k in (1, 2, 3))
 Function = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -198,3 +201,12 @@ def test_every_kernel_has_a_rule() -> None:
     assert {k for k, _ in WRITES} == set(native._FIELDS)
     for (kernel, _), names in WRITES.items():
         assert set(names) <= {f.partition("[")[0] for f in native._FIELDS[kernel]}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), sorted({*SITES, *PASSED_ON, *((module, "") for module in PASSES)})
+)
+def test_the_register_names_functions_that_are_there(module: str, name: str) -> None:
+    """One that was renamed would leave every proof unknown."""
+    path = name.partition(".<locals>")[0]
+    assert reduce(getattr, path.split(".") if path else [], importlib.import_module(module)) is not None

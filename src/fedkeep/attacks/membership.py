@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.metrics.auc import auc
+from fedkeep.metrics.scores import auc
 from fedkeep.metrics.worth.intervals import Interval, jackknife, t_quantile
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -40,7 +40,7 @@ def audit(
     from fedkeep.audit import PROTOCOL
     from fedkeep.audit import audit as run_audit
     from fedkeep.audit.audit import WIRES
-    from fedkeep.audit.page import content
+    from fedkeep.audit.report import content
     from fedkeep.experiments.build import build_data, build_method, build_model, data_folder
     from fedkeep.report.page import write_content
 

@@ -15,14 +15,15 @@ from fedkeep.data.readers import (
     review_files,
 )
 from fedkeep.data.splits import hold_out
-from fedkeep.data.statistics import TextStatistics, text_statistics
 from fedkeep.data.synthetic import many_user_text, toy, user_bias_regression
 from fedkeep.data.text import (
     CharVocabulary,
     HashedWords,
+    TextStatistics,
     TokenVocabulary,
     WordVocabulary,
     next_tokens,
+    text_statistics,
     vocabulary_from,
 )
 from fedkeep.data.vectors import WordVectors, read_word_vectors

@@ -13,7 +13,7 @@ from fedkeep.core.errors import DataError, check_choice, first_line
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.splits import SPLITS
 from fedkeep.tasks import BINARY, KINDS, MULTICLASS, REGRESSION, Kind
-from fedkeep.tasks.tokens import IGNORED
+from fedkeep.tasks.multiclass import IGNORED
 
 MANY_CLASSES = 1000
 OPTED_IN = "opted_in"

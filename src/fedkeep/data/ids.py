@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, overload
@@ -105,7 +106,24 @@ def _checked(names: Iterable[Any], given: Sequence[Any]) -> list[str]:
     return found
 
 
-class RangeIds(Sequence[str]):
+class Listed(Sequence[str], ABC):
+    """Texts that are made when they are asked for: a subclass makes one of them by its place."""
+
+    @abstractmethod
+    def at(self, place: int) -> str:
+        """Return the text at a place from 0 on that there is."""
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if isinstance(place, slice):
+            return [self.at(one) for one in range(len(self))[place]]
+        return self.at(range(len(self))[place])
+
+
+class RangeIds(Listed):
     """The ids ``pattern.format(0)`` … ``pattern.format(n - 1)``, made when asked for.
 
     Args:
@@ -127,7 +145,7 @@ class RangeIds(Sequence[str]):
             raise DataError("Wanted a number of clients of at least 0 and below 2^62; got {got}.", got=n)
         self.n, self.pattern = n, pattern
         self._before, self._after = pattern.split("{}")
-        if as_id(longest := self[max(n - 1, 0)] if n else pattern.format(0)) != longest:
+        if as_id(longest := self.at(max(n - 1, 0))) != longest:
             raise DataError(
                 "{rule}, in Unicode's normal form C; the pattern {pattern!r} makes others.",
                 rule=RULE,
@@ -137,14 +155,9 @@ class RangeIds(Sequence[str]):
     def __len__(self) -> int:
         return self.n
 
-    @overload
-    def __getitem__(self, client: int) -> str: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[str]: ...
-    def __getitem__(self, client: int | slice) -> str | list[str]:
-        if isinstance(client, slice):
-            return [f"{self._before}{number}{self._after}" for number in range(self.n)[client]]
-        return f"{self._before}{range(self.n)[client]}{self._after}"
+    def at(self, place: int) -> str:
+        """Return the id of a client."""
+        return f"{self._before}{place}{self._after}"
 
     def position(self, client_id: str) -> int:
         """Return the position of an id, or -1 if it is not among them."""
@@ -157,7 +170,7 @@ class RangeIds(Sequence[str]):
         return int(digits)
 
 
-class PackedIds(Sequence[str]):
+class PackedIds(Listed):
     """Client ids as one array of UTF-8 bytes, found by bisection: no Python object per client.
 
     Args:
@@ -183,17 +196,9 @@ class PackedIds(Sequence[str]):
     def __len__(self) -> int:
         return len(self.text)
 
-    @overload
-    def __getitem__(self, client: int) -> str: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[str]: ...
-    def __getitem__(self, client: int | slice) -> str | list[str]:
-        if isinstance(client, slice):
-            return [self[number] for number in range(len(self))[client]]
-        count = len(self)
-        if not -count <= client < count:
-            raise IndexError(f"client {client} of {count}")
-        place, (start, names) = client % count, self._some
+    def at(self, place: int) -> str:
+        """Return the id of a client."""
+        start, names = self._some
         if start <= place < start + len(names):
             return names[place - start]
         found = self._decoded(
@@ -270,7 +275,7 @@ Ids = RangeIds | PackedIds
 """A sequence of client ids that finds an id's position without an object per client."""
 
 
-class SomeIds(Sequence[str]):
+class SomeIds(Listed):
     """The ids of some of a data set's clients, made when asked for.
 
     Attributes:
@@ -284,13 +289,8 @@ class SomeIds(Sequence[str]):
     def __len__(self) -> int:
         return len(self.positions)
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        if isinstance(place, slice):
-            return [self.ids[position] for position in self.positions[place].tolist()]
+    def at(self, place: int) -> str:
+        """Return the id of one of them."""
         return self.ids[int(self.positions[place])]
 
     def __iter__(self) -> Iterator[str]:

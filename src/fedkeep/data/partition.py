@@ -70,13 +70,9 @@ def majority(
         raise DataError(
             "Wanted a fraction p of majority classes in (0, 1]; got {got}. 1 means nothing but these.", got=p
         )
-    sizes = {
-        "train": _whole("train", train, 1),
-        "valid": _whole("valid", valid),
-        "test": _whole("test", test),
-    }
-    _whole("clients", clients, 1)
-    _whole("majority_classes", majority_classes, 1)
+    sizes = {"train": train, "valid": valid, "test": test}
+    _check_whole(0, valid=valid, test=test)
+    _check_whole(1, train=train, clients=clients, majority_classes=majority_classes)
     wanted = clients * majority_classes
     what = f"{majority_classes} majority classes and no overlap"
     _check_enough(images, clients, what, wanted, images.classes, "classes")
@@ -175,8 +171,7 @@ def dirichlet(
     Raises:
         DataError: a number is out of range, or a thousand draws left some client with fewer than ``least`` images.
     """
-    _whole("clients", clients, 1)
-    _whole("least", least, 1)
+    _check_whole(1, clients=clients, least=least)
     if not 0 < alpha < np.inf:
         raise DataError(
             "Wanted a concentration alpha above 0; got {got}. Usual ones lie between 0.1 and 10.", got=alpha
@@ -216,8 +211,7 @@ def shards(
     Raises:
         DataError: a number is out of range, or there are fewer images than shards.
     """
-    _whole("clients", clients, 1)
-    _whole("per_client", per_client, 1)
+    _check_whole(1, clients=clients, per_client=per_client)
     number = clients * per_client
     size = images.train // number
     _check_enough(images, clients, f"{per_client} shards", number, images.train, "training images")
@@ -250,7 +244,7 @@ def by_size(
     Raises:
         DataError: a number is out of range, or there are too few images.
     """
-    _whole("clients", clients, 1)
+    _check_whole(1, clients=clients)
     if not 0 <= sigma < np.inf:
         raise DataError("Wanted a spread sigma of 0 or more; got {got}. Usual ones are 0.5 to 2.", got=sigma)
     _check_enough(images, clients, "at least two images", 2 * clients, images.train, "training images")
@@ -415,12 +409,12 @@ def _official(images: ImageSet, split: str, pool: str) -> str:
     return pool
 
 
-def _whole(name: str, value: int, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise DataError(
-            "Wanted {wanted} as a whole number of at least {least}; got {got!r}.",
-            wanted=name,
-            least=least,
-            got=value,
-        )
-    return int(value)
+def _check_whole(minimum: int, /, **given: int) -> None:
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+            raise DataError(
+                "Wanted {wanted} as a whole number of at least {least}; got {got!r}.",
+                wanted=name,
+                least=minimum,
+                got=value,
+            )

@@ -1,4 +1,6 @@
-"""Vocabularies: text to small integers, by characters or by words. 0 is padding, 1 is anything unknown."""
+"""Vocabularies: text to small integers, by characters or by words, where 0 is padding, 1 is anything unknown; and what
+the clients of a text data set hold: numbers of texts, words a text, different words.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,7 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedkeep.core.errors import DataError
 from fedkeep.core.files import write_whole
 from fedkeep.data.columns import Ragged, check_max_length, offsets_of
-from fedkeep.tasks.tokens import IGNORED
+from fedkeep.data.federated import FederatedData
+from fedkeep.tasks.multiclass import IGNORED
 
 PAD, UNKNOWN = 0, 1
 SPECIAL = 2
@@ -320,3 +324,51 @@ def next_tokens(input_ids: ArrayLike, attention_mask: ArrayLike | None = None) -
     label = np.full(ids.shape, IGNORED, np.int64)
     label[:, :-1] = np.where(mask[:, :-1] * mask[:, 1:] > 0, ids[:, 1:], IGNORED)
     return label
+
+
+@dataclass(frozen=True)
+class TextStatistics:
+    """A client's texts (KTEPS Table 1).
+
+    Attributes:
+        client: the client's id.
+        train, valid, test: numbers of texts, N^k and N^k_te.
+        mean_words: words of a training text, before it is cut where the reader tells; NaN without training texts.
+        different_words: |V^k|, the different known words of the training texts as they are trained on.
+    """
+
+    client: str
+    train: int
+    valid: int
+    test: int
+    mean_words: float
+    different_words: int
+
+
+def text_statistics(data: FederatedData, column: str = "text") -> list[TextStatistics]:
+    """Return the statistics of each client.
+
+    Raises:
+        DataError: there is no ragged column of this name, or the data are not split.
+    """
+    ids = data.columns.get(column)
+    if not isinstance(ids, Ragged):
+        raise DataError(f"Wanted texts in a ragged column {column!r}; the data have {sorted(data.columns)}.")
+    whole = data.columns.get("_words")
+    words = np.diff(ids.offsets) if whole is None or isinstance(whole, Ragged) else whole
+    found = []
+    for client in range(len(data)):
+        train = data.rows(client, "train")
+        rows = np.arange(train.start, train.stop)
+        used = np.unique(ids.take(rows).values)
+        found.append(
+            TextStatistics(
+                client=data.ids[client],
+                train=len(train),
+                valid=data.count(client, "valid"),
+                test=data.count(client, "test"),
+                mean_words=float(words[rows].mean()) if len(rows) else float("nan"),
+                different_words=int((used >= SPECIAL).sum()),
+            )
+        )
+    return found

@@ -17,7 +17,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.records import Record
 from fedkeep.metrics import CLASS_METRICS, auc
-from fedkeep.metrics.auc import BINS, bin_of, binned_auc
+from fedkeep.metrics.scores import BINS, bin_of, binned_auc
 from fedkeep.tasks import Means, Task
 from fedkeep.tasks.results import Model
 

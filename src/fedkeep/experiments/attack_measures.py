@@ -19,7 +19,7 @@ from fedkeep.attacks import Sighting
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.experiments.attack_scenes import Scene, View
 from fedkeep.experiments.config import Config
-from fedkeep.metrics.auc import auc
+from fedkeep.metrics.scores import auc
 from fedkeep.metrics.worth.intervals import Interval, jackknife
 from fedkeep.tasks import tasks_in
 

@@ -27,7 +27,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import train_counts
 from fedkeep.methods import Global, Method, SecureSums, differentially_private, securely
 from fedkeep.privacy import DifferentialPrivacy, Release, epsilon
-from fedkeep.privacy.clip import norm
+from fedkeep.privacy.clip_and_noise import norm
 from fedkeep.store import MemoryStore
 
 REGROUPED = 8

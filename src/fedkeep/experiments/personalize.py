@@ -50,7 +50,7 @@ from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
 from fedkeep.methods import Adapt, Method, Phase, Sent
 from fedkeep.methods.base import Predict
-from fedkeep.metrics.personalization import Personalized, ap
+from fedkeep.metrics.scores import Personalized, ap
 from fedkeep.metrics.worth.best import holm
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.metrics.worth.intervals import Interval, chance_of_users, users_like_these

@@ -22,7 +22,7 @@ from fedkeep.kernels.values import exact
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.checks import check_count, check_positive
 from fedkeep.methods.server import Global, Reduction, WeightedMean
-from fedkeep.privacy.clip import norm
+from fedkeep.privacy.clip_and_noise import norm
 from fedkeep.split import Upload
 
 

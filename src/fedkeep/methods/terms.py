@@ -20,9 +20,8 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.methods.class_weights import NO_LABEL, checked_weights, class_weighted_mean
 from fedkeep.methods.labels import label_of, output_of
 from fedkeep.tasks.multi_label import check_labels
-from fedkeep.tasks.multiclass import check_classes
+from fedkeep.tasks.multiclass import check_classes, check_tokens
 from fedkeep.tasks.regression import check_regression
-from fedkeep.tasks.tokens import check_tokens
 
 
 @dataclass(frozen=True)

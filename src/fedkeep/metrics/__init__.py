@@ -4,9 +4,6 @@ Everything is a pure function of tensors or arrays. A number that is not defined
 silhouette with one trait) comes back as NaN; its function says when.
 """
 
-from fedkeep.metrics.auc import auc
-from fedkeep.metrics.classes import CLASS_METRICS, balanced_accuracy, macro_f1
-from fedkeep.metrics.clients import ClientSummary, per_client
 from fedkeep.metrics.embedding import (
     UserMap,
     chance_agreement,
@@ -18,7 +15,17 @@ from fedkeep.metrics.embedding import (
     tsne,
     user_map,
 )
-from fedkeep.metrics.personalization import Personalized, ag, ap
+from fedkeep.metrics.scores import (
+    CLASS_METRICS,
+    ClientSummary,
+    Personalized,
+    ag,
+    ap,
+    auc,
+    balanced_accuracy,
+    macro_f1,
+    per_client,
+)
 
 __all__ = [
     "CLASS_METRICS",

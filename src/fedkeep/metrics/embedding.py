@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.metrics.auc import floats
+from fedkeep.metrics.scores import floats
 
 Vectors = Tensor | np.ndarray[Any, Any]
 Traits = Vectors | Sequence[Any]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.models.outputs import outputs
+from fedkeep.models.linear import outputs
 from fedkeep.nn import ConvPool
 
 KERNEL = 5

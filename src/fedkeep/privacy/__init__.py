@@ -3,11 +3,10 @@
 from fedkeep.privacy.accounting import Release, epsilon
 from fedkeep.privacy.base import Encoded, Link
 from fedkeep.privacy.chain import Chain
-from fedkeep.privacy.clip import QuantileClip
+from fedkeep.privacy.clip_and_noise import GaussianNoise, QuantileClip
 from fedkeep.privacy.dp import Adaptive, Clipping, DifferentialPrivacy
 from fedkeep.privacy.draws import Draw, Draws, Entropy, RunDraw, RunDraws, SystemDraw, draws
 from fedkeep.privacy.ledger import Ledger, Terms
-from fedkeep.privacy.noise import GaussianNoise
 from fedkeep.privacy.projection import Projection
 from fedkeep.privacy.topk import TopK
 

@@ -19,7 +19,7 @@ from fedkeep.core.errors import ConfigError, check_choice, did_you_mean
 from fedkeep.core.params import Params
 from fedkeep.kernels.values import exact
 from fedkeep.privacy.accounting import Accountant, Release
-from fedkeep.privacy.clip import norm
+from fedkeep.privacy.clip_and_noise import norm
 from fedkeep.privacy.draws import Draw, RunDraws, SystemDraw
 
 

@@ -39,7 +39,7 @@ RECEIVED, DATA, CHANCE = "received", "examples", "chance"
 """Labels of what a server sends a client, or has got from it; of examples; of random draws."""
 _ENGINES = "fedkeep.engines"
 SITES: dict[tuple[str, str], Site] = {
-    (f"{_ENGINES}.single_lane", "LanePass.totals"): Site("the mean training loss", "loss", _of_all_examples),
+    (f"{_ENGINES}.lanes", "LanePass.totals"): Site("the mean training loss", "loss", _of_all_examples),
     ("fedkeep.core.params", "nonfinite"): Site("whether training broke down", "status"),
     ("fedkeep.kernels.values", "is_finite"): Site("whether training broke down", "status"),
     (f"{_ENGINES}.client_step", "_nonfinite"): Site("whether a hook broke down", "status"),
@@ -47,8 +47,8 @@ SITES: dict[tuple[str, str], Site] = {
     (f"{_ENGINES}.client_step", "nowhere_else"): Site("which tensors share memory; no value is read"),
     (f"{_ENGINES}.rehearsal", "_place"): Site("where tensors are; no value is read"),
     (f"{_ENGINES}.rehearsal", "_as_it_was"): Site("chance goes on afterwards where it was"),
-    (f"{_ENGINES}.single_lane", "local_run"): Site("chance goes on afterwards where it was"),
-    (f"{_ENGINES}.opt_out", "veiled"): Site(
+    (f"{_ENGINES}.lanes", "local_run"): Site("chance goes on afterwards where it was"),
+    (f"{_ENGINES}.lanes", "veiled"): Site(
         "whether a hidden buffer has moved; it is shown as NaN where it has"
     ),
     (f"{_ENGINES}.tables.lazy_rows", "LazyRows.look_up"): Site("which rows of a table examples use"),

@@ -39,7 +39,7 @@ from fedkeep.core.params import (
 from fedkeep.engines import Answer, Judged, Judgement, Leaves, Order, Tallies
 from fedkeep.engines.tally import ROWS
 from fedkeep.methods import Sent
-from fedkeep.metrics.auc import BINS
+from fedkeep.metrics.scores import BINS
 from fedkeep.split import Split
 from fedkeep.tasks import KINDS, Task
 from fedkeep.tasks.results import Model

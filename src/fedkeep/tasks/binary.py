@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import DataError
-from fedkeep.metrics.auc import auc
+from fedkeep.metrics.scores import auc
 from fedkeep.metrics.worth.pooled import auc_pooled
 from fedkeep.tasks.kind import (
     AUC,

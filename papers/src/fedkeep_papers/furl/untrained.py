@@ -14,7 +14,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData
 from fedkeep.data.columns import Ragged
 from fedkeep.data.text import CharVocabulary, HashedWords
-from fedkeep.metrics.auc import auc
+from fedkeep.metrics.scores import auc
 from fedkeep.metrics.worth.intervals import users_like_these
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.furl.channels import Found

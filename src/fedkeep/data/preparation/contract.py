@@ -107,8 +107,8 @@ class Code(ABC):
         """
 
     @abstractmethod
-    def fault(self, summary: ColumnSummary) -> str | None:
-        """Return why a device's column does not fit; None where it does."""
+    def fault(self, summary: Any) -> str | None:
+        """Return why a device's column, of the same kind, does not fit; None where it does."""
 
     @property
     @abstractmethod

@@ -202,9 +202,8 @@ class FeatureCode(Code):
                 )
         return single
 
-    def fault(self, summary: ColumnSummary) -> str | None:
+    def fault(self, summary: FeatureSummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""
-        assert isinstance(summary, FeatureSummary)
         return difference({"features": self.names}, {"features": summary.names})
 
     @property

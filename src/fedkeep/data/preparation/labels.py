@@ -258,9 +258,8 @@ class LabelCode(Code):
     def _position(self) -> dict[str, int]:
         return {one_form(name): number for number, name in enumerate(self.names)}
 
-    def fault(self, summary: ColumnSummary) -> str | None:
+    def fault(self, summary: LabelSummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""
-        assert isinstance(summary, LabelSummary)
         if self.task != summary.task:
             return difference({"task": self.task}, {"task": summary.task})
         if summary.names is not None and summary.names != self.names:

@@ -76,9 +76,8 @@ class TimeCode(Code):
             )
         return raw.values.astype(self.dtype)
 
-    def fault(self, summary: ColumnSummary) -> str | None:
+    def fault(self, summary: TimeSummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""
-        assert isinstance(summary, TimeSummary)
         return "times with fractions, where whole numbers are wanted" if self.whole > summary.whole else None
 
     @property
@@ -151,9 +150,8 @@ class KeyCode(Code):
             )
         return place.astype(np.int64)
 
-    def fault(self, summary: ColumnSummary) -> str | None:
+    def fault(self, summary: KeySummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""
-        assert isinstance(summary, KeySummary)
         unknown = sorted(set(summary.keys) - set(self.keys))
         return (
             f"the item {unknown[0]} is not one of the {len(self.keys):,} that are known" if unknown else None
@@ -231,9 +229,8 @@ class PlainCode(Code):
             raise DataError("{place}: {fault}.", place=where(0), fault=fault)
         return raw.values
 
-    def fault(self, summary: ColumnSummary) -> str | None:
+    def fault(self, summary: PlainSummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""
-        assert isinstance(summary, PlainSummary)
         return difference(asdict(self), asdict(summary))
 
     @property

@@ -189,9 +189,8 @@ class TextCode(Code):
         """Return the texts' ids; a symbol that the vocabulary lacks is unknown (1)."""
         return self.vocabulary.encode_all(raw.values, self.max_length)
 
-    def fault(self, summary: ColumnSummary) -> str | None:
+    def fault(self, summary: TextSummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""
-        assert isinstance(summary, TextSummary)
         names = ("tokens", "max_length") if summary.symbols is None else ("tokens", "max_length", "symbols")
         return difference({n: getattr(self, n) for n in names}, {n: getattr(summary, n) for n in names})
 

@@ -17,6 +17,7 @@ from fedkeep.core.errors import DataError, check_choice
 from fedkeep.data.arrays import read_npz
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
 from fedkeep.data.readers.files import existing, sha256, unreadable
+from fedkeep.data.readers.image_files import npz_images
 from fedkeep.data.readers.pictures import read_pictures
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -146,27 +147,16 @@ def _records(
 
 
 def _lossless(path: Path, label: str, classes: int, source: dict[str, str]) -> Part:
-    images, labels = read_npz(existing(path), ("images", label))
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
+    found = npz_images(path, label=label)
+    if found.images.shape[1:] != SHAPE:
         raise DataError(
-            "{file}: wanted images as uint8 (n, 32, 32, 3); got {got}, shape {shape}.",
+            "{file}: wanted images of shape (32, 32, 3); got {shape}.",
             file=path,
-            got=images.dtype,
-            shape=images.shape,
+            shape=found.images.shape[1:],
         )
-    if labels.dtype.kind not in "iu" or labels.shape != (len(images),) or not len(images):
-        raise DataError(
-            "{file}: wanted an integer label for each of {images} images, at least one; got {got}, "
-            "shape {shape}.",
-            file=path,
-            images=len(images),
-            got=labels.dtype,
-            shape=labels.shape,
-        )
-    check_range(labels, classes, path)
-    numbers = labels.astype(np.int64)
-    source[path.name] = sha256(path)
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2)), numbers
+    check_range(found.labels, classes, path)
+    source |= found.source
+    return found.images, found.labels
 
 
 def _names(folder: Path, labels: str, classes: int) -> Sequence[str]:

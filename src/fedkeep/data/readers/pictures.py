@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ COLUMNS = ("jpeg", "png", "image", "img")
 FORMATS = ("JPEG", "PNG")
 Part = tuple[Pixels, NDArray[np.int64]]
 MOST_KEPT = 2  # a training and a test file
-_KEPT: dict[tuple[str, tuple[str, ...], tuple[int, int, int]], Part] = {}
 
 
 def read_pictures(
@@ -65,19 +65,15 @@ def read_pictures(
     return np.concatenate([images for images, _ in read]), np.concatenate([labels for _, labels in read])
 
 
+@lru_cache(MOST_KEPT)
 def _decoded(path: Path, digest: str, label: tuple[str, ...], shape: tuple[int, int, int]) -> Part:
-    """Return a file's images and labels; this process keeps the last few files' by their contents, not to be written.
+    """Return a file's images and labels; this process keeps the last few files', by their digest too, not to be written.
 
     Decoding 60,000 images takes seconds, and a table of results reads the same files for every cell.
     """
-    key = (digest, label, shape)
-    if key not in _KEPT:
-        images, labels = _file(path, label, shape)
-        images.flags.writeable = labels.flags.writeable = False
-        while len(_KEPT) >= MOST_KEPT:
-            del _KEPT[next(iter(_KEPT))]
-        _KEPT[key] = (images, labels)
-    return _KEPT[key]
+    images, labels = _file(path, label, shape)
+    images.flags.writeable = labels.flags.writeable = False
+    return images, labels
 
 
 def _file(path: Path, label: Sequence[str], shape: tuple[int, int, int]) -> Part:
