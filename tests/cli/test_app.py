@@ -16,7 +16,7 @@ from fedkeep.cli import app, main
 from fedkeep.cli.listing import _comment
 from fedkeep.cli.settings import safe_name
 from fedkeep.experiments.build import MODELS
-from fedkeep.experiments.builtin import builtin_names, builtin_text
+from fedkeep.experiments.config import builtin_names, builtin_text
 from fedkeep.experiments.reproductions import reproductions
 from fedkeep.experiments.sources import offered_readers
 from fedkeep.methods import METHODS

@@ -20,14 +20,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_twice(fedkeep: Command) -> None:
-    for folder in ("runs/demo", "runs/demo-2"):
-        result = fedkeep("demo")
-        assert result.exit_code == 0, result.output
-        page = Path(folder, "report.html").resolve()
-        assert result.stdout.splitlines()[-1] == f"Page: {page}"
-        assert page.exists()
+def test_a_second_time(fedkeep: Command) -> None:
+    Path("runs/demo/of-the-first").mkdir(parents=True)
+    result = fedkeep("demo")
+    assert result.exit_code == 0, result.output
+    page = Path("runs/demo-2/report.html").resolve()
     lines = result.stdout.splitlines()
+    assert lines[-1] == f"Page: {page}"
     assert lines[1].split() == ["Method", "Test", "accuracy", "Best", "possible", "Time"]
     names = [line.split("  ")[0] for line in lines[3:6]]
     assert names == ["Global FL", "Personalized Server", "Personalized FL"]

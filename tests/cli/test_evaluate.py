@@ -13,6 +13,8 @@ from fedkeep.core.records import read_records
 from fedkeep.experiments.run_directory import RunDirectory
 from tests.cli.conftest import Command
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def test_the_last_rounds_metrics(fedkeep: Command, run_folder: Path) -> None:
     recorded = {

@@ -16,6 +16,7 @@ from fedkeep.experiments.load import load_run
 from fedkeep.experiments.personalize import adapt_clients
 from tests.cli.conftest import Command
 from tests.cli.test_run import states
+from tests.refusals import raises
 
 
 def folder_of(fedkeep: Command, *further: str) -> Path:
@@ -202,8 +203,7 @@ def test_out_wants_users(refused: Callable[..., str]) -> None:
 def test_k() -> None:
     assert parse_k("0, 5,all") == [0, 5, None]
     for wrong, word in (("0;5", "'0;5'"), ("-1", "'-1'"), ("1,,2", "''"), ("ten", "'ten'")):
-        with pytest.raises(ConfigError) as error:
+        with raises(
+            ConfigError, said=f"--k wants whole numbers and 'all' between commas, e.g. 0,5,all; got {word}."
+        ):
             parse_k(wrong)
-        assert str(error.value) == (
-            f"--k wants whole numbers and 'all' between commas, e.g. 0,5,all; got {word}."
-        )

@@ -13,6 +13,8 @@ from fedkeep.data import FederatedData
 from fedkeep.data.leave_one_out import leave_one_out
 from tests.cli.conftest import Command
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SHARED = ["--set", "run.evaluate_shared=true"]
 LOCAL = ["--set", "method={kind='local'}", "--set", "name='Local'"]
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from fedkeep import Phase, Run, averaging, methods, sgd, simulate
-from tests.tiny import Logits, classes
+from fedkeep.core.errors import FedkeepError, RunError
+from tests.refusals import raises
+from tests.tiny import Logits, classes, files
 
 METHOD = methods.furl("user", local=Phase(batch_size=4), server=averaging(sgd(1.0, momentum=0.9)))
 DATA = classes(counts=(5, 9, 3, 7), kind="f4")
@@ -54,6 +56,15 @@ def stopped(out: Path, after: int, **changes: Any) -> None:
         patch.setattr(RunDirectory, "commit", stopping)
         with pytest.raises(Stop):
             run(out, **changes)
+
+
+@contextmanager
+def refused(out: Path, kind: type[FedkeepError] = RunError, said: str = "") -> Iterator[None]:
+    """Assert that what is done with a folder is refused, and that nothing in it changes."""
+    before = files(out)
+    with raises(kind, said=said):
+        yield
+    assert files(out) == before
 
 
 def damage(path: Path, how: str) -> None:

@@ -30,6 +30,7 @@ from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.split import Upload
+from tests.refusals import raises
 from tests.tiny import Logits, classes, pairs, parts
 
 
@@ -226,11 +227,11 @@ def test_analyses_of_another_run_or_round(tmp_path: Path) -> None:
     assert set(read_sealed_analyses(path)[0]) == {"b"}
     other = json.loads(path.read_text(encoding="utf-8"))
     path.write_bytes(sealed_bytes({**other, "about": {"run": "yours", "round": 2}}))
-    with pytest.raises(RunError) as error:
+    with raises(
+        RunError,
+        said=f"{path} is of another run than {tmp_path / 'run.json'}. Delete it, or restore the run's own.",
+    ):
         write_analyses(tmp_path, {"c": {"columns": ["x"], "rows": [[1]]}})
-    assert str(error.value) == (
-        f"{path} is of another run than {tmp_path / 'run.json'}. Delete it, or restore the run's own."
-    )
     path.write_text("{")
     with pytest.raises(RunError, match="is damaged"):
         write_analyses(tmp_path, {})

@@ -66,7 +66,7 @@ def test_run_config_keeps_a_file_that_gives_the_run_again(tmp_path: Path) -> Non
 
 def test_movielens_end_to_end(tmp_path: Path) -> None:
     """Matrix factorisation as an instance of FURL: the error falls below that of the mean rating."""
-    from fedkeep.experiments.builtin import builtin_config
+    from fedkeep.experiments.config import builtin_config
 
     rng = np.random.default_rng(0)
     taste, kind = rng.standard_normal((20, 1)), rng.standard_normal((15, 1))

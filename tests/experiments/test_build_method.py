@@ -11,10 +11,8 @@ import pytest
 from fedkeep import Phase, averaging, methods, models
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import sgd
-from fedkeep.experiments.build import build_method, build_model
-from fedkeep.experiments.builtin import builtin_config
-from fedkeep.experiments.config import AdaptConfig, MethodConfig
-from fedkeep.experiments.losses import LossConfig, build_loss
+from fedkeep.experiments.build import LossConfig, build_loss, build_method, build_model
+from fedkeep.experiments.config import AdaptConfig, MethodConfig, builtin_config
 from fedkeep.methods import EarlyStopping, terms
 from fedkeep.methods.augment import Augmented
 from fedkeep.privacy import GaussianNoise

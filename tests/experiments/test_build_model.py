@@ -18,6 +18,7 @@ from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data import FederatedData, many_user_text, toy
 from fedkeep.experiments.build import MODELS, build_data, build_model, sizes_of
 from tests.experiments.configs import CLASSIFIER, PICTURES, REVIEWS, config, shops
+from tests.refusals import raises
 
 
 class Mine(nn.Module):
@@ -111,29 +112,24 @@ def test_a_scale_of_word_vectors_that_is_none(scale: float) -> None:
 
 def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = build_data(config(data=REVIEWS), shops(tmp_path))
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        said="model.word_vectors: the vectors of vectors.txt have 2 numbers each, but 'embedding.weight' is 3 wide.",
+    ):
         build_model(config(data=REVIEWS, model={**CLASSIFIER, "embedding_dim": 3}), data, tmp_path)
-    assert str(error.value) == (
-        "model.word_vectors: the vectors of vectors.txt have 2 numbers each, but 'embedding.weight' is 3 wide. Set "
-        "model.embedding_dim = 2."
-    )
     words = many_user_text(users=4, examples=8, classes=6)
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError, said="model.word_vectors: the data's vocabulary must be one of words; it is 'char'."
+    ):
         build_model(config(model=CLASSIFIER), words, tmp_path)
-    assert str(error.value) == "model.word_vectors: the data's vocabulary must be one of words; it is 'char'."
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        said="model.word_vectors: Linear names no table, or several, for the column 'text' in `lookup`, so it is not known which to fill.",
+    ):
         build_model(config(model={"kind": "linear", "word_vectors": "vectors.txt"}), toy(), tmp_path)
-    assert str(error.value) == (
-        "model.word_vectors: Linear names no table, or several, for the column 'text' in `lookup`, so it is not known "
-        "which to fill."
-    )
     monkeypatch.delenv("FEDKEEP_DATA", raising=False)
-    with pytest.raises(DataError) as error:
+    with raises(DataError, said="model.word_vectors wants a folder of data."):
         build_model(config(data=REVIEWS, model=CLASSIFIER), data)
-    assert str(error.value) == (
-        "model.word_vectors wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; 'vectors.txt' is "
-        "looked up in it."
-    )
 
 
 @pytest.mark.parametrize(
@@ -252,18 +248,16 @@ def test_models_within_a_model() -> None:
     ],
 )
 def test_models_within_a_model_that_cannot_be_made(model: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, said=message):
         build_model(config(model=model), PICTURES)
-    assert str(error.value) == message
 
 
 def test_a_module_that_imports_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was there, and the advice was to name its folder."""
     (tmp_path / "imports_gone.py").write_text("import not_there_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        said="model.kind: 'imports_gone:Net' cannot be imported: No module named 'not_there_at_all'. imports_gone imports it.",
+    ):
         build_model(config(model={"kind": "imports_gone:Net"}), toy())
-    assert str(error.value) == (
-        "model.kind: 'imports_gone:Net' cannot be imported: No module named 'not_there_at_all'. imports_gone imports it. "
-        "Install it, or name the folder of its file in PYTHONPATH."
-    )

@@ -21,6 +21,7 @@ from fedkeep.experiments.config import Config, parse_config
 from fedkeep.report.standings import not_beating, plain_rows, said, table
 from fedkeep.version import NUMERICS
 from tests.experiments.configs import shops
+from tests.refusals import raises
 
 TOY = """
 name = "Toy"
@@ -382,9 +383,8 @@ def test_a_run_of_other_numerics_is_not_compared(tmp_path: Path) -> None:
     run(planned(out, seeds=(0,), references=False), progress=False)
     folder = out / "runs" / "furl-0"
     edit(folder, numerics=NUMERICS - 1)
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        said=f"furl-0 was run by a fedkeep whose numbers may differ from this one's (NUMERICS {NUMERICS - 1} there, {NUMERICS} here).",
+    ):
         planned(out, seeds=(0,), references=False)
-    assert str(error.value) == (
-        f"furl-0 was run by a fedkeep whose numbers may differ from this one's (NUMERICS {NUMERICS - 1} there, "
-        f"{NUMERICS} here). Delete {folder}, and it is run again, or name another folder with --out."
-    )

@@ -10,6 +10,7 @@ import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.config_tables import check_options
+from tests.refusals import raises
 
 
 def function(
@@ -66,9 +67,8 @@ def test_arguments_that_are_not_for_files(key: str) -> None:
 
 
 def test_a_function_without_options() -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, said="table.size: unknown key. It takes no options."):
         check_options("table", lambda: None, {"size": 1})
-    assert str(error.value) == "table.size: unknown key. It takes no options."
 
 
 def test_annotations_that_cannot_be_resolved_are_not_checked() -> None:

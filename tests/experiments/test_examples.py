@@ -17,6 +17,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.sealed import seal
 from fedkeep.engines import Adaptation
 from fedkeep.tasks.results import Examples, Roster, read_examples
+from tests.refusals import raises
 from tests.tiny import Logits, Slope, classes, pairs, same_bits
 
 DATA = classes(counts=(5, 9, 3, 7), kind="f4", test=6)
@@ -99,9 +100,8 @@ def test_adapted_clients_are_judged_where_valid_is_best() -> None:
 
 
 def test_a_method_without_adaptation_has_none_to_evaluate() -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, said="evaluate_adapted: 'fedavg' has no phases of adaptation."):
         simulate(Logits(), methods.fedavg(), DATA, rounds=1, evaluate_adapted=True)
-    assert str(error.value) == "evaluate_adapted: 'fedavg' has no phases of adaptation. Leave it out."
 
 
 def test_a_folder_keeps_them_and_they_are_read_as_they_were(tmp_path: Path) -> None:
@@ -165,9 +165,8 @@ def test_a_regression_keeps_errors() -> None:
     assert (found.client.tolist(), found.row.tolist()) == ([0, 1], [1, 4])
     with pytest.raises(ConfigError, match="A regression has errors"):
         _ = found.right
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, said="There are no results of 'shared'; there are ['own']."):
         done.examples("shared")
-    assert str(error.value) == "There are no results of 'shared'; there are ['own']."
 
 
 GOOD = {
@@ -207,9 +206,8 @@ BAD: dict[str, tuple[dict[str, Tensor | None], str]] = {
 def test_a_file_that_holds_something_else_is_named(name: str) -> None:
     changes, fault = BAD[name]
     assert Examples.checked(Path("f"), 3, GOOD).round == 3
-    with pytest.raises(RunError) as error:
+    with raises(RunError, file=Path("f"), fault=fault):
         Examples.checked(Path("f"), 3, {n: t for n, t in {**GOOD, **changes}.items() if t is not None})
-    assert error.value.facts == {"file": Path("f"), "fault": fault}
 
 
 @pytest.mark.parametrize(
@@ -219,8 +217,5 @@ def test_a_commit_that_names_another_file_is_damaged(tmp_path: Path, name: str) 
     run(tmp_path / "run")
     path = tmp_path / "run" / "commit.json"
     path.write_text(json.dumps(seal({**json.loads(path.read_text()), "examples": name})))
-    with pytest.raises(RunError) as error:
+    with raises(RunError, said=f"{path} is damaged: it names {name!r} as the results of examples."):
         read_examples(tmp_path / "run")
-    assert str(error.value) == (
-        f"{path} is damaged: it names {name!r} as the results of examples. Restore the run from a copy."
-    )

@@ -29,6 +29,7 @@ from fedkeep.experiments.personalize import (
 from fedkeep.methods.base import forward
 from fedkeep.models import MatrixFactorization
 from tests.experiments.configs import config
+from tests.refusals import raises
 from tests.tiny import Logits, Scalar, bits, classes, pairs
 
 DATA = classes(counts=(12, 9, 13, 7), kind="f8", test=25)
@@ -234,25 +235,23 @@ def test_what_is_refused() -> None:
         ({"every": 0}, "ratio 0.01, steps 200 and every 0"),
         ({"steps": 10, "every": 3}, "ratio 0.01, steps 10 and every 3"),
     ):
-        with pytest.raises(ConfigError) as error:
+        with raises(
+            ConfigError,
+            said=f"Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least 1; got {got}.",
+        ):
             replace(Protocol(), **wrong)  # type: ignore[arg-type]
-        assert str(error.value) == (
-            f"Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least 1; got "
-            f"{got}."
-        )
     with pytest.raises(ConfigError, match=r"^The optimiser of.*'sgd'.*'adan'"):
         Protocol(optimizer="adan")  # type: ignore[arg-type]
     untested = simulate(Logits(), methods.furl("user"), classes(kind="f4", test=0), rounds=0)
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        said="No client has test examples with a label of the first task, so there is no personalisation curve.",
+    ):
         personalization_curve(untested)
-    assert str(error.value) == (
-        "No client has test examples with a label of the first task, so there is no personalisation curve."
-    )
     numbers = pairs({"a": [(1, 1), (2, 2)]}, test=1)
     squared = methods.fedavg(local=Phase(loss=methods.terms.squared_error()))
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, said="The personalisation curve measures accuracy; this task is a regression."):
         personalization_curve(simulate(Scalar(), squared, numbers, rounds=0))
-    assert str(error.value) == "The personalisation curve measures accuracy; this task is a regression."
     rng = np.random.default_rng(0)
     columns = {"item": rng.integers(20, size=(6, 11)), "label": np.zeros(6, np.int64)}
     films = FederatedData.from_columns(
@@ -276,10 +275,9 @@ def test_a_run_that_goes_on_keeps_its_protocol(tmp_path: Path) -> None:
             "personalization": config(personalization={"ratio": 0.5, "steps": 4, "every": 2}).personalization
         }
     )
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        said=f"{tmp_path / 'r'} was made with another protocol of personalisation: personalization.ratio: 1.0 in the run, 0.5 now.",
+    ):
         run_config(other, out=tmp_path / "r", resume=True, progress=False)
-    assert str(error.value) == (
-        f"{tmp_path / 'r'} was made with another protocol of personalisation: personalization.ratio: 1.0 in the run, 0.5 "
-        f"now. Leave it as it is, or take a new folder."
-    )
     run_config(made, out=tmp_path / "r", resume=True, progress=False)

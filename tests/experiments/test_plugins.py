@@ -16,12 +16,12 @@ from fedkeep.cli import app
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
 from fedkeep.experiments.build import build_data, build_method, offered_methods
-from fedkeep.experiments.builtin import builtin_names, builtin_text
-from fedkeep.experiments.config import Config, MethodConfig
+from fedkeep.experiments.config import Config, MethodConfig, builtin_names, builtin_text
 from fedkeep.experiments.plugins import INSTALL_PAPERS
 from fedkeep.experiments.reproductions import Request, reproduce, reproductions
 from fedkeep.experiments.sources import READERS, Reader, offered_readers
 from tests.installed import PAPERS, write_package
+from tests.refusals import raises
 
 Install = Callable[..., None]
 MODULE = """
@@ -100,9 +100,8 @@ def test_a_package_adds_a_reader_a_method_a_configuration_and_a_reproduction(
     shown = " ".join(CliRunner().invoke(app, ["list"]).stdout.split())
     assert "mine a table of mine" in shown
     assert "group/one Theirs." in shown
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, said="mine cannot be run in pieces; these can: none."):
         reproduce("mine", Request(None, tmp_path / "out", only=("*",)))
-    assert str(error.value) == "mine cannot be run in pieces; these can: none."
 
 
 @pytest.mark.parametrize(
@@ -131,24 +130,22 @@ def test_two_of_one_name_are_both_named(
 
 def test_fedkeeps_own_names_are_taken(install: Install) -> None:
     install("plugin", readers={"toy": "their_plugin:tiny"})
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        said="Two readers are named 'toy': one of fedkeep itself and one of the package plugin (their_plugin:tiny).",
+    ):
         build_data(config("toy"))
-    assert str(error.value) == (
-        "Two readers are named 'toy': one of fedkeep itself and one of the package plugin (their_plugin:tiny). Uninstall "
-        "one of the packages, or rename its entry point."
-    )
 
 
 def test_two_configurations_of_one_name_are_both_named(install: Install, tmp_path: Path) -> None:
     install("plugin", configurations={"theirs": "their_configs"})
     (tmp_path / "their_configs" / "demo").mkdir(parents=True)
     (tmp_path / "their_configs" / "demo" / "global-fl.toml").touch()
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        said="Two configurations are named 'demo/global-fl': one of fedkeep itself and one of the package plugin (their_configs).",
+    ):
         builtin_names()
-    assert str(error.value) == (
-        "Two configurations are named 'demo/global-fl': one of fedkeep itself and one of the package plugin "
-        "(their_configs). Uninstall one of the packages, or rename its file."
-    )
     install("gone", configurations={"gone": "no_such_module"})
     with pytest.raises(ConfigError, match=r"^The configurations 'gone' of.*no_such_module"):
         builtin_names()
@@ -165,9 +162,8 @@ def test_an_entry_point_that_leads_nowhere_or_to_something_else(install: Install
         "none": "'none' of the package plugin (no_such_module:x) cannot be imported: No module named 'no_such_module'.",
         "wrong": "'wrong' of the package plugin (their_plugin:number): wanted Reader; got int.",
     }.items():
-        with pytest.raises(ConfigError) as error:
+        with raises(ConfigError, said=fault):
             build_data(config(name))
-        assert str(error.value) == fault
     with pytest.raises(KeyError):
         offered_readers()["unheard"]
 
@@ -197,11 +193,11 @@ def test_without_the_papers_commands_say_what_to_install(bare: Callable[..., Res
     assert listed.exit_code == 0
     assert INSTALL_PAPERS in listed.stdout
     assert "furl-table3" not in listed.stdout
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        said=f"data.reader: there is no reader 'zulip_channels'; there are {', '.join(READERS)}. {INSTALL_PAPERS}",
+    ):
         build_data(config("zulip_channels"))
-    assert str(error.value) == (
-        f"data.reader: there is no reader 'zulip_channels'; there are {', '.join(READERS)}. {INSTALL_PAPERS}"
-    )
     with pytest.raises(ConfigError, match=r"^There is no built-in.*'furl/x'"):
         builtin_text("furl/x")
 

@@ -15,6 +15,7 @@ from fedkeep import FederatedData, Init, Phase, Run, adam, methods, sgd, simulat
 from fedkeep.core.errors import ConfigError, DataError, NonFiniteError
 from fedkeep.data import RangeIds
 from fedkeep.engines import LocalDevice, Sampler
+from tests.refusals import raises
 from tests.tiny import Logits, Noisy, classes, everyone, parts, run_by, same_bits, users
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), kind="f4")
@@ -160,11 +161,8 @@ def test_the_shared_part_is_evaluated_where_it_is_asked_for() -> None:
     assert last != run.evaluate("test")
     rest = [r for r in run.history if r.split != "test/shared"]
     assert rest == simulate(Logits(), FURL, DATA, rounds=3, cohort=6, evaluate_every=2).history
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, said="evaluate_shared: the shared part of 'local' cannot predict alone."):
         simulate(Logits(), methods.local(), DATA, rounds=1, evaluate_shared=True)
-    assert (
-        str(error.value) == "evaluate_shared: the shared part of 'local' cannot predict alone. Leave it out."
-    )
 
 
 def test_what_is_all_shared_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:

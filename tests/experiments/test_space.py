@@ -9,6 +9,7 @@ import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.sweeps import Range, read_space
+from tests.refusals import raises
 
 SPACE = """
 [method.optimizer]
@@ -199,6 +200,5 @@ def test_one_value_is_no_choice() -> None:
     ],
 )
 def test_spaces_that_are_refused(text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, said=f"space.toml: {message}"):
         read(text)
-    assert str(error.value) == f"space.toml: {message}"

@@ -13,6 +13,7 @@ from fedkeep.core.records import Record, from_line
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.experiments.trackers import EndRun, Facts
 from tests.experiments.runs import Stop, run, with_id
+from tests.refusals import raises
 from tests.tiny import lasting
 
 
@@ -186,9 +187,8 @@ def test_those_that_cannot_be_told_are_refused_before_anything_is_written(
         "trackers: wanted a name, or an object with started, recorded and finished; got 3.": [3],
     }
     for message, trackers in wrong.items():
-        with pytest.raises(ConfigError) as error:
+        with raises(ConfigError, said=message):
             run(tmp_path / "run", trackers=trackers)
-        assert str(error.value) == message
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=r"^A run without a folder wants.*TensorBoard"):
         run(None, trackers=["tensorboard"])

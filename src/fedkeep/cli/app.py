@@ -17,7 +17,6 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 import fedkeep
-from fedkeep.cli import device_run
 from fedkeep.cli.attack import attack
 from fedkeep.cli.audit import audit
 from fedkeep.cli.budget import budget
@@ -26,6 +25,7 @@ from fedkeep.cli.compare import compare
 from fedkeep.cli.completion import completion
 from fedkeep.cli.demo import demo
 from fedkeep.cli.deploy import deploy
+from fedkeep.cli.device import device
 from fedkeep.cli.doctor import doctor
 from fedkeep.cli.evaluate import evaluate
 from fedkeep.cli.export import export
@@ -173,7 +173,7 @@ _add(list_all, "fedkeep list", "list")
 _add(doctor, "fedkeep doctor --folder runs")
 _add(completion, "fedkeep completion bash")
 app.add_typer(flower)
-app.add_typer(device_run.device)
+app.add_typer(device)
 
 
 def main() -> None:

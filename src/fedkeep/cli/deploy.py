@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedkeep.cli.extras import needs_flower
 from fedkeep.cli.output import say
-from fedkeep.cli.settings import ConfigOption, SetOption, find_config
+from fedkeep.cli.settings import ConfigOption, SetOption, find_config, needs_flower
 
 
 @needs_flower

@@ -1,4 +1,4 @@
-"""``fedkeep device``: what a device of a federation keeps of its clients: shown, taken out, forgotten."""
+"""``fedkeep device``: this machine as a node of a federation, and what it keeps."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedkeep.cli.output import complain, say, show_table
+from fedkeep.cli.settings import needs_flower
 from fedkeep.core.errors import ConfigError, StoreError, did_you_mean
 from fedkeep.report.wording import size
 
@@ -345,3 +346,28 @@ def _write_new(path: Path, content: bytes) -> None:
         with suppress(OSError):
             path.unlink()
         raise
+
+
+@device.command("run", epilog="Example: fedkeep device run node.toml")
+@needs_flower
+def run(
+    config: Annotated[Path, typer.Argument(metavar="NODE.toml", help="The device's own configuration.")],
+) -> None:
+    """Take part in a federation: wait for orders, train on this device's data, keep what is private here.
+
+    The ClientApp that runs is the installed fedkeep's. Code that a project brings is not even unpacked, and a project
+    that no trusted key has signed (link.trusted) is refused.
+    """
+    from fedkeep.flower.processes import WATCH
+    from fedkeep.flower.supernode import SuperNode
+    from fedkeep.remote.node_config import build_node, states_folder
+
+    node = build_node(config)
+    supernode = SuperNode.read(config, states_folder(config) / "flower")
+    supernode.check()
+    say(
+        f"{len(node.clients)} clients, e.g. {node.clients[0]}. Joining {supernode.link.address}; Ctrl-C ends it."
+    )
+    sys.stdout.flush()
+    command = [sys.executable, str(WATCH), *supernode.command()]
+    os.execve(sys.executable, command, supernode.environment())

@@ -16,7 +16,7 @@ def list_all() -> None:
     """Show methods, models, readers, built-in configurations, reproductions, engines and kernels."""
     from fedkeep import kernels
     from fedkeep.experiments.build import MODELS, offered_methods
-    from fedkeep.experiments.builtin import builtin_names, builtin_text
+    from fedkeep.experiments.config import builtin_names, builtin_text
     from fedkeep.experiments.plugins import INSTALL_PAPERS
     from fedkeep.experiments.simulate import ENGINES
     from fedkeep.experiments.sources import offered_readers

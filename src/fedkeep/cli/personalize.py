@@ -165,18 +165,14 @@ def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None)
         run.data.index(name)
         if out is not None:
             _check_free(out / state_name(name))
+    found = [adapt_clients(run, clients, begin="default", examples=k, progress=False) for k in ks]
     rows = []
     for name in clients:
-        values: Params = {}
-        cells = []
-        for k in ks:
-            found = adapt_clients(run, [name], begin="default", examples=k, progress=False)
-            values = found.own(name)
-            measured = found.judge(("adapted",))[0].metrics("adapted")
-            cells.append(number(measured.get(metric), metric))
-        rows.append([name, f"{run.data.count(run.data.index(name), 'train'):,}", *cells])
+        own = (one.judge(("adapted",), clients=[name])[0].metrics("adapted").get(metric) for one in found)
+        has = run.data.count(run.data.index(name), "train")
+        rows.append([name, f"{has:,}", *(number(value, metric) for value in own)])
         if out is not None:
-            _keep(out / state_name(name), values)
+            _keep(out / state_name(name), found[-1].own(name))
     heads = ["k = all" if k is None else f"k = {k}" for k in ks]
     show_table(
         f"{metric_name(metric)} on the user's test examples after fitting on k of its own",

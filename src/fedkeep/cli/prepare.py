@@ -71,7 +71,7 @@ def _of_config(named: list[str], data: Path | None, overrides: list[str] | None)
     if len(named) > 1:
         raise ConfigError(f"Wanted one configuration; got {len(named)}. To add summaries up, say --merge.")
     config = find_config(named[0], overrides).config
-    return build_source(config.data, config.seed, data_folder(data)).summary(config.rules)
+    return build_source(config.data, config.seed, data_folder(data)).summary(config.preparation)
 
 
 def _merged(named: list[str]) -> Summary:

@@ -1,11 +1,14 @@
-"""Options that several commands share, and how they find a configuration."""
+"""Options that several commands share, how they find a configuration, and the packages that some need."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
@@ -74,8 +77,14 @@ def find_config(
     Raises:
         ConfigError: there is none, or it doesn't fit.
     """
-    from fedkeep.experiments.builtin import builtin_names, builtin_text, near_names
-    from fedkeep.experiments.config import parse_config, parse_overrides, read_config
+    from fedkeep.experiments.config import (
+        builtin_names,
+        builtin_text,
+        near_names,
+        parse_config,
+        parse_overrides,
+        read_config,
+    )
     from fedkeep.experiments.load import run_folder_config
 
     changes = parse_overrides(overrides or []) | ({} if seed is None else {"seed": str(seed)})
@@ -112,3 +121,26 @@ def find_config(
 def safe_name(text: str) -> str:
     """Return a name that is good for a folder on any system: ``Global FL`` -> ``global-fl``."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:80].strip("-") or "run"
+
+
+P = ParamSpec("P")
+
+
+def needs(module: str, name: str, extra: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Return what makes a command say what to install where a module of an extra is missing."""
+
+    def of(command: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(command)
+        def checked(*args: P.args, **settings: P.kwargs) -> None:
+            if importlib.util.find_spec(module) is None:
+                raise ConfigError(
+                    f"This command needs {name}, which is not installed: pip install 'fedkeep[{extra}]'."
+                )
+            command(*args, **settings)
+
+        return checked
+
+    return of
+
+
+needs_flower = needs("flwr", "Flower", "flower")

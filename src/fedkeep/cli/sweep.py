@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.cli.extras import needs
 from fedkeep.cli.output import complain, note, say, show_table
-from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
+from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config, needs
 from fedkeep.core.errors import ConfigError
 
 EXAMPLE = "--range method.optimizer.learning_rate={low=0.01,high=1.0,log=true}"

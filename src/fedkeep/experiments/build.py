@@ -1,4 +1,4 @@
-"""From a configuration to the things it names: data, model, method, simulation."""
+"""From a configuration to the things it names: data, model, loss, method, simulation."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready
-from fedkeep.experiments.config import Config, MethodConfig, ReduceConfig
+from fedkeep.experiments.config import Config, LossConfig, MethodConfig, ReduceConfig
 from fedkeep.experiments.config_tables import accepted, check_options
-from fedkeep.experiments.losses import build_loss, check_loss
 from fedkeep.experiments.personalize import add_curve, check_task
 from fedkeep.experiments.plugins import Offered, imported, is_own, says_it_returns
 from fedkeep.experiments.run import Run
@@ -49,7 +48,9 @@ from fedkeep.methods import (
     TrimmedMean,
     WeightedMean,
     securely,
+    terms,
 )
+from fedkeep.methods.augment import Augmented
 from fedkeep.nn.accelerate import swap_, swaps_of
 from fedkeep.privacy import GaussianNoise
 
@@ -416,3 +417,48 @@ def simulation_of(
         config=config.model_dump(),
         config_text=text,
     )
+
+
+def build_loss(config: LossConfig) -> terms.Term:
+    """Make the loss that a configuration names."""
+    loss = (
+        terms.cross_entropy(config.label, smoothing=config.smoothing, class_weights=config.class_weights)
+        if config.kind == "cross_entropy"
+        else {
+            "squared_error": terms.squared_error,
+            "binary_cross_entropy": terms.binary_cross_entropy,
+        }[config.kind](config.label)
+    )
+    for pattern, factor in config.l2.items():
+        loss = loss + factor * terms.l2_penalty(pattern)
+    if config.augment is None:
+        return loss
+    return Augmented(loss, **check_options("method.loss.augment", Augmented, config.augment, ("term",)))
+
+
+def check_loss(
+    config: LossConfig, encoding: Encoding, make: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    """Check that a loss fits the data and the model, before a run's folder is made.
+
+    Args:
+        config: the loss.
+        encoding: of the data.
+        make: makes the model.
+        options: what it is given, beside sizes that the data fix.
+
+    Raises:
+        ConfigError: the loss wants classes and the data hold numbers, or there are not as many weights as classes.
+    """
+    label = encoding.columns.get(config.label)
+    if config.kind == "cross_entropy" and label is not None and label.dtype.kind == "f":
+        raise ConfigError(
+            f"method.loss: 'cross_entropy' wants classes, but the column {config.label!r} holds {label.dtype}. For "
+            f"numbers as labels say method.loss.kind = 'squared_error'."
+        )
+    classes = options.get("classes", encoding.sizes.get("classes"))
+    weights, known = config.class_weights, "classes" in inspect.signature(make).parameters
+    if weights is not None and known and isinstance(classes, int) and len(weights) != classes:
+        raise ConfigError(
+            f"method.loss.class_weights: wanted {classes} numbers, one for each class; got {len(weights)}."
+        )

@@ -177,7 +177,7 @@ def plan(
     """
     first = configs[0]
     source = build_source(first.data, first.seed, folder)
-    data = source.prepared(first.rules)
+    data = source.prepared(first.preparation)
     for task in tasks_in(data.meta):
         check_metric(metric or task.kind.compared_by, task.kind)
         if metric is not None and metric in CLASS_METRICS:

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedkeep.core.errors import RunError
 from fedkeep.experiments.analyses import aggregation_time, embedding_map, write_analyses
 from fedkeep.experiments.build import build_data, run_config
-from fedkeep.experiments.builtin import builtin_config
+from fedkeep.experiments.config import builtin_config
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.summary import summarize
 

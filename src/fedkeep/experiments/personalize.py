@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import combinations, pairwise
 from numbers import Integral
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -205,50 +205,38 @@ def own_store(run: Run) -> MemoryStore:
 
 def _side_by_side(job: Job, adapt: Adapt, fittings: Sequence[Fitting], workers: int) -> Iterator[Adapted]:
     """Fit clients in processes; results do not depend on how many there are."""
-    if len(fittings) <= 1:
-        yield from one_by_one(job, adapt, fittings)
-        return
-    # The stores' files stay with this process: clients' values travel with the task.
-    bare = replace(job, store=MemoryStore(job.store.default, job.store.ids))
-    first = fittings[0].sent
-    alike = first if all(each.sent is first for each in fittings) else None
-    threads = max(1, torch.get_num_threads() // workers)
-    with processes(workers, threads, begin=_receive, given=(bare, adapt, alike)) as pool:
-        tasks = [
-            (
-                each.client,
-                each.rows,
-                _arrays(each.start),
-                None if alike is not None else _sent_arrays(each.sent),
-            )
+    # The stores' files stay with this process: clients' values travel with the task, and so does what a client is sent
+    # where not all are sent the same; as arrays, since tensors would travel as open files.
+    bare, sent = replace(job, store=MemoryStore(job.store.default, job.store.ids)), fittings[0].sent
+    alike = all(each.sent is sent for each in fittings)
+    given, threads = (bare, adapt, sent if alike else None), max(1, torch.get_num_threads() // workers)
+    with processes(workers, threads, begin=_begin, given=given) as pool:
+        tasks = (
+            (each.client, each.rows, *map(_arrays, (each.start, *(() if alike else _parts(each.sent)))))
             for each in fittings
-        ]
-        for values, stopped in pool.map(_adapt, tasks):
-            yield Adapted(_tensors(values), stopped)
+        )
+        for own, stopped in pool.map(_fitted, tasks):
+            yield Adapted(_tensors(own), stopped)
 
 
-_GIVEN: list[tuple[Job, Adapt, Sent | None]] = []  # of a worker process
-_Arrays = dict[str, np.ndarray]  # tensors would travel as open files
-_Task = tuple[int, np.ndarray, _Arrays, tuple[_Arrays, _Arrays] | None]
+_GIVEN: list[Any] = []  # of a worker process: job, adaptation, and what every client is sent
+_Arrays = dict[str, np.ndarray]
 
 
-def _receive(job: Job, adapt: Adapt, sent: Sent | None) -> None:
-    _GIVEN[:] = [(job, adapt, sent)]
+def _begin(*given: object) -> None:
+    _GIVEN[:] = given
 
 
-def _adapt(task: _Task) -> tuple[_Arrays, tuple[int, ...]]:
-    client, rows, start, given = task
-    ((job, adapt, sent),) = _GIVEN
-    if given is not None:
-        params, state = map(_tensors, given)
-        sent = Sent(params=params, state=state)
-    assert sent is not None
-    found = fit(job, adapt, Fitting(client, sent, rows, _tensors(start)))
+def _fitted(task: tuple[Any, ...]) -> tuple[_Arrays, tuple[int, ...]]:
+    (job, adapt, alike), (client, rows, *values) = _GIVEN, task
+    start, *parts = map(_tensors, values)
+    sent = Sent(params=parts[0], state=parts[1]) if parts else alike
+    found = fit(job, adapt, Fitting(client, sent, rows, start))
     return _arrays(found.own), found.stopped
 
 
-def _sent_arrays(sent: Sent) -> tuple[_Arrays, _Arrays]:
-    return _arrays(sent.params), _arrays(sent.state)
+def _parts(sent: Sent) -> tuple[Params, Params]:
+    return sent.params, sent.state
 
 
 def _arrays(values: Params) -> _Arrays:
@@ -272,9 +260,7 @@ class ColdStart:
         user_metric: the metric of ``mean`` and ``std``; accuracy for a binary task, as a user's few examples may
             all have one label, which leaves no AUC.
         k: the numbers of examples; None means all.
-        mean, std: mean over clients (each counted once) and deviation between clients.
         pooled: the metric over all clients' test examples.
-        clients: how many clients were measured: those with test examples.
         records: a line per k, split ``cold_start``; ``n`` is the number of test examples, ``metric`` carries k.
         each: a row per k, ``user_metric`` of every client with test examples, in one order.
         frequent: mean over clients of the accuracy of the label that is most frequent among the same k examples.
@@ -284,13 +270,25 @@ class ColdStart:
     metric: str
     user_metric: str
     k: tuple[int | None, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     pooled: tuple[float, ...]
-    clients: int
     records: tuple[Record, ...]
     each: tuple[tuple[float, ...], ...]
     frequent: tuple[float | None, ...]
+
+    @property
+    def clients(self) -> int:
+        """How many clients were measured: those with test examples."""
+        return len(self.each[0])
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean over clients, each counted once."""
+        return tuple(float(np.mean(row)) for row in self.each)
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Deviation between clients."""
+        return tuple(float(np.std(row)) for row in self.each)
 
     @property
     def changes(self) -> tuple[Interval | None, ...]:
@@ -371,33 +369,25 @@ def cold_start(
         )
     if any(not (k is None or (isinstance(k, Integral) and k >= 0)) for k in ks):
         raise ConfigError(f"k must be a whole number from 0 on, or None for all; got {list(ks)}.")
-    task = tasks_in(run.data.meta)[0]
-    metric = task.headline
-    user_metric = task.client_metric
-    mean, std, pooled, records, every = [], [], [], [], []
+    task, records = tasks_in(run.data.meta)[0], list[Record]()
+    pooled, each = list[float](), list[tuple[float, ...]]()
     with make_progress(progress, "cold start", len(ks) * len(chosen)) as bar:
-        for number, k in enumerate(ks):
+        for number, k in enumerate(ks, 1):
             found = adapt_clients(run, chosen, begin="default", examples=k, progress=False)
             judged = found.judge(("adapted",), split)
-            bar.update((number + 1) * len(chosen), {})
-            each = np.array([value for value, _ in judged[0].per_client("adapted").values()])
-            every.append(tuple(each.tolist()))
-            mean.append(float(each.mean()))
-            std.append(float(each.std()))
-            pooled.append(judged[0].metrics("adapted")[metric])
+            bar.update(number * len(chosen), {})
+            each.append(tuple(value for value, _ in judged[0].per_client("adapted").values()))
+            pooled.append(judged[0].metrics("adapted")[task.headline])
             name = f"cold_start/{'all' if k is None else k}"
             records += to_records(judged, "adapted", run.round, run.epoch, name, per_client=True)
     return ColdStart(
-        metric,
-        user_metric,
-        tuple(ks),
-        tuple(mean),
-        tuple(std),
-        tuple(pooled),
-        len(chosen),
-        tuple(records),
-        tuple(every),
-        tuple(_frequent(run, task, chosen, k, split) for k in ks),
+        metric=task.headline,
+        user_metric=task.client_metric,
+        k=tuple(ks),
+        pooled=tuple(pooled),
+        records=tuple(records),
+        each=tuple(each),
+        frequent=tuple(_frequent(run, task, chosen, k, split) for k in ks),
     )
 
 

@@ -171,7 +171,7 @@ def build_data(config: Config, folder: Path | None = None) -> FederatedData:
     Raises:
         ConfigError, DataError: an unknown reader or option, or a fault in the data.
     """
-    return build_source(config.data, config.seed, folder).prepared(config.rules)
+    return build_source(config.data, config.seed, folder).prepared(config.preparation)
 
 
 def build_source(settings: DataConfig, seed: int, folder: Path | None = None) -> ConfiguredSource:

@@ -24,7 +24,7 @@ from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
 from fedkeep.experiments.analyses import write_analyses
 from fedkeep.experiments.build import build_data
-from fedkeep.experiments.examples import places_of
+from fedkeep.experiments.drive import places_of
 from fedkeep.experiments.load import run_folder_config
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report.groups import Configuration, configurations

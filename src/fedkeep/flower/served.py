@@ -57,7 +57,7 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         text=sent,
         build=lambda encoding: experiment(sent, encoding),
         encode=encode,
-        summarise=asdict(config.rules),
+        summarise=asdict(config.preparation),
         clients=rounds.clients,
         seed=config.seed,
         privacy=config.privacy,
@@ -83,7 +83,7 @@ def experiments_in(files: Mapping[str, bytes]) -> dict[str, Any]:
         if name.endswith(".toml"):
             with suppress(ConfigError, UnicodeDecodeError):  # another TOML, as pyproject.toml is
                 config = parse_config(to_toml({**parse_toml(content.decode(), name), "data": NO_DATA}), name)
-                found[sent_of(config)] = json.loads(json.dumps(asdict(config.rules)))
+                found[sent_of(config)] = json.loads(json.dumps(asdict(config.preparation)))
     return found
 
 

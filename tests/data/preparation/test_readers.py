@@ -20,7 +20,7 @@ from fedkeep.data.columns import Column
 from fedkeep.data.preparation import Encoding, Raw, Rules, Source, Summary, merged, prepared
 from fedkeep.data.readers import raw_movielens, raw_review_files, raw_table
 from fedkeep.experiments.build import build_data
-from fedkeep.experiments.builtin import builtin_config
+from fedkeep.experiments.config import builtin_config
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS, raw_fdu_mtl
 from tests.data.preparation.files import READ, ROWS, csv, films, shops
 

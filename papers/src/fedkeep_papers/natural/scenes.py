@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.experiments.build import build_data
-from fedkeep.experiments.builtin import builtin_text
-from fedkeep.experiments.config import Config, parse_toml
+from fedkeep.experiments.config import Config, builtin_text, parse_toml
 from fedkeep.experiments.config_tables import made_of
 
 SHARED = ("batch_size", "clip_norm", "epochs", "loss", "optimizer", "server_optimizer")
