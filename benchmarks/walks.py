@@ -2,10 +2,11 @@
 
     python -m benchmarks.walks CHECKOUT
 
-A walk is what runs between two doors that a user has: a data set from ``simulate`` to the first gradient, and a rate from a
-configuration's file to it. A **stay** is the first entry of a function of ``src/fedkeep`` that is handed the thing, or what
-holds it; a **room** is a file; a **return** enters a room that was left before; a **climb** enters a room on a higher floor than
-the one before (floors as the import contracts name them). "All functions" counts those that are handed something else, too.
+A walk is what runs between two doors that a user has: a data set from ``simulate`` to the first gradient, a rate from a
+configuration's file to it, and a test example's result from where it is judged to the page. A **stay** is the first
+entry of a function of ``src/fedkeep`` that is handed the thing, or what holds it; a **room** is a file; a **return**
+enters a room that was left before; a **climb** enters a room on a higher floor than the one before (floors as the import
+contracts name them). "All functions" counts those that are handed something else, too.
 """
 
 from __future__ import annotations
@@ -180,32 +181,51 @@ def walks(checkout: Path) -> dict[str, dict[str, int]]:
     def simulated() -> None:
         fedkeep.simulate(Model(), method, data, rounds=1, cohort=2, engine="sequential", progress=False)
 
-    def configured() -> None:
-        from fedkeep.cli import main as command
+    def command(*words: str) -> None:
+        from fedkeep.cli import main as fedkeep_command
 
+        sys.argv = ["fedkeep", *words]
+        try:
+            fedkeep_command()
+        except SystemExit as stop:
+            if stop.code:
+                raise RuntimeError(f"fedkeep {words[0]} failed") from stop
+
+    def configured(page: bool = False) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run.toml"
             path.write_text(CONFIGURATION, encoding="utf-8")
-            sys.argv = ["fedkeep", "run", str(path), "--out", f"{folder}/run"]
-            try:
-                command()
-            except SystemExit as stop:
-                if stop.code:
-                    raise RuntimeError("the run failed") from stop
+            command("run", str(path), "--out", f"{folder}/run")
+            if page:
+                command("report", f"{folder}/run")
 
-    doors: dict[str, tuple[Callable[[], None], Callable[[Any], bool]]] = {
-        "a data set, from simulate to the first gradient": (simulated, lambda x: x is data),
-        "a rate, from its file to the optimiser": (configured, lambda x: isinstance(x, float) and x == RATE),
+    def result(x: Any) -> bool:
+        return type(x).__name__ in ("Judged", "Examples") or getattr(x, "split", "") == "test"
+
+    doors: dict[str, tuple[Callable[[], None], Callable[[Any], bool], bool]] = {
+        "a data set, from simulate to the first gradient": (simulated, lambda x: x is data, True),
+        "a rate, from its file to the optimiser": (
+            configured,
+            lambda x: isinstance(x, float) and x == RATE,
+            True,
+        ),
+        "a test example's result, from where it is judged to the page": (
+            lambda: configured(page=True),
+            result,
+            False,
+        ),
     }
     found = {}
-    for name, (train, wanted) in doors.items():
+    for name, (train, wanted, ends) in doors.items():
         train()  # what is done once a process is not of the walk
-        now[:] = [Walk(source, lambda x, w=wanted: holds(x, w))]
-        now[0].run(train)
-        found[name] = now[0].counted(floor)
-        found[f"{name}, all functions"] = now[0].counted(floor, everything=True)
+        walk = Walk(source, lambda x, w=wanted: holds(x, w))
+        now[:] = [walk] if ends else []
+        walk.run(train)
+        found[name] = walk.counted(floor)
+        if ends:
+            found[f"{name}, all functions"] = walk.counted(floor, everything=True)
         if "FEDKEEP_WALKS" in os.environ:
-            met = (function for _, function, with_it in now[0].entered if with_it)
+            met = (function for _, function, with_it in walk.entered if with_it)
             print(name, *dict.fromkeys(met), sep="\n", file=sys.stderr)
     return found
 
