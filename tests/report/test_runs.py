@@ -207,11 +207,11 @@ def test_a_finished_run_without_records_is_an_error(write_run: Write) -> None:
         (b'{"format": 3}', "run.json is damaged: it has no checksum."),
         (b'{"format": 3, "seal": "x"}', "run.json is damaged or was edited: its checksum is not that of its"),
         ({}, "run.json is damaged: it lacks the run's id."),
-        ({"run": "x", "data": 3}, "run.json is damaged: 'data' must be an object, got int."),
-        ({"run": "x", "best": "high"}, "run.json is damaged: 'best' must be a number or null, got str."),
+        ({"run": "x", "data": 3}, "run.json is damaged: data: "),
+        ({"run": "x", "best": "high"}, "run.json is damaged: best: "),
         (
             {"run": "x", "split_table": [{"name": "x"}]},
-            "run.json is damaged: 'split_table' must be a list of {name, shape, half",
+            "run.json is damaged: split_table[0].half: ",
         ),
     ],
 )

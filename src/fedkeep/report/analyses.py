@@ -24,7 +24,7 @@ def read_sealed_analyses(path: Path) -> tuple[dict[str, dict[str, Any]], dict[st
     Raises:
         RunError: the file is damaged or an analysis breaks the form; names the file and the place.
     """
-    from fedkeep.report.analysis_forms import check_analyses
+    from fedkeep.report.forms import check_analyses
 
     if not path.exists():
         return {}, {}

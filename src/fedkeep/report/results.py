@@ -7,11 +7,11 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from fedkeep.core.errors import ConfigError, RunError, did_you_mean
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.report import tables, wording
 
@@ -41,30 +41,22 @@ class Row:
     published: float | None
     scale: str
     commit: str
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        for name in ("scene", "method", "metric", "scale"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ValueError(f"{name} must be a text that is not empty; got {getattr(self, name)!r}")
-        if not isinstance(self.commit, str):
-            raise ValueError(f"commit must be a text; got {self.commit!r}")
+        if not all((self.scene, self.method, self.metric, self.scale)):
+            raise ValueError("scene, method, metric and scale must be texts that are not empty")
         for name in ("value", "std", "published"):
             _check_number(name, getattr(self, name), self.metric)
         seeds = self.seeds
-        if (
-            not isinstance(seeds, tuple)
-            or any(type(s) is not int for s in seeds)
-            or len(set(seeds)) != len(seeds)
-        ):
-            raise ValueError(f"seeds must be different integers; got {seeds!r}")
+        if len(set(seeds)) != len(seeds):
+            raise ValueError(f"seeds must differ; got {list(seeds)}")
         if (self.value is None) != (not seeds):
             raise ValueError(
-                f"a value needs its seeds, and seeds need a value; got {self.value} and {list(seeds)}"
+                f"a value needs its seeds, and seeds need a value; got {self.value}, {list(seeds)}"
             )
         if (self.std is None) != (len(seeds) < 2):
-            raise ValueError(
-                f"std must be given with two seeds or more, else null; got {self.std} and {list(seeds)}"
-            )
+            raise ValueError(f"std goes with two seeds or more; got {self.std} and {list(seeds)}")
 
 
 def over_seeds(
@@ -138,21 +130,24 @@ def read_results(path: Path) -> list[Row]:
     Raises:
         RunError: the file is missing or not JSON, or a row breaks the form; names the file and the row.
     """
+    from pydantic import TypeAdapter, ValidationError
+
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"Cannot read the results {path}: {error}.") from error
-    if not isinstance(content, list):
-        raise RunError(f"{path}: wanted a list of rows; got {type(content).__name__}.")
-    rows = []
-    for number, entry in enumerate(content, start=1):
-        try:
-            rows.append(_row(entry))
-        except ValueError as error:
-            raise RunError(f"{path}, row {number}: {error}.") from error
-    problem = _problem(rows)
-    if problem:
-        raise RunError(f"{path}: {problem}.")
+        rows = TypeAdapter(list[Row]).validate_json(path.read_bytes(), strict=True)
+    except OSError as error:
+        raise RunError("Cannot read the results {file}: {fault}.", file=path, fault=str(error)) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        number, field = (*first["loc"], None, None)[:2]
+        raise RunError(
+            "{file}, row {row}, {field}: {fault}",
+            file=path,
+            row=number + 1 if isinstance(number, int) else None,
+            field=field,
+            fault=first["msg"],
+        ) from error
+    if problem := _problem(rows):
+        raise RunError("{file}: {fault}.", file=path, fault=problem)
     return rows
 
 
@@ -203,24 +198,10 @@ def published_table(rows: Sequence[Row], title: str = "", note: str = "", digits
     return tables.Table(columns, tuple(lines), title, note, left=3 + len(scale))
 
 
-def _row(entry: Any) -> Row:
-    names = [field.name for field in fields(Row)]
-    if not isinstance(entry, dict):
-        raise ValueError(f"wanted an object with {', '.join(names)}; got {type(entry).__name__}")
-    for key in entry:
-        if key not in names:
-            raise ValueError(f"unknown field {key!r}.{did_you_mean(key, names)}".removesuffix("."))
-    missing = [name for name in names if name not in entry]
-    if missing:
-        raise ValueError(f"missing {', '.join(missing)}")
-    seeds = entry["seeds"]
-    return Row(**{**entry, "seeds": tuple(seeds) if isinstance(seeds, list) else seeds})
-
-
-def _check_number(name: str, value: Any, metric: str) -> None:
+def _check_number(name: str, value: float | None, metric: str) -> None:
     if value is None:
         return
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number or null; got {value!r}")
     if name == "std" and value < 0:
         raise ValueError(f"std must not be negative; got {value}")

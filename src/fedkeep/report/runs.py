@@ -15,12 +15,6 @@ from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.tasks.results import Examples, read_examples
 
 FINISHED, FAILED = "finished", "failed"
-TYPES = (
-    dict.fromkeys(("environment", "data", "config", "identity", "initial"), (dict, "an object"))
-    | {"analyses": (list, "a list")}
-    | dict.fromkeys(("bytes_down", "bytes_up", "best", "best_global"), (int | float, "a number or null"))
-)
-"""What run.json may hold under keys that a report reads, beside null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,38 +206,10 @@ def _is_of(path: Path, about: dict[str, Any], commit: Commit, notes: list[str]) 
 
 
 def _read_info(path: Path) -> dict[str, Any]:
+    from fedkeep.report.forms import Info, check
+
     if not path.exists():
         raise RunError(f"{path.parent} is no run directory: it has no run.json.")
     info = read_info(path.parent)
-    for key, (kinds, wanted) in TYPES.items():
-        if not isinstance(info.get(key), kinds | None):
-            raise RunError(f"{path} is damaged: {key!r} must be {wanted}, got {type(info[key]).__name__}.")
-    if not _partition(info.get("partition_counts")):
-        raise RunError(
-            f"{path} is damaged: 'partition_counts' must hold a list of counts for each client, a count for each class."
-        )
-    table = info.get("split_table") or []
-    if not isinstance(table, list) or not all(isinstance(row, dict) and _split_row(row) for row in table):
-        raise RunError(f"{path} is damaged: 'split_table' must be a list of {{name, shape, half, bytes}}.")
+    check(Info, info, path)
     return info
-
-
-def _partition(entry: Any) -> bool:
-    if entry is None:
-        return True
-    lists = ("clients", "classes", "counts", "opted_out")
-    if not isinstance(entry, dict) or not all(isinstance(entry.get(name), list) for name in lists):
-        return False
-    counts, clients = entry["counts"], len(entry["clients"])
-    whole = all(type(c) is int and 0 <= c < clients for c in entry["opted_out"])
-    rows = all(isinstance(row, list) and len(row) == len(entry["classes"]) for row in counts)
-    return (
-        whole
-        and rows
-        and len(counts) == clients
-        and all(type(n) is int and n >= 0 for row in counts for n in row)
-    )
-
-
-def _split_row(row: dict[str, Any]) -> bool:
-    return {"name", "half"} <= set(row) and isinstance(row.get("bytes", 0), int | float)

@@ -1,7 +1,8 @@
-"""The forms of stored analyses, as the package's docstring gives them; who reads such a file loads this module."""
+"""The forms of what a report reads, checked by pydantic: ``run.json``, and analyses as the package's docstring says."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -10,6 +11,7 @@ from fedkeep.core.errors import RunError
 
 Number = float | None
 """Null where it is not known."""
+Count = Annotated[int, Field(ge=0)]
 Change = Annotated[list[Number], Field(min_length=3, max_length=3)]
 
 
@@ -85,7 +87,7 @@ class Curve(Form):
 class ColdStart(Analysis):
     """``cold_start``."""
 
-    k: list[Annotated[int, Field(ge=0)] | Literal["all"]]
+    k: list[Count | Literal["all"]]
     metric: str = "accuracy"
     users: Number = None
     mean: list[Number] | None = None
@@ -133,12 +135,51 @@ class PlainTable(Analysis):
 FORMS: dict[str, type[Analysis]] = {"cold_start": ColdStart, "aggregation_time": AggregationTime}
 
 
-def check_analyses(content: dict[str, Any], where: object) -> None:
-    """Check the form of analyses.
+class Dealing(Form):
+    """How many examples of each class each client got, (clients, classes), and which clients opted out."""
 
-    Args:
-        content: analyses by name.
-        where: the file, for messages.
+    clients: list[Any]
+    classes: list[Any]
+    counts: list[list[Count]]
+    opted_out: list[Count]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        clients, classes = len(self.clients), len(self.classes)
+        if len(self.counts) != clients or any(len(row) != classes for row in self.counts):
+            raise ValueError(f"wanted {classes} counts for each of {clients} clients")
+        if any(client >= clients for client in self.opted_out):
+            raise ValueError(f"there are {clients} clients; who opted out is none of them")
+        return self
+
+
+class Parameter(Form):
+    """A line of ``split_table``."""
+
+    name: Any
+    half: Any
+    bytes: float = 0
+
+
+class Info(Form):
+    """What ``run.json`` may hold under keys that a report reads; null where it is not known."""
+
+    environment: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
+    identity: dict[str, Any] | None = None
+    initial: dict[str, Any] | None = None
+    analyses: list[Any] | None = None
+    bytes_down: Number = None
+    bytes_up: Number = None
+    best: Number = None
+    best_global: Number = None
+    partition_counts: Dealing | None = None
+    split_table: list[Parameter] | None = None
+
+
+def check_analyses(content: dict[str, Any], file: Path) -> None:
+    """Check the form of analyses, by name.
 
     Raises:
         RunError: names the file and the place.
@@ -148,16 +189,23 @@ def check_analyses(content: dict[str, Any], where: object) -> None:
         if name == "embedding_map":
             continuous = isinstance(analysis, dict) and analysis.get("trait_kind") == "continuous"
             form = ContinuousMap if continuous else CategoricalMap
-        try:
-            form.model_validate(analysis)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise RunError(
-                "{file}: {place}: {fault}",
-                file=where,
-                place=_place(name, first["loc"], analysis),
-                fault=first["msg"],
-            ) from error
+        check(form, analysis, file, name)
+
+
+def check(form: type[Form], content: Any, file: Path, name: str = "") -> None:
+    """Check the form of what stands in a file under a name.
+
+    Raises:
+        RunError: names the file and the place.
+    """
+    try:
+        form.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = _place(name, first["loc"], content).removeprefix(".")
+        raise RunError(
+            "{file} is damaged: {place}: {fault}", file=file, place=place, fault=first["msg"]
+        ) from error
 
 
 def _place(name: str, loc: tuple[int | str, ...], here: Any) -> str:
