@@ -62,7 +62,10 @@ def audit(
         FedkeepError: model, method and data do not fit, or a round cannot be run.
     """
     if rounds < 1:
-        raise ConfigError(f"An audit wants at least one round; got {rounds}.")
+        raise ConfigError(
+            "An audit wants at least one round; got {got}.",
+            got=rounds,
+        )
     for entry in allow:
         check_choice("An entry of allow must begin with", entry.partition("/")[0], KINDS)
     began = time.perf_counter()

@@ -113,7 +113,10 @@ class Looking:
         self.steps = list(self._rounds(heard))
         if not any(order["train"] for step in self.steps for order in step.work.header["orders"]):
             why = self.bench.told[-1] if self.bench.told else "No client has an example to train on."
-            raise MethodError(f"No round of the audit could be run: {why}")
+            raise MethodError(
+                "No round of the audit could be run: {why}",
+                why=why,
+            )
         self.missed = self._missed(heard)
 
     def planted(

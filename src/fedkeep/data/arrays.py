@@ -40,7 +40,9 @@ def read_npy(path: Path, mmap: bool = False) -> NDArray[Any]:
         raise
     except Exception as error:  # see above
         raise DataError(
-            f"{path} is damaged: {first_line(error).rstrip('. ')}. Save the data again."
+            "{file} is damaged: {why}. Save the data again.",
+            file=path,
+            why=first_line(error).rstrip(". "),
         ) from error
 
 
@@ -56,15 +58,20 @@ def read_npz(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
             held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             if missing := [name for name in names if name not in held]:
                 raise DataError(
-                    f"{path}: wanted the arrays {' and '.join(map(repr, names))}; {missing[0]!r} is not among "
-                    f"{sorted(held)[:10]}."
+                    "{file}: wanted the arrays {wanted}; {missing!r} is not among {there}.",
+                    file=path,
+                    wanted=" and ".join(map(repr, names)),
+                    missing=missing[0],
+                    there=sorted(held)[:10],
                 )
             return [_member(archive, held[name]) for name in names]
     except DataError:
         raise
     except Exception as error:  # see above
         raise DataError(
-            f"{path} is damaged or no .npz file of plain arrays ({first_line(error).rstrip('. ')}). Fetch it again."
+            "{file} is damaged or no .npz file of plain arrays ({why}). Fetch it again.",
+            file=path,
+            why=first_line(error).rstrip(". "),
         ) from error
 
 

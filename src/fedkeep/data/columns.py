@@ -135,7 +135,11 @@ def as_offsets(given: ArrayLike, what: str) -> NDArray[np.int64]:
     if array.dtype.kind not in "iu" and (array.size or array.dtype.kind != "f"):  # numpy takes [] for floats
         raise DataError("Wanted {wanted} as whole numbers; got {got}.", wanted=what, got=array.dtype)
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise DataError(f"Wanted {what} below 2^63; got {array.max()}.")
+        raise DataError(
+            "Wanted {wanted} below 2^63; got {got}.",
+            wanted=what,
+            got=array.max(),
+        )
     return array.astype(np.int64, copy=False)
 
 

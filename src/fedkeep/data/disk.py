@@ -123,7 +123,10 @@ def load(folder: Path, mmap: bool) -> Parts:
             raise TypeError("wanted an object, with an object 'meta'")
         if about["format"] != FORMAT:
             raise DataError(
-                f"{path} has format {about['format']!r}; this version reads {FORMAT}. Save the data again."
+                "{file} has format {about!r}; this version reads {FORMAT}. Save the data again.",
+                file=path,
+                about=about["format"],
+                FORMAT=FORMAT,
             )
         if not is_sealed(about):
             raise DataError(
@@ -151,7 +154,8 @@ def load(folder: Path, mmap: bool) -> Parts:
         for name, found in checksums(folder).items():
             if found != about["crc32"].get(name, found):
                 raise DataError(
-                    f"{folder / name} is damaged: its checksum is not the saved one. Save the data again."
+                    "{folder} is damaged: its checksum is not the saved one. Save the data again.",
+                    folder=folder / name,
                 )
         return columns, offsets, ids, bounds, about["meta"]
     except FileNotFoundError as error:

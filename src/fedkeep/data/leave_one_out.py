@@ -50,18 +50,27 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
     missing = [name for name in ("item", "time") if name not in data.columns]
     if missing or "items" not in data.meta:
         raise DataError(
-            f"A ranking wants columns 'item' and 'time', and meta['items'], the number of items; the columns {missing} "
-            f"are missing, meta['items'] is {data.meta.get('items')}."
+            "A ranking wants columns 'item' and 'time', and meta['items'], the number of items; the "
+            "columns {missing} are missing, meta['items'] is {items}.",
+            missing=missing,
+            items=data.meta.get("items"),
         )
     if against < TOP:
         raise DataError(
-            f"A ranking is judged by whether the right item is among the first {TOP}, which says nothing among so few. "
-            f"against must be at least {TOP}; got {against}."
+            "A ranking is judged by whether the right item is among the first {least}, which says nothing "
+            "among so few. against must be at least {least}; got {got}.",
+            least=TOP,
+            got=against,
         )
     items = int(data.meta["items"])
     item, time = np.asarray(data.columns["item"]), np.asarray(data.columns["time"])
     if len(item) and not (item.min() >= 0 and item.max() < items):
-        raise DataError(f"Wanted items from 0 to {items - 1}; got {item.min()} to {item.max()}.")
+        raise DataError(
+            "Wanted items from 0 to {items}; got {got} to {largest}.",
+            items=items - 1,
+            got=item.min(),
+            largest=item.max(),
+        )
     owner = data.clients_of(np.arange(len(item)))
     order = np.lexsort((item, time, owner))
     starts = np.searchsorted(owner[order], np.arange(len(data) + 1))
@@ -77,7 +86,11 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
         trained, every = np.unique(own[: len(own) - left]), np.unique(own)
         if items - len(every) < against:
             raise DataError(
-                f"Client {name!r} left {items - len(every)} of {items} items, too few to draw {against}. Lower against."
+                "Client {name!r} left {left} of {of} items, too few to draw {against}. Lower against.",
+                name=name,
+                left=items - len(every),
+                of=items,
+                against=against,
             )
         rng = numpy_generator(seed, "leave_one_out", name)
         drawn = _others(trained, rng.integers(items - len(trained), size=(len(own), against)))

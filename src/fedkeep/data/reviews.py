@@ -98,8 +98,9 @@ def raw_reviews(
     asked = {"valid": valid, "limit": limit, "drop_duplicates": drop_duplicates}
     if not reviews.split and (wanted := [name for name, value in asked.items() if value]):
         raise DataError(
-            f"{wanted[0]} wants reviews that are split into train and test; these are not split. Call "
-            f"data.split_per_user() without it."
+            "{wanted} wants reviews that are split into train and test; these are not split. Call "
+            "data.split_per_user() without it.",
+            wanted=wanted[0],
         )
     if isinstance(vocabulary, int) and vocabulary < 1:
         raise DataError("A vocabulary needs at least 1 word; got {got}.", got=vocabulary)

@@ -131,8 +131,10 @@ class Vocabulary(ABC):
             or not all(isinstance(s, str) for s in symbols)
         ):
             raise DataError(
-                f"Wanted a {cls.kind} vocabulary with a list of symbols; got kind {entry.get('kind')!r} and symbols "
-                f"{type(symbols).__name__}."
+                "Wanted a {kind} vocabulary with a list of symbols; got kind {got!r} and symbols {type}.",
+                kind=cls.kind,
+                got=entry.get("kind"),
+                type=type(symbols).__name__,
             )
         return cls(symbols)
 
@@ -252,8 +254,10 @@ def vocabulary_from(entry: Mapping[str, Any]) -> CharVocabulary | WordVocabulary
         return HashedWords(entry["size"])
     if entry.get("kind") not in list(kinds):
         raise DataError(
-            f"Wanted a vocabulary of kind {', '.join(map(repr, kinds))} or {HashedWords.kind!r}; got "
-            f"{entry.get('kind')!r}."
+            "Wanted a vocabulary of kind {known} or {kind!r}; got {got!r}.",
+            known=", ".join(map(repr, kinds)),
+            kind=HashedWords.kind,
+            got=entry.get("kind"),
         )
     return kinds[entry["kind"]].from_dict(entry)
 
@@ -316,10 +320,10 @@ def next_tokens(input_ids: ArrayLike, attention_mask: ArrayLike | None = None) -
     if ids.ndim != 2 or ids.dtype.kind not in "iu" or mask.shape != ids.shape:
         raise DataError(
             "Wanted input_ids as integers (examples, tokens) and a mask of that shape; got {got} {shape} "
-            "and {shape_2}.",
+            "and {mask}.",
             got=ids.dtype,
             shape=ids.shape,
-            shape_2=mask.shape,
+            mask=mask.shape,
         )
     label = np.full(ids.shape, IGNORED, np.int64)
     label[:, :-1] = np.where(mask[:, :-1] * mask[:, 1:] > 0, ids[:, 1:], IGNORED)
@@ -353,7 +357,11 @@ def text_statistics(data: FederatedData, column: str = "text") -> list[TextStati
     """
     ids = data.columns.get(column)
     if not isinstance(ids, Ragged):
-        raise DataError(f"Wanted texts in a ragged column {column!r}; the data have {sorted(data.columns)}.")
+        raise DataError(
+            "Wanted texts in a ragged column {column!r}; the data have {columns}.",
+            column=column,
+            columns=sorted(data.columns),
+        )
     whole = data.columns.get("_words")
     words = np.diff(ids.offsets) if whole is None or isinstance(whole, Ragged) else whole
     found = []

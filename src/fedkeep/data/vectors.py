@@ -105,8 +105,13 @@ def _from_text(path: Path, keep: Collection[str] | None) -> WordVectors:
             cells = [" ".join(cells[:-width]), *cells[-width:]]
         if len(cells) != width + 1 or width < 1 or not cells[0]:
             raise DataError(
-                f"{path}, line {number}: wanted a word and {max(width, 1)} numbers between single spaces; got "
-                f"{len(cells)} cells: {line[:60]!r}."
+                "{file}, line {number}: wanted a word and {width} numbers between single spaces; got {got} "
+                "cells: {line!r}.",
+                file=path,
+                number=number,
+                width=max(width, 1),
+                got=len(cells),
+                line=line[:60],
             )
         count += 1
         if (wanted is None or cells[0] in wanted) and cells[0] not in vectors:

@@ -192,7 +192,10 @@ def tsne(vectors: Vectors, perplexity: float = 30.0, seed: int = 0) -> UserMap:
     """
     table = _table(vectors, None)
     if not perplexity > 0:
-        raise DataError(f"tsne wants a perplexity above 0; got {perplexity}.")
+        raise DataError(
+            "tsne wants a perplexity above 0; got {got}.",
+            got=perplexity,
+        )
     try:
         manifold = importlib.import_module("sklearn.manifold")
     except ImportError as error:
@@ -226,7 +229,10 @@ def _principal(centred: Floats) -> Floats:
 def _neighbour_means(table: Floats, k: int, values: Any) -> Iterator[float]:
     """Yield for each user the mean of ``values(rows)[row, other]`` over its k nearest others, ties shared."""
     if k < 1:
-        raise DataError(f"k nearest neighbours: k must be at least 1; got {k}.")
+        raise DataError(
+            "k nearest neighbours: k must be at least 1; got {got}.",
+            got=k,
+        )
     k = min(k, len(table) - 1)
     for rows, distance in _distances(table):
         distance[np.arange(len(rows)), rows] = np.inf
@@ -262,7 +268,11 @@ def _table(vectors: Vectors, rows: int | None) -> Floats:
     array = floats(vectors)
     if array.ndim != 2 or (rows is not None and len(array) != rows):
         wanted = "(n, p)" if rows is None else f"({rows}, p)"
-        raise DataError(f"User vectors: wanted shape {wanted}, one row a user; got {array.shape}.")
+        raise DataError(
+            "User vectors: wanted shape {wanted}, one row a user; got {got}.",
+            wanted=wanted,
+            got=array.shape,
+        )
     array = np.ascontiguousarray(array)
     if not np.isfinite(array).all():
         raise DataError("User vectors: a value is NaN or infinite.")

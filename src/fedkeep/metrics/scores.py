@@ -42,9 +42,16 @@ def auc(score: Numbers, label: Numbers) -> float:
     """
     scores, labels = floats(score), floats(label)
     if scores.ndim != 1 or scores.shape != labels.shape:
-        raise DataError(f"auc wants score and label of shape (B,); got {scores.shape} and {labels.shape}.")
+        raise DataError(
+            "auc wants score and label of shape (B,); got {got} and {shape}.",
+            got=scores.shape,
+            shape=labels.shape,
+        )
     if not np.isin(labels, (0.0, 1.0)).all():
-        raise DataError(f"auc wants labels 0 and 1; got {np.unique(labels)[:5].tolist()}.")
+        raise DataError(
+            "auc wants labels 0 and 1; got {got}.",
+            got=np.unique(labels)[:5].tolist(),
+        )
     if np.isnan(scores).any():
         raise NonFiniteError("auc: a score is NaN. Lower the learning rate or set clip_norm.")
     positives = int(labels.sum())
@@ -148,9 +155,16 @@ def _counts(label: Classes, predicted: Classes) -> tuple[Ints, Ints, Ints]:
     """Return for each class that occurs its right answers, labels and predictions."""
     true, guess = np.asarray(label), np.asarray(predicted)
     if true.ndim != 1 or true.shape != guess.shape:
-        raise DataError(f"Wanted labels and predictions as (examples,); got {true.shape} and {guess.shape}.")
+        raise DataError(
+            "Wanted labels and predictions as (examples,); got {got} and {shape}.",
+            got=true.shape,
+            shape=guess.shape,
+        )
     if len(true) and true.min() < 0:
-        raise DataError(f"Wanted classes from 0 as labels; got {true.min()}.")
+        raise DataError(
+            "Wanted classes from 0 as labels; got {got}.",
+            got=true.min(),
+        )
     known = guess >= 0
     classes = np.unique(np.concatenate([true, guess[known]]))
 
@@ -259,7 +273,8 @@ def ap(curves: Mapping[str, Sequence[float]]) -> Personalized:
     lengths = {len(curve) for curve in curves.values()}
     if len(lengths) != 1 or 0 in lengths:
         raise DataError(
-            f"Ap wants curves of one length, at least 1, for one client or more; got lengths {sorted(lengths)}."
+            "Ap wants curves of one length, at least 1, for one client or more; got lengths {lengths}.",
+            lengths=sorted(lengths),
         )
     table = np.asarray(list(curves.values()), dtype=np.float64)  # (K, J + 1)
     return Personalized(

@@ -37,9 +37,15 @@ class Release:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise ConfigError(f"The rate of a release must lie in (0, 1]; got {self.rate!r}.")
+            raise ConfigError(
+                "The rate of a release must lie in (0, 1]; got {got!r}.",
+                got=self.rate,
+            )
         if not 0 <= self.noise < math.inf:
-            raise ConfigError(f"The noise of a release must be a number of at least 0; got {self.noise!r}.")
+            raise ConfigError(
+                "The noise of a release must be a number of at least 0; got {got!r}.",
+                got=self.noise,
+            )
 
 
 def epsilon(releases: Mapping[Release, int], delta: float, accountant: Accountant = "pld") -> float:
@@ -51,10 +57,16 @@ def epsilon(releases: Mapping[Release, int], delta: float, accountant: Accountan
     """
     check_choice("accountant must be", accountant, get_args(Accountant))
     if not 0 < delta < 1:
-        raise ConfigError(f"delta must lie between 0 and 1; got {delta!r}.")
+        raise ConfigError(
+            "delta must lie between 0 and 1; got {got!r}.",
+            got=delta,
+        )
     for count in releases.values():
         if not (isinstance(count, Integral) and count >= 0):
-            raise ConfigError(f"A number of rounds must be a whole number of at least 0; got {count!r}.")
+            raise ConfigError(
+                "A number of rounds must be a whole number of at least 0; got {got!r}.",
+                got=count,
+            )
     dp: Any = _package()
     used = {release: count for release, count in releases.items() if count}
     if any(release.noise == 0 for release in used):
@@ -71,8 +83,11 @@ def epsilon(releases: Mapping[Release, int], delta: float, accountant: Accountan
     except (MemoryError, ValueError, OverflowError) as error:
         least = min(release.noise for release in used)
         raise ConfigError(
-            f"The accountant {accountant!r} can't say what noise of {least:g} costs: {error}. Take more noise, or the "
-            f"accountant 'rdp'."
+            "The accountant {accountant!r} can't say what noise of {least:g} costs: {why}. Take more "
+            "noise, or the accountant 'rdp'.",
+            accountant=accountant,
+            least=least,
+            why=error,
         ) from error
 
 

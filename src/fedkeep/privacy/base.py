@@ -92,13 +92,20 @@ class Link:
         """Return what of a tensor arrived under its name with each of these endings; UploadError: one is missing."""
         for ending in endings:
             if name + ending not in tensors:
-                raise UploadError(f"{name + ending!r} is missing")
+                raise UploadError(
+                    "{name!r} is missing",
+                    name=name + ending,
+                )
         return [tensors[name + ending] for ending in endings]
 
     def check_report(self, report: Params) -> None:
         """Raise UploadError unless a client's report is one that ``encode`` can make."""
         if report:
-            raise UploadError(f"{type(self).__name__} makes no report, and {next(iter(report))!r} came")
+            raise UploadError(
+                "{type} makes no report, and {name!r} came",
+                type=type(self).__name__,
+                name=next(iter(report)),
+            )
 
     def update(self, state: Params, reports: Params, count: int) -> Params:
         """Return the server's state after a round.

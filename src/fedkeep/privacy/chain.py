@@ -101,9 +101,15 @@ class Chain:
         reports = under(REPORT, tensors)
         unknown = [n for n in reports if n.partition("/")[0] not in map(str, range(len(self.links)))]
         if unknown:
-            raise UploadError(f"{REPORT + unknown[0]!r} is of no link")
+            raise UploadError(
+                "{report!r} is of no link",
+                report=REPORT + unknown[0],
+            )
         if (name := nonfinite(reports)) is not None:
-            raise UploadError(f"{REPORT + name!r} holds a NaN or an infinity")
+            raise UploadError(
+                "{report!r} holds a NaN or an infinity",
+                report=REPORT + name,
+            )
         tensors = {n: v for n, v in tensors.items() if not n.startswith(REPORT)}
         for k, link in reversed(list(enumerate(self.links))):
             link.check_report(_of(reports, k))

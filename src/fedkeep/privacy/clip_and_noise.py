@@ -41,12 +41,22 @@ class QuantileClip(Link):
 
     def __post_init__(self) -> None:
         if not 0 < self.quantile < 1:
-            raise ConfigError(f"quantile must lie between 0 and 1; got {self.quantile!r}.")
+            raise ConfigError(
+                "quantile must lie between 0 and 1; got {got!r}.",
+                got=self.quantile,
+            )
         for name in ("rate", "bound"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(f"{name} must be a positive number; got {getattr(self, name)!r}.")
+                raise ConfigError(
+                    "{name} must be a positive number; got {got!r}.",
+                    name=name,
+                    got=getattr(self, name),
+                )
         if not (math.isfinite(self.bit_noise) and self.bit_noise >= 0):
-            raise ConfigError(f"bit_noise must be a number of at least 0; got {self.bit_noise!r}.")
+            raise ConfigError(
+                "bit_noise must be a number of at least 0; got {got!r}.",
+                got=self.bit_noise,
+            )
 
     def server_state(self, shapes: Params) -> Params:
         """Return the first bound."""
@@ -75,11 +85,15 @@ class QuantileClip(Link):
         value = report.get("inside")
         if set(report) != {"inside"} or value is None or value.shape != () or value.dtype != torch.float64:
             raise UploadError(
-                f"QuantileClip's report should be 'inside', a float64 number; it is {sorted(report)}"
+                "QuantileClip's report should be 'inside', a float64 number; it is {report}",
+                report=sorted(report),
             )
         slack = 10 * self.bit_noise
         if not (-slack <= float(value) <= 1 + slack and (slack or float(value) in (0.0, 1.0))):
-            raise UploadError(f"QuantileClip's report should be 0 or 1; it is {float(value)}")
+            raise UploadError(
+                "QuantileClip's report should be 0 or 1; it is {value}",
+                value=float(value),
+            )
 
     def update(self, state: Params, reports: Params, count: int) -> Params:
         """Return the bound of the next round."""
@@ -109,7 +123,10 @@ class GaussianNoise(Link):
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sigma) and self.sigma >= 0):
-            raise ConfigError(f"sigma must be a number of at least 0; got {self.sigma!r}.")
+            raise ConfigError(
+                "sigma must be a number of at least 0; got {got!r}.",
+                got=self.sigma,
+            )
 
     def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
         """Return the tensors with noise."""

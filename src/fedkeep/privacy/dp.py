@@ -43,13 +43,20 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         if not 0 < self.quantile < 1:
-            raise ConfigError(f"adaptive.quantile must lie between 0 and 1; got {self.quantile!r}.")
+            raise ConfigError(
+                "adaptive.quantile must lie between 0 and 1; got {got!r}.",
+                got=self.quantile,
+            )
         if not (math.isfinite(self.rate) and self.rate > 0):
-            raise ConfigError(f"adaptive.rate must be a positive number; got {self.rate!r}.")
+            raise ConfigError(
+                "adaptive.rate must be a positive number; got {got!r}.",
+                got=self.rate,
+            )
         if self.noise is None or not (math.isfinite(self.noise) and self.noise > 0):
             raise ConfigError(
-                f"Adaptive clipping wants noise of its own: how many clients are within the bound is private too. "
-                f"adaptive.noise must be a positive number, e.g. a twentieth of the cohort; got {self.noise!r}."
+                "Adaptive clipping wants noise of its own: how many clients are within the bound is private "
+                "too. adaptive.noise must be a positive number, e.g. a twentieth of the cohort; got {got!r}.",
+                got=self.noise,
             )
 
 
@@ -86,30 +93,43 @@ class DifferentialPrivacy:
     def __post_init__(self) -> None:
         if self.unit != "client":
             raise ConfigError(
-                f"unit must be 'client'; got {self.unit!r}. An ε for single examples would be wrong for a split model: "
-                f"noise on federated gradients alone leaves these dependent, through private values that have no "
-                f"noise, on all other examples of the client."
+                "unit must be 'client'; got {got!r}. An ε for single examples would be wrong for a split "
+                "model: noise on federated gradients alone leaves these dependent, through private values "
+                "that have no noise, on all other examples of the client.",
+                got=self.unit,
             )
         if not (math.isfinite(self.noise) and self.noise >= 0):
-            raise ConfigError(f"noise must be a number of at least 0; got {self.noise!r}.")
+            raise ConfigError(
+                "noise must be a number of at least 0; got {got!r}.",
+                got=self.noise,
+            )
         if self.clip is None:
             raise ConfigError(
-                f"Noise without clipping protects nobody: a client's change may be larger than any noise. Set clip, "
-                f"the bound of a change's norm, beside noise = {self.noise:g}."
+                "Noise without clipping protects nobody: a client's change may be larger than any noise. Set "
+                "clip, the bound of a change's norm, beside noise = {noise:g}.",
+                noise=self.noise,
             )
         if isinstance(self.clip, Mapping):
             object.__setattr__(self, "clip", tuple(self.clip.items()))
         _ = self.clipping
         check_choice("accountant must be", self.accountant, get_args(Accountant))
         if not 0 < self.delta < 1:
-            raise ConfigError(f"delta must lie between 0 and 1; got {self.delta!r}.")
+            raise ConfigError(
+                "delta must lie between 0 and 1; got {got!r}.",
+                got=self.delta,
+            )
         for name in ("budget", "heaviest"):
             given = getattr(self, name)
             if given is not None and not (math.isfinite(given) and given > 0):
-                raise ConfigError(f"{name} must be a positive number; got {given!r}.")
+                raise ConfigError(
+                    "{name} must be a positive number; got {got!r}.",
+                    name=name,
+                    got=given,
+                )
         if self.budget is not None and not self.noise:
             raise ConfigError(
-                f"A budget of ε = {self.budget:g} wants noise; without any, one round costs all."
+                "A budget of ε = {budget:g} wants noise; without any, one round costs all.",
+                budget=self.budget,
             )
         if self.adaptive is not None:
             self._check_adaptive(self.adaptive)
@@ -124,8 +144,10 @@ class DifferentialPrivacy:
             raise ConfigError("Adaptive clipping wants noise on the changes too: noise must be positive.")
         if not 2 * adaptive.noise > self.noise:
             raise ConfigError(
-                f"adaptive.noise must be more than half of noise = {self.noise:g}, as both share its privacy; got "
-                f"{adaptive.noise:g}."
+                "adaptive.noise must be more than half of noise = {noise:g}, as both share its privacy; got "
+                "{got:g}.",
+                noise=self.noise,
+                got=adaptive.noise,
             )
 
     @property
@@ -151,8 +173,11 @@ class DifferentialPrivacy:
         """Raise ConfigError unless δ is below 1 / N: a mechanism that publishes one client in N has δ = 1 / N."""
         if self.delta * clients >= 1:
             raise ConfigError(
-                f"delta must be below 1 / N = {1 / clients:.3g} for N = {clients:,} clients; got {self.delta:g}. A "
-                f"larger one would allow to publish a client."
+                "delta must be below 1 / N = {most:.3g} for N = {clients:,} clients; got {got:g}. A larger "
+                "one would allow to publish a client.",
+                most=1 / clients,
+                clients=clients,
+                got=self.delta,
             )
 
     def draw(self, round: int) -> Draw:
@@ -180,7 +205,11 @@ class Clipping:
             if isinstance(bound, bool) or not (
                 isinstance(bound, int | float) and math.isfinite(bound) and bound > 0
             ):
-                raise ConfigError(f"clip wants a positive number for {pattern!r}; got {bound!r}.")
+                raise ConfigError(
+                    "clip wants a positive number for {pattern!r}; got {got!r}.",
+                    pattern=pattern,
+                    got=bound,
+                )
 
     def groups(self, names: Collection[str]) -> dict[str, list[str]]:
         """Return the names of each pattern.
@@ -198,15 +227,17 @@ class Clipping:
             pattern = next((p for p in found if fnmatchcase(name, p)), None)
             if pattern is None:
                 raise ConfigError(
-                    f"No pattern of clip matches {name!r}, which leaves the clients, so nothing would bound it. Add a "
-                    f"bound for '*'."
+                    "No pattern of clip matches {name!r}, which leaves the clients, so nothing would bound it. "
+                    "Add a bound for '*'.",
+                    name=name,
                 )
             found[pattern].append(name)
         for pattern, own in found.items():
             if not own:
                 raise ConfigError(
-                    f"The pattern {pattern!r} of clip matches nothing that leaves the clients."
-                    f"{did_you_mean(pattern, list(names))}"
+                    "The pattern {pattern!r} of clip matches nothing that leaves the clients.{near}",
+                    pattern=pattern,
+                    near=did_you_mean(pattern, list(names)),
                 )
         return found
 

@@ -94,5 +94,8 @@ def draws(entropy: Entropy, seed: int, client: str, round: int) -> Draws:
         ConfigError: ``entropy`` is neither.
     """
     if entropy not in ("run", "system"):
-        raise ConfigError(f"entropy must be 'run' or 'system'; got {entropy!r}.")
+        raise ConfigError(
+            "entropy must be 'run' or 'system'; got {got!r}.",
+            got=entropy,
+        )
     return RunDraws(seed, client, round) if entropy == "run" else SystemDraw()

@@ -113,8 +113,11 @@ class Ledger:
         ledger = _parsed(path, whole, run)
         if ledger.terms != terms:
             raise RunError(
-                f"{path} was begun with {ledger.terms}, and the run goes on with {terms}. Restore both from the same "
-                f"copy."
+                "{file} was begun with {terms}, and the run goes on with {got}. Restore both from the "
+                "same copy.",
+                file=path,
+                terms=ledger.terms,
+                got=terms,
             )
         ledger._check(known or {}, whole)
         with whole_or_error(path):
@@ -167,9 +170,14 @@ class Ledger:
         self._room = self.room(planned)  # also where more rounds than planned were charged: some came again
         if not self._room:
             raise BudgetError(
-                f"Round {round} would cost more privacy than is left: {self.before + len(self.rounds)} rounds have "
-                f"come to ε = {self.spent():.4g}, the budget is {self.terms.budget:g} at δ = {self.terms.delta:g}. The "
-                f"rounds so far are kept. Take more noise, fewer rounds or smaller cohorts in another run."
+                "Round {round} would cost more privacy than is left: {before} rounds have come to ε = "
+                "{spent:.4g}, the budget is {budget:g} at δ = {delta:g}. The rounds so far are kept. Take "
+                "more noise, fewer rounds or smaller cohorts in another run.",
+                round=round,
+                before=self.before + len(self.rounds),
+                spent=self.spent(),
+                budget=self.terms.budget,
+                delta=self.terms.delta,
             )
 
     def charge(self, round: int) -> None:
@@ -209,8 +217,11 @@ class Ledger:
             with whole_or_error(self.path), open(self.path, "ab") as file:
                 if file.tell() != self._size:
                     raise RunError(
-                        f"{self.path} was changed while the run went on: wanted {self._size} bytes, found "
-                        f"{file.tell()}. Nothing of this round is released. Restore the run from a copy, then resume."
+                        "{path} was changed while the run went on: wanted {wanted} bytes, found {end}. Nothing of "
+                        "this round is released. Restore the run from a copy, then resume.",
+                        path=self.path,
+                        wanted=self._size,
+                        end=file.tell(),
                     )
                 file.write(line)
                 file.flush()
@@ -223,8 +234,10 @@ class Ledger:
         lines = whole.splitlines(keepends=True)
         if known and (charges + 1 > len(lines) or hashlib.sha256(lines[charges]).hexdigest() != head):
             raise RunError(
-                f"{self.path} is not the ledger that the run's last commit knows, of {charges} charges: it would count "
-                f"too little. Restore both from the same copy."
+                "{path} is not the ledger that the run's last commit knows, of {charges} charges: it would "
+                "count too little. Restore both from the same copy.",
+                path=self.path,
+                charges=charges,
             )
 
 
@@ -233,12 +246,16 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise RunError(
-            f"There is no ledger {path}: the run has no differential privacy, or the file was lost. A run with a table "
-            f"[privacy] writes one; a lost one must come from a copy, as nobody can tell what was spent."
+            "There is no ledger {file}: the run has no differential privacy, or the file was lost. A run "
+            "with a table [privacy] writes one; a lost one must come from a copy, as nobody can tell "
+            "what was spent.",
+            file=path,
         ) from error
     except OSError as error:
         raise RunError(
-            f"Cannot read the ledger {path}: {error.strerror}. Restore the run from a copy."
+            "Cannot read the ledger {file}: {strerror}. Restore the run from a copy.",
+            file=path,
+            strerror=error.strerror,
         ) from error
 
 
@@ -253,8 +270,10 @@ def _parsed(path: Path, content: bytes, run: str) -> Ledger:
             right = False
         if not right:
             raise RunError(
-                f"{path}, line {number}: damaged or edited; it does not follow from the line before. Restore the run "
-                f"from a copy."
+                "{file}, line {number}: damaged or edited; it does not follow from the line before. Restore "
+                "the run from a copy.",
+                file=path,
+                number=number,
             )
         entries.append(entry)
         head = hashlib.sha256(line).hexdigest()
@@ -262,7 +281,11 @@ def _parsed(path: Path, content: bytes, run: str) -> Ledger:
         ledger = Ledger(_terms(entries[0], run), path, [_round(e) for e in entries[1:]], head)
         ledger._size = len(content)
     except (IndexError, KeyError, TypeError, ValueError, ConfigError) as error:
-        raise RunError(f"{path} is no ledger of this run: {error}. Restore the run from a copy.") from error
+        raise RunError(
+            "{file} is no ledger of this run: {why}. Restore the run from a copy.",
+            file=path,
+            why=error,
+        ) from error
     return ledger
 
 

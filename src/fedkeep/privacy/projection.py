@@ -48,11 +48,16 @@ class Projection(Link):
     def __post_init__(self) -> None:
         if self.start < 1 or self.end < self.start:
             raise ConfigError(
-                f"A projection keeps the components start .. end, counted from 1, with start at most end; got "
-                f"start={self.start} and end={self.end}."
+                "A projection keeps the components start .. end, counted from 1, with start at most end; got "
+                "start={start} and end={end}.",
+                start=self.start,
+                end=self.end,
             )
         if self.target not in ("matrix", "delta"):
-            raise ConfigError(f"target must be 'matrix' or 'delta'; got {self.target!r}.")
+            raise ConfigError(
+                "target must be 'matrix' or 'delta'; got {got!r}.",
+                got=self.target,
+            )
 
     def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
         """Return the tensors with every table's change replaced by projected values and the basis.
@@ -63,8 +68,10 @@ class Projection(Link):
         names = [n for n in tensors if fnmatchcase(n, self.table)]
         if not names:
             raise ConfigError(
-                f"The projection's table {self.table!r} matches nothing that is uploaded."
-                f"{did_you_mean(self.table, list(tensors))} It is {list(tensors)}."
+                "The projection's table {table!r} matches nothing that is uploaded.{near} It is {tensors}.",
+                table=self.table,
+                near=did_you_mean(self.table, list(tensors)),
+                tensors=list(tensors),
             )
         out: Params = {}
         for name, change in tensors.items():
@@ -97,8 +104,14 @@ class Projection(Link):
         kept = self.end - self.start + 1
         if tuple(projected.shape) != (rows, kept) or tuple(basis.shape) != (width, kept):
             raise UploadError(
-                f"{name!r} should come as ({rows}, {kept}) and ({width}, {kept}), came as "
-                f"{tuple(projected.shape)} and {tuple(basis.shape)}"
+                "{name!r} should come as ({rows}, {kept}) and ({width}, {kept}), came as {shape} and "
+                "{shape_2}",
+                name=name,
+                rows=rows,
+                kept=kept,
+                width=width,
+                shape=tuple(projected.shape),
+                shape_2=tuple(basis.shape),
             )
         # Of one layout, whether it came over a wire or not: sums in another order round in another way.
         matrix = projected @ basis.mT.contiguous()
@@ -114,8 +127,11 @@ class Projection(Link):
         """
         if matrix.dim() != 2 or matrix.shape[1] < self.end:
             raise ConfigError(
-                f"A projection on the components {self.start} .. {self.end} wants a table of shape (n, d) with d at "
-                f"least {self.end}; got {tuple(matrix.shape)}. Lower end, or name another table."
+                "A projection on the components {start} .. {end} wants a table of shape (n, d) with d at "
+                "least {end}; got {got}. Lower end, or name another table.",
+                start=self.start,
+                end=self.end,
+                got=tuple(matrix.shape),
             )
         exact = matrix.detach().double()
         if self.center:

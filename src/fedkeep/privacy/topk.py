@@ -38,7 +38,10 @@ class TopK(Link):
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction must be in (0, 1]; got {self.fraction!r}.")
+            raise ConfigError(
+                "fraction must be in (0, 1]; got {got!r}.",
+                got=self.fraction,
+            )
 
     def client_state(self, shapes: Params) -> Params:
         """Return memories of zeros."""
@@ -54,14 +57,16 @@ class TopK(Link):
         for name in names:
             if name not in start:
                 raise ConfigError(
-                    f"TopK ranks changes of federated parameters, and {name!r} is none: put it before the links that "
-                    f"rename what they encode."
+                    "TopK ranks changes of federated parameters, and {name!r} is none: put it before the links "
+                    "that rename what they encode.",
+                    name=name,
                 )
             if name not in state or state[name].shape != tensors[name].shape:
                 raise ConfigError(
-                    f"TopK wants a client's memory of {name!r}, shape {tuple(tensors[name].shape)}; got "
-                    f"{tuple(state[name].shape) if name in state else f'none{did_you_mean(name, state)}'}. Begin with "
-                    f"client_state."
+                    "TopK wants a client's memory of {name!r}, shape {shape}; got {got}. Begin with client_state.",
+                    name=name,
+                    shape=tuple(tensors[name].shape),
+                    got=tuple(state[name].shape) if name in state else f"none{did_you_mean(name, state)}",
                 )
         whole = {n: tensors[n] + state[n].to(tensors[n].device) for n in names}
         chosen = self._chosen(whole)
@@ -106,21 +111,38 @@ class TopK(Link):
                 used.add(name)
         left = sorted(tensors.keys() - used)
         if left:
-            raise UploadError(f"{left[0]!r} is nothing that TopK sends")
+            raise UploadError(
+                "{left!r} is nothing that TopK sends",
+                left=left[0],
+            )
         return out
 
     def _restored(self, name: str, tensors: Params, start: Tensor) -> Tensor:
         values, places = (v.to(start.device) for v in self.pair(name, tensors, VALUES, PLACES))
         if values.dim() != 1 or places.shape != values.shape or values.dtype != start.dtype:
             raise UploadError(
-                f"{name!r} should come as two lists of one length, of {start.dtype} and whole numbers; came as "
-                f"{tuple(values.shape)} {values.dtype} and {tuple(places.shape)} {places.dtype}"
+                "{name!r} should come as two lists of one length, of {dtype} and whole numbers; came as "
+                "{shape} {dtype_2} and {shape_2} {dtype_3}",
+                name=name,
+                dtype=start.dtype,
+                shape=tuple(values.shape),
+                dtype_2=values.dtype,
+                shape_2=tuple(places.shape),
+                dtype_3=places.dtype,
             )
         if places.dtype not in (torch.int32, torch.int64):
-            raise UploadError(f"{name + PLACES!r} should be int32 or int64, is {places.dtype}")
+            raise UploadError(
+                "{name!r} should be int32 or int64, is {dtype}",
+                name=name + PLACES,
+                dtype=places.dtype,
+            )
         places = places.long()
         if len(places) and (
             int(places[0]) < 0 or int(places[-1]) >= start.numel() or bool((places.diff() <= 0).any())
         ):
-            raise UploadError(f"{name + PLACES!r} should ascend within 0 … {start.numel() - 1}")
+            raise UploadError(
+                "{name!r} should ascend within 0 … {largest}",
+                name=name + PLACES,
+                largest=start.numel() - 1,
+            )
         return start.new_zeros(start.numel()).index_copy_(0, places, values).reshape(start.shape)

@@ -68,7 +68,9 @@ def tasks_in(meta: Mapping[str, Any]) -> list[Task]:
         check_choice(f"meta['tasks'][{name!r}]['task'] must be", task.get("task"), list(KINDS), DataError)
         if "label" not in task:
             raise DataError(
-                f"meta['tasks'][{name!r}] must name its column of labels as 'label'; got {task!r}."
+                "meta['tasks'][{name!r}] must name its column of labels as 'label'; got {got!r}.",
+                name=name,
+                got=task,
             )
     return [Task(KINDS[task["task"]], task["label"], name) for name, task in several.items()]
 

@@ -34,8 +34,9 @@ def _check_labels(label: Array, columns: Mapping[str, Any], classes: int | None)
     largest = int(label.max(initial=0)) + 1
     if max(classes or 0, largest) > 2:
         raise DataError(
-            f"A binary task has the labels 0 and 1; got {classes or largest} classes. Say meta['task'] = "
-            f"'multiclass', or task='multiclass' where a reader reads the data."
+            "A binary task has the labels 0 and 1; got {got} classes. Say meta['task'] = 'multiclass', "
+            "or task='multiclass' where a reader reads the data.",
+            got=classes or largest,
         )
 
 

@@ -31,9 +31,10 @@ def check_classes(output: Tensor) -> None:
     """Raise MethodError unless the model gave a logit for each class."""
     if output.dim() != 2 or output.shape[1] == 1:
         raise MethodError(
-            f"Classes want logits of shape (B, classes), (B, 2) for a binary task; the model gave "
-            f"{tuple(output.shape)}. Let its last layer have one output for each class; numbers as labels want the "
-            f"loss squared_error."
+            "Classes want logits of shape (B, classes), (B, 2) for a binary task; the model gave "
+            "{shape}. Let its last layer have one output for each class; numbers as labels want the loss "
+            "squared_error.",
+            shape=tuple(output.shape),
         )
 
 
@@ -83,7 +84,8 @@ def says_class(output: Tensor, names: Sequence[str]) -> list[Said]:
     """Return each row's likeliest class and the probabilities of all, by name."""
     if output.dim() != 2:
         raise MethodError(
-            f"Wanted outputs of shape (rows, classes); got {tuple(output.shape)}. Let the model give one logit a class."
+            "Wanted outputs of shape (rows, classes); got {got}. Let the model give one logit a class.",
+            got=tuple(output.shape),
         )
     labels = names_of(names, output.shape[1])
     shares = output.float().softmax(1)
@@ -130,8 +132,10 @@ def check_tokens(output: Tensor, label: Tensor) -> None:
     """Raise MethodError unless the model gave logits for each token."""
     if output.dim() != label.dim() + 1 or output.shape[:-1] != label.shape:
         raise MethodError(
-            f"Labels are {tuple(label.shape)}, one for each token, so the model's logits must be (B, T, classes); it "
-            f"gave {tuple(output.shape)}. Take a model with a head for tokens, or labels of shape (examples,)."
+            "Labels are {shape}, one for each token, so the model's logits must be (B, T, classes); it "
+            "gave {got}. Take a model with a head for tokens, or labels of shape (examples,).",
+            shape=tuple(label.shape),
+            got=tuple(output.shape),
         )
 
 

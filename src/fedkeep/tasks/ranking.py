@@ -53,9 +53,11 @@ def check_candidates(output: Tensor, label: Tensor) -> None:
     """Raise MethodError unless the model gave scores of so many candidates that the right one may be missed."""
     if output.dim() != 2 or output.shape[1] <= TOP:
         raise MethodError(
-            f"A ranking wants scores of shape (B, candidates), of more than {TOP} candidates: it is judged by whether "
-            f"the right one is among the first {TOP}. The model gave {tuple(output.shape)}. Of fewer candidates, each "
-            f"is a class: say meta['task'] = 'multiclass'."
+            "A ranking wants scores of shape (B, candidates), of more than {TOP} candidates: it is "
+            "judged by whether the right one is among the first {TOP}. The model gave {shape}. Of fewer "
+            "candidates, each is a class: say meta['task'] = 'multiclass'.",
+            TOP=TOP,
+            shape=tuple(output.shape),
         )
 
 

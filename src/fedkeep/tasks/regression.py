@@ -22,8 +22,10 @@ def check_regression(output: Tensor, label: Tensor) -> None:
     """Raise MethodError unless the model gave one number per example."""
     if output.shape != label.shape:
         raise MethodError(
-            f"Regression wants outputs of shape (B,), one per label; the model gave {tuple(output.shape)} for labels "
-            f"{tuple(label.shape)}. Squeeze the last axis: out.squeeze(-1)."
+            "Regression wants outputs of shape (B,), one per label; the model gave {got} for labels "
+            "{labels}. Squeeze the last axis: out.squeeze(-1).",
+            got=tuple(output.shape),
+            labels=tuple(label.shape),
         )
 
 

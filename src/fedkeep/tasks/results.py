@@ -80,7 +80,10 @@ class Results:
             ConfigError: the task is a regression.
         """
         if self.kind.right is None:
-            raise ConfigError(f"A {self.kind.name} has errors, not right or wrong answers; see score.")
+            raise ConfigError(
+                "A {name} has errors, not right or wrong answers; see score.",
+                name=self.kind.name,
+            )
         label = np.zeros(0) if self.label is None else self.label
         return self.kind.right(self.score, label).astype(bool)
 
@@ -152,8 +155,10 @@ class Examples:
         before, tensors = before_task(task), self.valid if split == "valid" else self.tensors
         if f"{before}{model}/loss" not in tensors:
             raise ConfigError(
-                f"There are no results of {model!r}{f' in the task {task!r}' if task else ''}; there are "
-                f"{[n.removesuffix('/loss') for n in tensors if n.endswith('/loss')]}."
+                "There are no results of {model!r}{where}; there are {tensors}.",
+                model=model,
+                where=f" in the task {task!r}" if task else "",
+                tensors=[n.removesuffix("/loss") for n in tensors if n.endswith("/loss")],
             )
         label, place, true, predicted = (
             None if (found := tensors.get(before + name)) is None else found.numpy()

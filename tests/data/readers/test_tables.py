@@ -468,3 +468,9 @@ def test_json_and_parquet_may_hold_what_csv_cannot(tmp_path: Path) -> None:
     rows = [row | {"text": "\0" + row["text"]} for row in ROWS]
     for content, name in ((jsonl_of(rows), "t.jsonl"), (parquet_of(rows), "t.parquet")):
         assert read(tmp_path, content, name).examples == 3
+
+
+def test_one_feature_may_be_named_without_a_list(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("user,height,label\na,1.5,0\nb,2,1\n")
+    data = read_table(tmp_path / "t.csv", features="height")
+    assert data.meta["features"] == ["height"]

@@ -163,7 +163,11 @@ class FeatureCode(Code):
     def encoded(self, raw: Features, where: Where) -> NDArray[np.float32]:
         """Return the features on their scales, float32 (rows, features)."""
         if raw.names != self.names:
-            raise DataError(f"{where(0)}: {difference({'features': self.names}, {'features': raw.names})}.")
+            raise DataError(
+                "{where}: {difference}.",
+                where=where(0),
+                difference=difference({"features": self.names}, {"features": raw.names}),
+            )
         if not self.means:
             return self._single(raw.values)
         with np.errstate(over="ignore"):

@@ -34,7 +34,11 @@ def from_json(
     import pydantic  # not needed to import fedkeep
 
     if len(text) > LARGEST:
-        raise DataError(f"{where} is longer than {LARGEST >> 20} MiB. Is it the right file?")
+        raise DataError(
+            "{where} is longer than {LARGEST} MiB. Is it the right file?",
+            where=where,
+            LARGEST=LARGEST >> 20,
+        )
     column: Any = Annotated[functools.reduce(operator.or_, kinds), pydantic.Field(discriminator="kind")]
     strict = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     wanted: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
@@ -53,8 +57,11 @@ def from_json(
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))[:200]
         raise DataError(
-            f"{where} is no {what}, or is damaged: {f'{place}: ' if place else ''}{first['msg']}. Make it "
-            f"again."
+            "{where} is no {what}, or is damaged: {field}{why}. Make it again.",
+            where=where,
+            what=what,
+            field=f"{place}: " if place else "",
+            why=first["msg"],
         ) from None
     except DataError as error:
         raise DataError("{where} is no sound {what}: {error}", where=where, what=what, error=error) from None

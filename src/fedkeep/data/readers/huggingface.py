@@ -54,8 +54,9 @@ def raw_huggingface(
         found = datasets.load_dataset(source) if isinstance(source, str) else source
     except Exception as error:  # of the network, of its own, and whatever its readers of files raise
         raise DataError(
-            f"Cannot load the Hugging Face data set {source!r}: {first_line(error).rstrip('.')}. Check its name and "
-            f"the network."
+            "Cannot load the Hugging Face data set {source!r}: {why}. Check its name and the network.",
+            source=source,
+            why=first_line(error).rstrip("."),
         ) from error
     parts = dict(found) if isinstance(found, dict) else {None: found}
     wanted, usual = columns_of(user, label, text, features, time=time, opted_in=opted_in)
@@ -88,7 +89,10 @@ def raw_huggingface(
     short = [column for column, values in columns.items() if len(values) != len(places)]
     if short:
         raise DataError(
-            f"{name}: the column {short[0]!r} is missing from some of the splits {sorted(map(str, parts))}."
+            "{name}: the column {column!r} is missing from some of the splits {splits}.",
+            name=name,
+            column=short[0],
+            splits=sorted(map(str, parts)),
         )
     if not places:
         raise DataError("{name} holds no example.", name=name)

@@ -82,16 +82,33 @@ def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
             head = file.read(4 * (1 + axes))
             numbers = np.frombuffer(head[: len(head) // 4 * 4], ">u4").tolist()
             if not numbers or numbers[0] != magic:
-                raise DataError(f"{path}: wanted {MAGIC[magic]}, magic number {magic}; got {_kind(numbers)}.")
+                raise DataError(
+                    "{file}: wanted {wanted}, magic number {magic}; got {got}.",
+                    file=path,
+                    wanted=MAGIC[magic],
+                    magic=magic,
+                    got=_kind(numbers),
+                )
             if len(numbers) <= axes:
                 raise DataError(
-                    f"{path} is truncated: it ends inside its header of {4 * (1 + axes)} bytes. Fetch it again."
+                    "{file} is truncated: it ends inside its header of {length} bytes. Fetch it again.",
+                    file=path,
+                    length=4 * (1 + axes),
                 )
             entries, got = numbers[1], tuple(numbers[2:])
             if got != size:
-                raise DataError(f"{path}: wanted images of {_shape(size)}; got {_shape(got)}.")
+                raise DataError(
+                    "{file}: wanted images of {shape}; got {got}.",
+                    file=path,
+                    shape=_shape(size),
+                    got=_shape(got),
+                )
             if not entries:
-                raise DataError(f"{path} holds no {MAGIC[magic]}, only a header. Fetch it again.")
+                raise DataError(
+                    "{file} holds no {MAGIC}, only a header. Fetch it again.",
+                    file=path,
+                    MAGIC=MAGIC[magic],
+                )
             wanted = entries * math.prod(size)
             _check_promise(path, wanted)
             body = file.read(wanted + 1)
@@ -104,7 +121,12 @@ def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
     if len(body) != wanted:
         more = "more follow" if len(body) > wanted else f"only {len(body):,} follow"
         raise DataError(
-            f"{path}: the header promises {entries:,} {MAGIC[magic]}, {wanted:,} bytes; {more}. Fetch it again."
+            "{file}: the header promises {entries:,} {MAGIC}, {wanted:,} bytes; {more}. Fetch it again.",
+            file=path,
+            entries=entries,
+            MAGIC=MAGIC[magic],
+            wanted=wanted,
+            more=more,
         )
     return np.frombuffer(body, np.uint8).reshape(entries, *size)
 

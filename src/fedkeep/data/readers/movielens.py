@@ -52,7 +52,12 @@ def raw_movielens(path: str | Path) -> Raw:
                 raise ValueError
         except (ValueError, IndexError):
             raise DataError(
-                f"{file}, line {number}: wanted {', '.join(FIELDS)} between {separator!r}; got {line[:80]!r}."
+                "{file}, line {number}: wanted {wanted} between {separator!r}; got {got!r}.",
+                file=file,
+                number=number,
+                wanted=", ".join(FIELDS),
+                separator=separator,
+                got=line[:80],
             ) from None
         if not 0.5 <= rating <= 5:
             raise DataError(

@@ -106,8 +106,11 @@ def _column(path: Path, names: Sequence[str], known: Sequence[str]) -> str:
         if name in names:
             return name
     raise DataError(
-        f"{path} has no column {' or '.join(repr(name) for name in known)}; it has {sorted(names)}."
-        f"{did_you_mean(known[0], names)}"
+        "{file} has no column {known}; it has {names}.{near}",
+        file=path,
+        known=" or ".join(repr(name) for name in known),
+        names=sorted(names),
+        near=did_you_mean(known[0], names),
     )
 
 
@@ -141,7 +144,12 @@ def _picture(where: str, value: Any, shape: tuple[int, int, int]) -> Pixels:
         with quiet, Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.size != (width, height):
                 raise DataError(
-                    f"{where}: wanted an image of {width} × {height} pixels; got {image.size[0]} × {image.size[1]}."
+                    "{where}: wanted an image of {width} × {height} pixels; got {got} × {size}.",
+                    where=where,
+                    width=width,
+                    height=height,
+                    got=image.size[0],
+                    size=image.size[1],
                 )
             pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
     except DataError:

@@ -93,7 +93,9 @@ def _files(folder: Path) -> list[Path]:
     found = sorted(p for p in folder.iterdir() if p.name.endswith(FORMATS) and not p.name.startswith("."))
     if not found:
         raise DataError(
-            f"{folder} holds no file of reviews. Wanted one for each client that ends in one of {', '.join(FORMATS)}."
+            "{folder} holds no file of reviews. Wanted one for each client that ends in one of {FORMATS}.",
+            folder=folder,
+            FORMATS=", ".join(FORMATS),
         )
     return found
 
@@ -111,8 +113,11 @@ def _check_once(files: Sequence[Path], named: Sequence[tuple[str, str | None]]) 
     for file, who in zip(files, named, strict=True):
         if other := first.get(who):
             raise DataError(
-                f"{other} and {file.name} are both the {who[1] or 'whole'} file of client {who[0]!r}. Drop one of the "
-                f"two."
+                "{other} and {name} are both the {part} file of client {client!r}. Drop one of the two.",
+                other=other,
+                name=file.name,
+                part=who[1] or "whole",
+                client=who[0],
             )
         first[who] = file
 
@@ -146,7 +151,9 @@ def _joined(tables: Sequence[Table]) -> Table:
     for table in tables:
         if table.columns.keys() != columns.keys():
             raise DataError(
-                f"{table.where(0)}: wanted a split in every file or in none; {first.where(0)} is different."
+                "{place}: wanted a split in every file or in none; {other} is different.",
+                place=table.where(0),
+                other=first.where(0),
             )
         for name, values in columns.items():
             values.extend(table.columns[name].tolist())

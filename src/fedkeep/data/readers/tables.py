@@ -121,13 +121,13 @@ def columns_of(
 ) -> tuple[list[str], list[str]]:
     """Return the columns that there must be, and those of ``others`` that nobody named, under their usual names."""
     named = [name for name in others.values() if name is not None]
-    wanted = [user, *labels_in(label), *(features if features is not None else [text or "text"]), *named]
+    wanted = [user, *names_in(label), *names_in(text or "text" if features is None else features), *named]
     return wanted, [usual for usual, name in others.items() if name is None]
 
 
-def labels_in(label: str | Sequence[str]) -> list[str]:
-    """Return the columns of labels."""
-    return [label] if isinstance(label, str) else list(label)
+def names_in(names: str | Sequence[str]) -> list[str]:
+    """Return the names of columns, of which one alone may stand as a text."""
+    return [names] if isinstance(names, str) else list(names)
 
 
 def raw_from(
@@ -154,8 +154,8 @@ def raw_from(
     names = {"split": split, "time": time, "opted_in": opted_in}
     split, time, opted_in = (usual if name is None else name for usual, name in names.items())
     parts = table.each(split, SPLIT) if split in table.columns else None
-    inputs = [text or "text"] if features is None else features
-    if answers := [name for name in labels_in(label) if name in inputs]:
+    inputs = names_in(text or "text" if features is None else features)
+    if answers := [name for name in names_in(label) if name in inputs]:
         raise DataError(
             "The column {label!r} is named as {input} and as label: a model would read its answer. Name another.",
             label=answers[0],
@@ -169,8 +169,12 @@ def raw_from(
             raise DataError("Wanted the names of numeric columns as features; got none.")
         given = {"text": text, "vocabulary": vocabulary}
         if both := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
-            raise DataError(f"Wanted text or features; got {', '.join(both)} and {features=}. Leave one out.")
-        columns["x"] = Features(names=tuple(features), values=table.features(features))
+            raise DataError(
+                "Wanted text or features; got {got} and features={features!r}. Leave one out.",
+                got=", ".join(both),
+                features=features,
+            )
+        columns["x"] = Features(names=tuple(inputs), values=table.features(inputs))
     if time in table.columns:
         columns["time"] = Times(values=table.times(time))
     return Raw(

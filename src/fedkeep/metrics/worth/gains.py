@@ -65,19 +65,30 @@ class Paired:
         people, wanted = len(self.clients), (len(self.seeds), len(self.client))
         if not wanted[0] or self.ours.shape != wanted or self.theirs.shape != wanted:
             raise DataError(
-                f"Paired results: wanted two arrays of shape (seeds, examples) = {wanted} with at least one seed; got "
-                f"{self.ours.shape} and {self.theirs.shape}."
+                "Paired results: wanted two arrays of shape (seeds, examples) = {wanted} with at least one "
+                "seed; got {got} and {shape}.",
+                wanted=wanted,
+                got=self.ours.shape,
+                shape=self.theirs.shape,
             )
         if not (np.isfinite(self.ours).all() and np.isfinite(self.theirs).all()):
             raise DataError("Paired results: a value is NaN or infinite.")
         if set(np.unique(self.client).tolist()) != set(range(people)):
-            raise DataError(f"Paired results: each of the {people} clients wants an example, and no other.")
+            raise DataError(
+                "Paired results: each of the {people} clients wants an example, and no other.",
+                people=people,
+            )
         for name, found, shape in (
             ("trained", self.trained, (people,)),
             ("valid", self.valid, (2, people)),
         ):
             if found is not None and found.shape != shape:
-                raise DataError(f"Paired results: {name} wants the shape {shape}; got {found.shape}.")
+                raise DataError(
+                    "Paired results: {name} wants the shape {shape}; got {got}.",
+                    name=name,
+                    shape=shape,
+                    got=found.shape,
+                )
 
     @cached_property
     def examples(self) -> Array:

@@ -59,7 +59,10 @@ class SecureClient:
         check_threshold(self.threshold, keys, f"{self.name!r} was asked for shares")
         check_new_keys(keys)
         if keys.get(self.name) != self.keys():
-            raise SecureSumError(f"The keys of {self.name!r} that came back are not its own.")
+            raise SecureSumError(
+                "The keys of {name!r} that came back are not its own.",
+                name=self.name,
+            )
         self._keys = dict(sorted(keys.items()))
         places = range(1, len(keys) + 1)
         secrets = (self._masking.private_bytes_raw(), self._seed)
@@ -85,7 +88,11 @@ class SecureClient:
         self._move("shares", "masked")
         check_threshold(self.threshold, {*shares, self.name}, f"{self.name!r} was asked for its vector")
         if unknown := sorted(set(shares) - (set(self._keys) - {self.name})):
-            raise SecureSumError(f"{self.name!r} got shares of {unknown[0]!r}, who has sent no keys.")
+            raise SecureSumError(
+                "{name!r} got shares of {unknown!r}, who has sent no keys.",
+                name=self.name,
+                unknown=unknown[0],
+            )
         opened = {sender: self._opened(sender, content) for sender, content in shares.items()}
         if wrong := [sender for sender, pair in opened.items() if len(pair) != 2 * shamir.SHARE]:
             raise WrongShareError(
@@ -120,8 +127,10 @@ class SecureClient:
         check_threshold(self.threshold, survivors, f"{self.name!r} was asked to unmask")
         if self.name not in survivors or set(survivors) - set(self._held):
             raise SecureSumError(
-                f"{self.name!r} was asked to unmask a sum that it is not in, or that clients are in whose shares it "
-                f"does not hold: {sorted(set(survivors) - set(self._held))}."
+                "{name!r} was asked to unmask a sum that it is not in, or that clients are in whose shares "
+                "it does not hold: {survivors}.",
+                name=self.name,
+                survivors=sorted(set(survivors) - set(self._held)),
             )
         return Revealed(
             seeds={name: self._held[name][shamir.SHARE :] for name in survivors},
@@ -163,8 +172,13 @@ class SecureClient:
         if self._step != wanted:
             twice = " A mask key used twice would show what it hides." if to == "masked" else ""
             raise SecureSumError(
-                f"{self.name!r} was asked for {to!r} after {self._step!r}; wanted once, after {wanted!r}.{twice} Begin "
-                f"another round with new keys."
+                "{name!r} was asked for {to!r} after {step!r}; wanted once, after {wanted!r}.{twice} Begin "
+                "another round with new keys.",
+                name=self.name,
+                to=to,
+                step=self._step,
+                wanted=wanted,
+                twice=twice,
             )
         self._step = to
 

@@ -37,7 +37,10 @@ def agreed(key: Any, theirs: bytes, purpose: str) -> bytes:
     try:
         shared = key.exchange(_x25519().X25519PublicKey.from_public_bytes(theirs))
     except ValueError as error:  # a point of small order: everybody knows what it agrees on
-        raise SecureSumError(f"A public key is none that can be agreed with: {error}.") from error
+        raise SecureSumError(
+            "A public key is none that can be agreed with: {why}.",
+            why=error,
+        ) from error
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose.encode()).derive(shared)
 
 
@@ -60,7 +63,10 @@ def opened(key: bytes, content: bytes, about: str) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(NONCE, content, about.encode())
     except (InvalidTag, ValueError) as error:
-        raise SecureSumError(f"A sealed message ({about}) was changed on its way.") from error
+        raise SecureSumError(
+            "A sealed message ({about}) was changed on its way.",
+            about=about,
+        ) from error
 
 
 def mask(key: bytes, size: int, dtype: np.dtype[Any]) -> np.ndarray:

@@ -40,7 +40,11 @@ class Keys:
         for name in ("sealing", "masking", "commitment"):
             value = getattr(self, name)
             if not (isinstance(value, bytes) and len(value) == 32):
-                raise SecureSumError(f"The key {name!r} must be 32 bytes; got {value!r:.80}.")
+                raise SecureSumError(
+                    "The key {name!r} must be 32 bytes; got {got!r:.80}.",
+                    name=name,
+                    got=value,
+                )
         if self.sealing == self.masking:
             raise SecureSumError("The keys 'sealing' and 'masking' must differ; they are the same.")
 
@@ -83,17 +87,25 @@ def check_threshold(threshold: int, clients: Collection[str], what: str) -> None
     """Raise SecureSumError unless there are enough clients, and the threshold is such that two sums can't be made."""
     if threshold < LEAST:
         raise SecureSumError(
-            f"The threshold must be at least {LEAST}: the sum of one is its vector; got {threshold}."
+            "The threshold must be at least {LEAST}: the sum of one is its vector; got {got}.",
+            LEAST=LEAST,
+            got=threshold,
         )
     if len(clients) < threshold:
         raise SecureSumError(
-            f"{what}: {len(clients)} clients, and the threshold is {threshold}. A sum of fewer would say too much of "
-            f"each. Wait for more, or begin another round."
+            "{what}: {clients_count} clients, and the threshold is {threshold}. A sum of fewer would say "
+            "too much of each. Wait for more, or begin another round.",
+            what=what,
+            clients_count=len(clients),
+            threshold=threshold,
         )
     if 2 * threshold <= len(clients):
         raise SecureSumError(
-            f"{what}: a threshold of {threshold} is not more than half of {len(clients)} clients, so a server could "
-            f"ask two halves for the secrets of one client's both masks. Raise the threshold."
+            "{what}: a threshold of {threshold} is not more than half of {clients_count} clients, so a "
+            "server could ask two halves for the secrets of one client's both masks. Raise the threshold.",
+            what=what,
+            threshold=threshold,
+            clients_count=len(clients),
         )
 
 
@@ -104,7 +116,9 @@ def check_new_keys(keys: Mapping[str, Keys]) -> None:
         for key in (each.sealing, each.masking):
             if key in seen:
                 raise SecureSumError(
-                    f"A mask key is used twice, by {seen[key]!r} and {client!r}: their masks would show differences of "
-                    f"what they hide. Every client makes new keys for every round."
+                    "A mask key is used twice, by {seen!r} and {client!r}: their masks would show differences of "
+                    "what they hide. Every client makes new keys for every round.",
+                    seen=seen[key],
+                    client=client,
                 )
             seen[key] = client

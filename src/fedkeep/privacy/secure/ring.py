@@ -28,11 +28,21 @@ class FixedPoint:
 
     def __post_init__(self) -> None:
         if self.bits not in (32, 64):
-            raise ConfigError(f"bits must be 32 or 64; got {self.bits!r}.")
+            raise ConfigError(
+                "bits must be 32 or 64; got {got!r}.",
+                got=self.bits,
+            )
         if not (math.isfinite(self.bound) and self.bound > 0):
-            raise ConfigError(f"bound must be a positive number; got {self.bound!r}.")
+            raise ConfigError(
+                "bound must be a positive number; got {got!r}.",
+                got=self.bound,
+            )
         if not 1 <= self.clients < 2 ** (self.bits - 2):
-            raise ConfigError(f"clients must lie between 1 and {2 ** (self.bits - 2)}; got {self.clients!r}.")
+            raise ConfigError(
+                "clients must lie between 1 and {most}; got {got!r}.",
+                most=2 ** (self.bits - 2),
+                got=self.clients,
+            )
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -65,8 +75,11 @@ class FixedPoint:
         if wrong.any():
             place = int(np.flatnonzero(wrong)[0])
             raise SecureSumError(
-                f"A secure sum takes numbers of at most {self.bound:g} in size; number {place} is "
-                f"{exact.ravel()[place]:g}. Clip before, or raise the bound."
+                "A secure sum takes numbers of at most {bound:g} in size; number {place} is {value:g}. Clip "
+                "before, or raise the bound.",
+                bound=self.bound,
+                place=place,
+                value=exact.ravel()[place],
             )
         return np.rint(exact / self.step).astype(self.signed).view(self.dtype)
 

@@ -43,8 +43,9 @@ class Spent:
         hashes = {hashlib.sha256(key).digest() for key in (keys.sealing, keys.masking)}
         if hashes & self.seen:
             raise SecureSumError(
-                f"A mask key is used twice: {client!r} sent a key of an earlier round, so two of its vectors would "
-                f"have the same mask. Every client makes new keys for every round."
+                "A mask key is used twice: {client!r} sent a key of an earlier round, so two of its vectors "
+                "would have the same mask. Every client makes new keys for every round.",
+                client=client,
             )
         self.seen |= hashes
 
@@ -97,7 +98,9 @@ class SecureServer:
         self._expect("shares", client, client in self._keys and client not in self._boxes)
         if set(shares) != set(self._keys) - {client}:
             raise SecureSumError(
-                f"{client!r} must send a share for each other client; it sent {len(shares)}."
+                "{client!r} must send a share for each other client; it sent {shares_count}.",
+                client=client,
+                shares_count=len(shares),
             )
         _check_lengths(client, shares.values(), 2 * shamir.SHARE + crypto.SEAL)
         self._boxes[client] = dict(shares)
@@ -113,8 +116,12 @@ class SecureServer:
         self._expect("masked", client, client in self._boxes and client not in self._in)
         if vector.shape != (self.size,) or vector.dtype != self._total.dtype:
             raise SecureSumError(
-                f"The masked vector of {client!r} should be ({self.size},) {self._total.dtype}, is {vector.shape} "
-                f"{vector.dtype}."
+                "The masked vector of {client!r} should be ({size},) {dtype}, is {shape} {dtype_2}.",
+                client=client,
+                size=self.size,
+                dtype=self._total.dtype,
+                shape=vector.shape,
+                dtype_2=vector.dtype,
             )
         self._total += vector
         self._in.add(client)
@@ -131,8 +138,13 @@ class SecureServer:
         lost = set(self._boxes) - self._in
         if set(shares.seeds) != self._in or set(shares.keys) != lost:
             raise SecureSumError(
-                f"{client!r} must reveal seeds of the {len(self._in)} in the sum and keys of the {len(lost)} others; "
-                f"it revealed {len(shares.seeds)} and {len(shares.keys)}."
+                "{client!r} must reveal seeds of the {there} in the sum and keys of the {lost_count} "
+                "others; it revealed {seeds_count} and {keys_count}.",
+                client=client,
+                there=len(self._in),
+                lost_count=len(lost),
+                seeds_count=len(shares.seeds),
+                keys_count=len(shares.keys),
             )
         _check_lengths(client, (*shares.seeds.values(), *shares.keys.values()), shamir.SHARE)
         self._revealed[client] = shares
@@ -229,15 +241,23 @@ class SecureServer:
     def _expect(self, step: str, client: str, right: bool) -> None:
         if self._step != step or not right:
             raise SecureSumError(
-                f"{step!r} of {client!r} came at the step {self._step!r}, a second time, or of somebody who takes no "
-                f"part. Each client sends each message once."
+                "{step!r} of {client!r} came at the step {now!r}, a second time, or of somebody who takes "
+                "no part. Each client sends each message once.",
+                step=step,
+                client=client,
+                now=self._step,
             )
 
 
 def _check_lengths(client: str, shares: Iterable[bytes], wanted: int) -> None:
     """Raise SecureSumError at a share of another length; to join long ones takes long."""
     if wrong := [share for share in shares if len(share) != wanted]:
-        raise SecureSumError(f"A share of {client!r} should be {wanted} bytes, is {len(wrong[0])}.")
+        raise SecureSumError(
+            "A share of {client!r} should be {wanted} bytes, is {wrong_count}.",
+            client=client,
+            wanted=wanted,
+            wrong_count=len(wrong[0]),
+        )
 
 
 def threshold_for(count: int, share: float) -> int:

@@ -30,9 +30,16 @@ def split(secret: bytes, threshold: int, places: Sequence[int]) -> list[bytes]:
         SecureSumError: the secret is too long, a place is 0 or comes twice, or there are fewer than the threshold.
     """
     if len(secret) > LONGEST or len(set(places)) < len(places) or not all(0 < p < PRIME for p in places):
-        raise SecureSumError(f"Shares want a secret of at most {LONGEST} bytes and different places above 0.")
+        raise SecureSumError(
+            "Shares want a secret of at most {LONGEST} bytes and different places above 0.",
+            LONGEST=LONGEST,
+        )
     if not 1 <= threshold <= len(places):
-        raise SecureSumError(f"{len(places)} shares cannot have a threshold of {threshold}.")
+        raise SecureSumError(
+            "{places_count} shares cannot have a threshold of {threshold}.",
+            places_count=len(places),
+            threshold=threshold,
+        )
     coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     shares = []
     for place in places:
