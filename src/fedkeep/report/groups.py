@@ -40,16 +40,14 @@ class Configuration:
     @property
     def best_personal(self) -> float | None:
         """The best possible value of a model that knows the user."""
-        return self._known("best")
+        best: float | None = self.runs[0].info.get("best")
+        return best
 
     @property
     def best_global(self) -> float | None:
         """The best possible value of a model that doesn't know the user."""
-        return self._known("best_global")
-
-    def _known(self, key: str) -> float | None:
-        value = self.runs[0].info.get(key)
-        return float(value) if isinstance(value, int | float) else None
+        best: float | None = self.runs[0].info.get("best_global")
+        return best
 
     def selected(self, metric: str, chosen_by: str) -> tuple[float, float | None]:
         """Return mean and deviation over seeds of the test metric at each run's best valid round; NaN for none."""

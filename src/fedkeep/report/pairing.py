@@ -64,7 +64,9 @@ class Side:
         """
         found = {run.seed: run for run in self.runs}
         if len(found) < len(self.runs):
-            raise ConfigError(f"{self.label}: two runs have the same seed. Name each seed's run once.")
+            raise ConfigError(
+                "{label}: two runs have the same seed. Name each seed's run once.", label=self.label
+            )
         return found
 
 
@@ -78,8 +80,10 @@ def own_side(group: Configuration) -> Side:
         models = _models(run)
         if "adapted" not in models and ("own" not in models or _adapts_later(run)):
             raise ConfigError(
-                f"{run.folder}: {run.method!r} gives clients models of their own only after adapting, and the run "
-                f"keeps no results of these. Run it with evaluate_adapted = true."
+                "{run}: {method!r} gives clients models of their own only after adapting, and the run keeps no "
+                "results of these. Run it with evaluate_adapted = true.",
+                run=run.folder,
+                method=run.method,
             )
     adapted = all("adapted" in _models(run) for run in group.runs)
     return Side(group.label, group.runs, "adapted" if adapted else "own")
@@ -139,7 +143,9 @@ def kept(run: RunFiles) -> Examples:
         else:
             why = "It was never evaluated, or has no finished round; run it with evaluate_every above 0."
         raise ConfigError(
-            f"{run.folder} keeps no results of single test examples, so it can't be compared with another. {why}"
+            "{run} keeps no results of single test examples, so it can't be compared with another. {why}",
+            run=run.folder,
+            why=why,
         )
     return run.examples
 
@@ -153,8 +159,12 @@ def check_comparable(ours: Side, theirs: Side) -> None:
     one, other = ours.by_seed(), theirs.by_seed()
     if one.keys() != other.keys():
         raise ConfigError(
-            f"Seeds differ between methods: {ours.label} has {_seeds(one)}, {theirs.label} has {_seeds(other)}. Run "
-            f"both with the same seeds."
+            "Seeds differ between methods: {ours} has {our_seeds}, {theirs} has {their_seeds}. Run both with the same "
+            "seeds.",
+            ours=ours.label,
+            our_seeds=_seeds(one),
+            theirs=theirs.label,
+            their_seeds=_seeds(other),
         )
     first = ours.runs[0]
     for run in (*ours.runs, *theirs.runs):
@@ -162,8 +172,11 @@ def check_comparable(ours: Side, theirs: Side) -> None:
         if data != wanted:
             differing = sorted(k for k in {*data, *wanted} if data.get(k) != wanted.get(k))
             raise ConfigError(
-                f"{run.folder} was run on other data than {first.folder}: {', '.join(differing)} differ. Compare runs "
-                f"on the same data; where they follow the seed, compare one seed at a time."
+                "{run} was run on other data than {first}: {differing} differ. Compare runs on the same data; where they "
+                "follow the seed, compare one seed at a time.",
+                run=run.folder,
+                first=first.folder,
+                differing=", ".join(differing),
             )
 
 
@@ -223,23 +236,24 @@ def check_metric(metric: str, kind: Kind) -> None:
         ConfigError: they can't.
     """
     if metric in POOLED:
+        choose = "accuracy or loss; gains in pooled accuracy, AUC and RMSE stand in the report too"
         if kind.right is None:
-            raise ConfigError(
-                f"{metric} has no value for a single example, so clients can't be compared by it. Choose loss, the "
-                f"squared error; the gain in RMSE stands in the report too."
-            )
+            choose = "loss, the squared error; the gain in RMSE stands in the report too"
         raise ConfigError(
-            f"{metric} has no value for a single example, so clients can't be compared by it. Choose accuracy or loss; "
-            f"gains in pooled accuracy, AUC and RMSE stand in the report too."
+            "{metric} has no value for a single example, so clients can't be compared by it. Choose {choose}.",
+            metric=metric,
+            choose=choose,
         )
     check_choice("The metric must be", metric, METRICS)
     if metric in CLASS_METRICS and not kind.has_classes:
         raise ConfigError(
-            f"{metric} is of examples that have a class; the task is {kind.name!r}. Choose another --metric."
+            "{metric} is of examples that have a class; the task is {kind!r}. Choose another --metric.",
+            metric=metric,
+            kind=kind.name,
         )
     if metric == "accuracy" and kind.right is None:
         raise ConfigError(
-            f"A {kind.name} has no right or wrong answers, so no accuracy. Choose --metric loss."
+            "A {kind} has no right or wrong answers, so no accuracy. Choose --metric loss.", kind=kind.name
         )
 
 
@@ -263,8 +277,12 @@ def check_spread(metric: str, label: Ints, client: Ints, names: Sequence[str] = 
         rarest = int(classes[owners.argmin()])
         shown = repr(str(names[rarest])) if rarest < len(names) else f"{rarest}"
         raise ConfigError(
-            f"{metric} wants test examples of every class of {FEW} users at least, so that leaving out one shows what "
-            f"is chance; of the class {shown} {owners.min()} have some. Choose --metric accuracy or loss."
+            "{metric} wants test examples of every class of {least} users at least, so that leaving out one shows what "
+            "is chance; of the class {rarest} {users} have some. Choose --metric accuracy or loss.",
+            metric=metric,
+            least=FEW,
+            rarest=shown,
+            users=int(owners.min()),
         )
 
 
@@ -328,8 +346,10 @@ def _results(run: RunFiles, side: Side, task: str | None) -> Results:
 def _shares(results: Results, metric: str, client: Ints, run: RunFiles) -> Floats:
     if results.classes is None:
         raise ConfigError(
-            f"{run.folder} keeps no predicted classes, so it can't be compared by {metric}. Run it with run.metrics = "
-            f"['{metric}']."
+            "{run} keeps no predicted classes, so it can't be compared by {metric}. Run it with run.metrics = "
+            "['{metric}'].",
+            run=run.folder,
+            metric=metric,
         )
     label, predicted = results.classes
     check_spread(metric, label, client)
@@ -344,8 +364,12 @@ def _check_same(first: Results, where: Any, found: Results, run: RunFiles) -> No
     same = np.array_equal(first.row, found.row) and np.array_equal(first.client, found.client)
     if not same:
         raise ConfigError(
-            f"{run.folder} has results of other test examples than {where}: {_counted(found)} against "
-            f"{_counted(first)}. Compare runs that judge the same clients; hold_out leaves out others with every seed."
+            "{run} has results of other test examples than {first}: {got} against {wanted}. Compare runs that judge the "
+            "same clients; hold_out leaves out others with every seed.",
+            run=run.folder,
+            first=where,
+            got=_counted(found),
+            wanted=_counted(first),
         )
 
 

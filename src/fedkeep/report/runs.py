@@ -195,7 +195,8 @@ def _is_of(path: Path, about: dict[str, Any], commit: Commit, notes: list[str]) 
     """Tell whether a file is of the run's last round; note it where it is not."""
     if about.get("run") != commit.run:
         raise RunError(
-            f"{path} is of another run than run.json beside it. Delete it, or restore the run's own."
+            "{file} is of another run than run.json beside it. Delete it, or restore the run's own.",
+            file=path,
         )
     if about.get("round") != commit.round:
         notes.append(
@@ -209,7 +210,7 @@ def _read_info(path: Path) -> dict[str, Any]:
     from fedkeep.report.forms import Info, check
 
     if not path.exists():
-        raise RunError(f"{path.parent} is no run directory: it has no run.json.")
+        raise RunError("{folder} is no run directory: it has no run.json.", folder=path.parent)
     info = read_info(path.parent)
     check(Info, info, path)
     return info

@@ -1,1 +1,1 @@
-"""What the papers share: the store of finished cells, and figures as PNG or SVG."""
+"""What the papers share: the store of finished cells, and figures of the same charts as a report's."""
