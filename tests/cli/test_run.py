@@ -172,13 +172,6 @@ def test_fedkeep_data_names_the_folder_of_data(
     assert "Accuracy" in result.stdout
 
 
-def test_same_seed_same_bytes_other_seed_other_bytes(fedkeep: Command) -> None:
-    for out, seed in (("a", 0), ("b", 0), ("c", 1)):
-        assert fedkeep("run", "toy.toml", "--out", out, "--seed", seed).exit_code == 0
-    assert states(Path("a")) == states(Path("b"))
-    assert states(Path("a"))["records.jsonl"] != states(Path("c"))["records.jsonl"]
-
-
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
     fedkeep: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,12 +244,6 @@ def test_a_built_in_configuration_by_name(fedkeep: Command) -> None:
     assert result.exit_code == 0, result.output
     assert "Best possible accuracy on test: " in result.stdout
     assert Path("runs/demo-personalized-fl-0/commit.json").exists()
-
-
-def test_centralised_training_by_name(fedkeep: Command) -> None:
-    small = ["--set", "data.users=4", "--set", "data.examples=10", "--set", "run.epochs=2"]
-    assert fedkeep("run", "demo/personalized-server", *small, "--out", "server").exit_code == 0
-    assert json.loads(Path("server/run.json").read_text(encoding="utf-8"))["centralised"] is True
 
 
 def test_nothing_judged(fedkeep: Command) -> None:

@@ -28,22 +28,13 @@ def test_a_run_that_ended_in_an_error_says_so_until_it_goes_on(
 
     def run(**options: Any) -> Any:
         method = methods.furl("user", local=Phase(optimizer=sgd(0.1)))
-        return simulate(
-            Breaking(), method, classes(), rounds=3, out=folder, evaluate_every=0, progress=False, **options
-        )
+        return simulate(Breaking(), method, classes(), rounds=3, evaluate_every=0, progress=False, **options)
 
     broken[0] = False
-    whole = simulate(
-        Breaking(),
-        methods.furl("user", local=Phase(optimizer=sgd(0.1))),
-        classes(),
-        rounds=3,
-        evaluate_every=0,
-        progress=False,
-    )
+    whole = run()
     broken[0] = True
     with pytest.raises(NonFiniteError) as error:
-        run()
+        run(out=folder)
     info = read_info(folder)
     assert (info["status"], info["error"]) == ("failed", str(error.value))
     warn_of_unfinished([folder])
@@ -51,7 +42,7 @@ def test_a_run_that_ended_in_an_error_says_so_until_it_goes_on(
         f"after round 0 of 3, so its numbers may still change. It ended in an error: {error.value}"
     )
     broken[0] = False
-    again = run(resume=True)
+    again = run(out=folder, resume=True)
     info = read_info(folder)
     assert info["status"] == "finished"
     assert "error" not in info

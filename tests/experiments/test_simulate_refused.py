@@ -125,12 +125,11 @@ class Flat(Logits):
 
 @pytest.mark.parametrize(("model", "shape"), [(One, "(4, 1)"), (Flat, "(4,)")])
 def test_one_logit_for_a_binary_task(model: type[Logits], shape: str) -> None:
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        said=f"Classes want logits of shape (B, classes), (B, 2) for a binary task; the model gave {shape}",
+    ):
         simulate(model().double(), FURL, DATA, rounds=1, engine="sequential")
-    assert (
-        f"Classes want logits of shape (B, classes), (B, 2) for a binary task; the model gave {shape}"
-        in str(error.value)
-    )
 
 
 def test_data_without_the_column_of_the_loss() -> None:

@@ -174,8 +174,12 @@ class Simulation:
         check_engine(settings.engine, settings.workers, settings.device)
         self.settings, self.data, self.given_store = settings, data, private
         self.net = Net(module.to(settings.device))
-        self.clients, self.held_out = take_part(data, settings.hold_out, int(seed))
-        trains = who_trains(data, method, self.clients)
+        everyone = np.arange(len(data)), np.zeros(0, np.int64)
+        self.clients, self.held_out = (
+            hold_out(data, settings.hold_out, int(seed)) if settings.hold_out else everyone
+        )
+        # Who has no training examples is never drawn, but judged with default private values (FURL, §4.2).
+        trains = self.clients[train_counts(data, method)[self.clients] > 0]
         self.conductor = Conductor(
             settings,
             Members(
@@ -217,8 +221,7 @@ class Simulation:
             try:
                 store = self._store(out, resume)
                 conductor.recover(self.engine, store)
-                device, drive = self._drive(store, progress)
-                self._decide(device, resume)
+                drive = self._drive(store, resume, progress)
                 with conductor.under_way(drive):
                     drive.go()
                 self._note_engine()
@@ -296,7 +299,7 @@ class Simulation:
         write_partition(out, data)
         return directory.store(default, data.ids)
 
-    def _drive(self, store: PrivateStore, progress: bool | None) -> tuple[LocalDevice, Drive]:
+    def _drive(self, store: PrivateStore, resume: bool, progress: bool | None) -> Drive:
         conductor, settings = self.conductor, self.settings
         job = job_of(
             self.method,
@@ -317,20 +320,16 @@ class Simulation:
             state=lambda: centralised_state(self.engine),
             progress=progress,
         )
-        return device, drive
-
-    def _decide(self, device: LocalDevice, resume: bool) -> None:
-        """Let ``auto`` decide before the first round; a run that goes on keeps the engine that its folder names.
-
-        One that was stopped before its first round was over may not have decided yet: it decides now.
-        """
-        if not isinstance(self.engine, Auto):
-            return
-        directory = self.conductor.directory
-        begun = resume and directory is not None and directory.round > 0
-        self.engine.decide(device.job, str(directory.read_info()["engine"]) if begun and directory else "")
-        if not begun:
-            self._note_engine()
+        if isinstance(self.engine, Auto):
+            # A run that goes on keeps the engine that its folder names; one that was stopped before its first round was
+            # over may not have decided yet, and decides now.
+            directory = (
+                conductor.directory if resume and conductor.directory and conductor.directory.round else None
+            )
+            self.engine.decide(device.job, str(directory.read_info()["engine"]) if directory else "")
+            if directory is None:
+                self._note_engine()
+        return drive
 
     def _note_engine(self) -> None:
         """Say in the folder which engine is in use."""
@@ -361,14 +360,6 @@ class Simulation:
         return self.conductor.about(about, in_use(self.engine, self.reason), more, self.settings.device)
 
 
-def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of clients in federation and of those held out of it.
-
-    A client without training examples is never drawn, but judged with default private values (FURL, §4.2).
-    """
-    return hold_out(data, fraction, seed) if fraction else (np.arange(len(data)), np.zeros(0, np.int64))
-
-
 def train_counts(data: FederatedData, method: Method) -> np.ndarray:
     """Return for each client how many examples a round would train on: where all phases want opted-in ones, those.
 
@@ -381,12 +372,6 @@ def train_counts(data: FederatedData, method: Method) -> np.ndarray:
     rows = data.split_rows("train")
     inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows]]), minlength=len(data))
     return inside if inside.any() else data.counts("train")
-
-
-def who_trains(data: FederatedData, method: Method, clients: np.ndarray) -> np.ndarray:
-    """Return those of some clients from whom cohorts are drawn: they have something to train on."""
-    found: np.ndarray = clients[train_counts(data, method)[clients] > 0]
-    return found
 
 
 FILE = "partition.safetensors"
