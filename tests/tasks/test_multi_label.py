@@ -235,3 +235,15 @@ def test_one_label_and_several_are_not_the_same_encoding(tmp_path: Path) -> None
             merged([ours.summary(), theirs.summary()])
     batch = Encoding.of(several.summary()).batch(label=[["spam"], [], ["urgent", "billing"]])
     assert batch["label"].tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]]
+
+
+def test_a_loss_of_one_class_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table_of(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("several.toml").write_text(CONFIG.replace("binary_cross_entropy", "cross_entropy"))
+    result = CliRunner().invoke(app, ["run", "several.toml", "--data", ".", "--out", "r"])
+    assert result.exit_code == 2
+    assert "'binary_cross_entropy'" in " ".join(result.output.split())
+    assert not Path("r").exists()

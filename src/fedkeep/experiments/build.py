@@ -53,6 +53,7 @@ from fedkeep.methods import (
 from fedkeep.methods.augment import Augmented
 from fedkeep.nn.accelerate import swap_, swaps_of
 from fedkeep.privacy import GaussianNoise
+from fedkeep.tasks import MULTI_LABEL, of_several
 
 __all__ = [
     "MODELS",
@@ -448,13 +449,22 @@ def check_loss(
         options: what it is given, beside sizes that the data fix.
 
     Raises:
-        ConfigError: the loss wants classes and the data hold numbers, or there are not as many weights as classes.
+        ConfigError: the loss wants classes and the data hold numbers or several labels an example, or there are not as
+            many weights as classes.
     """
     label = encoding.columns.get(config.label)
     if config.kind == "cross_entropy" and label is not None and label.dtype.kind == "f":
         raise ConfigError(
             f"method.loss: 'cross_entropy' wants classes, but the column {config.label!r} holds {label.dtype}. For "
             f"numbers as labels say method.loss.kind = 'squared_error'."
+        )
+    several = of_several(encoding.meta.get("task")) and config.label == "label"
+    if config.kind == "cross_entropy" and several:
+        raise ConfigError(
+            "method.loss: 'cross_entropy' wants one class an example, and the task is {task!r}. Say method.loss.kind = "
+            "{loss!r}.",
+            task=MULTI_LABEL.name,
+            loss=MULTI_LABEL.loss,
         )
     classes = options.get("classes", encoding.sizes.get("classes"))
     weights, known = config.class_weights, "classes" in inspect.signature(make).parameters

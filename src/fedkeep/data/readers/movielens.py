@@ -88,7 +88,7 @@ def raw_movielens_100k(folder: str | Path | None = None) -> Raw:
     """Read MovieLens-100K, as :func:`raw_movielens` does, from the installed package ``recbole``.
 
     Args:
-        folder: as for `installed.inside`.
+        folder: as for `files.inside`.
 
     Raises:
         DataError: ``recbole`` is not installed, or its file is malformed.
@@ -106,7 +106,7 @@ def movielens_100k_ranking(
     """Read MovieLens-100K for HR@10 and NDCG@10: which of 1 + ``against`` films did the user rate last?
 
     Args:
-        folder: as for `installed.inside`.
+        folder: as for `files.inside`.
         against, seed: as for `fedkeep.data.leave_one_out.leave_one_out`.
 
     Raises:

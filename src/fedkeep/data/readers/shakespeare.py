@@ -38,7 +38,7 @@ def shakespeare(
     numbers of ``ALPHABET``; before a role's first character stand line breaks.
 
     Args:
-        folder: as for `installed.inside`.
+        folder: as for `files.inside`.
         width: characters to predict from.
         every: one example for so many characters; 1 takes all of them.
         least: characters that a role must have.
