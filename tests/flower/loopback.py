@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
@@ -28,8 +29,8 @@ class Loopback:
         self.carried: dict[str, bytes] = {}
         self.replies: dict[str, Message] = {}
 
-    def get_node_ids(self) -> list[int]:
-        return list(self.contexts)
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=b"key %d" % node) for node in self.contexts]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return [self._push(message) for message in messages]

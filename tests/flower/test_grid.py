@@ -155,7 +155,13 @@ def failing(status, monkeypatch, grid, *names):
         monkeypatch.setattr(grid, name, fail)
 
 
-CALLS = ("get_node_ids", "push_messages", "pull_messages")
+def test_a_node_is_known_by_the_key_that_the_link_has_of_it():
+    carrier, _ = transport()
+    assert [carrier.key(node) for node in carrier.nodes()] == [b"key 7".hex(), b"key 8".hex()]
+    assert carrier.key("9") == ""
+
+
+CALLS = ("get_nodes", "push_messages", "pull_messages")
 
 
 def test_a_fault_of_the_link_ends_no_run(monkeypatch):

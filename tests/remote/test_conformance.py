@@ -55,7 +55,7 @@ def ledger_of(folder: Path) -> dict[str, Line]:
     """Return the lines of all clients in a run's folder."""
     directory = RunDirectory.open(folder, write=False)
     info = directory.read_info()
-    roster = Roster.of(dict(zip(info["roster"]["ids"], info["roster"]["counts"], strict=True)))
+    roster = Roster.from_plain(info["roster"])
     versions = VersionLedger(len(roster.ids))
     directory.recover(versions)
     directory.close()

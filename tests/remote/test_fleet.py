@@ -12,6 +12,7 @@ import torch
 from filelock import FileLock
 
 from fedkeep.core.errors import BusyError, ConfigError
+from fedkeep.core.run_files import read_info
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.agreement import refusal
 from fedkeep.remote.device_file import locked
@@ -320,3 +321,24 @@ def test_a_result_that_comes_twice_of_more_clients_or_finer_than_asked_is_refuse
     assert len(events(tmp_path, "lost")) == 2 * len(devices.nodes[1].clients)
     mine = [len(devices.data.rows(place, "test")) for place in range(0, len(devices.data), 2)]
     assert {r.n for r in history if (r.split, r.client) == ("test", None)} == {sum(mine)}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_node_with_another_key_that_claims_a_site_changes_nothing(stopped: bool, tmp_path: Path) -> None:
+    """It is refused by name, also by a server that starts again while the site is not there yet."""
+    keys = {"node-0": "zero", "node-1": "one", "thief": "two"}
+    devices = Devices(CASE, tmp_path / "devices", 2, keys=keys)
+    thief = Devices(CASE, tmp_path / "thief", 2).nodes[0]
+    transport = devices.transport
+    if stopped:
+        served(devices, tmp_path, rounds=2)
+        transport.leave("node-0")
+        transport.after(300.0, lambda: transport.join("node-0", devices.nodes[0].serve))
+    transport.join("thief", thief.serve)
+    served(devices, tmp_path)
+    assert list(thief._runs) == [str(read_info(tmp_path / "run")["run"])], "it was told of the run alone"
+    assert not {kind for kind, name, _ in transport.carried if name == "thief"} - {"hello", "encoding"}
+    text = (tmp_path / "run" / "events.jsonl").read_text()
+    assert text.count("Node 'thief' claims client 'user-0', which belongs to another key.") == 1
+    thief.close()
+    assert_undisturbed(devices, tmp_path)

@@ -114,6 +114,57 @@ def test_a_client_that_its_old_node_has_no_more_is_on_the_new_one() -> None:
     assert said(nodes, "moved") == ["Client 'b' is on node 'y'."]
 
 
+KEYS = {"x": "one", "x.1": "one", "y": "two"}
+
+
+class TestKeys:
+    """A client belongs to the key that first brought it; the link knows keys, and no node's word counts."""
+
+    def test_a_claim_by_another_key_is_refused_by_name_once_and_stops_nobody(self) -> None:
+        transport = MemoryTransport({"x": device("a", "b")}, keys=KEYS)
+        nodes = met(transport)
+        transport.join("y", device("b", "c"))
+        passed(nodes)
+        nodes.ask_anew("y")
+        passed(nodes)
+        assert nodes.place == {"a": "x", "b": "x", "c": "y"}
+        assert nodes.twice == {}
+        (told,) = said(nodes, "refused")
+        assert told.startswith("Node 'y' claims client 'b', which belongs to another key.")
+        hellos = [node for kind, node, _ in transport.carried if kind == "hello"]
+        assert hellos == ["x", "y", "y"], "the owner is not asked for what another claims"
+
+    @pytest.mark.parametrize("claims", [device("a"), device("a", refuses="No."), "unfit"])
+    def test_while_its_owner_is_away_a_client_is_waited_for_and_nobodys(self, claims: Any) -> None:
+        if claims == "unfit":
+            claims = changing(device("a"), "fits", clients={}, unfit=["a"])
+        transport = MemoryTransport({"x": device("a")}, keys=KEYS)
+        nodes = met(transport)
+        transport.leave("x")
+        transport.join("y", claims)
+        passed(nodes)
+        assert nodes.place == {}
+        assert nodes.refusal("a") is None
+        transport.join("x.1", device("a"))
+        passed(nodes)
+        assert nodes.place == {"a": "x.1"}
+
+    def test_a_key_that_has_a_client_twice_is_told(self) -> None:
+        nodes = met(MemoryTransport({"x": device("a"), "x.1": device("a")}, keys=KEYS))
+        assert list(nodes.twice) == ["a"]
+
+    def test_who_owned_a_client_before_owns_it_whoever_comes_first(self) -> None:
+        transport = MemoryTransport({"y": device("a")}, keys=KEYS)
+        nodes = Nodes(transport, HELLO, Events(transport.now))
+        nodes.owners = {"a": "one"}
+        nodes.encode(ENCODE)
+        passed(nodes)
+        assert nodes.place == {}
+        transport.join("x", device("a"))
+        passed(nodes)
+        assert nodes.place == {"a": "x"}
+
+
 def test_why_a_node_took_no_part_is_forgotten_once_it_is_gone() -> None:
     """Back under its name, its clients are waited for, and not given up for what it said before."""
     transport = MemoryTransport({"x": device("a", refuses="Its disk is full."), "y": device("b")})

@@ -268,7 +268,7 @@ def test_a_state_that_is_gone_is_reported_and_the_run_goes_on_without_it(tmp_pat
 
 
 def test_the_order_of_clients_is_that_of_their_ids_whatever_node_they_are_on() -> None:
-    roster = Roster.of({"b": {"train": 1}, "a": {"train": 0}, "c": {"train": 2}})
+    roster = Roster.of({"b": {"train": 1}, "a": {"train": 0}, "c": {"train": 2}}, {})
     assert list(roster.ids) == ["a", "b", "c"]
     assert roster.trains.tolist() == [1, 2]
     assert roster.index("c") == 2

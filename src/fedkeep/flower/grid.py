@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import httpx
@@ -37,13 +37,20 @@ class GridTransport:
     def __init__(self, grid: Grid, *, limit: int = LIMIT, lifetime: float = 12 * 3600) -> None:
         self.grid, self.limit, self.lifetime = grid, limit, lifetime
         self._unsent: dict[str, str] = {}
-        self._nodes: Sequence[str] = ()
+        self._keys: Mapping[str, str] = {}
         self._faulty: float | None = None  # since when the link has answered nothing but faults
 
     def nodes(self) -> Sequence[str]:
         """Return the nodes that the link takes to be there, by Flower's numbers as text."""
-        self._nodes = self._asked(lambda: map(str, self.grid.get_node_ids()), self._nodes)
-        return self._nodes
+        known = tuple(self._keys.items())
+        self._keys = dict(
+            self._asked(lambda: ((str(n.node_id), n.public_key.hex()) for n in self.grid.get_nodes()), known)
+        )
+        return list(self._keys)
+
+    def key(self, node: str) -> str:
+        """Return what stands for the key by which the link knows a node."""
+        return self._keys.get(node, "")
 
     def send(self, messages: Iterable[tuple[str, Packet]]) -> list[str]:
         """Push packets, all in one go.

@@ -45,6 +45,7 @@ class Older:
         round: its last finished round.
         versions: by client, the version that its server accepted last; clients that have default values are not in it.
         clients: the ids of all its clients.
+        owners: by client, the key that first brought it, where the link knows keys.
         encoding: of its data, as JSON.
         charged: what it and those before it have charged, rate, noise and number of rounds of each kind; None: it has
             no noise that protects.
@@ -56,6 +57,7 @@ class Older:
     round: int
     versions: Mapping[str, Named]
     clients: Sequence[str] = ()
+    owners: Mapping[str, str] = field(default_factory=dict)
     encoding: Mapping[str, Any] = field(default_factory=dict)
     charged: Sequence[Sequence[float]] | None = None
     values: Params | None = None
@@ -96,6 +98,7 @@ class Older:
             round=directory.round,
             versions=versions,
             clients=list(roster.ids),
+            owners=roster.owners,
             encoding=info["encoding"],
             charged=charged,
             values=values,

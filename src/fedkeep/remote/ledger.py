@@ -54,6 +54,8 @@ class Roster:
 
     ids: Ids
     counts: Sequence[Mapping[str, int]]
+    keys: Sequence[str] = ()
+    """Of each client, what stands for the key that first brought it; none where the link knows no keys."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -72,18 +74,25 @@ class Roster:
 
     def plain(self) -> dict[str, Any]:
         """Return it for ``run.json``."""
-        return {"ids": list(self.ids), "counts": [dict(counts) for counts in self.counts]}
+        keys = {"keys": list(self.keys)} if self.keys else {}
+        return {"ids": list(self.ids), "counts": [dict(counts) for counts in self.counts], **keys}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Roster:
         """Return what ``plain`` gave."""
-        return cls(check_ids(plain["ids"]), plain["counts"])
+        return cls(check_ids(plain["ids"]), plain["counts"], plain.get("keys", ()))
 
     @classmethod
-    def of(cls, counts: Mapping[str, Mapping[str, int]]) -> Roster:
+    def of(cls, counts: Mapping[str, Mapping[str, int]], owners: Mapping[str, str]) -> Roster:
         """Return the roster of clients, by id, in an order that no node decides."""
         ids = sorted(counts)
-        return cls(check_ids(ids), [counts[client] for client in ids])
+        keys = [owners.get(client, "") for client in ids]
+        return cls(check_ids(ids), [counts[client] for client in ids], keys if any(keys) else ())
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """By client, the key that first brought it."""
+        return dict(zip(self.ids, self.keys, strict=True)) if self.keys else {}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ A node is told of the run (``hello``), then of its encoding; from its answer ``f
 that was restarted may have another name, and then its clients are on that one. A node that refuses, as its disk may be
 full, is asked again.
 
+A client belongs to the key that first brought it, as the link knows keys. A node with another key that claims it is told
+of once; it is never asked for that client, and stops nobody. Where the link knows no keys, all nodes are alike.
+
 Waiting for clients is said soon after it began, and then ever more seldom.
 """
 
@@ -54,6 +57,7 @@ class Nodes:
 
     Attributes:
         place: by client, its node.
+        owners: by client, the key that first brought it.
         counts: by client, its numbers of examples by partition.
         twice: clients that two nodes have, and what is wrong with that.
         refusals: by node, why it takes no part.
@@ -63,6 +67,8 @@ class Nodes:
     def __init__(self, transport: Transport, hello: Hello, events: Events, *, patience: float = 60.0) -> None:
         self.transport, self.hello, self.events, self.patience = transport, hello, events, patience
         self.place: dict[str, str] = {}
+        self.owners: dict[str, str] = {}
+        self._claimed: set[tuple[str, str]] = set()  # key and client of claims that were told of
         self.counts: dict[str, Mapping[str, int]] = {}
         self.twice: dict[str, str] = {}
         self.refusals: dict[str, str] = {}
@@ -89,7 +95,14 @@ class Nodes:
         if any(client in node.unfit for node in self._nodes.values()):
             return UNFIT
         here = self.here
-        name = next((n for n in self.refusals if n in here and client in here[n].clients), None)
+        name = next(
+            (
+                n
+                for n in self.refusals
+                if n in here and client in here[n].clients and self._may_have(n, client)
+            ),
+            None,
+        )
         return None if name is None else self.refusals[name]
 
     @property
@@ -246,22 +259,40 @@ class Nodes:
         _check_ids([*fits.clients, *fits.unfit])
         if not all(0 <= count < 2**63 for counts in fits.clients.values() for count in counts.values()):
             raise UploadError("its numbers of examples make no sense.")
-        for client in [client for client in fits.unfit if client not in node.unfit]:
+        unfit = tuple(client for client in fits.unfit if self._may_have(name, client))
+        for client in [client for client in unfit if client not in node.unfit]:
             self.events.note("refused", _unfit(client), node=name, client=client)
         self._waits.pop(name, None)
-        node.fits, node.unfit = fits.clients, tuple(fits.unfit)
+        own = {client: counts for client, counts in fits.clients.items() if self._has(name, client)}
+        node.fits, node.unfit = own, unfit
         self._pauses(name, "fits", self.patience)
-        if not fits.unfit:
+        if not unfit:
             node.pause = 0.0
         self.refusals.pop(name, None)
         self.failures.pop(name, None)
-        for client in fits.clients:
+        for client in own:
             other = self.place.get(client, name)
             if other == name or other not in self._nodes:
                 self._put(client, name)
             else:  # it may be the same device under another name: is the other one still there?
                 self._nodes[other].claims[client] = name
                 self._send(other, "asked", self.hello)
+
+    def _may_have(self, name: str, client: str) -> bool:
+        """Tell whether a client is nobody's yet, or belongs to a node's key."""
+        key = self.transport.key(name)
+        return self.owners.get(client, key) == key
+
+    def _has(self, name: str, client: str) -> bool:
+        """Tell whether a client belongs to a node's key, which it does from now on if it is nobody's yet."""
+        key = self.transport.key(name)
+        if self.owners.setdefault(client, key) == key:
+            return True
+        if (key, client) not in self._claimed:
+            self._claimed.add((key, client))
+            claim = f"Node {name!r} claims client {client!r}, which belongs to another key. It is not asked for it."
+            self.events.note("refused", claim, node=name, client=client)
+        return False
 
     def _put(self, client: str, name: str) -> None:
         node = self._nodes.get(name)

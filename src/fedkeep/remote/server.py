@@ -168,7 +168,12 @@ class _Serving:
         self.nodes = Nodes(
             self.transport, self._hello(str(info["run"])), self.events, patience=60 * self.poll
         )
-        if not goes_on and older is None:
+        if goes_on:
+            self.roster = Roster.from_plain(info["roster"])
+            self.nodes.owners = self.roster.owners
+        elif older is not None:
+            self.nodes.owners = dict(older.owners)
+        else:
             self._wait("are there", lambda: sum(len(here.clients) for here in self.nodes.here.values()))
         self.encoding: Mapping[str, Any] = info["encoding"] if goes_on else self._encoding()
         module, method = self.federation.build(self.encoding)
@@ -187,11 +192,10 @@ class _Serving:
                 versions={} if older is None else dict(older.versions),
             )
         )
-        if goes_on:
-            self.roster = Roster.from_plain(info["roster"])
-        else:
+        if not goes_on:
             self._wait("fit the encoding", lambda: len(self.nodes.place))
-            self.roster = Roster.of({client: self.nodes.counts[client] for client in self.nodes.place})
+            counts = {client: self.nodes.counts[client] for client in self.nodes.place}
+            self.roster = Roster.of(counts, self.nodes.owners)
             if older is not None:
                 older.tell_of(self.roster.ids, self.events)
         self.conductor = self._conducted(method, first)

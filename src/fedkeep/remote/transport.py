@@ -39,6 +39,10 @@ class Transport(Protocol):
         """Return the nodes that are there now; a node that was restarted may have another name."""
         ...
 
+    def key(self, node: str) -> str:
+        """Return what stands for a node's key, by the link and not by the node's word; empty: it knows none."""
+        ...
+
     def send(self, messages: Iterable[tuple[str, Packet]]) -> list[str]:
         """Send packets to nodes without waiting; return a ticket for each. A message may arrive more than once."""
         ...
@@ -104,6 +108,7 @@ class MemoryTransport:
         weather: how messages travel.
         takes: seconds that a node needs for a packet, given its name and the packet; it serves one after the other.
         most_bytes: the largest message that is carried; None: any.
+        keys: by name of a node, what stands for its key; those that are not named have none.
 
     Attributes:
         carried: kind, node and number of bytes of every message sent, in order.
@@ -119,10 +124,11 @@ class MemoryTransport:
         weather: Weather = Weather(),
         takes: Callable[[str, Packet], float] = lambda name, packet: 0.0,
         most_bytes: int | None = None,
+        keys: Mapping[str, str] = {},
     ) -> None:
         self._nodes = {name: _Node(serve) for name, serve in nodes.items()}
         self._draw, self.weather, self._takes = np.random.default_rng(seed), weather, takes
-        self.most_bytes = most_bytes
+        self.most_bytes, self.keys = most_bytes, dict(keys)
         self._now, self._due, self._numbers = 0.0, list[_Due](), itertools.count()
         self._inbox: dict[str, list[Reply]] = {}
         self.carried: list[tuple[str, str, int]] = []
@@ -132,6 +138,10 @@ class MemoryTransport:
     def nodes(self) -> Sequence[str]:
         """Return the nodes that are there now."""
         return list(self._nodes)
+
+    def key(self, node: str) -> str:
+        """Return what stands for a node's key."""
+        return self.keys.get(node, "")
 
     def send(self, messages: Iterable[tuple[str, Packet]]) -> list[str]:
         """Send packets.
