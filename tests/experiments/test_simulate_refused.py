@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from fedkeep import FederatedData, Phase, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError, DataError, MethodError, SplitError
+from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, SplitError
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.store import Default, MemoryStore
 from tests.refusals import raises
@@ -192,3 +193,30 @@ def test_data_without_a_split_or_a_column() -> None:
         simulate(Logits(), FURL, unsplit, rounds=1)
     with pytest.raises(MethodError, match=r"^Logits.forward wants the column 'x'; the data have "):
         simulate(Logits(), FURL, texts(), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "name"),
+    [
+        (lambda: Phase(batch_size=None), MethodError, "batch_size"),  # type: ignore[arg-type]
+        (lambda: sgd(0.1, rates=[("bias", 0.0)]), ConfigError, "rates"),  # type: ignore[arg-type]
+        (lambda: sgd(0.1, bounds=[("bias", (0, 1))]), ConfigError, "bounds"),  # type: ignore[arg-type]
+    ],
+)
+def test_options_of_another_type_are_refused_by_name(make: Any, kind: Any, name: str) -> None:
+    with pytest.raises(kind) as error:
+        make()
+    assert error.value.facts["name"] == name
+
+
+def test_a_part_of_an_epoch_is_a_round() -> None:
+    assert simulate(Logits(), methods.fedavg(), DATA, epochs=0.01, engine="sequential").round == 1
+
+
+def test_a_folder_is_found_as_a_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    simulate(Logits(), methods.fedavg(), DATA, rounds=1, engine="sequential", out="~/run")
+    assert (tmp_path / "run" / "run.json").exists()
+    with pytest.raises(RunError):
+        simulate(Logits(), methods.fedavg(), DATA, rounds=1, engine="sequential", out=tmp_path / ("x" * 300))

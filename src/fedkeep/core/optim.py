@@ -285,11 +285,23 @@ Bounds = Mapping[str, tuple[float, float]]
 
 
 def _pairs(rates: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
+    _check_mapping("rates", rates, "'bias': 0.0")
     return tuple((rates or {}).items())
 
 
 def _limits(bounds: Bounds | None) -> tuple[tuple[str, tuple[float, float]], ...]:
+    _check_mapping("bounds", bounds, "'scale': (0.0, 1.0)")
     return tuple((pattern, (float(low), float(high))) for pattern, (low, high) in (bounds or {}).items())
+
+
+def _check_mapping(name: str, given: object, example: str) -> None:
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(
+            "{name} must be a dict by patterns of names, e.g. {{{example}}}; got {got!r}.",
+            name=name,
+            example=example,
+            got=given,
+        )
 
 
 def sgd(

@@ -79,8 +79,8 @@ class RunDirectory:
         Raises:
             RunError: the folder exists and is not empty, or can't be written.
         """
-        _check_free(folder)
         try:
+            _check_free(folder)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"Cannot make the run's folder {folder}: {error.strerror}.") from error
@@ -477,7 +477,7 @@ def removed_if_it_fails(folder: Path | None) -> Iterator[Path | None]:
     One stays that was there before, that holds a round or a ledger of privacy, or that another process has; one that
     can go on, as the folder itself was at fault, such as its full disk; and one whose training diverged.
     """
-    there = folder is None or folder.exists()
+    there = folder is None or os.path.exists(folder)
     try:
         yield folder
     except Exception as error:

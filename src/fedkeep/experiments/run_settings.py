@@ -21,7 +21,7 @@ class RunSettings:
 
     Attributes:
         rounds: how many rounds; or give ``epochs``.
-        epochs: passes over the training data, instead of ``rounds``.
+        epochs: passes over the training data, instead of ``rounds``; more than none are at least one round.
         cohort: clients a round (all of them, where there are fewer).
         sampling: ``"shuffled"`` (every client once an epoch), ``"independent"`` draws, or ``"poisson"`` (each client
             by a coin of its own, ``cohort`` of them on average).
@@ -104,4 +104,6 @@ class RunSettings:
         """Return the number of rounds that ``rounds`` or ``epochs`` asks for."""
         if self.rounds is not None:
             return self.rounds
-        return round(float(self.epochs or 0) * rounds_per_epoch)
+        if not self.epochs:
+            return 0
+        return max(1, round(self.epochs * rounds_per_epoch))

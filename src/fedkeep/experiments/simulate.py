@@ -141,7 +141,7 @@ def simulate(
         config=config,
         config_text=config_text,
     )
-    return simulation.run(None if out is None else Path(out), resume, progress)
+    return simulation.run(None if out is None else Path(out).expanduser(), resume, progress)
 
 
 class Simulation:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, Self, get_args
 
 from fedkeep.core.describe import check_kind
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_whole
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.methods.checks import check_choice, check_count, check_least
 from fedkeep.methods.terms import Term, cross_entropy
@@ -93,6 +93,7 @@ class Phase:
         if not (isinstance(self.trains, str | tuple | list) and all(isinstance(p, str) for p in self.trains)):
             raise MethodError(f"trains must be patterns of names, 'head.*' for one; got {self.trains!r}.")
         check_count(0, epochs=self.epochs, steps=self.steps)
+        check_whole({"batch_size": self.batch_size}, MethodError)
         check_count(1, batch_size=self.batch_size)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise MethodError(f"clip_norm must be positive, or None for no clipping; got {self.clip_norm}.")
