@@ -120,20 +120,6 @@ def test_what_is_added_is_new_and_depends_on_the_model_alone() -> None:
     methods.asp_mtl(3).check(wide)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tasks": 0}, "tasks must be at least 1; got 0."),
-        ({"adversarial": -1}, "adversarial and difference must be at least 0; got -1.0 and 0.01."),
-        ({"difference": math.nan}, "adversarial and difference must be at least 0; got 0.05 and nan."),
-    ],
-)
-def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        methods.asp_mtl(**options)
-    assert str(error.value) == message
-
-
 # --- mini-batches of one client each
 
 

@@ -88,23 +88,6 @@ def test_sixteen_bits() -> None:
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ("balanced", "class_weights must be numbers, one for each class, e.g. [1.0, 20.0]; got 'balanced'."),
-        (2.0, "class_weights must be numbers, one for each class, e.g. [1.0, 20.0]; got 2.0."),
-        ([1, -1], "class_weights must be finite and at least 0; got [1.0, -1.0]."),
-        ([1, math.nan], "class_weights must be finite and at least 0; got [1.0, nan]."),
-        ([1, math.inf], "class_weights must be finite and at least 0; got [1.0, inf]."),
-        ([0, 0], "class_weights must be above 0 for one class at least; got [0.0, 0.0]."),
-    ],
-)
-def test_weights_that_are_none(weights: Any, message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        cross_entropy(class_weights=weights)
-    assert str(error.value) == message
-
-
 def test_as_many_as_classes() -> None:
     with pytest.raises(MethodError) as error:
         value(cross_entropy(class_weights=[1, 2, 3]), {"x": LOGITS, "label": LABELS})

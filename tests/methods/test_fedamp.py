@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
 from fedkeep import Phase, methods, sgd
 from fedkeep.core.errors import MethodError
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Global, securely
 from fedkeep.methods.fedamp import KNOWN, MODELS, Mixture
 from fedkeep.methods.secure import SecureSums
@@ -115,22 +112,3 @@ def test_that_the_server_keeps_models_is_said() -> None:
     assert run.state[KNOWN].nonzero().squeeze(1).tolist() == sorted(plan(LOCAL, 1)[0])
     with pytest.raises(MethodError, match=r"^The shared part of 'fedamp' cannot predict alone"):
         run.evaluate(shared=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha": 0.0}, "alpha and sigma must be positive; got 0.0 and 1.0."),
-        ({"sigma": -1.0}, "alpha and sigma must be positive; got 1.0 and -1.0."),
-        ({"lam": -1.0}, "lam must be at least 0; got -1.0."),
-    ],
-)
-def test_what_fedamp_refuses(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        methods.fedamp(**options)
-    assert str(error.value) == message
-
-
-def test_a_configuration_names_it() -> None:
-    table = {"kind": "fedamp", "alpha": 0.1, "sigma": 5.0, "lam": 0.5}
-    assert build_method(MethodConfig.model_validate(table)) == methods.fedamp(0.1, 5.0, lam=0.5)

@@ -11,8 +11,6 @@ from fedkeep import Phase, Split, averaging, methods, sgd
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from tests.engines.reference import rows_of
 from tests.fitting import fit_private
 from tests.methods.parts import Deep
@@ -107,16 +105,9 @@ def test_fine_tuning_may_train_a_part_of_the_head() -> None:
     assert str(error.value) == f"trains='head.bias' matches no trainable parameter; they are {names}."
 
 
-def test_a_configuration_names_it() -> None:
-    table = {"kind": "fedbabu", "private": ["head.*"], "tunes": "head"}
-    assert build_method(MethodConfig.model_validate(table)) == methods.fedbabu(["head.*"], tunes="head")
-
-
 def test_what_fedbabu_refuses() -> None:
     named = methods.fedbabu(server=averaging(sgd(1.0, rates={"head.*": 0.5})))  # the server has no head
     with pytest.raises(ConfigError, match=r"head\.\*"):
         named.check(Deep())
     with pytest.raises(SplitError, match=r"^Split pattern 'haed\.\*' matches no parameter of Deep"):
         methods.fedbabu().adapting(split=Split("haed.*")).check(Deep())
-    with pytest.raises(MethodError, match=r"^tunes must be 'all' or 'head'; got 'body'\.$"):
-        methods.fedbabu(tunes="body")  # type: ignore[arg-type]

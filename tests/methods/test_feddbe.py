@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import Method, Run, methods, sgd, simulate
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Phase
 from fedkeep.methods.feddbe import BIAS, MEAN, NearMean
 from tests.engines.reference import averaged, close
@@ -130,17 +127,3 @@ def test_examples_of_no_weight_change_nothing() -> None:
     held = {n: v.clone() for n, v in params.items()}
     net.call("memory", held, {"features": torch.ones(2, 4).double()})
     assert torch.equal(held[MEAN], params[MEAN])
-
-
-def test_what_is_refused_and_how_a_configuration_names_it() -> None:
-    for wrong, message in (
-        ({"kappa": -1.0}, "kappa must be at least 0; got -1.0."),
-        ({"momentum": 0.0}, "momentum must be above 0 and at most 1; got 0.0."),
-    ):
-        with pytest.raises(MethodError) as error:
-            methods.feddbe(**wrong)
-        assert str(error.value) == message
-    table = {"kind": "feddbe", "kappa": 50.0, "momentum": 0.1, "classifier": "out"}
-    assert build_method(MethodConfig.model_validate(table)) == methods.feddbe(
-        50.0, momentum=0.1, classifier="out"
-    )

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import Phase, averaging, methods, sgd, simulate
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods.feddyn import Linear
 from tests.methods.parts import Deep
 from tests.methods.plain import DATA, State, apart, initial, kept, plan, run_of, slopes_of
@@ -123,12 +120,3 @@ def test_the_linear_term_by_hand() -> None:
     value = Linear()(net, {"w": w, "client/w": torch.tensor(3.0)}, {}, {})
     value.backward()
     assert (float(value.detach()), float(w.grad)) == (-15.0, -3.0)  # type: ignore[arg-type]
-
-
-def test_a_configuration_names_it() -> None:
-    assert build_method(MethodConfig.model_validate({"kind": "feddyn", "alpha": 0.3})) == methods.feddyn(0.3)
-
-
-def test_what_feddyn_refuses() -> None:
-    with pytest.raises(MethodError, match=r"^alpha must be positive; got 0\.$"):
-        methods.feddyn(0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, Method, Run, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
@@ -19,8 +19,8 @@ from fedkeep.methods import Global, Phase, Reduced
 from fedkeep.methods.base import forward
 from fedkeep.methods.fedproto import NearPrototypes, new_prototypes, predict_nearest
 from tests.engines.reference import close, cohorts, mini_batches, rows_of
-from tests.methods.parts import Parts, Words
-from tests.tiny import bits, classes, everyone, job, results, same_bits, texts
+from tests.methods.parts import Parts
+from tests.tiny import bits, classes, everyone, job, results, same_bits
 
 LABELS = 8
 DATA = classes(labels=LABELS)
@@ -175,25 +175,7 @@ def test_opted_out_examples_are_in_no_prototype() -> None:
     assert float(result.upload.deltas["server/counts"].sum()) == inside.sum()
 
 
-def test_tables_are_trained_by_the_rows_that_a_client_uses() -> None:
-    data = texts(counts=(9, 4, 12), vocabulary=300)
-    few, whole = (
-        trained(methods.fedproto(local=LOCAL).on_client(tables=t), data, Words().double(), rounds=3, cohort=2)
-        for t in ("exact", "whole")
-    )
-    close(everyone(few.private, 3), everyone(whole.private, 3), atol=1e-13)
-    close(few.state, whole.state, atol=1e-13)
-    assert not NearPrototypes().reads_parameters
-
-
 def test_what_is_refused() -> None:
-    for wrong, message in (
-        ({"lam": -1}, "lam must be at least 0; got -1.0."),
-        ({"predict": "heads"}, "predict must be 'prototype' or 'head'; got 'heads'."),
-    ):
-        with pytest.raises(MethodError) as error:
-            methods.fedproto(**wrong)  # type: ignore[arg-type]
-        assert str(error.value) == message
     with pytest.raises(ConfigError, match="'fedproto' has no server optimiser"):
         build_method(MethodConfig.model_validate({"kind": "fedproto", "server_optimizer": {"kind": "sgd"}}))
 

@@ -20,8 +20,8 @@ from fedkeep.methods.features import no_counts, one_hot
 from fedkeep.methods.fedrod import TwoHeads
 from fedkeep.methods.terms import cross_entropy
 from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
-from tests.methods.parts import Parts, Words
-from tests.tiny import bits, classes, job, results, same_bits, texts
+from tests.methods.parts import Parts
+from tests.tiny import bits, classes, job, results, same_bits
 
 DATA = classes()
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
@@ -141,18 +141,6 @@ def test_neither_counts_nor_head_leave() -> None:
         assert result.upload.deltas.keys() == Parts().state_dict().keys()
         sent = b"".join(bits(v) for v in result.upload.deltas.values())
         assert not any(bits(v) in sent for v in result.kept.values())
-
-
-def test_tables_are_trained_by_the_rows_that_a_client_uses() -> None:
-    data = texts(counts=(9, 4, 12), vocabulary=300)
-    few, whole = (
-        trained(methods.fedrod(local=LOCAL).on_client(tables=tables), data, Words(), rounds=3, cohort=2)
-        for tables in ("exact", "whole")
-    )
-    close(few.server, whole.server, atol=1e-13)
-    sizes = [max(r.value for r in run.history if r.metric == "upload_bytes") for run in (few, whole)]
-    assert sizes[0] < sizes[1] / 2
-    assert not TwoHeads(cross_entropy()).reads_parameters
 
 
 def test_what_is_refused() -> None:

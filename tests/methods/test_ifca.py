@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeep import Phase, Run, WeightedMean, averaging, methods, sgd, simulate
+from fedkeep import Phase, Run, averaging, methods, sgd, simulate
 from fedkeep.core.errors import MethodError, UploadError
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Global
 from fedkeep.methods.server import MeanByGroup
 from fedkeep.split import Split
@@ -173,30 +171,3 @@ def test_a_pick_that_is_none_is_refused(pick: int) -> None:
     reduction = MeanByGroup(group="cluster", groups=2).begin(Global(params={}), start, ["a"])
     with pytest.raises(UploadError, match=rf"^The upload of client 'a' was.*{pick}.*2"):
         reduction.add("a", Split().upload(start, {**start, "server/cluster": torch.tensor(pick)}, 1.0))
-
-
-def test_a_configuration_names_it() -> None:
-    table = {"kind": "ifca", "clusters": 4, "seed": 7, "weighting": "uniform"}
-    wanted = methods.ifca(4, seed=7, server=averaging(by="uniform"))
-    assert build_method(MethodConfig.model_validate(table)) == wanted
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clusters": 0}, "clusters must be at least 1; got 0."),
-        ({"clusters": 2.5}, "clusters must be a whole number; got 2.5."),
-        ({"spread": 0.0}, "spread must be positive; got 0.0."),
-        (
-            {"server": averaging(sgd(1.0, momentum=0.9))},
-            (
-                f"IFCA moves each of its models by a mean and one step without memory; got {WeightedMean()} and "
-                f"{averaging(sgd(1.0, momentum=0.9)).update}. Use server=averaging(sgd(rate))."
-            ),
-        ),
-    ],
-)
-def test_what_ifca_refuses(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        methods.ifca(**options)
-    assert str(error.value) == message

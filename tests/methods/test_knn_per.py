@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, Run, methods, sgd, simulate
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.data import opt_out
@@ -193,21 +192,7 @@ def test_any_method_may_recall_and_a_new_clients_model_does_not() -> None:
         assert judged.of("default").metrics()["loss"] == pytest.approx(math.log(3))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"neighbours": 0}, "neighbours must be at least 1; got 0."),
-        ({"weight": 1.5}, "weight must be in [0, 1], or None for every client's own choice; got 1.5."),
-    ],
-)
-def test_what_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        methods.knn_per(**options)
-    assert str(error.value) == message
-
-
 def test_a_configuration_names_it() -> None:
     table = {"kind": "knn_per", "neighbours": 5, "weight": 0.2, "label": "topic", "loss": {"label": "topic"}}
     method = build_method(MethodConfig.model_validate(table))
     assert method.predict == Memorize(neighbours=5, weight=0.2, label="topic")
-    assert build_method(MethodConfig.model_validate({"kind": "knn_per"})) == methods.knn_per()

@@ -164,20 +164,6 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"kernel": "single"}, "'mixture' or 'median'; got 'single'"),
-        ({"diversity": -1}, "diversity and transfer"),
-        ({"transfer": math.nan}, "diversity and transfer"),
-        ({"temperature": 0}, "temperature"),
-    ],
-)
-def test_options_that_are_refused(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(MethodError, match=named):
-        methods.kteps(**options)
-
-
 def test_one_class_and_clients_of_one_example_train() -> None:
     data = classes(counts=(1, 9, 5), labels=3)
     data.columns["label"][: data.rows(1, "train").stop] = 1  # type: ignore[index]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -262,29 +261,6 @@ def test_methods_are_frozen_and_hashable() -> None:
     assert len({furl(), furl(), fedavg()}) == 2
     with pytest.raises(TypeError, match="wieghting"):
         furl().but(wieghting="uniform")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"epochs": -1}, "epochs and steps must be at least 0; got -1 and None."),
-        ({"steps": -2}, "epochs and steps must be at least 0; got 1 and -2."),
-        ({"batch_size": 0}, "batch_size must be at least 1; got 0."),
-        ({"batch_size": 8.0}, "batch_size must be a whole number; got 8.0."),
-        ({"epochs": "2"}, "epochs must be a whole number; got '2'."),
-        ({"steps": 1.5}, "steps must be a whole number; got 1.5."),
-        ({"clip_norm": 0.0}, "clip_norm must be positive, or None for no clipping; got 0.0."),
-        ({"clip_norm": float("nan")}, "clip_norm must be positive, or None for no clipping; got nan."),
-        (
-            {"examples": "opted"},
-            "examples must be 'opted_in', 'support', 'query' or 'all'; got 'opted'.",
-        ),
-    ],
-)
-def test_a_phase_refuses(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        Phase(**options)
-    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(

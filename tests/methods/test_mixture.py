@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -173,23 +171,6 @@ def test_the_defaults_are_the_papers() -> None:
     assert (own.trains, joint.trains) == (("local_expert.*",), "all")
     assert method.predict_shared == PredictOutput("global_logits")
     assert mixture(local_optimizer=sgd(0.1), mixture_optimizer=sgd(0.2)).adapt.phases[1].optimizer == sgd(0.2)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"tune_global": "copy"},
-            "tune_global must be 'local_copy', 'frozen' or 'gate_only'; got 'copy'.",
-        ),
-        ({"local_init": "tuned"}, "local_init must be 'scratch' or 'finetuned'; got 'tuned'."),
-        ({"mix": "logits"}, "mix must be 'probability' or 'logprob'; got 'logits'."),
-    ],
-)
-def test_unknown_choices(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        mixture(**options)
-    assert str(error.value) == message
 
 
 def test_models_that_are_no_mixture() -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fedkeep import Phase, averaging, methods, sgd, simulate
-from fedkeep.core.errors import MethodError
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods.terms import squared_error
 from tests.engines.reference import averaged, close
 from tests.methods.parts import Deep
@@ -67,11 +64,3 @@ def test_buffers_are_averaged_with_the_models() -> None:
     for name in ("norm.running_mean", "norm.running_var", "body.weight"):
         close({name: run.server[name]}, {name: kept[f"own.{name}"].mean(0)}, atol=1e-14)
     assert int(run.server["norm.num_batches_tracked"]) == 1
-
-
-def test_what_is_refused_and_how_a_configuration_names_it() -> None:
-    with pytest.raises(MethodError) as error:
-        methods.mr_mtl(-1.0)
-    assert str(error.value) == "mu must be at least 0; got -1.0."
-    method = build_method(MethodConfig.model_validate({"kind": "mr_mtl", "lam": 0.5}))
-    assert method == methods.mr_mtl(0.5)

@@ -21,7 +21,7 @@ from fedkeep.methods.terms import l2_penalty, squared_error
 from fedkeep.nn import LSTM
 from tests.engines.reference import close, rows_of
 from tests.fitting import fit_private
-from tests.methods.parts import Parts, State, Words, compare, descend, linear, plain_rounds
+from tests.methods.parts import Parts, State, compare, descend, linear, plain_rounds
 from tests.tiny import Scalar, classes, everyone, pairs, same_bits, texts
 
 DATA = classes()
@@ -83,17 +83,6 @@ def test_the_share_is_private_and_predicts() -> None:
     )
 
 
-def test_a_learned_share_leaves_tables_local() -> None:
-    method = methods.apfl(0.3, local=LOCAL.but(optimizer=sgd(0.2, momentum=0.9)))
-    runs = []
-    for lookup in ({"embedding.weight": "text"}, {}):
-        model = Words().double()
-        model.lookup = lookup  # type: ignore[misc]
-        runs.append(simulate(model, method, TEXTS, rounds=2, cohort=3, seed=3))
-    close(runs[0].server, runs[1].server, atol=1e-13)
-    close(everyone(runs[0].private, 3), everyone(runs[1].private, 3), atol=1e-13)
-
-
 # --- pFedMe
 
 
@@ -153,16 +142,6 @@ def test_pfedme_with_one_free_step_is_local_training() -> None:
     mine = {n.removeprefix("own."): v for n, v in everyone(run.private, 6).items()}
     close(mine, everyone(alone.private, 6), atol=1e-9)
     close(run.server, Parts().double().state_dict(), atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"lam": 0}, "lam must be positive; got 0.0."), ({"steps": 0}, "steps must be at least 1; got 0.")],
-)
-def test_what_pfedme_refuses(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        methods.pfedme(**options)
-    assert str(error.value) == message
 
 
 # --- Per-FedAvg
@@ -275,17 +254,6 @@ def test_whoever_predicts_takes_a_step() -> None:
     close(fit_private(run, "user-1", rows), expected, atol=1e-13)
 
 
-@pytest.mark.parametrize("order", ["first", "free"])
-def test_per_fedavg_leaves_tables_local(order: Any) -> None:
-    method = methods.per_fedavg(0.3, order=order, local=LOCAL)
-    runs = []
-    for lookup in ({"embedding.weight": "text"}, {}):
-        model = Words().double()
-        model.lookup = lookup  # type: ignore[misc]
-        runs.append(simulate(model, method, TEXTS, rounds=2, cohort=3, seed=3))
-    close(runs[0].server, runs[1].server, atol=1e-13)
-
-
 def test_values_without_gradients_are_the_same() -> None:
     net = Net(Parts().double())
     batch = {"x": torch.randn(6, 3).double(), "label": torch.tensor([0, 1, 2, 0, 1, 2])}
@@ -298,20 +266,6 @@ def test_values_without_gradients_are_the_same() -> None:
         with torch.no_grad():
             assert float(term(net, params, batch, {})) == pytest.approx(value, abs=1e-14)
     assert len(found) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"order": "second"}, "order must be 'first', 'exact' or 'free'; got 'second'."),
-        ({"rate": -1}, "rate must be at least 0; got -1.0."),
-        ({"delta": 0}, "delta must be positive; got 0.0."),
-    ],
-)
-def test_what_per_fedavg_refuses(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        methods.per_fedavg(**options)
-    assert str(error.value) == message
 
 
 def test_what_the_terms_say_of_themselves() -> None:

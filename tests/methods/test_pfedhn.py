@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,8 +9,6 @@ from torch import Tensor, nn
 from fedkeep import Phase, averaging, methods, sgd
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods.pfedhn import EMBEDDING, PullBack
 from fedkeep.split import Split
 from tests.engines.reference import rows_of
@@ -172,17 +168,3 @@ def test_a_client_adapts_the_model_that_it_is_sent() -> None:
     theta, own = run.sent("user-1").params, fit_private(run, "user-1", rows_of(DATA, 1))
     slopes = slopes_of(theta, examples_of(1))
     assert apart(own, {n: v - 0.2 * slopes[n] for n, v in theta.items()}) < 1e-12
-
-
-def test_a_configuration_names_it() -> None:
-    table = {"kind": "pfedhn", "hidden": [8, 4], "embedding": 3, "server_optimizer": {"learning_rate": 0.2}}
-    wanted = methods.pfedhn((8, 4), embedding=3, server=averaging(sgd(0.2), by="uniform"))
-    assert build_method(MethodConfig.model_validate(table)) == wanted
-
-
-@pytest.mark.parametrize("options", [{"hidden": (3, 0)}, {"embedding": 0}])
-def test_what_pfedhn_refuses(options: dict[str, Any]) -> None:
-    least = f"{options.get('embedding', 16)} and {min(options.get('hidden', (100,)))}"
-    with pytest.raises(MethodError) as error:
-        methods.pfedhn(**options)
-    assert str(error.value) == f"embedding and hidden must be at least 1; got {least}."

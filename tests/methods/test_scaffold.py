@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from fedkeep import FederatedData, Phase, averaging, methods, sgd, simulate
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods.scaffold import Correction
 from tests.methods.plain import DATA, State, apart, initial, kept, plan, run_of, slopes_of
 from tests.tiny import Rounds, Scalar, job, pairs, same_bits
@@ -126,36 +123,3 @@ def test_the_correction_by_hand() -> None:
     value = Correction()(net, {"w": w, "client/w": torch.tensor(1.0)}, {}, {"server/w": torch.tensor(3.0)})
     value.backward()
     assert (float(value.detach()), float(w.grad)) == (0.0, 2.0)  # type: ignore[arg-type]
-
-
-def test_a_configuration_names_it() -> None:
-    table = {"kind": "scaffold", "epochs": 2, "server_optimizer": {"learning_rate": 0.5}}
-    wanted = methods.scaffold(local=Phase(epochs=2), server=averaging(sgd(0.5), by="uniform"))
-    assert build_method(MethodConfig.model_validate(table)) == wanted
-
-
-@pytest.mark.parametrize(
-    "phase",
-    [
-        Phase(optimizer=sgd(0.1, momentum=0.9)),
-        Phase(optimizer=sgd(0.1, bounds={"head.*": (-1.0, 1.0)})),
-        Phase(clip_norm=1.0),
-    ],
-)
-def test_what_scaffold_refuses(phase: Phase) -> None:
-    with pytest.raises(MethodError) as error:
-        methods.scaffold(local=phase)
-    assert str(error.value) == (
-        f"SCAFFOLD reads the mean gradient from a client's change, which wants SGD without momentum, bounds and "
-        f"clip_norm; got {phase.optimizer} and clip_norm={phase.clip_norm}. Set local=Phase(optimizer=sgd(rate))."
-    )
-
-
-@pytest.mark.parametrize("build", [methods.scaffold, methods.feddyn, methods.pfedhn])
-def test_clients_count_alike(build: Any) -> None:
-    with pytest.raises(MethodError) as error:
-        build(server=averaging())
-    assert str(error.value) == (
-        f"{build.__name__!r} counts every client alike: weighting must be 'uniform'; got "
-        f"WeightedMean(by='examples', missing_rows='unchanged'). Use server=averaging(optimizer, by='uniform')."
-    )
