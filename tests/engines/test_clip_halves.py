@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedkeep import Phase, averaging, methods, sgd, simulate
-from fedkeep.core.errors import MethodError
 from tests.tiny import classes, everyone
 
 DATA = classes(counts=(6,))
@@ -72,8 +71,3 @@ def test_the_private_gradients_size_shows_in_uploads_over_all_and_not_over_halve
         assert torch.equal(quiet, loud)
     quiet, loud = (trained(k, "all")[0] for k in (1.0, 30.0))
     assert float(loud.norm() / quiet.norm()) < 0.2
-
-
-def test_another_word_is_refused() -> None:
-    with pytest.raises(MethodError, match="clip_over must be 'all' or 'halves'; got 'both'"):
-        Phase(clip_over="both")  # type: ignore[arg-type]

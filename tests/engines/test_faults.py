@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.core.errors import (
-    ConfigError,
     FailedError,
     FedkeepError,
     LostError,
@@ -211,20 +210,6 @@ def test_refused_clients_have_downloaded_too(engine: Callable[[], Engine]) -> No
         Fragile(), METHOD, pairs({"bad": [(13, 1)]}), rounds=1, on_nonfinite="skip", min_clients=0
     )
     assert [(r.value, r.n) for r in alone.history if r.metric == "download_bytes"] == [(8, 1)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"broken": "ignore"}, "broken must be 'stop' or 'skip'; got 'ignore'."),
-        ({"minimum": -1}, "minimum must be at least 0 and heaviest positive; got -1 and 1000000000.0."),
-        ({"heaviest": 0}, "minimum must be at least 0 and heaviest positive; got 1 and 0."),
-    ],
-)
-def test_what_faults_cannot_be(fields: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        Faults(**fields)
-    assert str(error.value) == message
 
 
 def test_errors_have_one_root() -> None:

@@ -16,8 +16,7 @@ from fedkeep.core.errors import ConfigError, MethodError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.engines import Stream, lanes, local_run
-from fedkeep.methods import EarlyStopping, Init, WeightedMean, by_share
-from fedkeep.methods.client import zeros_like_trainable
+from fedkeep.methods import EarlyStopping, WeightedMean
 from fedkeep.methods.terms import Term, cross_entropy, squared_error
 from fedkeep.privacy import Draw, Encoded, Link
 from tests.engines.reference import rows_of
@@ -128,21 +127,6 @@ def test_what_leaves_the_client_can_not_stop_early() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"every": 0}, "every and patience must be at least 1; got 0 and 10."),
-        ({"patience": 0}, "every and patience must be at least 1; got 5 and 0."),
-        ({"min_improvement": -1.0}, "min_improvement must be at least 0; got -1.0."),
-        ({"min_improvement": math.nan}, "min_improvement must be at least 0; got nan."),
-    ],
-)
-def test_early_stopping_checks_its_numbers(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        EarlyStopping(**fields)
-    assert str(error.value) == message
-
-
 def test_repeated_steps_by_hand() -> None:
     """w ← w − 0.25 · 2 (w − 1) halves the distance to 1 at each of three steps on the one mini-batch."""
     data = pairs({"a": [(1, 1)]})
@@ -202,52 +186,6 @@ def test_the_order_of_the_steps(turns: Any, expected: str) -> None:
     client = Client(phases=phases, turns=turns)
     local_run(net, PRIVATE, client, net.initial(), {}, data, rows_of(data, 0), Stream(0, "user-0"))
     assert " ".join(f"{name}{examples}" for name, examples in steps) == expected
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"phases": (Phase(), Phase(batch_size=3)), "turns": "batches"},
-            "Phases that take turns on every mini-batch must agree in epochs, steps, batch_size and examples.",
-        ),
-        (
-            {"phases": (Phase(), Phase(examples="query")), "turns": (1, 2)},
-            "Phases that take turns on every mini-batch must agree in epochs, steps, batch_size and examples.",
-        ),
-        (
-            {"phases": (Phase(early_stopping=EarlyStopping()),), "turns": "batches"},
-            "Phases that take turns on every mini-batch cannot stop early.",
-        ),
-        (
-            {"turns": "other"},
-            "turns must be 'phases', 'batches', or a number of steps of at least 1 for each of the 1 phases; got 'other'.",
-        ),
-        (
-            {"turns": (0,)},
-            "turns must be 'phases', 'batches', or a number of steps of at least 1 for each of the 1 phases; got (0,).",
-        ),
-        (
-            {"turns": [1, 2]},
-            "turns must be 'phases', 'batches', or a number of steps of at least 1 for each of the 1 phases; got (1, 2).",
-        ),
-        ({"tables": "other"}, "tables must be 'exact', 'local' or 'whole'; got 'other'."),
-        ({"pools": "other"}, "pools must be 'examples' or 'clients'; got 'other'."),
-        ({"phases": ()}, "A client needs at least one phase: without one a round would train nothing."),
-        (
-            {"sends": zeros_like_trainable},
-            "What sends declares is given by finish, and this client has none.",
-        ),
-        (
-            {"keep": Init(every_round=True), "accept": by_share},
-            "Private parameters that start from scratch in every round are kept as trained: leave out accept.",
-        ),
-    ],
-)
-def test_a_client_checks_its_fields(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        Client(**fields)
-    assert str(error.value) == message
 
 
 @pytest.mark.parametrize("name", ["by", "missing_rows"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import FederatedData, Phase, Split, averaging, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError, LostError, NonFiniteError, UploadError
+from fedkeep.core.errors import LostError, NonFiniteError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.engines import Sampler
 from fedkeep.engines.device import paired
@@ -77,23 +77,6 @@ def test_a_cohort_among_a_billion_clients_costs_no_more() -> None:
     assert len(set(drawn)) == 10
     assert max(drawn) < 10**9
     assert time.perf_counter() - began < 1  # a table of a billion would take many seconds and gigabytes
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((5, 0, "shuffled", 0), "cohort must be at least 1; got 0."),
-        (
-            (np.zeros(0, np.int64), 1, "shuffled", 0),
-            "There is no client with training examples to draw a cohort from.",
-        ),
-        ((5, 1, "random", 0), "sampling must be 'shuffled', 'independent' or 'poisson'; got 'random'."),
-    ],
-)
-def test_the_sampler_refuses(arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        Sampler(*arguments)
-    assert str(error.value) == message
 
 
 class Fragile(Line):

@@ -40,6 +40,8 @@ def scalar(found: tuple[Tensor, ...]) -> Tensor:
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference, as a share of the largest value that is wanted."""
+    assert found.shape == wanted.shape
     if not wanted.numel():
         return 0.0
     return float(((found.double() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)).detach())

@@ -13,6 +13,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from fedkeep.kernels import status
 from fedkeep.nn import GRU, LSTM, ConvPool, Linear, convolution, linear, native
+from tests.nn.recurrent import relative
 
 pytestmark = pytest.mark.skipif(not status().native, reason=str(status()))
 
@@ -41,11 +42,6 @@ def scalar(found: Tensor | tuple[Tensor, ...]) -> Tensor:
         ((t * t.detach().sin()).sum() for t in (found if isinstance(found, tuple) else (found,))),
         torch.zeros(()),
     )
-
-
-def relative(found: Tensor, wanted: Tensor) -> float:
-    assert found.shape == wanted.shape
-    return float((found - wanted).abs().max() / wanted.abs().max())
 
 
 @pytest.mark.parametrize("name", LAYERS)

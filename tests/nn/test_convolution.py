@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.kernels import native, status
 from fedkeep.nn import ConvPool, convolution
+from tests.nn.recurrent import relative
 
 needs_native = pytest.mark.skipif(not status().native, reason=str(status()))
 
@@ -36,13 +37,6 @@ def exact(layer: ConvPool) -> tuple[Tensor, Tensor]:
         layer.weight.detach().double().requires_grad_(),
         layer.bias.detach().double().requires_grad_(),  # type: ignore[union-attr]
     )
-
-
-def relative(found: Tensor, wanted: Tensor) -> float:
-    assert found.shape == wanted.shape
-    if not wanted.numel():
-        return 0.0
-    return float(((found.double() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)).detach())
 
 
 def weights_of(y: Tensor) -> Tensor:

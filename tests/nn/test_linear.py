@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fedkeep.kernels import status
 from fedkeep.nn import Linear, linear
+from tests.nn.recurrent import relative
 
 needs_native = pytest.mark.skipif(not status().native, reason=str(status()))
 SHAPES = [
@@ -33,13 +34,6 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         pytest.skip(str(status()))
     monkeypatch.setattr(linear, "WEIGHTS", 1)
     return str(request.param)
-
-
-def relative(found: Tensor, wanted: Tensor) -> float:
-    assert found.shape == wanted.shape
-    if not wanted.numel():
-        return 0.0
-    return float(((found.double() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)).detach())
 
 
 @pytest.mark.parametrize("shape", SHAPES)

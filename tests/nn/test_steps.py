@@ -14,6 +14,7 @@ from torch.func import grad, vmap
 
 from fedkeep.nn import steps
 from fedkeep.nn.steps import recurrence
+from tests.nn.recurrent import relative
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU}
 
@@ -45,11 +46,6 @@ def scalar(states: Tensor) -> Tensor:
     """A different weight for every number, so that no gradient is the same as another by chance."""
     weights = torch.arange(states.numel(), dtype=states.dtype).reshape(states.shape).sin()
     return (states.square() * weights + states * weights.cos()).sum()
-
-
-def relative(found: Tensor, wanted: Tensor) -> float:
-    assert found.shape == wanted.shape
-    return float(((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)).detach())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep import FederatedData, Method, Phase, adagrad, adam, methods, sgd
-from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.errors import MethodError
 from fedkeep.data import Ragged
 from fedkeep.engines import Sequential, Vectorised
 from fedkeep.engines.tables import local_rows
@@ -219,19 +218,6 @@ def test_no_way_through_private_values() -> None:
     with pytest.raises(MethodError) as expected:
         cohort(work, Sequential())
     assert str(error.value) == str(expected.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clients": 0}, "clients must be at least 1, or None; got 0."),
-        ({"memory": 0}, "memory must be at least 1 byte, or None; got 0."),
-    ],
-)
-def test_bad_settings(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        Vectorised(**options)
-    assert str(error.value) == message
 
 
 class Dropped(Logits):
