@@ -118,8 +118,11 @@ class Place(NamedTuple):
         if given is None or given.shape != value.shape:
             other = None if given is None else tuple(given.shape)
             raise MethodError(
-                f"forward gives the buffer {self.name!r}, which training updates, another shape: {other} in place of "
-                f"{tuple(value.shape)}."
+                "forward gives the buffer {buffer!r}, which training updates, another shape: {got} in place "
+                "of {wanted}.",
+                buffer=self.name,
+                got=other,
+                wanted=tuple(value.shape),
             )
 
 
@@ -232,8 +235,11 @@ class Still:
         who = self.who or "The model"
         if made:
             raise MethodError(
-                f"{who}: forward made {made[0]!r}, which has parameters: they would be neither trained nor sent. Make "
-                f"it in __init__, for instance by running the model once on an example before it is given to fedkeep."
+                "{who}: forward made {layer!r}, which has parameters: they would be neither trained nor "
+                "sent. Make it in __init__, for instance by running the model once on an example before it "
+                "is given to fedkeep.",
+                who=who,
+                layer=made[0],
             )
         if changed and self.who is not None:
             name, persistent = min(changed)
@@ -241,13 +247,17 @@ class Still:
         moved = [n for n, now in self.remembered.positions().items() if now != self.positions[n]]
         if moved:
             raise MethodError(
-                f"{who}: forward drew random numbers from {moved[0]!r}, a generator of the module's own, which goes on "
-                f"to the next client. Draw from torch's own in training, e.g. torch.rand(()); the seed governs it."
+                "{who}: forward drew random numbers from {generator!r}, a generator of the module's own, "
+                "which goes on to the next client. Draw from torch's own in training, e.g. torch.rand(()); "
+                "the seed governs it.",
+                who=who,
+                generator=moved[0],
             )
         if self.draws and position() != self.place:
             raise MethodError(
-                f"{who}: the model or its loss drew random numbers from random or numpy.random, which the run's "
-                f"seed does not govern. Draw from torch alone, e.g. torch.rand(())."
+                "{who}: the model or its loss drew random numbers from random or numpy.random, which the "
+                "run's seed does not govern. Draw from torch alone, e.g. torch.rand(()).",
+                who=who,
             )
 
     def _unmade(self) -> list[str]:

@@ -136,7 +136,12 @@ def differences(wanted: Any, got: Any, path: str = "") -> list[str]:
 def check_kind(name: str, given: object, kind: type, wanted: str) -> None:
     """Raise ConfigError unless an argument is of a kind, which ``wanted`` says in words."""
     if not isinstance(given, kind):
-        raise ConfigError(f"{name} must be {wanted}; got {textwrap.shorten(repr(given), 80)}.")
+        raise ConfigError(
+            "{name} must be {wanted}; got {got}.",
+            name=name,
+            wanted=wanted,
+            got=textwrap.shorten(repr(given), 80),
+        )
 
 
 def visible(text: str) -> str:

@@ -133,7 +133,12 @@ def _or_error(path: Path, what_now: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"Cannot write {path}: {error.strerror or error}. {what_now}") from error
+        raise RunError(
+            "Cannot write {file}: {error}. {what_now}",
+            file=path,
+            error=error.strerror or error,
+            what_now=what_now,
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:

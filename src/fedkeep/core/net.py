@@ -60,8 +60,10 @@ class Takes:
         )
         if nameless := [p for p in parameters if p.kind in placed]:
             raise MethodError(
-                f"{who} takes {str(nameless[0])!r} by position alone, but columns are given by name. "
-                f"Name each argument as its column, e.g. forward(self, x), without '/' and '*'."
+                "{who} takes {argument!r} by position alone, but columns are given by name. Name each "
+                "argument as its column, e.g. forward(self, x), without '/' and '*'.",
+                who=who,
+                argument=str(nameless[0]),
             )
 
     def of(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -213,8 +215,10 @@ class Net:
         """Return what another method of the module returns, e.g. ``features``, computed with ``params``."""
         if not callable(getattr(self.module, method, None)):
             raise MethodError(
-                f"{type(self.module).__name__} has no method {method!r}, which this training method needs. "
-                f"Give the model `{method}(self, <columns>)`."
+                "{model} has no method {method!r}, which this training method needs. Give the model "
+                "`{method}(self, <columns>)`.",
+                model=type(self.module).__name__,
+                method=method,
             )
         if method not in self._takes:
             self._takes[method] = Takes(
@@ -418,13 +422,16 @@ class PooledNet(Net):
         missing = sorted(self.private - params.keys())
         if missing:
             raise MethodError(
-                f"Examples of many clients together need a table of the private {missing[0]!r}, which this method "
-                f"does not pass on: it computes with one client's copy. Train it with engine='sequential'."
+                "Examples of many clients together need a table of the private {parameter!r}, which this "
+                "method does not pass on: it computes with one client's copy. Train it with "
+                "engine='sequential'.",
+                parameter=missing[0],
             )
         if "client" not in batch:
             raise MethodError(
-                f"Examples of many clients together need to say whose each is, which this method does not pass on "
-                f"where it computes with {method!r} alone. Train it with engine='sequential'."
+                "Examples of many clients together need to say whose each is, which this method does not "
+                "pass on where it computes with {method!r} alone. Train it with engine='sequential'.",
+                method=method,
             )
         client = batch["client"]
         rows = {name: gather(params[name], client) for name in self.private}
@@ -433,9 +440,11 @@ class PooledNet(Net):
             return super().call(method, shared | rows, batch)
         if self.module.training and any(isinstance(layer, _BatchNorm) for layer in self.module.modules()):
             raise MethodError(
-                f"{type(self.module).__name__} normalises over a batch, but in centralised training it is computed "
-                f"example by example, each with its own client's {sorted(self.private)}. If its forward takes a row of "
-                f"these for each example, name them in its attribute per_example; else choose a federated engine."
+                "{model} normalises over a batch, but in centralised training it is computed example by "
+                "example, each with its own client's {private}. If its forward takes a row of these for each "
+                "example, name them in its attribute per_example; else choose a federated engine.",
+                model=type(self.module).__name__,
+                private=sorted(self.private),
             )
 
         def one(own: Params, example: Batch) -> Any:

@@ -63,7 +63,11 @@ class Optimizer:
                 )
         for pattern, (low, high) in self.bounds:
             if not low <= high:
-                raise ConfigError(f"The bounds of {pattern!r} must be (low, high); got {(low, high)!r}.")
+                raise ConfigError(
+                    "The bounds of {pattern!r} must be (low, high); got {got!r}.",
+                    pattern=pattern,
+                    got=(low, high),
+                )
         check_choice("schedule must be", self.schedule, ("constant", "linear", "cosine"))
 
     def rate(self, name: str) -> float:

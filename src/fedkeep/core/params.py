@@ -175,5 +175,5 @@ def gradients(value: Tensor, leaves: Mapping[str, Tensor], create_graph: bool = 
             )
         elif "not implemented" in said:
             advice = "Use another layer, or a method that takes no second derivatives, e.g. per_fedavg(order='free')"
-        raise MethodError(f"The loss has no gradient: {said}. {advice}.") from error
+        raise MethodError("The loss has no gradient: {said}. {advice}.", said=said, advice=advice) from error
     return {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}

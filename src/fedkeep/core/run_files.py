@@ -77,7 +77,7 @@ def read_info(folder: Path) -> dict[str, Any]:
     info = read_sealed(folder / "run.json")
     if not isinstance(info.get("run"), str) or not info["run"]:
         raise RunError(
-            f"{folder / 'run.json'} is damaged: it lacks the run's id. Restore the run from a copy."
+            "{file} is damaged: it lacks the run's id. Restore the run from a copy.", file=folder / "run.json"
         )
     return info
 
@@ -98,18 +98,27 @@ def read_commit(folder: Path, info: Mapping[str, Any]) -> Commit:
         commit = _parsed(path, read_sealed(path))
         if commit.run != info["run"]:
             raise RunError(
-                f"{path} is of the run {commit.run}, but run.json of the run {info['run']}. Restore both from the same "
-                f"copy."
+                "{file} is of the run {got}, but run.json of the run {wanted}. Restore both from the same "
+                "copy.",
+                file=path,
+                got=commit.run,
+                wanted=info["run"],
             )
         if commit.round > _rounds(info):
             raise RunError(
-                f"{path} stands at round {commit.round}, but run.json knows {_rounds(info)} rounds only. Restore both "
-                f"from the same copy."
+                "{file} stands at round {round}, but run.json knows {rounds} rounds only. Restore both from "
+                "the same copy.",
+                file=path,
+                round=commit.round,
+                rounds=_rounds(info),
             )
         if info.get("status") == "finished" and commit.round < _rounds(info):
             raise RunError(
-                f"{path} stands at round {commit.round}, but run.json says that all {_rounds(info)} rounds are "
-                f"finished. Restore both from the same copy."
+                "{file} stands at round {round}, but run.json says that all {rounds} rounds are finished. "
+                "Restore both from the same copy.",
+                file=path,
+                round=commit.round,
+                rounds=_rounds(info),
             )
         return commit
     finished = info.get("status") == "finished" and _rounds(info) > 0

@@ -76,8 +76,9 @@ def without_draws(what: str, hook: Callable[[], T], device: str) -> T:
     found = hook()
     if position() != place or not all(map(torch.equal, before, states())):
         raise MethodError(
-            f"The {what} drew random numbers, so its result would depend on the order of clients. A model may draw in "
-            f"training alone, e.g. functional.dropout(x, p, self.training); a hook draws from a generator of its own, "
-            f"seeded by what it is given."
+            "The {what} drew random numbers, so its result would depend on the order of clients. A model "
+            "may draw in training alone, e.g. functional.dropout(x, p, self.training); a hook draws from "
+            "a generator of its own, seeded by what it is given.",
+            what=what,
         )
     return found

@@ -51,9 +51,9 @@ class Adaptation:
 
     def __post_init__(self) -> None:
         if self.examples is not None and self.examples < 0:
-            raise ConfigError(f"examples must be at least 0, or None for all; got {self.examples}.")
+            raise ConfigError("examples must be at least 0, or None for all; got {got}.", got=self.examples)
         if self.begin not in ("kept", "default", "initial"):
-            raise ConfigError(f"begin must be 'kept', 'default' or 'initial'; got {self.begin!r}.")
+            raise ConfigError("begin must be 'kept', 'default' or 'initial'; got {got!r}.", got=self.begin)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def fit(job: Job, adapt: Adapt, fitting: Fitting) -> Adapted:
     """
     method, split, data = job.method, own_split(job.method, adapt), job.data
     if not adapt.phases:
-        raise MethodError(f"{method.name!r} has no phases of adaptation, so there is nothing to personalise.")
+        raise MethodError(
+            "{method!r} has no phases of adaptation, so there is nothing to personalise.", method=method.name
+        )
     name, sent = str(data.ids[fitting.client]), fitting.sent
     own = {**own_default(job, split, sent, name), **fitting.start}
     if adapt.start is not None:
@@ -123,7 +125,9 @@ def fit(job: Job, adapt: Adapt, fitting: Fitting) -> Adapted:
         federated = [n for n in phase.trained_names(split, trainable) if not split.is_private(n)]
         if federated:
             raise MethodError(
-                f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen."
+                "The adaptation of {method!r} trains the federated {parameter!r}; it must be frozen.",
+                method=method.name,
+                parameter=federated[0],
             )
     params = {**sent.params, **own}
     draws = Stream(job.seed, f"personalize/{name}", len(fitting.rows), f"Client {name!r}, adapting")

@@ -198,7 +198,9 @@ class LocalDevice:
         ledger: VersionLedger | None = None,
     ) -> None:
         if leaves not in get_args(Leaves):
-            raise ConfigError(f"leaves must be one of {list(get_args(Leaves))}; got {leaves!r}.")
+            raise ConfigError(
+                "leaves must be one of {known}; got {got!r}.", known=list(get_args(Leaves)), got=leaves
+            )
         self.job, self.engine, self.leaves, self.fits = job, engine, leaves, fits
         self.ledger = VersionLedger(len(job.data)) if ledger is None else ledger
         if job.device.startswith("cuda"):  # as on the CPU, and the same bits each time
@@ -230,7 +232,7 @@ class LocalDevice:
         if len(times := sorted({(o.round, o.progress) for o in orders})) > 1:
             got = " and ".join(map(str, times))
             raise ConfigError(
-                f"Orders that are trained together must have one round and one progress; got {got}."
+                "Orders that are trained together must have one round and one progress; got {got}.", got=got
             )
         round, progress = times[0]
         self._round = round
@@ -284,7 +286,11 @@ class LocalDevice:
         """
         given: Any = models if isinstance(models, str) else list(models)
         if isinstance(given, str) or not given or len(set(given)) < len(given) or set(given) - set(MODELS):
-            raise ConfigError(f"Wanted a list of one or several of {list(MODELS)}, each once; got {given!r}.")
+            raise ConfigError(
+                "Wanted a list of one or several of {known}, each once; got {got!r}.",
+                known=list(MODELS),
+                got=given,
+            )
         ways = [self._way(model) for model in models]
         return judge(self.job, self._asked(orders), split, ways, self.leaves)
 
@@ -366,7 +372,9 @@ class LocalDevice:
 
     def _held(self, name: str) -> tuple[PrivateStore, Collection[int] | None]:
         if name not in self._versions:
-            raise MethodError(f"This device holds no {name!r} values of its clients. Let them adapt first.")
+            raise MethodError(
+                "This device holds no {name!r} values of its clients. Let them adapt first.", name=name
+            )
         return self._versions[name]
 
     def flush(self) -> None:
@@ -386,7 +394,9 @@ class LocalDevice:
             ConfigError: the device's policy keeps examples.
         """
         if self.leaves != "examples":
-            raise ConfigError(f"Outputs of examples stay on this device: its policy is {self.leaves!r}.")
+            raise ConfigError(
+                "Outputs of examples stay on this device: its policy is {policy!r}.", policy=self.leaves
+            )
         return outputs_and_labels(self.job, self._asked(orders), split, self._way(model))
 
     def _way(self, model: Model) -> Way:
@@ -394,7 +404,8 @@ class LocalDevice:
         if model == "shared":
             if method.predict_shared is None:
                 raise MethodError(
-                    f"The shared part of {method.name!r} cannot predict alone, so it has no global metric."
+                    "The shared part of {method!r} cannot predict alone, so it has no global metric.",
+                    method=method.name,
                 )
             return Way(model, method.predict_shared, lambda clients: defaults(store, clients))
         if model == "default":
@@ -408,7 +419,9 @@ class LocalDevice:
                 if there is not None and client not in there:
                     name = str(self.job.data.ids[client])
                     raise MethodError(
-                        f"Client {name!r} has no {model!r} values on this device. Let it adapt first."
+                        "Client {client!r} has no {model!r} values on this device. Let it adapt first.",
+                        client=name,
+                        model=model,
                     )
             return held.read(clients)
 

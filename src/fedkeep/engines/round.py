@@ -78,7 +78,7 @@ class Sampler:
         self.clients = clients
         self.count = clients if isinstance(clients, int) else len(clients)
         if not cohort >= 1:
-            raise ConfigError(f"cohort must be at least 1; got {cohort}.")
+            raise ConfigError("cohort must be at least 1; got {got}.", got=cohort)
         if self.count < 1:
             raise ConfigError("There is no client with training examples to draw a cohort from.")
         check_choice("sampling must be", mode, get_args(Sampling))
@@ -319,7 +319,11 @@ def decode(
     reports = Params()
     if method.server.reduce.masked:
         if not 0 <= upload.weight < float("inf"):
-            raise UploadError(f"The upload of client {client!r} was refused: its weight is {upload.weight}.")
+            raise UploadError(
+                "The upload of client {client!r} was refused: its weight is {weight}.",
+                client=client,
+                weight=upload.weight,
+            )
         return upload, reports
     if method.upload:
         check_rows(upload, start, client)
@@ -327,7 +331,9 @@ def decode(
             tensors, reports = method.chain().decode(upload.deltas, upload.cut(start), links)
         except (UploadError, KeyError, RuntimeError) as error:
             raise UploadError(
-                f"The upload of client {client!r} was refused: it cannot be decoded ({error})."
+                "The upload of client {client!r} was refused: it cannot be decoded ({error}).",
+                client=client,
+                error=error,
             ) from error
         upload = upload.but(tensors)
     check_upload(upload, start, client)
@@ -346,12 +352,19 @@ def updated(method: Method, server: Global, reduced: Reduced) -> Global:
     after: Global = called(who, lambda: method.server.update(server, reduced), *given, kind=Global)
     own = {f.name for f in fields(Global)} - {"params", "state", "optimizer"}
     if other := sorted(name for name in own if getattr(after, name) is not getattr(server, name)):
-        raise MethodError(f"The {who} sets {other[0]!r}; it may set params, state and optimizer alone.")
+        raise MethodError(
+            "The {who} sets {field!r}; it may set params, state and optimizer alone.", who=who, field=other[0]
+        )
     for what, old, new in (("parameters", server.params, after.params), ("state", server.state, after.state)):
         check_tensors(who, new)
         fault = misfit(old, new) or mistyped(old, new)
         if fault:
-            raise MethodError(f"The update of {method.name!r} changes the server's {what}: {fault}.")
+            raise MethodError(
+                "The update of {method!r} changes the server's {what}: {fault}.",
+                method=method.name,
+                what=what,
+                fault=fault,
+            )
         check_finite(new, f"The server's {what} after round {server.round}")
     return after
 

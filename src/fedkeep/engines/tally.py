@@ -100,7 +100,9 @@ class Judgement:
     def _classes(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         if self.predicted is None:
             raise ConfigError(
-                f"{name} wants every example's predicted class, which no device tells. It is there in simulations."
+                "{name} wants every example's predicted class, which no device tells. It is there in "
+                "simulations.",
+                name=name,
             )
         return self.label.astype(np.int64), self.predicted
 
@@ -223,7 +225,7 @@ class Tallies:
         """Return two models side by side."""
         i, j = self._place(first), self._place(second)
         if i == j:
-            raise ConfigError(f"A pair wants two models; got {first!r} twice.")
+            raise ConfigError("A pair wants two models; got {got!r} twice.", got=first)
         p = list(combinations(range(len(self.models)), 2)).index((min(i, j), max(i, j)))
         table, sign = self.agreed[:, p], 1
         if i > j:
@@ -238,7 +240,9 @@ class Tallies:
 
     def _place(self, model: Model) -> int:
         if model not in self.models:
-            raise ConfigError(f"{model!r} was not judged; there are {list(self.models)}.")
+            raise ConfigError(
+                "{model!r} was not judged; there are {known}.", model=model, known=list(self.models)
+            )
         return self.models.index(model)
 
 
@@ -279,8 +283,11 @@ class Judged:
         """
         if not self.examples or model not in self.models:
             raise ConfigError(
-                f"Wanted every example's result of {model!r}; there are {list(self.models)}, and the device's policy "
-                f"is {self.leaves!r}. Only 'examples' lets them leave."
+                "Wanted every example's result of {model!r}; there are {known}, and the device's policy is "
+                "{policy!r}. Only 'examples' lets them leave.",
+                model=model,
+                known=list(self.models),
+                policy=self.leaves,
             )
         return self.examples[self.models.index(model)]
 

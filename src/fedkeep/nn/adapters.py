@@ -99,7 +99,10 @@ def adapters(
     """
     if rank < 1 or not 0 <= dropout < 1 or not name.isidentifier():
         raise ConfigError(
-            f"Wanted rank ≥ 1, 0 ≤ dropout < 1, a word as name; got {rank}, {dropout}, {name!r}."
+            "Wanted rank ≥ 1, 0 ≤ dropout < 1, a word as name; got {rank}, {dropout}, {name!r}.",
+            rank=rank,
+            dropout=dropout,
+            name=name,
         )
     model = copy.deepcopy(model)
     layers = dict(_layers(model))
@@ -107,8 +110,10 @@ def adapters(
     patterns = [on] if isinstance(on, str) else on
     for wrong in (p for p in patterns if not any(fnmatchcase(layer, p) for layer in layers)):
         raise ConfigError(
-            f"{wrong!r} matches no linear layer of {type(model).__name__}."
-            f"{did_you_mean(wrong, layers) or f' They are {list(layers)[:20]}.'}"
+            "{layer!r} matches no linear layer of {model}.{near}",
+            layer=wrong,
+            model=type(model).__name__,
+            near=did_you_mean(wrong, layers) or f" They are {list(layers)[:20]}.",
         )
     for parameter_name, parameter in model.named_parameters():
         added = ".lora_A." in parameter_name or ".lora_B." in parameter_name
@@ -116,7 +121,11 @@ def adapters(
     for pattern in [train] if isinstance(train, str) else train:
         if not any(fnmatchcase(each, pattern) for each, _ in model.named_parameters()):
             names = [each for each, _ in model.named_parameters()]
-            raise ConfigError(f"{pattern!r} matches no parameter to train.{did_you_mean(pattern, names)}")
+            raise ConfigError(
+                "{pattern!r} matches no parameter to train.{near}",
+                pattern=pattern,
+                near=did_you_mean(pattern, names),
+            )
     for layer in chosen.values():
         places = [place for place, each in layers.items() if each is layer]
         if not isinstance(layer, Adapted):
@@ -125,7 +134,9 @@ def adapters(
                 setattr(model.get_submodule(owner), leaf, layer)
         if name in layer.scaling:
             raise ConfigError(
-                f"{places[0]!r} has an adapter {name!r} already. Give the new one another name."
+                "{place!r} has an adapter {name!r} already. Give the new one another name.",
+                place=places[0],
+                name=name,
             )
         layer.add(name, rank, float(rank if alpha is None else alpha), dropout)
         layer.train(model.training)
@@ -163,7 +174,9 @@ def save_adapter(
     }
     if len(kinds) != 1:
         raise ConfigError(
-            f"Wanted an adapter {name!r}, of one rank, α and kind of layer; found {len(kinds)}."
+            "Wanted an adapter {name!r}, of one rank, α and kind of layer; found {count}.",
+            name=name,
+            count=len(kinds),
         )
     ((rank, scale, dropout, turn),) = kinds
     # a layer that another adapter alone is on has in this file the name that it has without
@@ -207,11 +220,20 @@ def load_adapter(model: nn.Module, folder: str | Path, *, name: str = "default")
         config = json.loads((Path(folder) / CONFIG).read_text("utf-8"))
         found = {n.removeprefix(PREFIX): v for n, v in read_tensors(Path(folder) / WEIGHTS).items()}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"Wanted {CONFIG} and {WEIGHTS} in {folder}: {error}") from error
+        raise ConfigError(
+            "Wanted {config} and {weights} in {folder}: {error}",
+            config=CONFIG,
+            weights=WEIGHTS,
+            folder=folder,
+            error=error,
+        ) from error
     special = [k for k in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern") if config.get(k)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or special:
         raise ConfigError(
-            f"Wanted a plain LoRA adapter in {folder}; it is {config.get('peft_type')} {special}."
+            "Wanted a plain LoRA adapter in {folder}; it is {kind} {special}.",
+            folder=folder,
+            kind=config.get("peft_type"),
+            special=special,
         )
     on = [n.removesuffix(".lora_A.weight") for n in found if n.endswith(".lora_A.weight")]
     names = [n for n, _ in model.named_parameters()]
@@ -231,7 +253,12 @@ def load_adapter(model: nn.Module, folder: str | Path, *, name: str = "default")
             added = f"{saved.removesuffix('.weight')}.{name}.weight"
             own = held[added if ".lora_" in saved else _named(saved, held)]
             if own.shape != value.shape:
-                raise ConfigError(f"{saved!r} is {tuple(value.shape)}; the model wants {tuple(own.shape)}.")
+                raise ConfigError(
+                    "{name!r} is {got}; the model wants {wanted}.",
+                    name=saved,
+                    got=tuple(value.shape),
+                    wanted=tuple(own.shape),
+                )
             own.copy_(value)
     return made
 

@@ -43,8 +43,12 @@ class ConvPool(nn.Conv2d):
     ) -> None:
         if min(in_channels, out_channels, kernel_size) < 1 or padding < 0:
             raise ConfigError(
-                f"ConvPool wants channels and a kernel size of at least 1 and a padding of at least 0; got "
-                f"{in_channels}, {out_channels}, {kernel_size} and {padding}."
+                "ConvPool wants channels and a kernel size of at least 1 and a padding of at least 0; got "
+                "{in_channels}, {out_channels}, {kernel_size} and {padding}.",
+                in_channels=in_channels,
+                out_channels=out_channels,
+                kernel_size=kernel_size,
+                padding=padding,
             )
         super().__init__(in_channels, out_channels, kernel_size, padding=padding)
         self.side, self.margin, self.flat = kernel_size, padding, flat
@@ -125,14 +129,21 @@ class Plan:
         *front, outputs, inputs, kernel, _ = weight
         if len(x) - len(front) != 4 or x[-3] != inputs:
             raise DataError(
-                f"ConvPool wants images of shape (B, {inputs}, H, W); got {tuple(x[len(front) :])}."
+                "ConvPool wants images of shape (B, {wanted}, H, W); got {got}.",
+                wanted=inputs,
+                got=tuple(x[len(front) :]),
             )
         images, channels, height, width = x[-4:]
         high, wide = ((n + 2 * padding - kernel + 1) // 2 for n in (height, width))
         if min(high, wide) < 1:
             raise DataError(
-                f"ConvPool with kernel {kernel} and padding {padding} wants images of at least "
-                f"{max(kernel + 1 - 2 * padding, 1)} pixels a side; got {height} × {width}."
+                "ConvPool with kernel {kernel} and padding {padding} wants images of at least {least} pixels "
+                "a side; got {height} × {width}.",
+                kernel=kernel,
+                padding=padding,
+                least=max(kernel + 1 - 2 * padding, 1),
+                height=height,
+                width=width,
             )
         blocks = -(-channels // BLOCK)
         pixels = (2 * high + kernel - 1) * (2 * wide + kernel - 1)
@@ -191,7 +202,9 @@ def planned(x: Tensor, weight: Tensor, padding: int, flat: bool, cohort: bool) -
         DataError: a shape or a type is wrong.
     """
     if x.dtype != weight.dtype and x.dtype != torch.uint8:
-        raise DataError(f"ConvPool wants images of {weight.dtype} or uint8; got {x.dtype}.")
+        raise DataError(
+            "ConvPool wants images of {wanted} or uint8; got {got}.", wanted=weight.dtype, got=x.dtype
+        )
     return _plan(x.shape, weight.shape, padding, flat, weight.dtype == torch.float64, cohort)
 
 

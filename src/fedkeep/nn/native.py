@@ -78,10 +78,13 @@ class _Call:
         code = native.call("recurrent", backward, self.words + pointers)
         if code == native.BAD_LENGTH:
             raise DataError(
-                f"lengths must lie between 1 and {self.length}, the longest that the inputs have room for"
+                "lengths must lie between 1 and {most}, the longest that the inputs have room for",
+                most=self.length,
             )
         if code == native.BAD_ID:
-            raise DataError(f"ids must lie between 0 and {self.rows - 1}, the last row of the table")
+            raise DataError(
+                "ids must lie between 0 and {last}, the last row of the table", last=self.rows - 1
+            )
 
 
 class _Passes(Operation):

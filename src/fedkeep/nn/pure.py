@@ -42,7 +42,9 @@ def run(
     # have no forward derivative.
     stepwise = (stepwise or inputs.is_cuda) and not exporting and not forward_mode()
     if checks and lengths.numel() and not bool(((lengths >= 1) & (lengths <= length)).all()):
-        raise DataError(f"lengths must lie between 1 and {length}, the longest that the inputs have room for")
+        raise DataError(
+            "lengths must lie between 1 and {most}, the longest that the inputs have room for", most=length
+        )
     time = torch.arange(length, device=inputs.device)
     inside = time < lengths.unsqueeze(1)  # (B, L)
     if ids is None:
@@ -51,7 +53,7 @@ def run(
         ids = ids.masked_fill(~inside, 0)
         rows = inputs.shape[0]
         if checks and not ids.is_cuda and ids.numel() and not bool(((ids >= 0) & (ids < rows)).all()):
-            raise DataError(f"ids must lie between 0 and {rows - 1}, the last row of the table")
+            raise DataError("ids must lie between 0 and {last}, the last row of the table", last=rows - 1)
         x = F.embedding(ids, inputs)
     turned = torch.where(inside, lengths.unsqueeze(1) - 1 - time, time).unsqueeze(-1)  # (B, L, 1)
     end = (lengths - 1).view(-1, 1, 1)

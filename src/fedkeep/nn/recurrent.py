@@ -88,16 +88,24 @@ class _Layer(nn.RNNBase):
         if ids is None:
             if inputs.dim() != 3 or inputs.shape[-1] != self.input_size:
                 raise DataError(
-                    f"expected inputs of shape (B, L, {self.input_size}); got {tuple(inputs.shape)}"
+                    "expected inputs of shape (B, L, {wanted}); got {got}",
+                    wanted=self.input_size,
+                    got=tuple(inputs.shape),
                 )
         elif ids.dim() != 2 or ids.dtype != torch.int64:
             raise DataError(
-                f"expected int64 ids of shape (B, L); got {ids.dtype} of shape {tuple(ids.shape)}"
+                "expected int64 ids of shape (B, L); got {dtype} of shape {shape}",
+                dtype=ids.dtype,
+                shape=tuple(ids.shape),
             )
         elif inputs.dim() != 2 or inputs.shape[-1] != self.input_size:
-            raise DataError(f"expected a table of shape (V, {self.input_size}); got {tuple(inputs.shape)}")
+            raise DataError(
+                "expected a table of shape (V, {wanted}); got {got}",
+                wanted=self.input_size,
+                got=tuple(inputs.shape),
+            )
         if how not in _POOLS:
-            raise ConfigError(f"a sequence is pooled by 'last', 'mean' or 'max'; got {how!r}")
+            raise ConfigError("a sequence is pooled by 'last', 'mean' or 'max'; got {got!r}", got=how)
         # By attribute, not from _flat_weights: torch.func.functional_call swaps attributes.
         weights = [getattr(self, name) for name in self._flat_weights_names]
         sequences, length = (inputs if ids is None else ids).shape[:2]
@@ -105,8 +113,11 @@ class _Layer(nn.RNNBase):
             lengths = torch.full((sequences,), length, device=inputs.device)
         elif lengths.shape != (sequences,) or lengths.dtype != torch.int64:
             raise DataError(
-                f"lengths must be int64 of shape ({sequences},), one per sequence; "
-                f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
+                "lengths must be int64 of shape ({sequences},), one per sequence; got {dtype} of shape "
+                "{shape}",
+                sequences=sequences,
+                dtype=lengths.dtype,
+                shape=tuple(lengths.shape),
             )
         gru, pool = isinstance(self, nn.GRU), _POOLS[how]
         if native.usable(inputs, weights, lengths, *(() if ids is None else (ids,))):
