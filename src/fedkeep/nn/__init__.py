@@ -2,7 +2,7 @@
 
 from fedkeep.nn.convolution import ConvPool
 from fedkeep.nn.linear import Linear
-from fedkeep.nn.pooling import masked_max, masked_mean
+from fedkeep.nn.pure import masked_max, masked_mean
 from fedkeep.nn.recurrent import GRU, LSTM
 
 __all__ = ["GRU", "LSTM", "ConvPool", "Linear", "masked_max", "masked_mean"]

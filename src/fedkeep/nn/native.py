@@ -15,7 +15,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.kernels import native
 from fedkeep.nn import pure
 from fedkeep.nn.operation import How, Operation, Tensors, per_client
-from fedkeep.nn.pooling import LAST, MAX, OUTPUT
+from fedkeep.nn.pure import LAST, MAX, OUTPUT
 
 
 def _front(inputs: Tensor, ids: Tensor | None, cohort: bool) -> tuple[tuple[int, ...], torch.Size]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.nn import native, pure
 from fedkeep.nn.operation import functorch_active
-from fedkeep.nn.pooling import LAST, MAX, MEAN, OUTPUT
+from fedkeep.nn.pure import LAST, MAX, MEAN, OUTPUT
 
 Pool = Literal["last", "mean", "max"]
 _POOLS = {None: OUTPUT, "last": LAST, "mean": MEAN, "max": MAX}

@@ -20,7 +20,7 @@ from fedkeep.core.modes import EagerMode
 from fedkeep.kernels.native import CHUNK, chunks, forward_mode, lanes
 from fedkeep.nn import convolution, linear, native, pure
 from fedkeep.nn.operation import functorch_active, one_by_one, traced
-from fedkeep.nn.pooling import OUTPUT
+from fedkeep.nn.pure import OUTPUT
 
 ROWS = range(2, linear.ROWS + 1)
 """Rows of a batch for which the linear kernel is faster; one row is as fast in torch."""
