@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -118,6 +118,13 @@ def steps_per_pass(examples: int, phase: Phase) -> int:
     full, left = divmod(examples, phase.batch_size)
     merged = phase.merge_single and full and left == 1
     return full + (left > 0 and not merged)
+
+
+def planned_steps(phase: Phase, examples: Iterable[int]) -> int:
+    """Return how many mini-batches a phase makes of clients with so many examples each, unless it stops early."""
+    if phase.steps is not None:
+        return phase.steps
+    return phase.epochs * sum(steps_per_pass(count, phase) for count in examples)
 
 
 def gathered(

@@ -16,7 +16,7 @@ from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, to
 from fedkeep.data import FederatedData
-from fedkeep.engines.batches import Stream, steps_per_pass
+from fedkeep.engines.batches import Stream, planned_steps
 from fedkeep.engines.client_step import ClientResult, ClientToTrain, Engine, Job
 from fedkeep.engines.lanes import local_run
 from fedkeep.engines.tables.lazy_rows import lazy_tables
@@ -54,7 +54,9 @@ class Centralised(Engine):
         net = PooledNet(job.net.module, frozenset(tables), by_client(method, job.net, tables))
         net.opted_out = job.net.opted_out
         net.lookup = job.net.lookup
-        notify, steps = job.after_step, self._steps(job, net, clients)
+        counts = [job.data.count(c, "train") for c in clients]
+        passes = counts if net.by_client else [sum(counts)]
+        notify, steps = job.after_step, sum(planned_steps(phase, passes) for phase in client.phases)
         if self.states is None:
             self.states = [phase.optimizer.init() for phase in client.phases]
         local = local_run(
@@ -79,15 +81,6 @@ class Centralised(Engine):
         kept = method.split.personal(trained)
         yield ClientResult(work[0].client, upload, kept, local.loss, clients=tuple(clients))
         yield from (ClientResult(each.client, clients=tuple(clients)) for each in work[1:])
-
-    @staticmethod
-    def _steps(job: Job, net: PooledNet, clients: Sequence[int]) -> int:
-        counts = np.array([len(job.rows(c)) for c in clients])
-        passes = counts.tolist() if net.by_client else [int(counts.sum())]
-        return sum(
-            p.steps if p.steps is not None else p.epochs * sum(steps_per_pass(n, p) for n in passes)
-            for p in job.method.client.phases
-        )
 
 
 def check_method(method: Method) -> None:

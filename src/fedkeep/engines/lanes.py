@@ -39,6 +39,7 @@ from fedkeep.engines.batches import (
     float_type,
     gathered,
     load_batch,
+    planned_steps,
     steps_per_pass,
     usable,
 )
@@ -751,7 +752,10 @@ class LanePass(Pass):
         super().__init__(lane, number)
         self.state = lane.states[number]
         self.total = torch.zeros((), dtype=torch.float32)  # losses of fewer bits are summed in these
-        self.planned = self.repeats * planned_batches(lane, self.phase) if lane.falls else 0
+        self.planned = 0
+        if lane.falls:
+            examples = len(usable(lane.data, lane.rows[0], self.phase, lane.draws[0]))
+            self.planned = self.repeats * planned_steps(self.phase, [examples])
         tables = lazy_tables(self.phase, lane.tables[0]) if lane.lazy and not self.hides else []
         self.lazy: LazyRows | None = None
         if tables:
@@ -883,13 +887,6 @@ class Lane(Lanes):
     def nonfinite(self, names: Sequence[str]) -> list[str | None]:
         """Return the first of some parameters with a NaN or an infinity."""
         return [nonfinite({name: self.params[name] for name in names})]
-
-
-def planned_batches(lane: Lane, phase: Phase) -> int:
-    """Return how many mini-batches a phase makes of the lane's examples, unless it stops early."""
-    if phase.steps is not None:
-        return phase.steps
-    return phase.epochs * steps_per_pass(len(usable(lane.data, lane.rows[0], phase, lane.draws[0])), phase)
 
 
 @torch.no_grad()
