@@ -28,7 +28,7 @@ from fedkeep.experiments.analyses import (
 )
 from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.methods.aggregate import RunningMean
-from fedkeep.report.analyses import read_sealed_analyses
+from fedkeep.report.runs import read_sealed_analyses
 from fedkeep.split import Upload
 from tests.refusals import raises
 from tests.tiny import Logits, classes, pairs, parts

@@ -30,7 +30,7 @@ from fedkeep.methods.aggregate import RunningMean
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, user_map
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.report import wording
-from fedkeep.report.analyses import read_sealed_analyses
+from fedkeep.report.runs import read_sealed_analyses
 from fedkeep.split import Split
 from fedkeep.tasks import tasks_in
 

@@ -2,7 +2,7 @@
 
     wording.py    how numbers are written              tables.py     rows of cells, Markdown
     runs.py       reads a run directory                results.py    results/NAME.json and .md
-    analyses.py   reads and shows analyses.json        charts.py     what charts show
+    analyses.py   maps, cold start, times              charts.py     what charts show
     groups.py     runs that differ in their seed only  drawing.py    draws them, for the page and as files
     measured.py   results, curves, users               page.py       report.html, .md and .json
     facts.py      traffic, split, data, configuration  page.html.j2  the page's frame and its CSS

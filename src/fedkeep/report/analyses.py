@@ -1,38 +1,17 @@
-"""Stored analyses: maps of user vectors, cold start, aggregation time, plain tables. Read, checked and shown."""
+"""Stored analyses: maps of user vectors, cold start, aggregation time, plain tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedkeep.core.sealed import read_sealed
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Figure, Section
 from fedkeep.report.charts import SLOTS, Legend, Lines, Series, palette_of, point_of, user_maps
+from fedkeep.report.groups import Configuration
 from fedkeep.report.tables import Table
 
-if TYPE_CHECKING:  # these read run directories, of which analyses are a part
-    from fedkeep.report.groups import Configuration
-
 Analysis = Mapping[str, Any]
-
-
-def read_sealed_analyses(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Return the analyses, checked, and of which run and round they are; both empty where the file doesn't exist.
-
-    Raises:
-        RunError: the file is damaged or an analysis breaks the form; names the file and the place.
-    """
-    from fedkeep.report.forms import check_analyses
-
-    if not path.exists():
-        return {}, {}
-    content = read_sealed(path)
-    about = content.pop("about", {})
-    del content["format"]
-    check_analyses(content, path)
-    return content, dict(about)
 
 
 def sections(groups: Sequence[Configuration]) -> Iterator[Section]:

@@ -11,7 +11,7 @@ from typing import Any
 from fedkeep.core.errors import RunError
 from fedkeep.core.records import Record, read_records, read_sealed_records
 from fedkeep.core.run_files import Commit, numerics_of, read_commit, read_info
-from fedkeep.report.analyses import read_sealed_analyses
+from fedkeep.core.sealed import read_sealed
 from fedkeep.tasks.results import Examples, read_examples
 
 FINISHED, FAILED = "finished", "failed"
@@ -214,3 +214,20 @@ def _read_info(path: Path) -> dict[str, Any]:
     info = read_info(path.parent)
     check(Info, info, path)
     return info
+
+
+def read_sealed_analyses(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return the analyses, checked, and of which run and round they are; both empty where the file doesn't exist.
+
+    Raises:
+        RunError: the file is damaged or an analysis breaks the form; names the file and the place.
+    """
+    from fedkeep.report.forms import check_analyses
+
+    if not path.exists():
+        return {}, {}
+    content = read_sealed(path)
+    about = content.pop("about", {})
+    del content["format"]
+    check_analyses(content, path)
+    return content, dict(about)
