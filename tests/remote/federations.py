@@ -111,7 +111,7 @@ class Devices:
             for client in node.clients:
                 entry = entries[client]
                 rows[client] = begun(store, client, Line(entry.version, entry.attempt, entry.share))
-            store.drop()
+            store.clear()
         every = [rows[str(client)] for client in self.data.ids]
         return {name: torch.stack([row[name] for row in every]) for name in every[0]}
 

@@ -90,7 +90,7 @@ class Server:
             "client/count": kept["client/count"],
         }
         if self.draw.random() < 0.1:  # killed before the message is done
-            self.store.drop()
+            self.store.clear()
             assert begun(self.store, "a", base.line)["user"].tolist() == base.user
         stage(self.store, "a", values, round=base.line.version, attempt=message.attempt)
         self.store.flush()

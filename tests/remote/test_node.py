@@ -172,7 +172,7 @@ class TestWork:
         hand.ask(node, hand.work([self.order(hand)], 0, 5))
         store = node._runs[RUN].store
         staged = begun(store, "user-0", Line(1, 5))
-        store.drop()
+        store.clear()
         node.close()
         again = hand.node(tmp_path, [0])
         hand.meet(again)

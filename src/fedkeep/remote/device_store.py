@@ -146,7 +146,8 @@ class DeviceStore(MemoryStore):
             MissingError: there is no such version; says which there are.
             StoreError: it is damaged; names the client. Nothing is changed.
         """
-        found = {client: self._named(client, line) for client, line in lines.by_client().items()}
+        late = {client: line for client, line in lines.by_client().items() if not self._counts(client, line)}
+        found = {client: self._named(client, line) for client, line in late.items()}
         for client, begun in found.items():
             self._begin(client, begun)
 
@@ -161,6 +162,10 @@ class DeviceStore(MemoryStore):
         self._rows.pop(client, None)
         if begun.values is not None:
             self._rows[client] = begun.values
+
+    def _counts(self, client: int, line: Line) -> bool:
+        """Tell whether a version counts in this message already."""
+        return client in self._begun and self._begun[client].line == line
 
     def _named(self, client: int, line: Line) -> _Begun:
         """Return what a client keeps of the version that a line names."""
@@ -266,7 +271,7 @@ class DeviceStore(MemoryStore):
                 for client in {**accepted, **staged}:
                     self._write(client, accepted.get(client), staged.get(client))
         except BaseException:
-            self.drop()
+            self.clear()
             raise
         self._begun = {client: _Begun(one.line, one.values) for client, one in self._begun.items()}
         self._new, self._adapted = {}, {}
@@ -291,12 +296,17 @@ class DeviceStore(MemoryStore):
         self.file.drop(version.number for version in after if version not in keep)
 
     def drop(self) -> None:
+        """Forget what was staged and does not count."""
+        self._new, self._adapted = {}, {}
+
+    def clear(self) -> None:
         """Forget all of a message that is not in the file; nobody has begun."""
-        self._begun, self._rows, self._new, self._adapted = {}, {}, {}, {}
+        self._begun, self._rows = {}, {}
+        self.drop()
 
     def close(self) -> None:
         """Let go of the file."""
-        self.drop()
+        self.clear()
         if self._file is not None:
             self._file.close()
             self._file = None

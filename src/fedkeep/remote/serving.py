@@ -55,7 +55,7 @@ def serve(
     """
     for one in work.orders:
         _check_asks(one, masking)
-    store.drop()
+    store.clear()
     begun: dict[str, ClientOrder] = {}
     answers: dict[str, Answer] = {}
     for one in (one for one in work.orders if one.begins):
