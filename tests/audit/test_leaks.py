@@ -11,9 +11,10 @@ from torch import nn
 from fedkeep import Method, methods
 from fedkeep.audit import AuditReport, audit
 from fedkeep.core.params import Params
-from fedkeep.engines import Answer, client_step
+from fedkeep.engines import client_step
 from fedkeep.engines.lanes import Pass
 from fedkeep.remote import node, serving
+from fedkeep.remote.messages import ClientAnswer
 from fedkeep.split import Split, Upload
 from tests.audit import leaks
 from tests.audit.leaks import LOCAL, Body, Keeps, Own, furl, of_term
@@ -254,14 +255,14 @@ def test_numbers_of_opted_out_examples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_client_adapts_to_in_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     adapted = serving._adapted
 
-    def told(work: Any, orders: Any, device: Any, *given: Any) -> dict[str, Answer]:
+    def told(work: Any, orders: Any, device: Any, *given: Any) -> dict[str, ClientAnswer]:
         found = adapted(work, orders, device, *given)
         for one in orders:
             if one.adapt:
-                place = device.job.data.index(one.order.client)
+                place = device.job.data.index(one.client)
                 own = device._versions["adapted"][0].read([place]) if "adapted" in device._versions else {}
                 loss = float(sum(v.double().sum() for v in own.values()))
-                found[one.order.client] = Answer(client=one.order.client, loss=loss)
+                found[one.client] = ClientAnswer(client=one.client, loss=loss)
         return found
 
     sources = ("what a client keeps that adapts", "the examples of a client that adapts")

@@ -14,8 +14,7 @@ from fedkeep.engines import Adaptation
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.load import load_run
 from fedkeep.methods import Finish, Finished
-from fedkeep.remote.messages import Encode, Named
-from fedkeep.store import MemoryStore
+from fedkeep.store import Line, MemoryStore
 from fedkeep.store.sqlite import SqliteStore
 from tests.experiments.configs import config
 from tests.remote.hand import Hand
@@ -98,8 +97,8 @@ def test_the_same_method_goes_on() -> None:
     assert once.default.opted_out == {"user"}
 
 
-def versions(old: Hand) -> dict[str, Named]:
-    return {client: Named(**wanted._asdict()) for client, wanted in old.ledger.items()}
+def versions(old: Hand) -> dict[str, Line]:
+    return dict(old.ledger)
 
 
 @pytest.mark.parametrize("out", [True, False])
@@ -111,7 +110,7 @@ def test_a_device_keeps_them_from_a_run_that_continues(tmp_path: Path, out: bool
     old.close()
     new = Hand(Logits, READS, data, run="new", changes={"continue_from": "old"})
     node = new.node(tmp_path, range(4))
-    packet = new.say(node, Encode(**{**dict(new.encode()), "versions": versions(old)}))
+    packet = new.say(node, new.encode(versions=versions(old)))
     assert packet.header["kind"] == "fits"
     new.nodes.append(node)
     new.place |= dict.fromkeys(map(str, data.ids), node)

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -5,7 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedkeep.core.errors import UploadError
 from fedkeep.flower.array_records import RAW, from_records, to_bytes, to_records
 from fedkeep.remote import Packet
-from fedkeep.remote.messages import TYPES
+from fedkeep.remote.messages import TYPES, tensor_file
 from tests.flower.loopback import Loopback, context
 from tests.tiny import bits
 
@@ -15,12 +17,12 @@ def there_and_back(packet: Packet) -> Packet:
 
 
 def test_every_type_and_shape_comes_back_with_its_bits():
-    made = {f"group/0/params/{dtype}": (5 * torch.randn(3, 4)).to(dtype) for dtype in TYPES}
+    made = {f"sent/0/params/{dtype}": (5 * torch.randn(3, 4)).to(dtype) for dtype in TYPES}
     made |= {
-        "group/0/state/client/h": torch.randn(3, 2).T,
-        "group/0/params/last": torch.ones(1),
+        "sent/0/state/client/h": torch.randn(3, 2).T,
+        "sent/0/params/last": torch.ones(1),
         "empty": torch.zeros(0, 3),
-        "answer/1/rows/none": torch.zeros(2, 0, dtype=torch.bfloat16),
+        "upload/1/rows/none": torch.zeros(2, 0, dtype=torch.bfloat16),
         "scalar": torch.tensor(7),
         "a/b/c/d/e.f": torch.tensor(float("nan")),
     }
@@ -42,19 +44,19 @@ def test_every_type_and_shape_comes_back_with_its_bits():
 
 def test_the_bytes_that_an_audit_searches_are_those_that_the_grid_carries():
     packet = Packet(
-        {"kind": "answers"}, {"answer/0/deltas/w": torch.randn(3), "answer/0/deltas/b": torch.ones(2)}
+        {"kind": "answers"}, {"upload/0/deltas/w": torch.randn(3), "upload/0/deltas/b": torch.ones(2)}
     )
     grid = Loopback(lambda message, _: message, [context()])
     grid.travel(Message(to_records([packet])[0], dst_node_id=7, message_type="query"))
     carried, content = sorted(grid.carried.values(), key=len), to_bytes(packet)
     assert all(part in content for part in carried if not part.startswith(b"Message"))
-    assert packet.tensors["answer/0/deltas/w"].numpy().tobytes() in content
+    assert packet.tensors["upload/0/deltas/w"].numpy().tobytes() in content
 
 
 def test_tensors_that_packets_share_are_one_array_and_the_others_another():
     """Flower asks for each array by itself, so their number must not grow with that of the tensors."""
-    model = {f"group/0/params/{n}": torch.randn(100) for n in range(9)}
-    half = {f"group/1/params/{n}": torch.randn(10) for n in range(9)}
+    model = {f"sent/0/params/{n}": torch.randn(100) for n in range(9)}
+    half = {f"sent/1/params/{n}": torch.randn(10) for n in range(9)}
     sent = [{**model}, {**model, **half}, {**model, **half, "own": torch.ones(1)}]
     made = to_records([Packet({"to": k}, tensors) for k, tensors in enumerate(sent)])
     arrays = [records["packet"] for records in made]
@@ -77,13 +79,13 @@ def test_what_is_read_can_be_written_to():
 
 def packed(header, tensors=(), stype=RAW, **more):
     """Return records whose own part has any header, right in its checksum."""
-    content = Packet(header, dict(tensors)).to_bytes()
+    content = tensor_file(dict(tensors), json.dumps(header))
     return RecordDict(
         {"packet": ArrayRecord({"own": Array("uint8", (len(content),), stype, content)}), **more}
     )
 
 
-ABOUT = {"header": {"kind": "work"}, "names": ["w"], "shared": {}}
+ABOUT = {"header": {"kind": "work"}, "names": ["w"], "beside": []}
 ONE = {"w": torch.ones(2)}
 
 
@@ -99,16 +101,16 @@ def test_the_form_that_the_tests_below_damage_is_read():
         (RecordDict({"packet": ArrayRecord({})}), "not made by fedkeep"),
         (packed(ABOUT, ONE, metrics=ConfigRecord({"loss": 1.0})), "it holds ['metrics', 'packet']"),
         (packed(ABOUT, ONE, stype="numpy.ndarray"), "'own' is 'numpy.ndarray'"),
-        (packed({}), "has no header"),
-        (packed({**ABOUT, "header": []}, ONE), "has no header"),
-        (packed({**ABOUT, "names": "w"}, ONE), "has no header"),
-        (packed({**ABOUT, "more": 1}, ONE), "has no header"),
+        (packed({}), "no header"),
+        (packed({**ABOUT, "header": []}, ONE), "no header"),
+        (packed({**ABOUT, "names": "w"}, ONE), "no header"),
+        (packed({**ABOUT, "more": 1}, ONE), "no header"),
         (packed({**ABOUT, "names": []}, ONE), "not that of its tensors"),
         (packed({**ABOUT, "names": ["v"]}, ONE), "not that of its tensors"),
         (packed({**ABOUT, "names": [1]}, ONE), "not that of its tensors"),
         (packed({**ABOUT, "names": ["w", "w"]}, ONE), "not that of its tensors"),
         (packed({**ABOUT, "names": [["w"]]}, ONE), "not that of its tensors"),
-        (packed({**ABOUT, "shared": {"shared-0": "00000000"}}, ONE), "put together from others"),
+        (packed({**ABOUT, "beside": ["00000000"]}, ONE), "put together from others"),
     ],
 )
 def test_whatever_is_malformed_is_refused(damaged, said):
@@ -118,7 +120,7 @@ def test_whatever_is_malformed_is_refused(damaged, said):
 
 
 def test_parts_of_two_messages_do_not_make_one():
-    first, second = ({"group/0/params/w": torch.full((2,), float(k))} for k in range(2))
+    first, second = ({"sent/0/params/w": torch.full((2,), float(k))} for k in range(2))
     one, _ = to_records([Packet({"to": k}, first) for k in range(2)])
     other, _ = to_records([Packet({"to": k}, second) for k in range(2)])
     one["packet"]["shared-0"] = other["packet"]["shared-0"]
@@ -132,7 +134,7 @@ def test_parts_of_two_messages_do_not_make_one():
 def test_a_tensor_that_comes_twice_is_noticed():
     shared = {"w": torch.ones(2)}
     made, _ = to_records([Packet({}, shared), Packet({}, shared)])
-    about = {"header": {}, "names": ["w"], "shared": {"shared-0": made["packet"]["shared-0"].data[-4:].hex()}}
+    about = {"header": {}, "names": ["w"], "beside": [made["packet"]["shared-0"].data[-4:].hex()]}
     twice = packed(about, {"w": torch.zeros(2)})
     twice["packet"]["shared-0"] = made["packet"]["shared-0"]
     with pytest.raises(UploadError, match="not that of its tensors"):
@@ -164,7 +166,7 @@ def test_tensors_of_one_name_that_differ_between_packets_stay_apart():
     """A server that sends each client its own model (pFedHN, FedAMP) fills the same names with different values."""
     common = torch.ones(3)
     packets = [
-        Packet({"to": k}, {"group/0/params/w": torch.full((2,), float(k)), "group/0/params/common": common})
+        Packet({"to": k}, {"sent/0/params/w": torch.full((2,), float(k)), "sent/0/params/common": common})
         for k in range(3)
     ]
     packets.append(Packet({"to": 3}, dict(packets[1].tensors)))

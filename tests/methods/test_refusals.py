@@ -15,7 +15,6 @@ from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.engines import auto
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
-from fedkeep.kernels import native
 from fedkeep.methods import batch_norm_names
 from fedkeep.methods.copies import with_copy
 from tests.methods.table import trained
@@ -284,18 +283,3 @@ def test_a_configurations_adaptation_keeps_the_methods_loss() -> None:
     assert (phase.epochs, phase.optimizer, phase.trains, phase.examples) == (2, sgd(0.7), "private", "all")
     table = {"kind": "fine_tuned", "adapt": {"epochs": 2}}
     assert build_method(MethodConfig.model_validate(table)).adapt.phases[0].trains == "all"
-
-
-def test_a_default_device_other_than_the_cpu_is_refused() -> None:
-    torch.set_default_device("meta")
-    try:
-        with pytest.raises(MethodError) as error:
-            methods.fedavg().made_for(nn.Linear(4, 3, device="cpu"))
-    finally:
-        torch.set_default_device(None)
-    assert error.value.facts["got"] == "meta"
-
-
-def test_a_kernel_is_given_no_address_of_another_device() -> None:
-    with pytest.raises(RuntimeError, match="meta"):
-        native.address(torch.empty(3, device="meta"))

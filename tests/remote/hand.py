@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,12 @@ from fedkeep.remote.messages import (
     ClientOrder,
     Encode,
     Fits,
-    Header,
     Hello,
     Judging,
+    Message,
     Work,
-    header_of,
-    read_answers,
-    told,
-    work_packet,
+    message_of,
+    packet_of,
 )
 from fedkeep.remote.node import Node, Terms
 from fedkeep.store import Line
@@ -107,13 +105,13 @@ class Hand:
     def meet(self, *nodes: Node) -> None:
         """Tell nodes of the run and its encoding."""
         for node in nodes:
-            fits = header_of(self.say(node, self.encode()), Fits)
+            fits = message_of(self.say(node, self.encode()), Fits)
             self.nodes.append(node)
             self.place |= dict.fromkeys(fits.clients, node)
 
-    def say(self, node: Node, message: Header | Packet) -> Packet:
+    def say(self, node: Node, message: Message | Packet) -> Packet:
         """Carry a message to a node and its answer back, as bytes."""
-        packet = told(message) if isinstance(message, Header) else message
+        packet = packet_of(message) if isinstance(message, Message) else message
         content = node.serve(Packet.from_bytes(packet.to_bytes())).to_bytes()
         self.left.append(content)
         return Packet.from_bytes(content)
@@ -125,23 +123,23 @@ class Hand:
             "encoding": self.parts["encoding"],
             "round": round,
             "attempt": attempt,
-            "orders": tuple(orders),
+            "orders": tuple(replace(one, round=round) for one in orders),
             **changes,
         }
         return Work(**given)
 
     def order(self, order: Order, *, train: bool = True, judge: Sequence[Judging] = ()) -> ClientOrder:
         return ClientOrder(
-            order=order,
+            **vars(order),
             train=train,
             judge=tuple(judge),
             **self.ledger.get(order.client, Line())._asdict(),
         )
 
     def ask(self, node: Node, work: Work) -> Answers:
-        packet = self.say(node, work_packet(work))
+        packet = self.say(node, packet_of(work))
         assert packet.header["kind"] == "answers", packet.header
-        return read_answers(packet, self.method.split)
+        return message_of(packet, Answers, self.method.split)
 
     def first_order(self, client: str, round: int = 0) -> Order:
         server = first_global(self.method, self.net, self.data)

@@ -23,7 +23,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.remote.device_file import DeviceFile, file_of
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.messages import ClientOrder, Judging, Packet, Refused, header_of, work_packet
+from fedkeep.remote.messages import ClientOrder, Judging, Packet, Refused, message_of, packet_of
 from fedkeep.remote.server import serve_run
 from fedkeep.remote.transport import Died, Weather
 from tests.engines.test_conformance import CASES, reference, trained
@@ -252,19 +252,19 @@ def on_disk(hand: Hand, tmp_path: Path) -> dict[str, Any]:
 def test_a_device_takes_no_choice_of_examples_or_parameters_from_a_server(
     hand: Hand, tmp_path: Path, choice: dict[str, Any]
 ) -> None:
-    packet = work_packet(hand.work([order(hand)], 0, 5))
+    packet = packet_of(hand.work([order(hand)], 0, 5))
     (asked,) = packet.header["orders"]
     changed = Packet({**packet.header, "orders": [{**asked, **choice}]}, packet.tensors)
-    assert header_of(hand.say(hand.nodes[0], changed), Refused).reason
+    assert message_of(hand.say(hand.nodes[0], changed), Refused).reason
     assert on_disk(hand, tmp_path) == {}
 
 
 def test_a_device_is_judged_on_no_training_examples(hand: Hand, tmp_path: Path) -> None:
-    packet = work_packet(hand.work([order(hand)], 0, 5))
+    packet = packet_of(hand.work([order(hand)], 0, 5))
     (asked,) = packet.header["orders"]
     judge = [{"split": "train", "models": ["adapted"]}]
     changed = Packet({**packet.header, "orders": [{**asked, "judge": judge}]}, packet.tensors)
-    assert header_of(hand.say(hand.nodes[0], changed), Refused).reason
+    assert message_of(hand.say(hand.nodes[0], changed), Refused).reason
     assert on_disk(hand, tmp_path) == {}
 
 
@@ -272,8 +272,8 @@ def test_unless_its_owner_says_so_a_device_lets_no_adapted_model_be_judged(tmp_p
     hand = Hand(Logits, FURL, DATA, seed=3)
     hand.meet(hand.node(tmp_path, range(3)))
     judge = (Judging(split="test", models=("own", "adapted")),)
-    said = hand.say(hand.nodes[0], work_packet(hand.work([order(hand, judge=judge)], 0, 5)))
-    assert "device.judge_adapted" in header_of(said, Refused).reason
+    said = hand.say(hand.nodes[0], packet_of(hand.work([order(hand, judge=judge)], 0, 5)))
+    assert "device.judge_adapted" in message_of(said, Refused).reason
     assert on_disk(hand, tmp_path) == {}
     found = hand.ask(hand.nodes[0], hand.work([order(hand)], 0, 6))
     (answer,) = found.answers
@@ -332,7 +332,7 @@ def test_what_is_judged_is_of_that_round_or_nothing(hand: Hand) -> None:
     found = hand.ask(hand.nodes[0], hand.work([alone], 0, 6))
     assert found.answers[0].fault is None
     assert [judged.models for _, judged in found.judged] == [("adapted",)]
-    later = replace(alone, order=replace(alone.order, round=1))
+    later = replace(alone, round=1)
     (answer,) = hand.ask(hand.nodes[0], hand.work([later], 1, 7)).answers
     assert isinstance(answer.fault, LostError)
 

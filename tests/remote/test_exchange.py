@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fedkeep.engines import Answer, Order
+from fedkeep.engines import Order
 from fedkeep.methods import Sent
 from fedkeep.remote import exchange as module
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Exchange, Rules
-from fedkeep.remote.messages import Answers, ClientOrder, Judging, Packet, Refused, told
+from fedkeep.remote.messages import Answers, ClientAnswer, ClientOrder, Judging, Packet, Refused, packet_of
 from fedkeep.remote.transport import Reply
 
 
@@ -56,13 +56,11 @@ def test_who_was_judged_on_a_new_node_is_not_in_the_old_ones_sum_too(monkeypatch
     )
     judge = (Judging(split="test", models=("own",)),)
     orders = {
-        client: ClientOrder(
-            order=Order(round=0, client=client, sent=Sent(params={}, state={})), train=False, judge=judge
-        )
+        client: ClientOrder(round=0, client=client, sent=Sent(params={}, state={}), train=False, judge=judge)
         for client in place
     }
     monkeypatch.setattr(module, "check_answers", lambda *_: None)
-    monkeypatch.setattr(module, "read_answers", lambda packet, split: packet.header["answers"])
+    monkeypatch.setattr(module, "message_of", lambda packet, *_: packet.header["answers"])
     rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=())  # type: ignore[arg-type]
     events = Events(transport.now)
     one = Exchange(rules, nodes, events, 0, 1, orders)
@@ -71,7 +69,7 @@ def test_who_was_judged_on_a_new_node_is_not_in_the_old_ones_sum_too(monkeypatch
     assert [node for _, node, _ in transport.sent] == ["A", "B"]
 
     def answer(ticket: str, *clients: str) -> None:
-        answers = tuple(Answer(client=client) for client in clients)
+        answers = tuple(ClientAnswer(client=client) for client in clients)
         judged: Any = (("test", clients),)
         found = Answers(run="r", round=0, attempt=1, answers=answers, judged=judged)
         transport.inbox.append((ticket, Packet({"kind": "answers", "answers": found})))
@@ -99,7 +97,7 @@ def test_a_node_that_fails_at_each_order_is_asked_ever_more_seldom() -> None:
     order = Order(round=0, client="one", sent=Sent(params={}, state={}))
     rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=60.0)  # type: ignore[arg-type]
     one = Exchange(
-        rules, nodes, Events(transport.now), 0, 1, {"one": ClientOrder(order=order)}, deadline=300.0
+        rules, nodes, Events(transport.now), 0, 1, {"one": ClientOrder(**vars(order))}, deadline=300.0
     )
     one.finish()
     assert transport.time == 300.0
@@ -118,14 +116,14 @@ def asked(transport: Transport, place: dict[str, str]) -> Exchange:
         ask_anew=lambda name: None,
     )
     rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=60.0)  # type: ignore[arg-type]
-    order = ClientOrder(order=Order(round=0, client="one", sent=Sent(params={}, state={})))
+    order = ClientOrder(round=0, client="one", sent=Sent(params={}, state={}))
     return Exchange(rules, nodes, Events(transport.now), 0, 1, {"one": order})
 
 
 def test_that_clients_are_on_no_node_is_told_though_one_was_busy_before() -> None:
     transport, place = Transport(), {"one": "A"}
     one = asked(transport, place)
-    transport.inbox.append(("0", told(Refused(run="r", reason="at work", busy=True))))
+    transport.inbox.append(("0", packet_of(Refused(run="r", reason="at work", busy=True))))
     one.poll()
     place.clear()
     one.poll()
@@ -140,7 +138,7 @@ def test_a_node_that_answers_between_two_failures_is_asked_again_at_once() -> No
     """Only failures that follow one another put it off."""
     transport = Transport()
     one = asked(transport, {"one": "A"})
-    for reply in (None, told(Refused(run="r", reason="not yet")), None):
+    for reply in (None, packet_of(Refused(run="r", reason="not yet")), None):
         transport.inbox.append((transport.sent[-1][0], reply))
         one.poll()
     assert (len(transport.sent), transport.time) == (4, 0.0)

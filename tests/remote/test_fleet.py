@@ -227,15 +227,15 @@ WRONG: dict[str, tuple[Callable[[Packet], Packet], str]] = {
     ),
     "no upload": (
         lambda p: Packet(
-            {**p.header, "answers": [{**a, "status": "idle"} for a in p.header["answers"]]},
-            {n: v for n, v in p.tensors.items() if not n.startswith("answer/")},
+            {**p.header, "answers": [{**a, "upload": None} for a in p.header["answers"]]},
+            {n: v for n, v in p.tensors.items() if not n.startswith("upload/")},
         ),
         "no upload came",
     ),
-    "an unknown kind": (lambda p: changed(p, kind="surprise"), "was refused: kind"),
+    "an unknown kind": (lambda p: changed(p, kind="surprise"), "it should be 'answers'"),
     "an upload of NaN": (
         lambda p: Packet(
-            p.header, {n: v * torch.nan if n.startswith("answer/") else v for n, v in p.tensors.items()}
+            p.header, {n: v * torch.nan if n.startswith("upload/") else v for n, v in p.tensors.items()}
         ),
         "holds a NaN or an infinity.",
     ),
@@ -284,7 +284,8 @@ def test_results_of_judging_that_nobody_asked_for_are_refused(tmp_path: Path) ->
 
 def twice(packet: Packet) -> Packet:
     first = {f"judged/1/{n[9:]}": v for n, v in packet.tensors.items() if n.startswith("judged/0/")}
-    return Packet({**packet.header, "judged": packet.header["judged"][:1] * 2}, {**packet.tensors, **first})
+    judged = [{**packet.header["judged"][0], "columns": number} for number in range(2)]
+    return Packet({**packet.header, "judged": judged}, {**packet.tensors, **first})
 
 
 def of_more_people(packet: Packet) -> Packet:

@@ -16,7 +16,8 @@ from fedkeep.core.errors import LostError
 from fedkeep.core.params import Params
 from fedkeep.remote import Packet, device_file, node
 from fedkeep.remote.device_file import DeviceFile, file_of
-from fedkeep.remote.messages import Encode, Fits, Named, Refused, header_of, told
+from fedkeep.remote.messages import Fits, Refused, message_of, packet_of
+from fedkeep.store import Line
 from tests.remote.device_states import begun
 from tests.remote.hand import Hand
 from tests.tiny import Logits, classes, everyone, same_bits
@@ -50,8 +51,8 @@ def old_run(
     return hand
 
 
-def versions(old: Hand) -> dict[str, Named]:
-    return {client: Named(**wanted._asdict()) for client, wanted in old.ledger.items()}
+def versions(old: Hand) -> dict[str, Line]:
+    return dict(old.ledger)
 
 
 def new_run(
@@ -63,11 +64,11 @@ def new_run(
 def continued(new: Hand, old: Hand, folder: Path, clients: Any = range(6), **terms: Any) -> Packet:
     """Let a node with some clients begin the new run from the old one."""
     node = new.node(folder, list(clients), **terms)
-    message = Encode(**{**dict(new.encode()), "versions": versions(old)})
+    message = new.encode(versions=versions(old))
     packet = new.say(node, message)
     if packet.header["kind"] == "fits":
         new.nodes.append(node)
-        new.place |= dict.fromkeys(header_of(packet, Fits).clients, node)
+        new.place |= dict.fromkeys(message_of(packet, Fits).clients, node)
     else:
         node.close()
     return packet
@@ -127,7 +128,7 @@ class TestAnotherRun:
         before = closed(old)["user"]
         new = new_run(data=more)
         packet = continued(new, old, tmp_path, [1, 2, 6])
-        assert set(header_of(packet, Fits).clients) == {"user-1", "user-2", "user-6"}
+        assert set(message_of(packet, Fits).clients) == {"user-1", "user-2", "user-6"}
         store = new.nodes[0]._runs[NEW].store
         assert torch.equal(begun(store, "user-2")["user"], before[2])
         assert torch.equal(begun(store, "user-6")["user"], Logits().user)
@@ -139,8 +140,8 @@ class TestAnotherRun:
     def test_the_process_that_holds_the_old_run_begins_it(self, tmp_path: Path) -> None:
         old, new = old_run(tmp_path), new_run()
         (node,), before = old.nodes, old.kept()
-        packet = new.say(node, Encode(**{**dict(new.encode()), "versions": versions(old)}))
-        assert set(header_of(packet, Fits).clients) == set(DATA.ids)
+        packet = new.say(node, new.encode(versions=versions(old)))
+        assert set(message_of(packet, Fits).clients) == set(DATA.ids)
         new.nodes.append(node)
         new.place |= dict.fromkeys(DATA.ids, node)
         assert same_bits(new.kept(), before)
@@ -177,7 +178,7 @@ class TestAnotherRun:
         old = old_run(tmp_path)
         old.close()
         new = new_run(Wider, methods.furl(["user", "more"]))
-        said = header_of(continued(new, old, tmp_path), Refused).reason
+        said = message_of(continued(new, old, tmp_path), Refused).reason
         assert said == (
             "The private states of the run 'old' do not fit the new one: 'more' is new. Continue with what they were made "
             "with, or let what changed start from default values: on_change = 'anew'."
@@ -191,9 +192,10 @@ class TestAnotherRun:
         new = new_run(lambda: Wider(width=4), both)
         packet = continued(new, old, tmp_path)
         assert (
-            "'more' is torch.float32 [4], and was torch.float32 [2];" not in header_of(packet, Refused).reason
+            "'more' is torch.float32 [4], and was torch.float32 [2];"
+            not in message_of(packet, Refused).reason
         )
-        assert "'more' is torch.float32 [4], and was torch.float32 [2]" in header_of(packet, Refused).reason
+        assert "'more' is torch.float32 [4], and was torch.float32 [2]" in message_of(packet, Refused).reason
         continued(new, old, tmp_path, on_change="anew")
         kept = closed(new)
         assert torch.equal(kept["user"], before["user"])
@@ -207,7 +209,7 @@ class TestAnotherRun:
         data = copy.copy(DATA)
         data.meta = {**DATA.meta, "label_names": ["a", "b", "c"]}
         new = new_run(data=data)
-        assert "the encoding is another" in header_of(continued(new, old, tmp_path), Refused).reason
+        assert "the encoding is another" in message_of(continued(new, old, tmp_path), Refused).reason
         continued(new, old, tmp_path, on_change="anew")
         assert torch.equal(closed(new)["user"], Logits().user.expand(6, 3))
 
@@ -216,7 +218,7 @@ class TestAnotherRun:
         before = closed(old)
         old.ledger["user-3"] = old.ledger["user-3"]._replace(version=9, attempt=9)
         new = new_run()
-        said = header_of(continued(new, old, tmp_path), Refused).reason
+        said = message_of(continued(new, old, tmp_path), Refused).reason
         assert said.startswith(
             "This device does not have version 9 of what client 'user-3' keeps in the run 'old'"
         )
@@ -232,7 +234,7 @@ class TestAnotherRun:
         old = old_run(tmp_path)
         old.close()
         packet = continued(new_run(), old, tmp_path, owner="bob", on_missing=on_missing)
-        assert header_of(packet, Refused).reason == (
+        assert message_of(packet, Refused).reason == (
             "The private state of the run 'old' belongs to 'ann', and this device to 'bob'. Restore this device's own "
             "from a copy."
         )
@@ -242,7 +244,7 @@ class TestAnotherRun:
         old = old_run(tmp_path / "elsewhere")
         old.close()
         packet = continued(new_run(), old, tmp_path)
-        assert header_of(packet, Refused).reason == "The run 'old' has no private state on this device."
+        assert message_of(packet, Refused).reason == "The run 'old' has no private state on this device."
         new = new_run()
         continued(new, old, tmp_path, on_missing="anew")
         assert torch.equal(closed(new)["user"], Logits().user.expand(6, 3))
@@ -302,6 +304,6 @@ def test_new_data_of_a_client_are_used_from_the_next_run_on(tmp_path: Path) -> N
     changed = classes((9, 9, 3, 7, 4, 6), kind="f4")
     new = new_run(data=changed)
     packet = continued(new, old, tmp_path)
-    assert header_of(packet, Fits).clients["user-0"]["train"] == 9
-    assert told(new.hello()).header["continue_from"] == OLD
+    assert message_of(packet, Fits).clients["user-0"]["train"] == 9
+    assert packet_of(new.hello()).header["continue_from"] == OLD
     new.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedkeep.privacy.secure import Keys
 from fedkeep.remote import Packet, device_file, masking
 from fedkeep.remote.device_file import DeviceFile, file_of, remove, sum_of
 from fedkeep.remote.masking import VECTOR, Masking
-from fedkeep.remote.messages import Answers, Ask, ClientOrder, work_packet
+from fedkeep.remote.messages import Answers, Ask, ClientOrder, packet_of
 from fedkeep.remote.secure_fleet import SecureFleet
 from tests.remote import test_secure_sums
 from tests.remote.hand import RUN, Hand
@@ -45,7 +46,7 @@ class Alone:
 
     def ask(self, asks: Mapping[str, Sequence[Ask]], attempt: int, train: bool = False) -> Answers:
         orders = [
-            ClientOrder(order=self.hand.first_order(client), train=train, asks=tuple(each))
+            ClientOrder(**vars(self.hand.first_order(client)), train=train, asks=tuple(each))
             for client, each in asks.items()
         ]
         return self.hand.ask(self.node, self.hand.work(orders, 0, attempt))
@@ -108,7 +109,7 @@ def test_a_training_without_a_mask_is_refused_and_a_mask_where_none_is_agreed(tm
     plain = alone.hand.order(alone.hand.first_order(alone.names[0]))
     for wrong in (
         plain,
-        ClientOrder(order=plain.order, train=True, asks=(Ask(step="keys", sum=1, given={"clients": "3"}),)),
+        replace(plain, asks=(Ask(step="keys", sum=1, given={"clients": "3"}),)),
     ):
         said = alone.hand.node(tmp_path / "x", [0])
         said.close()
@@ -117,15 +118,13 @@ def test_a_training_without_a_mask_is_refused_and_a_mask_where_none_is_agreed(tm
         assert "it trains for a masked vector alone" in packet.header["reason"]
     alone.node.close()
     other = Alone(tmp_path / "b", None)
-    packet = _say(
-        other, ClientOrder(order=plain.order, train=False, asks=(Ask(step="keys", sum=1, given={}),))
-    )
+    packet = _say(other, replace(plain, train=False, asks=(Ask(step="keys", sum=1, given={}),)))
     assert "asks for steps of a secure sum, and the method has none" in packet.header["reason"]
     other.node.close()
 
 
 def _say(alone: Alone, order: ClientOrder) -> Packet:
-    return alone.hand.say(alone.node, work_packet(alone.hand.work([order], 0, 5)))
+    return alone.hand.say(alone.node, packet_of(alone.hand.work([order], 0, 5)))
 
 
 def test_steps_out_of_turn_with_too_many_too_few_or_old_keys_are_refused(tmp_path: Path) -> None:
@@ -180,13 +179,12 @@ def test_a_client_that_sends_the_keys_of_an_earlier_round_sits_out(tmp_path: Pat
     serve, first = devices.nodes[2].serve, list[Any]()
 
     def repeating(packet: Packet) -> Packet:
-        answer, told = serve(packet), list[Any]()
-        for one in answer.header.get("answers", ()):
-            if "keys" in one.get("made", {}):
-                first.append(one["made"]["keys"])
-                one = {**one, "made": {**one["made"], "keys": first[0]}}
-            told.append(one)
-        return Packet({**answer.header, "answers": told} if told else answer.header, answer.tensors)
+        answer = serve(packet)
+        for steps in answer.header.get("made", {}).values():
+            if "keys" in steps:
+                first.append(steps["keys"])
+                steps["keys"] = first[0]
+        return answer
 
     devices.transport.join("node-2", repeating)
     test_secure_sums.served(devices, tmp_path, cohort=7, rounds=2)

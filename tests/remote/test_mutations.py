@@ -25,7 +25,7 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 
 
 def swapped_clients(patch: pytest.MonkeyPatch) -> None:
-    write = exchange.work_packet
+    write = exchange.packet_of
 
     def packet(work: Any) -> Packet:
         made = write(work)
@@ -33,7 +33,7 @@ def swapped_clients(patch: pytest.MonkeyPatch) -> None:
         swapped = [{**o, "client": n} for o, n in zip(made.header["orders"], reversed(names), strict=True)]
         return Packet({**made.header, "orders": swapped}, made.tensors)
 
-    patch.setattr(exchange, "work_packet", packet)
+    patch.setattr(exchange, "packet_of", packet)
     patch.setattr(exchange, "check_answers", lambda *_: None)
 
 

@@ -23,7 +23,7 @@ from fedkeep.methods.terms import squared_error
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import file_of
-from fedkeep.remote.messages import PROTOCOL, ClientOrder, Fits, Here, Refused, header_of, told, work_packet
+from fedkeep.remote.messages import PROTOCOL, ClientOrder, Fits, Here, Refused, message_of, packet_of
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.serving import _without_links
 from fedkeep.store import Line, database
@@ -43,19 +43,19 @@ def hand() -> Hand:
 
 
 def reason(packet: Packet) -> str:
-    return header_of(packet, Refused).reason
+    return message_of(packet, Refused).reason
 
 
 class TestHello:
     def test_it_tells_its_clients_and_nothing_unasked(self, hand: Hand, tmp_path: Path) -> None:
         node = hand.node(tmp_path, [4, 2])
-        here = header_of(hand.say(node, hand.hello()), Here)
+        here = message_of(hand.say(node, hand.hello()), Here)
         assert here == Here(run=RUN, clients=["user-4", "user-2"])
         assert files(tmp_path) == {}
 
     def test_it_sums_its_data_up_when_it_is_asked(self, hand: Hand, tmp_path: Path) -> None:
         node = hand.node(tmp_path, [0, 1])
-        here = header_of(hand.say(node, hand.hello(summarise={"clients_a_word": 1})), Here)
+        here = message_of(hand.say(node, hand.hello(summarise={"clients_a_word": 1})), Here)
         assert here.summary is not None
         assert here.summary["clients"] == 2
 
@@ -81,18 +81,18 @@ class TestHello:
         node = hand.node(tmp_path, [0], simulated_noise=False)
         assert "draws its noise from the system" in reason(hand.say(node, hand.hello()))
         assert "draws its noise from the system" in reason(hand.say(node, hand.encode()))
-        assert header_of(hand.say(node, hand.hello(simulated_noise=False)), Here)
+        assert message_of(hand.say(node, hand.hello(simulated_noise=False)), Here)
 
 
 class TestEncoding:
     def test_it_tells_numbers_of_examples_and_keeps_what_was_agreed(self, hand: Hand, tmp_path: Path) -> None:
         node = hand.node(tmp_path, [1, 0])
-        fits = header_of(hand.say(node, hand.encode()), Fits)
+        fits = message_of(hand.say(node, hand.encode()), Fits)
         assert fits.clients == {
             "user-1": {"train": 9, "valid": 2, "test": 3},
             "user-0": {"train": 5, "valid": 2, "test": 3},
         }
-        assert header_of(hand.say(node, hand.encode()), Fits) == fits  # again
+        assert message_of(hand.say(node, hand.encode()), Fits) == fits  # again
         store = node._runs[RUN].store
         assert store.file.about.agreed["hello"]["experiment"] == "text"
 
@@ -300,7 +300,7 @@ class TestWork:
         node = hand.node(tmp_path, [0])
         hand.meet(node)
         work = dataclasses.replace(hand.work([self.order(hand)], 0, 5), **changes)
-        assert said in reason(hand.say(node, work_packet(work)))
+        assert said in reason(hand.say(node, packet_of(work)))
 
     @pytest.mark.parametrize(
         ("sent", "said"),
@@ -322,7 +322,7 @@ class TestWork:
         hand.meet(node)
         order = hand.first_order("user-0")
         wrong = Order(round=0, client="user-0", sent=Sent(params=sent(order.sent.params)))
-        assert said in reason(hand.say(node, work_packet(hand.work([hand.order(wrong)], 0, 5))))
+        assert said in reason(hand.say(node, packet_of(hand.work([hand.order(wrong)], 0, 5))))
 
     @pytest.mark.skipif(sys.platform != "linux", reason="needs limits of file sizes")
     def test_on_a_full_disk_clients_are_lost_and_nothing_leaves(self, hand: Hand, tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ class TestWork:
         path.write_bytes(path.read_bytes()[:5000])
         before = path.read_bytes()
         again = hand.node(tmp_path, [0])
-        for packet in (told(hand.encode()), work_packet(hand.work([self.order(hand)], 0, 5))):
+        for packet in (packet_of(hand.encode()), packet_of(hand.work([self.order(hand)], 0, 5))):
             said = reason(hand.say(again, packet))
             assert said.startswith(f"The private state of the run {RUN!r} cannot be read: ")
             assert str(tmp_path) not in said

@@ -12,7 +12,7 @@ from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data.preparation import Encoding, Rules
 from fedkeep.remote.agreement import RefusalError
 from fedkeep.remote.fingerprint import code, parts
-from fedkeep.remote.messages import PROTOCOL, Hello, Here, header_of, told
+from fedkeep.remote.messages import PROTOCOL, Hello, Here, message_of, packet_of
 from fedkeep.remote.node import Terms
 from fedkeep.remote.node_config import build_node, experiment, read_node_config, states_folder
 
@@ -178,7 +178,7 @@ def test_words_that_few_of_its_clients_have_stay_on_the_device(tmp_path: Path, m
     hello = Hello(
         protocol=PROTOCOL, run="r", code=code(), experiment="", seed=0, summarise={"clients_a_word": 1}
     )
-    here = header_of(build_node(written(tmp_path, NODE + more)).serve(told(hello)), Here)
+    here = message_of(build_node(written(tmp_path, NODE + more)).serve(packet_of(hello)), Here)
     assert here.summary is not None
     counts = here.summary["columns"]["text"]["counts"]
     assert counts["good"] == 2

@@ -15,7 +15,7 @@ from fedkeep import Phase, methods
 from fedkeep.data.ids import PackedIds
 from fedkeep.engines import Order
 from fedkeep.methods import Sent
-from fedkeep.remote.messages import Fits, Named, Refused, header_of, work_packet
+from fedkeep.remote.messages import Fits, Refused, message_of, packet_of
 from fedkeep.remote.node import MOST_RUNS, Node
 from fedkeep.store import Line
 from tests.remote.hand import RUN, Hand, only
@@ -48,7 +48,7 @@ def test_a_message_that_failed_leaves_nothing_that_the_next_one_makes_durable(
         with monkeypatch.context() as patch:
             patch.setattr("fedkeep.remote.serving._judged", failing)
             work = hand.work([hand.order(hand.first_order("user-0", 1))], 1, number)
-            assert "ZeroDivisionError" in header_of(hand.say(node, work_packet(work)), Refused).reason
+            assert "ZeroDivisionError" in message_of(hand.say(node, packet_of(work)), Refused).reason
         hand.ask(node, hand.work([hand.order(hand.first_order("user-1", 1))], 1, number + 10))
         assert store.file.versions("user-0") == before
     hand.close()
@@ -60,7 +60,7 @@ def test_what_was_agreed_on_first_counts_for_a_process_that_starts_later(hand: H
     work = hand.work([hand.order(hand.first_order("user-0"))], 0, 5)
     hand.ask(node, work)
     before = hand.left[-1]
-    refused = header_of(hand.say(node, hand.encode(hello=hand.hello(seed=9))), Refused)
+    refused = message_of(hand.say(node, hand.encode(hello=hand.hello(seed=9))), Refused)
     assert "what differs: seed" in refused.reason
     node.close()
     again = hand.node(tmp_path, [0])
@@ -76,7 +76,7 @@ def test_orders_of_different_parts_of_the_run_are_refused(hand: Hand, tmp_path: 
     early, late = (replace(hand.first_order(f"user-{k}"), progress=p) for k, p in enumerate((0.1, 0.9)))
     judged = hand.order(hand.first_order("user-2"), train=False, judge=(only(),))
     work = hand.work([hand.order(early), hand.order(late), judged], 0, 5)
-    assert header_of(hand.say(node, work_packet(work)), Refused).reason == (
+    assert message_of(hand.say(node, packet_of(work)), Refused).reason == (
         "A message was refused: the orders to train must have one progress; got 0.1 and 0.9."
     )
     assert hand.ask(node, hand.work([hand.order(late), judged], 0, 6)).answers[0].upload is not None
@@ -98,7 +98,7 @@ def test_parameters_that_do_not_fit_are_refused_also_where_nobody_trains(
     params = {**hand.first_order("user-0").sent.params, **wrong}
     order = Order(round=0, client="user-0", sent=Sent(params=params))
     work = hand.work([hand.order(order, train=False, judge=(only(),))], 0, 5)
-    assert said in header_of(hand.say(node, work_packet(work)), Refused).reason
+    assert said in message_of(hand.say(node, packet_of(work)), Refused).reason
     hand.close()
 
 
@@ -108,9 +108,9 @@ def test_training_examples_are_not_judged_whatever_the_server_asks(tmp_path: Pat
     node = hand.node(tmp_path, [0])
     hand.meet(node)
     order = hand.order(hand.first_order("user-0"), train=False, judge=(only(),))
-    message = work_packet(hand.work([order], 0, 5))
+    message = packet_of(hand.work([order], 0, 5))
     message.header["orders"][0]["judge"][0]["split"] = "train"  # type: ignore[index]
-    refused = header_of(hand.say(node, message), Refused)
+    refused = message_of(hand.say(node, message), Refused)
     assert refused.reason.startswith(
         "A message 'work' was refused: orders.0.judge.0.split: Input should be 'valid' or"
     )
@@ -127,8 +127,8 @@ def test_a_message_to_many_clients_looks_each_of_them_up_once(
     one, all_of = PackedIds.__getitem__, Node.clients.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(PackedIds, "__getitem__", lambda ids, client: read.append(client) or one(ids, client))
     monkeypatch.setattr(Node, "clients", property(lambda node: listed.append(True) or all_of(node)))
-    versions = {f"user-{k}": Named(version=0, attempt=0, share=0.0) for k in range(count)}
-    header_of(hand.say(node, hand.encode(versions=versions)), Fits)
+    versions = {f"user-{k}": Line() for k in range(count)}
+    message_of(hand.say(node, hand.encode(versions=versions)), Fits)
     assert len(listed) <= 3
     read.clear()
     orders = [hand.order(hand.first_order(f"user-{k}"), train=False) for k in range(count)]
@@ -165,15 +165,15 @@ def test_a_file_is_let_go_of_where_a_message_fails_and_the_next_one_settles_its_
     work = hand.work([hand.order(hand.first_order("user-0"))], 0, 5)
     with monkeypatch.context() as patch:
         patch.setattr(Node, "_settle", failing)
-        assert "ZeroDivisionError" in header_of(hand.say(node, hand.encode()), Refused).reason
-    header_of(hand.say(other, hand.encode()), Fits)
+        assert "ZeroDivisionError" in message_of(hand.say(node, hand.encode()), Refused).reason
+    message_of(hand.say(other, hand.encode()), Fits)
     other.close()
     hand.meet(node)
     node.release()
     with monkeypatch.context() as patch:
         patch.setattr(Node, "_settle", failing)
         for _ in range(2):
-            assert "ZeroDivisionError" in header_of(hand.say(node, work_packet(work)), Refused).reason
+            assert "ZeroDivisionError" in message_of(hand.say(node, packet_of(work)), Refused).reason
     assert len(calls) == 3, "at each message until it has come through"
     hand.ask(other, work)
     other.close()

@@ -10,7 +10,7 @@ import pytest
 
 from fedkeep.remote import Packet
 from fedkeep.remote.events import Events
-from fedkeep.remote.messages import PROTOCOL, Encode, Fits, Hello, Here, Refused, told
+from fedkeep.remote.messages import PROTOCOL, Encode, Fits, Hello, Here, Refused, packet_of
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.transport import MemoryTransport, Reply
 
@@ -23,10 +23,10 @@ def device(*clients: str, run: str = "r", refuses: str = "") -> Any:
 
     def serve(packet: Packet) -> Packet:
         if packet.header["kind"] == "hello":
-            return told(Here(run=run, clients=list(clients)))
+            return packet_of(Here(run=run, clients=list(clients)))
         if refuses:
-            return told(Refused(run=run, reason=refuses))
-        return told(Fits(run=run, clients={client: {"train": 3} for client in clients}))
+            return packet_of(Refused(run=run, reason=refuses))
+        return packet_of(Fits(run=run, clients={client: {"train": 3} for client in clients}))
 
     return serve
 
@@ -200,10 +200,10 @@ def test_a_node_that_answers_for_another_run_or_nonsense_takes_no_part() -> None
 
 
 def test_a_node_that_could_not_read_what_came_names_no_run_and_is_shown_with_its_reason() -> None:
-    refused = told(Refused(run="", reason="A message cannot be read."))
+    refused = packet_of(Refused(run="", reason="A message cannot be read."))
     nodes = met(MemoryTransport({"x": lambda packet: refused}))
     assert nodes.refusals == {"x": "A message cannot be read."}
-    other = told(Refused(run="other", reason="Its model is another."))
+    other = packet_of(Refused(run="other", reason="Its model is another."))
     nodes = met(MemoryTransport({"x": lambda packet: other}))
     assert nodes.refusals == {"x": "it answers for another run."}
 

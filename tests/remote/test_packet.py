@@ -54,12 +54,12 @@ def written(text: str, value: bytes = b"\1", dtype: str = "BOOL") -> bytes:
 
 
 def test_what_was_made_to_look_like_a_packet_is_refused():
-    right = '{"header": {}, "names": ["flag"]}'
+    right = '{"header": {}, "names": ["flag"], "beside": []}'
     assert Packet.from_bytes(written(right)).tensors["flag"].item() is True
     for text, value, said in (
-        ('{"header": {"a": NaN}, "names": ["flag"]}', b"\1", "NaN is no number"),
-        ('{"header": [], "names": ["flag"]}', b"\1", "should be a table"),
-        ('{"header": {}, "names": []}', b"\1", "list of names lacks"),
+        ('{"header": {"a": NaN}, "names": ["flag"], "beside": []}', b"\1", "NaN is no number"),
+        ('{"header": [], "names": ["flag"], "beside": []}', b"\1", "no table"),
+        ('{"header": {}, "names": [], "beside": []}', b"\1", "list of names"),
         ("[" * 100_000, b"\1", "cannot be read"),
         (right, b"\2", "neither 0 nor 1"),
     ):

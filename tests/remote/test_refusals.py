@@ -20,7 +20,7 @@ from fedkeep.experiments.build import build_model
 from fedkeep.experiments.config import parse_config
 from fedkeep.remote import Packet
 from fedkeep.remote.agreement import place_of, refusal
-from fedkeep.remote.messages import Refused, header_of
+from fedkeep.remote.messages import Refused, message_of
 from tests.remote.hand import Hand
 from tests.tiny import Logits, classes
 
@@ -36,7 +36,7 @@ class Own(nn.Module):
 
 
 def refused(error: Exception, header: dict[str, Any]) -> Refused:
-    return header_of(Packet.from_bytes(refusal(error, Packet(header), str).to_bytes()), Refused)
+    return message_of(Packet.from_bytes(refusal(error, Packet(header), str).to_bytes()), Refused)
 
 
 def built(kind: str, folder: Path) -> tuple[str, list[str], bytes]:
@@ -49,7 +49,7 @@ def built(kind: str, folder: Path) -> tuple[str, list[str], bytes]:
         build_model(config, Encoding.from_json(json.dumps(encoding))),
         hand.method,
     )
-    reason = header_of(hand.say(node, hand.encode()), Refused).reason
+    reason = message_of(hand.say(node, hand.encode()), Refused).reason
     hand.close()
     return reason, said, b"".join(hand.left)
 
@@ -123,7 +123,7 @@ def test_what_a_reader_of_the_owners_says_while_it_sums_up_stays_on_the_device(
     hand = Hand(Logits, methods.furl("user", local=Phase(batch_size=4)), classes(kind="f4"))
     node, said = hand.node(tmp_path, [0]), list[str]()
     node.source, node.tell = Reading(data=hand.data), said.append
-    reason = header_of(hand.say(node, hand.hello(summarise={})), Refused).reason
+    reason = message_of(hand.say(node, hand.hello(summarise={})), Refused).reason
     assert "Its own log says more." in reason
     assert "Anna" not in reason
     assert SECRET in said[0]
@@ -131,7 +131,7 @@ def test_what_a_reader_of_the_owners_says_while_it_sums_up_stays_on_the_device(
 
 def test_a_rule_that_is_for_no_column_is_refused_by_name(tmp_path: Path) -> None:
     hand = Hand(Logits, methods.furl("user", local=Phase(batch_size=4)), classes(kind="f4"))
-    reason = header_of(
+    reason = message_of(
         hand.say(hand.node(tmp_path, [0]), hand.hello(summarise={"tokens": "word"})), Refused
     ).reason
     assert reason.startswith(

@@ -326,10 +326,9 @@ def test_an_upload_that_weighs_less_than_nothing_is_refused_and_the_others_are_s
 
     def lying(packet: Packet) -> Packet:
         answer = serve(packet)
-        if not any(one["status"] == "trained" for one in answer.header.get("answers", ())):
-            return answer
-        told = [{**one, "weight": -7.0} for one in answer.header["answers"]]
-        return Packet({**answer.header, "answers": told}, answer.tensors)
+        for one in answer.header.get("answers", ()):
+            one["upload"] = one["upload"] and [one["upload"][0], -7.0]
+        return answer
 
     devices.transport.join("node-2", lying)
     served(devices, tmp_path, cohort=7, rounds=1)
@@ -356,14 +355,8 @@ def test_who_sent_no_shares_has_not_taken_part(tmp_path: Path) -> None:
         steps = {ask["step"] for order in packet.header.get("orders", ()) for ask in order.get("asks", ())}
         if steps != {"shares"} or next(count):
             return answer
-        about = {"status": "lost", "weight": 0.0, "text": "disk full"}
-        return Packet(
-            {
-                **answer.header,
-                "answers": [{"client": a["client"], **about} for a in answer.header["answers"]],
-            },
-            answer.tensors,
-        )
+        lost = [{**one, "upload": None, "fault": ["lost", "disk full"]} for one in answer.header["answers"]]
+        return Packet({**answer.header, "answers": lost, "made": {}}, answer.tensors)
 
     devices.transport.join("node-1", failing)
     served(devices, tmp_path, cohort=7, rounds=2, policy=RoundPolicy(minimum=7))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.engines import Order
 from fedkeep.methods import Sent
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Exchange, Rules
@@ -79,7 +78,7 @@ def test_a_round_that_gets_no_answer_says_who_is_awaited_ever_more_seldom() -> N
     )
     rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=600.0)  # type: ignore[arg-type]
     orders = {
-        client: ClientOrder(order=Order(round=4, client=client, sent=Sent(params={}, state={})))
+        client: ClientOrder(round=4, client=client, sent=Sent(params={}, state={}))
         for client in ("one", "two", "three")
     }
     exchange = Exchange(rules, nodes, Events(transport.now), 4, 1, orders, deadline=1000.0)

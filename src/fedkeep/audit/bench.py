@@ -33,7 +33,7 @@ from fedkeep.methods import Finish, Finished, Method, SecureMean
 from fedkeep.methods.client import accepted
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.device_store import DeviceStore
-from fedkeep.remote.messages import Answers, Packet, Work, answers_packet, read_work
+from fedkeep.remote.messages import Answers, Packet, Work, message_of, packet_of
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation, serve_run
@@ -286,11 +286,11 @@ class Bench:
             states = States(default, data.ids, own.client.accept, fixed or {})
             job = job_of(own, net, data, states, self.seed)
             for packet in works:
-                work: Work = read_work(packet)
+                work: Work = message_of(packet, Work)
                 found: Answers = serve(work, job, states, Sequential(), anew=False, tell=told.append)
                 if any(isinstance(answer.fault, FailedError) for answer in found.answers):
                     raise MethodError(told[-1])
-                yield answers_packet(found), dict(states.values)
+                yield packet_of(found), dict(states.values)
 
     def _made(self, method: Method) -> _Made:
         """Return what a device makes of a method before it has any data, made once."""
@@ -342,20 +342,20 @@ def items(packet: Packet) -> Items:
         skip = ("kind", "run")
         return {Item("", header["kind"], k): text(v) for k, v in header.items() if k not in skip}
     told = header["answers"]
-    for number, (one, loss) in enumerate(zip(told, packet.tensors["losses"], strict=True)):
-        client = str(one["client"])
+    for one, loss in zip(told, packet.tensors["losses"], strict=True):
+        client, (number, weight) = str(one["client"]), one["upload"] or (-1, 0.0)
         found[Item(client, "loss", "")] = loss.clone()
-        found[Item(client, "weight", "")] = torch.tensor(one["weight"], dtype=torch.float64)
-        found[Item(client, "status", "")] = text([one["status"], one["text"]])
-        start = f"answer/{number}/"
+        found[Item(client, "weight", "")] = torch.tensor(weight, dtype=torch.float64)
+        found[Item(client, "status", "")] = text([one["upload"] is not None, one["fault"]])
+        start = f"upload/{number}/"
         for full, value in packet.tensors.items():
             if full.startswith(start):
                 half, _, name = full.removeprefix(start).partition("/")
                 found[_upload(client, half, name)] = value
-    for number, one in enumerate(header["judged"]):
+    for one in header["judged"]:
         task = f"{one['split']}/{one['name'] or one['label']}/{','.join(one['models'])}"
         found[Item("", "judged", f"{task}/clients")] = text(one["clients"])
-        start = f"judged/{number}/"
+        start = f"judged/{one['columns']}/columns/"
         for full, value in packet.tensors.items():
             if full.startswith(start):
                 found[Item("", "judged", f"{task}/{full.removeprefix(start)}")] = value

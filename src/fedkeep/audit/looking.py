@@ -201,10 +201,10 @@ class Looking:
     def _missed(self, heard: Recorded) -> tuple[str, ...]:
         answers = [a for _, content in heard.answered() for a in Packet.from_bytes(content).header["answers"]]
         own = [a for a in answers if str(a["client"]) == self.client]
-        if any(a["status"] == "trained" for a in own):
+        if any(a["upload"] is not None for a in own):
             return ()
-        why = next((a["text"] for a in own), "it was not asked to")
-        if any(a["status"] == "failed" for a in own):  # what its owner was told
+        kind, why = next((a["fault"] for a in own if a["fault"]), ("", "it was not asked to"))
+        if kind == "failed":  # what its owner was told
             why = next((text for text in self.bench.told if repr(self.client) in text), why)
         return (f"what training sends, as client {self.client} never came through it: {why}",)
 

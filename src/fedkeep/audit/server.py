@@ -17,7 +17,7 @@ from fedkeep.engines import Answer, Judged, Order, first_global, run_round
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.first_values import declared
 from fedkeep.methods import Global
-from fedkeep.remote.messages import Packet, read_answers
+from fedkeep.remote.messages import Answers, Packet, message_of
 from fedkeep.store import VersionLedger
 
 
@@ -62,7 +62,7 @@ def followed(bench: Bench, heard: Mapping[str, Recorded]) -> list[Params]:
         for recorded in heard.values():
             for work, content in recorded.answered():
                 try:
-                    found_here = read_answers(Packet.from_bytes(content), method.split).answers
+                    found_here = message_of(Packet.from_bytes(content), Answers, method.split).answers
                 except UploadError:  # as the server refused it
                     continue
                 for one in found_here:

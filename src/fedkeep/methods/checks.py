@@ -47,12 +47,6 @@ def check_positive(**given: float | None) -> None:
 
 def check_plain(model: nn.Module) -> None:
     """Raise MethodError unless a model is an ordinary module with values, which is trained here and now."""
-    if torch.get_default_device().type != "cpu":
-        raise MethodError(
-            "torch.set_default_device({got!r}) is in force, so what fedkeep keeps on the CPU would be made there. Call "
-            "torch.set_default_device(None), and say where to train: device={got!r}.",
-            got=str(torch.get_default_device()),
-        )
     for name, layer in model.named_modules():
         who, kind = f"The layer {name!r}" if name else "The model", type(layer).__name__
         if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):

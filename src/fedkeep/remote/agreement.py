@@ -9,6 +9,7 @@ import site
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedkeep.engines import Job
 from fedkeep.engines.lanes import made_of_all
 from fedkeep.methods import Method
 from fedkeep.remote import fingerprint
-from fedkeep.remote.messages import PROTOCOL, UNFIT, Encode, Hello, Packet, Refused, told
+from fedkeep.remote.messages import PROTOCOL, UNFIT, Encode, Hello, Packet, Refused, packet_of
 
 
 def other_fedkeep(header: Mapping[str, Any]) -> str:
@@ -72,7 +73,7 @@ def agreement(
     method, trainable = job.method, sorted(job.net.trainable())
     made = made_of_all(method.client.phases, method.split, job.net, job.data) | {*before.get("opted_out", ())}
     return {
-        "hello": message.hello.model_dump(),
+        "hello": asdict(message.hello),
         "fingerprint": dict(parts),
         "encoding": parts["encoding"],
         "encoded": message.encoding,
@@ -155,4 +156,4 @@ def refusal(error: Exception, packet: Packet, tell: Callable[[str], None]) -> Pa
     else:
         reason, failed = f"It has failed with {type(error).__name__}. Its own log says more.", True
     run = str(packet.header.get("run", ""))[:64]
-    return told(Refused(run=run, reason=reason, busy=isinstance(error, BusyError), failed=failed))
+    return packet_of(Refused(run=run, reason=reason, busy=isinstance(error, BusyError), failed=failed))

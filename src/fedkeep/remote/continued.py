@@ -25,9 +25,8 @@ from fedkeep.privacy import Release, Terms
 from fedkeep.privacy.ledger import FILE
 from fedkeep.remote.events import Events
 from fedkeep.remote.ledger import Ledger, Roster
-from fedkeep.remote.messages import Named
 from fedkeep.remote.migration import OnChange
-from fedkeep.store import VersionLedger
+from fedkeep.store import Line, VersionLedger
 
 ANEW = {
     "state": "The method's state on the server",
@@ -55,7 +54,7 @@ class Older:
 
     run: str
     round: int
-    versions: Mapping[str, Named]
+    versions: Mapping[str, Line]
     clients: Sequence[str] = ()
     owners: Mapping[str, str] = field(default_factory=dict)
     encoding: Mapping[str, Any] = field(default_factory=dict)
@@ -88,11 +87,7 @@ class Older:
         finally:
             directory.close()
         before = info.get("began_from", {}).get("versions", {})  # at version 0 they keep what they began with
-        versions = {
-            client: Named(version=entry.version, attempt=entry.attempt, share=entry.share)
-            for client, entry in entries.items()
-            if entry.version or client in before
-        }
+        versions = {client: entry for client, entry in entries.items() if entry.version or client in before}
         return cls(
             run=directory.id,
             round=directory.round,
@@ -106,7 +101,7 @@ class Older:
 
     def plain(self) -> dict[str, Any]:
         """Return what the new run's ``run.json`` says of it."""
-        versions = {client: version.model_dump() for client, version in self.versions.items()}
+        versions = {client: version._asdict() for client, version in self.versions.items()}
         return {"run": self.run, "round": self.round, "versions": versions, "charged": self.charged}
 
     def carried(self, terms: Terms) -> Terms:
@@ -164,7 +159,7 @@ def older_for(folder: Path | None, out: Path | None) -> Older | None:
                 f"round {older.round} of the run {older.run}. Restore that folder, or name another for a new run."
             )
         return older
-    versions = {client: Named(**version) for client, version in began["versions"].items()}
+    versions = {client: Line(**version) for client, version in began["versions"].items()}
     return Older(run=began["run"], round=began["round"], versions=versions, charged=began.get("charged"))
 
 

@@ -14,15 +14,15 @@ from fedkeep.core.errors import FailedError, LateError, LostError, UploadError
 from fedkeep.engines import Answer, Judged, Leaves
 from fedkeep.remote.events import Events
 from fedkeep.remote.messages import (
+    Answers,
     ClientOrder,
     Packet,
     Refused,
     Step,
     Work,
     check_answers,
-    header_of,
-    read_answers,
-    work_packet,
+    message_of,
+    packet_of,
 )
 from fedkeep.remote.nodes import Nodes, Telling, some_of
 from fedkeep.split import Split
@@ -194,7 +194,7 @@ class Exchange:
             node = self.nodes.place.get(client)
             if node is not None and (node, client) not in awaited and self._busy.get(node, 0.0) <= now:
                 by_node.setdefault(node, {})[client] = order
-        messages = [(node, work_packet(self._work(some))) for node, some in by_node.items()]
+        messages = [(node, packet_of(self._work(some))) for node, some in by_node.items()]
         tickets = self.nodes.transport.send(messages) if messages else []
         for ticket, (node, some) in zip(tickets, by_node.items(), strict=True):
             self._sent[ticket] = _Sent(node, some, now, self.rules.again * 2 ** self._repeats.get(node, 0))
@@ -225,13 +225,13 @@ class Exchange:
         self._fails.pop(sent.node, None)
         try:
             if packet.header.get("kind") == "refused":
-                refused = header_of(packet, Refused)
+                refused = message_of(packet, Refused)
                 if refused.busy:
                     self._is_busy(sent.node, refused.reason)
                 else:
                     self._refused(sent.node, orders, refused)
                 return
-            answers = read_answers(packet, self.rules.split)
+            answers = message_of(packet, Answers, self.rules.split)
             check_answers(answers, self._work(sent.orders), self.rules.tasks, sent.node)
         except UploadError as error:
             for client in orders:

@@ -187,7 +187,7 @@ class Fleet:
 
     def exchange(self, orders: Mapping[str, ClientOrder], enough: int | None = None) -> Exchange:
         """Send orders of one round."""
-        round, deadline = next(iter(orders.values())).order.round, self.policy.deadline
+        round, deadline = next(iter(orders.values())).round, self.policy.deadline
         self.events.round = round
         return Exchange(
             self.rules,
@@ -229,10 +229,8 @@ class Fleet:
         entries |= {client: lines[client] for client in then}
         return {
             order.client: ClientOrder(
-                order=order,
-                version=entries[order.client].version,
-                attempt=entries[order.client].attempt,
-                share=entries[order.client].share,
+                **vars(order),
+                **entries[order.client]._asdict(),
                 train=train,
                 judge=_judgings(asked),
             )

@@ -26,12 +26,11 @@ import torch
 from fedkeep.core.errors import RunError, SecureSumError, StoreError, UploadError
 from fedkeep.core.files import write_whole
 from fedkeep.core.params import SERVER, Params
-from fedkeep.engines import Answer
 from fedkeep.methods.secure import SecureSums, Vectors
 from fedkeep.privacy.secure import Keys, SecureClient, threshold_for
 from fedkeep.privacy.secure.messages import LEAST
 from fedkeep.remote.device_file import sum_of
-from fedkeep.remote.messages import Ask, ClientOrder, Packet, Step
+from fedkeep.remote.messages import Ask, ClientAnswer, ClientOrder, Packet, Step
 from fedkeep.split import Split
 
 VECTOR = SERVER + "masked"
@@ -88,19 +87,19 @@ class Masking:
         steps = [ask.step for ask in one.asks]
         if one.train != ("masked" in steps) or len(set(steps)) < len(steps):
             raise UploadError(
-                f"Client {one.order.client!r} was asked to train, and for the steps {steps}: its method sums securely, "
+                f"Client {one.client!r} was asked to train, and for the steps {steps}: its method sums securely, "
                 f"so it trains for a masked vector alone, and takes each step once."
             )
 
-    def again(self, one: ClientOrder, attempt: int) -> Answer | None:
+    def again(self, one: ClientOrder, attempt: int) -> ClientAnswer | None:
         """Return what a client answered to the same order to train, None if it has not."""
         ask = next(ask for ask in one.asks if ask.step == "masked")
-        found = self._read(one.order.client).get(ask.sum)
+        found = self._read(one.client).get(ask.sum)
         if found is None or found.vector is None or found.answered.get("masked") != _digest(ask, attempt):
             return None
-        return self._answer(one.order.client, found)
+        return self._answer(one.client, found)
 
-    def masked(self, one: ClientOrder, attempt: int, answer: Answer) -> Answer:
+    def masked(self, one: ClientOrder, attempt: int, answer: ClientAnswer) -> ClientAnswer:
         """Return an answer with a masked vector in the place of its upload.
 
         Raises:
@@ -112,12 +111,12 @@ class Masking:
             return answer
 
         def mask(found: _Sum, secrets: SecureClient) -> None:
-            vectors = Vectors(self.rule, {**one.order.sent.params, **self.declared}, found.cohort)
+            vectors = Vectors(self.rule, {**one.sent.params, **self.declared}, found.cohort)
             masked = secrets.masked(_plain(ask.given), vectors.vector(upload))
             found.vector = torch.from_numpy(masked.view(vectors.ring.signed))
             found.weight, found.loss = upload.weight, answer.loss
 
-        return self._answer(one.order.client, self._step(one.order.client, ask, attempt, mask))
+        return self._answer(one.client, self._step(one.client, ask, attempt, mask))
 
     def made(self, one: ClientOrder, attempt: int) -> Iterator[tuple[Step, Mapping[str, str]]]:
         """Yield what comes of an order's other steps, one after the other: what a step gave counts if the next fails.
@@ -125,7 +124,7 @@ class Masking:
         Raises:
             SecureSumError, StoreError: as for ``masked``.
         """
-        client, acts = one.order.client, {"shares": _shares, "revealed": _revealed}
+        client, acts = one.client, {"shares": _shares, "revealed": _revealed}
         for ask in one.asks:
             if ask.step == "keys":
                 yield ask.step, self._keys(client, ask, attempt)
@@ -173,9 +172,9 @@ class Masking:
                 f"step is answered once: a mask key used twice would show what it hides."
             )
 
-    def _answer(self, client: str, found: _Sum) -> Answer:
+    def _answer(self, client: str, found: _Sum) -> ClientAnswer:
         assert found.vector is not None
-        return Answer(
+        return ClientAnswer(
             client=client,
             loss=found.loss,
             upload=self.split.arrived({VECTOR: found.vector}, found.weight, {}),

@@ -1,11 +1,13 @@
 """What travels between server and devices: orders, answers and small messages, written, read and checked here.
 
-A message is a ``Packet``, a header and named tensors; its bytes are a safetensors file and a checksum of it. Whoever
-reads one gets it checked: names, types, shapes and values, and that it is of this run, round and attempt.
+A message is a frozen dataclass: its fields' types are what is checked of one that comes. ``packet_of`` writes it as a
+``Packet``, a header and named tensors, whose bytes are a safetensors file and a checksum of it; ``message_of`` reads it.
+Whoever reads one gets it checked: names, types, shapes and values, and that it is of this run, round and attempt.
 
-Tensors of a message ``work`` stand under ``group/G/params/NAME`` and ``group/G/state/NAME``: orders that are sent the
-same share a group, so the global model travels once a node. Those of ``answers`` stand under ``answer/I/deltas/NAME``
-and ``answer/I/rows/NAME``, losses under ``losses`` (JSON has no NaN), results of judging under ``judged/J/…``.
+What holds tensors stands in the header as a number, and its tensors under ``WHAT/NUMBER/…``: ``sent/N/params/NAME`` and
+``sent/N/state/NAME`` of an order, once for all orders that are sent the same, so the global model travels once a node;
+``upload/N/deltas/NAME`` and ``upload/N/rows/NAME`` of an answer; ``judged/N/columns/…`` of a result of judging. Training
+losses stand under ``losses`` (JSON has no NaN).
 """
 
 from __future__ import annotations
@@ -13,34 +15,29 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic_core import core_schema
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from fedkeep.core.errors import FailedError, LostError, NonFiniteError, UploadError, first_line, shown
-from fedkeep.core.params import (
-    Params,
-    difference_of_names,
-    is_state,
-    misfit,
-    mistyped,
-    nonfinite,
-    prefixed,
-    under,
-)
+from fedkeep.core.params import Params, difference_of_names, is_state, misfit, mistyped, nonfinite
 from fedkeep.engines import Answer, Judged, Judgement, Leaves, Order, Tallies
+from fedkeep.engines.faults import Fault
 from fedkeep.engines.tally import ROWS
 from fedkeep.methods import Sent
 from fedkeep.metrics.scores import BINS
-from fedkeep.split import Split
+from fedkeep.split import Split, Upload
+from fedkeep.store import Line
 from fedkeep.tasks import KINDS, Task
 from fedkeep.tasks.results import Model
 
@@ -63,7 +60,7 @@ TYPES = (
 
 @dataclass(frozen=True)
 class Packet:
-    """A message.
+    """A message in the form that all transports carry.
 
     Attributes:
         header: what JSON can hold; ``header["kind"]`` says what the message is.
@@ -73,56 +70,95 @@ class Packet:
     header: Mapping[str, Any]
     tensors: Params = field(default_factory=dict)
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, beside: Sequence[tuple[Collection[str], bytes]] = ()) -> bytes:
         """Return the packet as a safetensors file and its CRC-32, 4 bytes, for transports that carry bytes.
+
+        Args:
+            beside: files of ``tensor_file`` that travel beside this one, as others hold them too, and the names of
+                their tensors.
 
         Raises:
             UploadError: a header that JSON cannot hold, or a tensor that a safetensors file cannot: a sparse one, say.
         """
+        elsewhere = {name for names, _ in beside for name in names}
+        own = {name: value for name, value in self.tensors.items() if name not in elsewhere}
         about = {
             "header": dict(self.header),
             "names": list(self.tensors),
-        }  # under one key: safetensors shuffles several
+            "beside": [file[-CHECKSUM:].hex() for _, file in beside],
+        }
         try:
-            packet = json.dumps(about, allow_nan=False, sort_keys=True)
+            return tensor_file(own, json.dumps(about, allow_nan=False, sort_keys=True))
         except (TypeError, ValueError, RecursionError) as error:
             raise UploadError(f"A message's header cannot be written: {first_line(error)}.") from error
-        for name, tensor in self.tensors.items():
-            if tensor.layout is not torch.strided or tensor.dtype not in TYPES:
-                raise UploadError(
-                    f"The tensor {name!r} is {tensor.dtype}, {tensor.layout}. Dense ones travel, of these types: "
-                    f"{', '.join(str(dtype).removeprefix('torch.') for dtype in TYPES)}."
-                )
-        content = save(_apart(self.tensors), {"packet": packet})
-        return content + zlib.crc32(content).to_bytes(CHECKSUM, "little")
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Packet:
+    def from_bytes(cls, content: bytes, beside: Sequence[bytes] = ()) -> Packet:
         """Read what ``to_bytes`` wrote.
 
         Raises:
-            UploadError: the bytes are damaged, or were never a packet.
+            UploadError: the bytes are damaged, were never a packet, or those beside it are of another one.
         """
-        content, checksum = content[:-CHECKSUM], content[-CHECKSUM:]
-        if zlib.crc32(content).to_bytes(CHECKSUM, "little") != checksum:
-            raise UploadError("A message cannot be read: its checksum is not that of its content.")
+        text, tensors = _read_file(content)
         try:
-            size = int.from_bytes(content[:8], "little")
-            text = json.loads(content[8 : 8 + size])["__metadata__"]["packet"]
             about = json.loads(text, parse_constant=_refuse)
-            header, names, found = about["header"], about["names"], load(content)
-            tensors = {name: found.pop(name) for name in names}
-        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise UploadError(f"A message cannot be read: {first_line(error)}.") from error
-        if any(
-            t.dtype is torch.bool and t.numel() and t.view(torch.uint8).max() > 1 for t in tensors.values()
+        match about:
+            case {"header": dict(header), "names": list(names), "beside": list(checksums), **more} if (
+                not more
+            ):
+                pass
+            case _:
+                raise UploadError("A message cannot be read: it has no header, or one that is no table.")
+        if checksums != [file[-CHECKSUM:].hex() for file in beside]:
+            raise UploadError(
+                "A message was put together from others: its parts are not those that it names."
+            )
+        files = [tensors, *(_read_file(file)[1] for file in beside)]
+        found = {name: value for file in files for name, value in file.items()}
+        if not all(isinstance(name, str) and name in found for name in names) or not (
+            len(names) == len(found) == sum(map(len, files))
         ):
-            raise UploadError("A message cannot be read: a truth value in it is neither 0 nor 1.")
-        if found:
-            raise UploadError(f"A message cannot be read: its list of names lacks {sorted(found)[:3]}.")
-        if not isinstance(header, dict):
-            raise UploadError(f"A message's header should be a table; it is {type(header).__name__}.")
-        return cls(header, tensors)
+            raise UploadError("A message cannot be read: its list of names is not that of its tensors.")
+        return cls(header, {name: found[name] for name in names})
+
+
+def tensor_file(tensors: Params, text: str = "") -> bytes:
+    """Return tensors, and a text, as a safetensors file and its CRC-32.
+
+    Raises:
+        UploadError: a tensor does not travel: a sparse one, say.
+    """
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.dtype not in TYPES:
+            raise UploadError(
+                f"The tensor {name!r} is {tensor.dtype}, {tensor.layout}. Dense ones travel, of these types: "
+                f"{', '.join(str(dtype).removeprefix('torch.') for dtype in TYPES)}."
+            )
+    content = save(_apart(tensors), {"packet": text})  # under one key: safetensors shuffles several
+    return content + zlib.crc32(content).to_bytes(CHECKSUM, "little")
+
+
+def _read_file(content: bytes) -> tuple[str, Params]:
+    """Return text and tensors of what ``tensor_file`` wrote.
+
+    Raises:
+        UploadError: the bytes are damaged, or were never such a file.
+    """
+    content, checksum = content[:-CHECKSUM], content[-CHECKSUM:]
+    if zlib.crc32(content).to_bytes(CHECKSUM, "little") != checksum:
+        raise UploadError("A message cannot be read: its checksum is not that of its content.")
+    try:
+        size = int.from_bytes(content[:8], "little")
+        text = str(json.loads(content[8 : 8 + size])["__metadata__"]["packet"])
+        tensors: Params = load(content)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UploadError(f"A message cannot be read: {first_line(error)}.") from error
+    truths = (t.view(torch.uint8) for t in tensors.values() if t.dtype is torch.bool and t.numel())
+    if any(t.max() > 1 for t in truths):
+        raise UploadError("A message cannot be read: a truth value in it is neither 0 nor 1.")
+    return text, tensors
 
 
 def _refuse(constant: str) -> float:
@@ -141,21 +177,234 @@ def _apart(tensors: Mapping[str, Tensor]) -> Params:
     return out
 
 
-PROTOCOL = 2  # of the messages; server and device must speak the same
+PROTOCOL = 3  # of the messages; server and device must speak the same
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Part = Annotated[float, Field(ge=0, le=1)]
+Partition = Literal["valid", "test"]
+"""What a server may have judged. Not training examples: some may have opted out, and losses of models that a server
+makes up would tell their number, and of each client its gradient."""
+Step = Literal["keys", "shares", "masked", "revealed"]
+LEAVES: Sequence[Leaves] = get_args(Leaves)  # from the least to the most
+FAULTS: dict[str, type[Fault]] = {
+    "broken": NonFiniteError,
+    "failed": FailedError,
+    "malformed": UploadError,
+    "lost": LostError,
+}
+UNFIT = "Its data cannot be used: they are damaged or do not fit. Its own log says more."
+"""What the server is told of clients whose data cannot be used."""
+M = TypeVar("M", bound="Message")
 
 
-class Header(BaseModel):
-    """Knows all its keys; ``"3"`` is no number, ``true`` is no 1."""
+class Written:
+    """Of what a message is made is known to its reader: no more and no less; ``"3"`` is no number, ``true`` is no 1."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-H = TypeVar("H", bound=Header)
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Hello(Header):
+class Message(Written):
+    """What is said in one go; the types of its fields are checked where it is read."""
+
+    kind: ClassVar[str]
+
+    def fault(self) -> str:
+        """Return why its fields do not go together, or an empty text."""
+        return ""
+
+
+def packet_of(message: Message) -> Packet:
+    """Return a message as it travels."""
+    parts = _Parts()
+    said = _adapter(type(message)).dump_python(message, mode="json", context=parts)
+    return Packet({"kind": message.kind, **said}, parts.written())
+
+
+def message_of(packet: Packet, kind: type[M], split: Split | None = None) -> M:
+    """Return the message that ``packet_of`` wrote.
+
+    Args:
+        packet: what came.
+        kind: what it should be.
+        split: the method's, where uploads are in it: it refuses those with private names.
+
+    Raises:
+        UploadError: it is of another kind, a field is missing, unknown or of another type, its fields do not go
+            together, or a tensor has no place in it; names the first.
+    """
+    said, parts = dict(packet.header), _Parts(split)
+    if (got := said.pop("kind", None)) != kind.kind:
+        raise malformed(shown(got, 20), f"it should be {kind.kind!r}")
+    parts.read(kind.kind, packet.tensors)
+    try:
+        text = json.dumps(said, allow_nan=False)
+        message: M = _adapter(kind).validate_json(text, context=parts)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "header"
+        raise malformed(kind.kind, f"{place}: {first['msg']}") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise malformed(kind.kind, first_line(error)) from error
+    if fault := parts.left() or message.fault():
+        raise malformed(kind.kind, fault)
+    return message
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def malformed(message: str, fault: str) -> UploadError:
+    """Return the error that a message is refused with."""
+    return UploadError(f"A message {message!r} was refused: {fault}.")
+
+
+class _Parts:
+    """The tensors of a message while it is written or read: under ``WHAT/NUMBER/HALF/NAME``, and training losses."""
+
+    def __init__(self, split: Split | None = None) -> None:
+        self.split, self.kind = split, ""
+        self.losses: list[float] = []
+        self.sent: list[Sent] = []
+        self._sent: dict[tuple[tuple[str, int], ...], int] = {}
+        self._count, self._tensors = Counter[str](), Params()
+        self._unread: dict[tuple[str, str], dict[str, Params]] = {}
+
+    def put(self, what: str, **halves: Params) -> int:
+        """Take tensors in; return the number that stands for them."""
+        number = self._count[what]
+        self._count[what] += 1
+        for half, tensors in halves.items():
+            self._tensors |= {f"{what}/{number}/{half}/{name}": value for name, value in tensors.items()}
+        return number
+
+    def put_sent(self, sent: Sent) -> int:
+        """Take in what a client is sent, once where the very same tensors are sent to several."""
+        same = tuple((name, id(value)) for name, value in sent.flat.items())
+        if same not in self._sent:
+            self._sent[same] = self.put("sent", params=sent.params, state=sent.state)
+        return self._sent[same]
+
+    def put_loss(self, loss: float) -> int:
+        """Take a loss in."""
+        self.losses.append(loss)
+        return len(self.losses) - 1
+
+    def written(self) -> Params:
+        """Return all that was taken in."""
+        losses = torch.tensor(self.losses, dtype=torch.float64)
+        return {**self._tensors, **({"losses": losses} if self.losses else {})}
+
+    def read(self, kind: str, tensors: Params) -> None:
+        """Take the tensors of a message that came."""
+        self.kind = kind
+        for full, value in tensors.items():
+            what, _, rest = full.partition("/")
+            number, _, rest = rest.partition("/")
+            half, _, name = rest.partition("/")
+            if full == "losses" and value.dtype == torch.float64 and value.dim() == 1:
+                self.losses = value.tolist()
+            elif not name:
+                raise malformed(kind, f"the tensor {shown(full)} has no place in it")
+            else:
+                self._unread.setdefault((what, number), {}).setdefault(half, {})[name] = value
+
+    def take(self, what: str, number: int, *halves: str) -> list[Params]:
+        """Return what ``put`` took in; numbers stand in the order of their first mention."""
+        if number != self._count[what]:
+            raise malformed(self.kind, f"{what} should be number {self._count[what]}, is {number}")
+        self._count[what] += 1
+        found = self._unread.pop((what, str(number)), {})
+        if wrong := found.keys() - set(halves):
+            name = f"{what}/{number}/{min(wrong)}/"
+            raise malformed(self.kind, f"the tensor {shown(name)}… has no place in it")
+        return [found.get(half, {}) for half in halves]
+
+    def take_loss(self, number: int) -> float:
+        """Return what ``put_loss`` took in."""
+        if number != self._count["losses"] or number >= len(self.losses):
+            raise malformed(
+                self.kind, f"losses should be float64 numbers, one for each answer; {number} is not there"
+            )
+        self._count["losses"] += 1
+        return self.losses[number]
+
+    def left(self) -> str:
+        """Return which tensor nothing in the message has named, or an empty text."""
+        if len(self.losses) > self._count["losses"]:
+            return f"losses should be {self._count['losses']} float64 numbers, are {len(self.losses)}"
+        first = next(iter(self._unread), None)
+        return "" if first is None else f"the tensor {shown('/'.join(first))}/… has no place in it"
+
+
+def _coded(
+    form: Any, read: Callable[[Any, _Parts], Any], write: Callable[[Any, _Parts], Any]
+) -> GetPydanticSchema:
+    """Return how a field travels: as a ``form``, which ``write`` makes of it and ``read`` takes back."""
+
+    def schema(_: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.with_info_after_validator_function(
+            lambda value, info: read(value, info.context),
+            handler.generate_schema(form),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda value, info: write(value, info.context), info_arg=True
+            ),
+        )
+
+    return GetPydanticSchema(schema)
+
+
+def _read_sent(number: int, parts: _Parts) -> Sent:
+    if number < len(parts.sent):
+        return parts.sent[number]
+    params, state = parts.take("sent", number, "params", "state")
+    sent = Sent(params=params, state=state)
+    if wrong := [name for name in params if is_state(name)]:
+        raise malformed(parts.kind, f"the parameter {wrong[0]!r} has the name of a state")
+    if (name := nonfinite(sent.flat)) is not None:
+        raise malformed(parts.kind, f"{name!r} holds a NaN or an infinity")
+    parts.sent.append(sent)
+    return sent
+
+
+def _read_upload(said: tuple[int, float] | None, parts: _Parts) -> Upload | None:
+    if said is None:
+        return None
+    number, weight = said
+    deltas, rows = parts.take("upload", number, "deltas", "rows")
+    if parts.split is None:
+        raise malformed(parts.kind, "an upload has no place in it")
+    return parts.split.arrived(deltas, weight, rows)
+
+
+def _write_upload(upload: Upload | None, parts: _Parts) -> tuple[int, float] | None:
+    """Return the number of an upload's tensors, and its weight.
+
+    Tensors stand in the order of their names: any other could tell of what made them.
+    """
+    if upload is None:
+        return None
+    deltas, rows = (dict(sorted(tensors.items())) for tensors in (upload.deltas, upload.rows))
+    return parts.put("upload", deltas=deltas, rows=rows), upload.weight
+
+
+def _read_fault(said: tuple[str, str] | None, parts: _Parts) -> Fault | None:
+    return None if said is None else FAULTS[said[0]](said[1])
+
+
+def _write_fault(fault: Fault | None, parts: _Parts) -> tuple[str, str] | None:
+    if fault is None:
+        return None
+    return next(name for name, kind in FAULTS.items() if isinstance(fault, kind)), str(fault)
+
+
+LINE = _coded(tuple[Count, Count, Part], lambda said, _: Line(*said), lambda line, _: tuple(line))
+SENT = _coded(Count, _read_sent, lambda sent, parts: parts.put_sent(sent))
+UPLOAD = _coded(tuple[Count, float] | None, _read_upload, _write_upload)
+LOSS = _coded(Count, lambda number, parts: parts.take_loss(number), lambda loss, parts: parts.put_loss(loss))
+FAULT = _coded(tuple[Literal["broken", "failed", "malformed", "lost"], str] | None, _read_fault, _write_fault)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello(Message):
     """The first message to a node: which run, which experiment.
 
     Attributes:
@@ -169,7 +418,7 @@ class Hello(Header):
         summarise: what the device is asked to tell of its data for the encoding; None: it is not asked.
     """
 
-    kind: Literal["hello"] = "hello"
+    kind: ClassVar[str] = "hello"
     protocol: int
     run: str
     code: str
@@ -180,24 +429,18 @@ class Hello(Header):
     summarise: dict[str, Any] | None = None
 
 
-class Here(Header):
+@dataclass(frozen=True, kw_only=True)
+class Here(Message):
     """A node's answer to ``Hello``: whose data it has, and what it tells of them."""
 
-    kind: Literal["here"] = "here"
+    kind: ClassVar[str] = "here"
     run: str
     clients: list[str]
     summary: dict[str, Any] | None = None
 
 
-class Named(Header):
-    """A version of what a client keeps, as in ``ClientOrder``."""
-
-    version: Count
-    attempt: Count
-    share: Part
-
-
-class Encode(Header):
+@dataclass(frozen=True, kw_only=True)
+class Encode(Message):
     """The second message: how data become numbers, and what the experiment must be; sent again to a node that joins.
 
     Attributes:
@@ -208,89 +451,52 @@ class Encode(Header):
         versions: with ``hello.continue_from`` those of the node's clients that its server accepted last.
     """
 
-    kind: Literal["encoding"] = "encoding"
+    kind: ClassVar[str] = "encoding"
     run: str
     hello: Hello
     encoding: dict[str, Any]
     fingerprint: dict[str, str]
-    versions: dict[str, Named] = {}
+    versions: dict[str, Annotated[Line, LINE]] = field(default_factory=dict)
 
 
-class Fits(Header):
+@dataclass(frozen=True, kw_only=True)
+class Fits(Message):
     """A node's answer to ``Encode``: the clients that take part, each with its numbers of examples by partition.
 
     ``unfit`` are those whose data cannot be used.
     """
 
-    kind: Literal["fits"] = "fits"
+    kind: ClassVar[str] = "fits"
     run: str
     clients: dict[str, dict[str, int]]
-    unfit: list[str] = []
+    unfit: list[str] = field(default_factory=list)
 
 
-UNFIT = "Its data cannot be used: they are damaged or do not fit. Its own log says more."
-"""What the server is told of clients whose data cannot be used."""
-
-
-class Refused(Header):
+@dataclass(frozen=True, kw_only=True)
+class Refused(Message):
     """A node's answer to a message that it does not serve; nothing has changed there.
 
     ``busy``: an earlier message is still being served there; this one, said again later, may be. ``failed``: the method
     or the model failed on it.
     """
 
-    kind: Literal["refused"] = "refused"
+    kind: ClassVar[str] = "refused"
     run: str
     reason: str
     busy: bool = False
     failed: bool = False
 
 
-def told(header: Header, tensors: Params | None = None) -> Packet:
-    """Return a packet of a header, and tensors if there are any."""
-    return Packet(header.model_dump(mode="json"), tensors or {})
-
-
-def header_of(packet: Packet, kind: type[H]) -> H:
-    """Return a packet's header, checked.
-
-    Raises:
-        UploadError: it is of another kind, or a field is missing, unknown or of another type; names the first.
-    """
-    try:
-        return kind.model_validate(dict(packet.header))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "header"
-        raise malformed(str(packet.header.get("kind"))[:20], f"{place}: {first['msg']}") from error
-
-
-def malformed(message: str, fault: str) -> UploadError:
-    """Return the error that a message is refused with."""
-    return UploadError(f"A message {message!r} was refused: {fault}.")
-
-
-Partition = Literal["valid", "test"]
-"""What a server may have judged. Not training examples: some may have opted out, and losses of models that a server
-makes up would tell their number, and of each client its gradient."""
-Step = Literal["keys", "shares", "masked", "revealed"]
-LEAVES: Sequence[Leaves] = get_args(Leaves)  # from the least to the most
-FAULTS: dict[str, type[NonFiniteError | UploadError | LostError]] = {
-    "broken": NonFiniteError,
-    "failed": FailedError,
-    "malformed": UploadError,
-    "lost": LostError,
-}
-
-
-class Judging(Header):
+@dataclass(frozen=True, kw_only=True)
+class Judging(Written):
     """What of a client is judged: models, side by side on its examples of a partition."""
 
     split: Partition
-    models: Annotated[tuple[Model, ...], Field(min_length=1, strict=False)]
+    models: Annotated[tuple[Model, ...], Field(min_length=1)]
 
 
-class Ask(Header):
+@dataclass(frozen=True, kw_only=True)
+class Ask(Written):
     """A step of a secure sum that a client is asked for, see ``remote.masking``.
 
     Attributes:
@@ -305,11 +511,11 @@ class Ask(Header):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientOrder:
+class ClientOrder(Written, Order):
     """What the server asks of one client, and which of its private versions it builds on.
 
     Attributes:
-        order: its round is that of the whole message, and so is its progress if it trains.
+        round, client, sent, progress: as of any order; the progress counts if it trains.
         version: how many of the client's rounds the server has accepted in this run; 0: it starts from the default.
         attempt: of the message whose answer made this version, see ``Work.attempt``; 0 for version 0.
         share: z = c_k / Σ c of the round that made this version, where clients accept by it (FURL eq. 6); else 0.
@@ -321,10 +527,12 @@ class ClientOrder:
         asks: steps of secure sums.
     """
 
-    order: Order
-    version: int = 0
-    attempt: int = 0
-    share: float = 0.0
+    round: Count
+    sent: Annotated[Sent, SENT]
+    progress: Part = 0.0
+    version: Count = 0
+    attempt: Count = 0
+    share: Part = 0.0
     train: bool = True
     adapt: bool = False
     judge: tuple[Judging, ...] = ()
@@ -337,14 +545,14 @@ class ClientOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(Message):
     """A round's message to a node, for all of its clients.
 
     Attributes:
         run: the run's id.
         fingerprint: of the experiment, as ``hello`` agreed on it.
         encoding: the encoding's digest.
-        round: the round's number.
+        round: the round's number, that of each order.
         attempt: a number that the server gives to no other message of the run but a repetition of this one, in
             [1, 2⁶³). What is staged bears it, and so does the next order that builds on it: a late repetition or a
             server that was rolled back can't mix two trainings of the same version.
@@ -352,293 +560,52 @@ class Work:
         leaves: what of judging may leave; the node's own rule may allow less.
     """
 
-    run: str
-    fingerprint: str
-    encoding: str
-    round: int
-    attempt: int
-    orders: tuple[ClientOrder, ...]
-    leaves: Leaves = "sums"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answers:
-    """What a node answers to ``Work``.
-
-    Attributes:
-        run, round, attempt: of the message.
-        answers: one for each order, in their order; of a client that was only judged without upload and fault. A
-            ``LostError`` says that its private state is not the one that the order wants, or can't be read.
-        judged: by partition, the results of each task; those of clients that are lost are not in them.
-        made: by client and step, what came of steps of secure sums.
-    """
-
-    run: str
-    round: int
-    attempt: int
-    answers: tuple[Answer, ...]
-    judged: tuple[tuple[Partition, Judged], ...] = ()
-    made: Mapping[str, Mapping[Step, Mapping[str, str]]] = field(default_factory=dict)
-
-
-ASKED = ("version", "attempt", "share", "train", "adapt", "judge", "asks")
-"""What is said of an order beside what it sends."""
-NAMED = ("run", "fingerprint", "encoding", "round", "attempt", "leaves")
-"""What is said of a round's message beside its orders."""
-
-
-class _Order(Header):
-    client: str
-    group: Count
-    progress: Part
-    version: Count
-    attempt: Count
-    share: Part
-    train: bool
-    adapt: bool
-    judge: Annotated[tuple[Judging, ...], Field(strict=False)]
-    asks: Annotated[tuple[Ask, ...], Field(strict=False)] = ()
-
-
-class _Work(Header):
-    kind: Literal["work"] = "work"
+    kind: ClassVar[str] = "work"
     run: str
     fingerprint: str
     encoding: str
     round: Count
     attempt: Annotated[int, Field(ge=1, lt=2**63)]
-    leaves: Leaves
-    orders: list[_Order]
+    orders: tuple[ClientOrder, ...]
+    leaves: Leaves = "sums"
+
+    def fault(self) -> str:
+        """Return why its fields do not go together, or an empty text."""
+        if rounds := {one.round for one in self.orders} - {self.round}:
+            return f"an order is of round {min(rounds)}, and the message of round {self.round}"
+        return _twice((one.client for one in self.orders), "orders")
 
 
-class _Answer(Header):
-    client: str
-    status: Literal["trained", "idle", "broken", "failed", "malformed", "lost"]
-    weight: float
-    text: str
-    made: Mapping[Step, Mapping[str, str]] = {}
+@dataclass(frozen=True, kw_only=True)
+class ClientAnswer(Written, Answer):
+    """What comes back from a client on another machine."""
+
+    upload: Annotated[Upload | None, UPLOAD] = None
+    loss: Annotated[float, LOSS] = float("nan")
+    fault: Annotated[Fault | None, FAULT] = None
 
 
-class _Judged(Header):
-    """What is said of a result beside its numbers.
+@dataclass(frozen=True, kw_only=True)
+class ResultHeader(Written):
+    """What is said of a result of judging beside its numbers.
 
-    ``clients``: with tallies the client of each row, an empty text where a row is a sum; with examples the ids that
-    clients' numbers stand for.
+    Attributes:
+        split: of which part the examples were.
+        task, label, name: the task's kind, label and name.
+        models, leaves: as of ``Judged``.
+        clients: with tallies the client of each row, an empty text where a row is a sum; with examples the ids that
+            clients' numbers stand for.
+        columns: the number of its columns among the message's tensors.
     """
 
     split: Partition
-    kind: Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
+    task: Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
     label: str
     name: str | None
-    models: Annotated[tuple[Model, ...], Field(min_length=1, strict=False)]
+    models: Annotated[tuple[Model, ...], Field(min_length=1)]
     leaves: Leaves
     clients: list[str]
-
-
-class _Answers(Header):
-    kind: Literal["answers"] = "answers"
-    run: str
-    round: Count
-    attempt: Count
-    answers: list[_Answer]
-    judged: list[_Judged]
-
-
-def _same(one: object, names: Iterable[str]) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in names}
-
-
-def work_packet(work: Work) -> Packet:
-    """Return the message; orders that are sent the very same tensors share a group."""
-    groups: dict[tuple[tuple[str, int], ...], tuple[int, Sent]] = {}
-    orders = []
-    for one in work.orders:
-        order = one.order
-        same = tuple((name, id(value)) for name, value in order.sent.flat.items())
-        group, _ = groups.setdefault(same, (len(groups), order.sent))
-        about: dict[str, Any] = {"client": order.client, "group": group, "progress": order.progress}
-        orders.append(_Order(**about, **_same(one, ASKED)))
-    tensors: Params = {}
-    for group, sent in groups.values():
-        tensors |= prefixed(f"group/{group}/params/", sent.params)
-        tensors |= prefixed(f"group/{group}/state/", sent.state)
-    return told(_Work(**_same(work, NAMED), orders=orders), tensors)
-
-
-def read_work(packet: Packet) -> Work:
-    """Return what ``work_packet`` wrote; ``check_work`` sees whether it is for this device.
-
-    Raises:
-        UploadError: the message is malformed; says where.
-    """
-    header = header_of(packet, _Work)
-    _check_once((o.client for o in header.orders), "orders")
-    groups = sorted({o.group for o in header.orders})
-    if groups != list(range(len(groups))):
-        raise malformed("work", f"the groups should be 0 … {len(groups) - 1}; they are {groups}")
-    parts = _parted(packet, "work", "group", len(groups), ("params", "state"))
-    sent = [Sent(params=part["params"], state=part["state"]) for part in parts]
-    for number, group in enumerate(sent):
-        if wrong := [name for name in group.params if is_state(name)]:
-            raise malformed("work", f"the parameter {wrong[0]!r} of group {number} has the name of a state")
-        if (name := nonfinite(group.flat)) is not None:
-            raise malformed("work", f"{name!r} of group {number} holds a NaN or an infinity")
-    orders = tuple(
-        ClientOrder(
-            order=Order(round=header.round, client=o.client, sent=sent[o.group], progress=o.progress),
-            **_same(o, ASKED),
-        )
-        for o in header.orders
-    )
-    return Work(**_same(header, NAMED), orders=orders)
-
-
-def check_work(work: Work, fingerprint: str, encoding: str, wanted: Params) -> None:
-    """Raise UploadError unless a message is of what a device has agreed on, and its parameters are those of the model.
-
-    Args:
-        work: the message.
-        fingerprint, encoding: of the experiment and the encoding, as for ``Work``.
-        wanted: gives the parameters' names, shapes and types.
-    """
-    for what, theirs, ours in (
-        ("encoding", work.encoding, encoding),
-        ("experiment", work.fingerprint, fingerprint),
-    ):
-        if theirs != ours:
-            raise UploadError(f"The order is of another {what} than this device has agreed on.")
-    for sent in {id(one.order.sent): one.order.sent for one in work.orders if one.begins}.values():
-        if fault := misfit(wanted, sent.params) or mistyped(wanted, sent.params):
-            raise UploadError(f"The parameters that were sent do not fit the model: {fault}.")
-    if len(progress := sorted({one.order.progress for one in work.orders if one.train})) > 1:
-        got = " and ".join(map(str, progress))
-        raise UploadError(f"A message was refused: the orders to train must have one progress; got {got}.")
-
-
-def answers_packet(answers: Answers) -> Packet:
-    """Return the message: the list of what leaves a device.
-
-    Tensors stand in the order of their names: any other could tell of what made them.
-    """
-    said, tensors = [], Params()
-    for number, one in enumerate(answers.answers):
-        weight, status = 0.0, next((s for s, kind in FAULTS.items() if isinstance(one.fault, kind)), "idle")
-        if one.upload is not None:
-            weight, status = one.upload.weight, "trained"
-            tensors |= prefixed(f"answer/{number}/deltas/", dict(sorted(one.upload.deltas.items())))
-            tensors |= prefixed(f"answer/{number}/rows/", dict(sorted(one.upload.rows.items())))
-        text, made = "" if one.fault is None else str(one.fault), answers.made.get(one.client, {})
-        about: dict[str, Any] = {"client": one.client, "status": status, "weight": weight}
-        said.append(_Answer(**about, text=text, made=made))
-    tensors["losses"] = torch.tensor([one.loss for one in answers.answers], dtype=torch.float64)
-    judged = []
-    for number, (split, found) in enumerate(answers.judged):
-        header, columns = _judged(split, found)
-        judged.append(header)
-        tensors |= prefixed(f"judged/{number}/", columns)
-    named = _same(answers, ("run", "round", "attempt"))
-    return told(_Answers(**named, answers=said, judged=judged), tensors)
-
-
-def read_answers(packet: Packet, split: Split) -> Answers:
-    """Return what ``answers_packet`` wrote. Uploads are checked against what was sent where the round takes them.
-
-    Args:
-        packet: the message.
-        split: the method's; it refuses uploads with private names.
-
-    Raises:
-        UploadError: the message is malformed; says where.
-    """
-    header = header_of(packet, _Answers)
-    _check_once((a.client for a in header.answers), "answers")
-    losses = packet.tensors.get("losses", torch.zeros(0))
-    if losses.dtype != torch.float64 or tuple(losses.shape) != (len(header.answers),):
-        raise malformed("answers", f"losses should be {len(header.answers)} float64 numbers")
-    parts = _parted(packet, "answers", "answer", len(header.answers), ("deltas", "rows"))
-    answers = []
-    for told, part, loss in zip(header.answers, parts, losses.tolist(), strict=True):
-        if told.status == "trained":
-            upload = split.arrived(part["deltas"], told.weight, part["rows"])
-            answers.append(Answer(client=told.client, upload=upload, loss=loss))
-        elif part["deltas"] or part["rows"]:
-            raise malformed(
-                "answers", f"client {shown(told.client)} is {told.status!r}, and there is an upload"
-            )
-        else:
-            fault = None if told.status == "idle" else FAULTS[told.status](told.text)
-            answers.append(Answer(client=told.client, loss=loss, fault=fault))
-    judged = tuple(
-        (one.split, _read_judged(one, under(f"judged/{number}/", packet.tensors)))
-        for number, one in enumerate(header.judged)
-    )
-    return Answers(
-        run=header.run,
-        round=header.round,
-        attempt=header.attempt,
-        answers=tuple(answers),
-        judged=judged,
-        made={one.client: one.made for one in header.answers if one.made},
-    )
-
-
-def check_answers(answers: Answers, work: Work, tasks: Collection[Task], node: str) -> None:
-    """Raise UploadError where these are no answers to that message.
-
-    Args:
-        answers: what came.
-        work: the message.
-        tasks: what is judged.
-        node: whose answers they are.
-    """
-    refused = f"The answers of node {node!r} were refused: they"
-    clients = [one.order.client for one in work.orders]
-    wanted = (work.run, work.round, work.attempt, clients)
-    got = (answers.run, answers.round, answers.attempt, [answer.client for answer in answers.answers])
-    if wanted != got:
-        raise UploadError(
-            f"{refused} are not to these orders; wanted (run, round, attempt, clients) {wanted}, got {got}."
-        )
-    asked = {(judging.split, judging.models) for one in work.orders for judging in one.judge}
-    seen = set()
-    for split, judged in answers.judged:
-        key = (split, judged.task)
-        fine = (split, judged.models) in asked and judged.task in tasks and key not in seen
-        fine = fine and LEAVES.index(judged.leaves) <= LEAVES.index(work.leaves)
-        if not (fine and _of_these(judged, clients)):
-            raise UploadError(f"{refused} hold a result of judging {split!r} that nobody asked for.")
-        seen.add(key)
-
-
-def _of_these(judged: Judged, orders: Collection[str]) -> bool:
-    """Return whether a result is of these clients, each once at most, or of no more than there are."""
-    of_whom, people = judged.tallies.clients, set(orders) if judged.leaves != "sums" else {""}
-    once = set(of_whom) <= people and len(set(of_whom)) == len(of_whom)
-    return once and sum(judged.tallies.people.tolist()) <= len(orders)
-
-
-def _parted(
-    packet: Packet, message: str, what: str, count: int, halves: tuple[str, str]
-) -> list[dict[str, Params]]:
-    """Return for each number the tensors under ``WHAT/NUMBER/HALF/NAME``, by half and name; no other may be there."""
-    parts: list[dict[str, Params]] = [{half: {} for half in halves} for _ in range(count)]
-    numbers = {str(number): number for number in range(count)}
-    for full, value in packet.tensors.items():
-        if message == "answers" and (full == "losses" or full.startswith("judged/")):
-            continue
-        head, _, rest = full.partition("/")
-        number, _, rest = rest.partition("/")
-        half, _, name = rest.partition("/")
-        if head != what or number not in numbers or half not in halves or not name:
-            raise malformed(message, f"the tensor {shown(full)} has no place in it")
-        parts[numbers[number]][half][name] = value
-    return parts
-
-
-def _check_once(clients: Iterable[str], what: str) -> None:
-    twice = [client for client, count in Counter(clients).items() if count > 1]
-    if twice:
-        raise UploadError(f"A message was refused: client {shown(twice[0])} stands in its {what} twice.")
+    columns: Count
 
 
 WHOLE = ("people", "count", "right", "agreed", "scores")
@@ -651,8 +618,9 @@ MOST, MOST_WHOLE = 1e300, 2**53
 NO_LABELS = (torch.bfloat16, torch.complex64)
 
 
-def _judged(split: Partition, judged: Judged) -> tuple[_Judged, Params]:
-    """Return what is said of a result, and its columns by name: a tally's, or ``M/COLUMN`` of each model's examples."""
+def _write_result(found: tuple[Partition, Judged], parts: _Parts) -> ResultHeader:
+    """Return what is said of a result; its columns are a tally's, or ``M/COLUMN`` of each model's examples."""
+    split, judged = found
     tensors: Params = {}
     if judged.examples:
         numbers = np.unique(judged.examples[0].client)
@@ -665,35 +633,41 @@ def _judged(split: Partition, judged: Judged) -> tuple[_Judged, Params]:
         clients = list(judged.tallies.clients)
         tensors = {name: torch.from_numpy(np.array(getattr(judged.tallies, name))) for name in ROWS}
     task = judged.task
-    header = _Judged(
+    return ResultHeader(
         split=split,
-        kind=task.kind.name,
+        task=task.kind.name,
         label=task.label,
         name=task.name,
         models=judged.models,
         leaves=judged.leaves,
         clients=clients,
+        columns=parts.put("judged", columns=tensors),
     )
-    return header, tensors
 
 
-def _read_judged(header: _Judged, tensors: Params) -> Judged:
-    """Return what ``_judged`` wrote.
+def _read_result(header: ResultHeader, parts: _Parts) -> tuple[Partition, Judged]:
+    """Return what ``_write_result`` wrote.
 
     Raises:
         UploadError: names, shapes, types or values are not those of a result.
     """
-    task, models = Task(KINDS[header.kind], header.label, header.name), header.models
+    task, models = Task(KINDS[header.task], header.label, header.name), header.models
+    (tensors,) = parts.take("judged", header.columns, "columns")
     if len(set(models)) < len(models):
         raise _refused(f"a model stands twice in {list(models)}")
+    examples: tuple[Judgement, ...] = ()
+    table = None
     if header.leaves == "examples":
         examples = _examples(task, len(models), len(header.clients), tensors)
-        return Judged(
-            task=task, models=models, leaves=header.leaves, examples=examples, roster=header.clients
-        )
-    return Judged(
-        task=task, models=models, leaves=header.leaves, table=_table(task, models, header.clients, tensors)
+    else:
+        table = _table(task, models, header.clients, tensors)
+    roster = header.clients if examples else ()
+    return header.split, Judged(
+        task=task, models=models, leaves=header.leaves, table=table, examples=examples, roster=roster
     )
+
+
+RESULT = _coded(ResultHeader, _read_result, _write_result)
 
 
 def _table(task: Task, models: tuple[Model, ...], clients: Sequence[str], tensors: Params) -> Tallies:
@@ -762,3 +736,96 @@ def _check_range(name: str, value: torch.Tensor, *, at_least_0: bool) -> None:
 
 def _refused(fault: str) -> UploadError:
     return UploadError(f"A result of judging was refused: {fault}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Message):
+    """What a node answers to ``Work``.
+
+    Attributes:
+        run, round, attempt: of the message.
+        answers: one for each order, in their order; of a client that was only judged without upload and fault. A
+            ``LostError`` says that its private state is not the one that the order wants, or can't be read.
+        judged: by partition, the results of each task; those of clients that are lost are not in them.
+        made: by client and step, what came of steps of secure sums.
+    """
+
+    kind: ClassVar[str] = "answers"
+    run: str
+    round: Count
+    attempt: Count
+    answers: tuple[ClientAnswer, ...]
+    judged: tuple[Annotated[tuple[Partition, Judged], RESULT], ...] = ()
+    made: Mapping[str, Mapping[Step, Mapping[str, str]]] = field(default_factory=dict)
+
+    def fault(self) -> str:
+        """Return why its fields do not go together, or an empty text."""
+        both = [one.client for one in self.answers if one.upload is not None and one.fault is not None]
+        if both:
+            return f"of client {shown(both[0])} there are an upload and a fault"
+        clients = [one.client for one in self.answers]
+        if strangers := self.made.keys() - set(clients):
+            return f"steps of client {shown(min(strangers))} are in it, and no answer"
+        return _twice(clients, "answers")
+
+
+def _twice(clients: Iterable[str], what: str) -> str:
+    twice = [client for client, count in Counter(clients).items() if count > 1]
+    return f"client {shown(twice[0])} stands in its {what} twice" if twice else ""
+
+
+def check_work(work: Work, fingerprint: str, encoding: str, wanted: Params) -> None:
+    """Raise UploadError unless a message is of what a device has agreed on, and its parameters are those of the model.
+
+    Args:
+        work: the message.
+        fingerprint, encoding: of the experiment and the encoding, as for ``Work``.
+        wanted: gives the parameters' names, shapes and types.
+    """
+    for what, theirs, ours in (
+        ("encoding", work.encoding, encoding),
+        ("experiment", work.fingerprint, fingerprint),
+    ):
+        if theirs != ours:
+            raise UploadError(f"The order is of another {what} than this device has agreed on.")
+    for sent in {id(one.sent): one.sent for one in work.orders if one.begins}.values():
+        if fault := misfit(wanted, sent.params) or mistyped(wanted, sent.params):
+            raise UploadError(f"The parameters that were sent do not fit the model: {fault}.")
+    if len(progress := sorted({one.progress for one in work.orders if one.train})) > 1:
+        got = " and ".join(map(str, progress))
+        raise UploadError(f"A message was refused: the orders to train must have one progress; got {got}.")
+
+
+def check_answers(answers: Answers, work: Work, tasks: Collection[Task], node: str) -> None:
+    """Raise UploadError where these are no answers to that message.
+
+    Args:
+        answers: what came.
+        work: the message.
+        tasks: what is judged.
+        node: whose answers they are.
+    """
+    refused = f"The answers of node {node!r} were refused: they"
+    clients = [one.client for one in work.orders]
+    wanted = (work.run, work.round, work.attempt, clients)
+    got = (answers.run, answers.round, answers.attempt, [answer.client for answer in answers.answers])
+    if wanted != got:
+        raise UploadError(
+            f"{refused} are not to these orders; wanted (run, round, attempt, clients) {wanted}, got {got}."
+        )
+    asked = {(judging.split, judging.models) for one in work.orders for judging in one.judge}
+    seen = set()
+    for split, judged in answers.judged:
+        key = (split, judged.task)
+        fine = (split, judged.models) in asked and judged.task in tasks and key not in seen
+        fine = fine and LEAVES.index(judged.leaves) <= LEAVES.index(work.leaves)
+        if not (fine and _of_these(judged, clients)):
+            raise UploadError(f"{refused} hold a result of judging {split!r} that nobody asked for.")
+        seen.add(key)
+
+
+def _of_these(judged: Judged, orders: Collection[str]) -> bool:
+    """Return whether a result is of these clients, each once at most, or of no more than there are."""
+    of_whom, people = judged.tallies.clients, set(orders) if judged.leaves != "sums" else {""}
+    once = set(of_whom) <= people and len(set(of_whom)) == len(of_whom)
+    return once and sum(judged.tallies.people.tolist()) <= len(orders)

@@ -53,11 +53,10 @@ from fedkeep.remote.messages import (
     Hello,
     Here,
     Packet,
-    answers_packet,
+    Work,
     check_work,
-    header_of,
-    read_work,
-    told,
+    message_of,
+    packet_of,
 )
 from fedkeep.remote.migration import OnChange, migrated, opted_out
 from fedkeep.remote.own_data import fitting, settled
@@ -175,9 +174,9 @@ class Node:
         if kind == "hello":
             if fault := other_fedkeep(packet.header):  # its messages may have other fields
                 raise RefusalError(fault)
-            return told(self._hello(header_of(packet, Hello)))
+            return packet_of(self._hello(message_of(packet, Hello)))
         if kind == "encoding":
-            return told(self._encoding(header_of(packet, Encode)))
+            return packet_of(self._encoding(message_of(packet, Encode)))
         if kind == "work":
             return self._work(packet)
         raise UploadError(f"A message was refused: there is no kind {str(kind)[:20]!r}.")
@@ -369,7 +368,7 @@ class Node:
                 agreed = file.about.agreed
             if not agreed:
                 raise RefusalError(f"This device has not agreed on the run {run!r} yet. Say hello first.")
-            hello = Hello.model_validate(agreed["hello"])
+            hello = Hello(**agreed["hello"])
             running = self._built(hello, agreed["encoded"], agreed["fingerprint"])
         else:
             running = self._runs[run]
@@ -403,7 +402,7 @@ class Node:
         running.job = replace(running.job, data=data)
 
     def _work(self, packet: Packet) -> Packet:
-        work = read_work(packet)
+        work = message_of(packet, Work)
         running = self._running(work.run)
         check_work(work, fingerprint.digest(running.parts), running.parts["encoding"], running.received)
         asked = {model for one in work.orders for judging in one.judge for model in judging.models}
@@ -424,4 +423,4 @@ class Node:
             masking=running.masking(self.folder),
             unfit=running.unfit,
         )
-        return answers_packet(answers)
+        return packet_of(answers)

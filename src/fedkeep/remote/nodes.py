@@ -14,14 +14,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedkeep.core.errors import ConfigError, DataError, UploadError
 from fedkeep.data.ids import check_ids
 from fedkeep.data.preparation import Summary
 from fedkeep.remote.events import Events
-from fedkeep.remote.messages import UNFIT, Encode, Fits, Header, Hello, Here, Packet, Refused, header_of, told
+from fedkeep.remote.messages import (
+    UNFIT,
+    Encode,
+    Fits,
+    Hello,
+    Here,
+    Message,
+    Packet,
+    Refused,
+    message_of,
+    packet_of,
+)
 from fedkeep.remote.transport import Transport
 
 MOST_DOUBLINGS = 6
@@ -175,15 +186,15 @@ class Nodes:
         for client in [client for client, place in self.place.items() if place == name]:
             del self.place[client]
 
-    def _send(self, name: str, state: Literal["asked", "encoding"], message: Header) -> None:
+    def _send(self, name: str, state: Literal["asked", "encoding"], message: Message) -> None:
         node = self._nodes[name]
         node.state, node.since = state, self.transport.now()
-        (node.ticket,) = self.transport.send([(name, told(message))])
+        (node.ticket,) = self.transport.send([(name, packet_of(message))])
 
     def _send_encoding(self, name: str, message: Encode) -> None:
         clients = self.here[name].clients
         own = {client: message.versions[client] for client in clients if client in message.versions}
-        self._send(name, "encoding", message.model_copy(update={"versions": own}))
+        self._send(name, "encoding", replace(message, versions=own))
 
     def _hear(self, name: str, packet: Packet | None, reason: str) -> None:
         node = self._nodes[name]
@@ -201,12 +212,12 @@ class Nodes:
             ):  # one that could not read what came names none
                 raise UploadError("it answers for another run.")
             if refused:
-                said = header_of(packet, Refused)
+                said = message_of(packet, Refused)
                 (self._failed if said.busy else self._refused)(name, said.reason)
             elif node.state == "asked":
-                self._is_here(name, node, header_of(packet, Here))
+                self._is_here(name, node, message_of(packet, Here))
             else:
-                self._fits(name, node, header_of(packet, Fits))
+                self._fits(name, node, message_of(packet, Fits))
         except UploadError as error:
             self._refused(name, str(error))
 

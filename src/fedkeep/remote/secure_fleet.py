@@ -359,9 +359,7 @@ def _ends_round() -> Iterator[None]:
 def _light(round: int, asks: Mapping[str, Sequence[Ask]]) -> dict[str, ClientOrder]:
     """Return orders for steps alone, without the model."""
     return {
-        client: ClientOrder(
-            order=Order(round=round, client=client, sent=NOTHING), train=False, asks=tuple(each)
-        )
+        client: ClientOrder(round=round, client=client, sent=NOTHING, train=False, asks=tuple(each))
         for client, each in asks.items()
     }
 

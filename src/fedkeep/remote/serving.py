@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreError, UploadError
 from fedkeep.core.params import Params
-from fedkeep.engines import Adaptation, Answer, ClientToTrain, Engine, Job, Judged, LocalDevice, Order
+from fedkeep.engines import Adaptation, ClientToTrain, Engine, Job, Judged, LocalDevice, Order
 from fedkeep.engines.device import paired
 from fedkeep.methods import Sent
 from fedkeep.methods.checks import UPLOAD
@@ -16,7 +16,7 @@ from fedkeep.remote.agreement import place_of
 from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import DeviceStore, MissingError
 from fedkeep.remote.masking import Masking
-from fedkeep.remote.messages import UNFIT, Answers, ClientOrder, Partition, Step, Work
+from fedkeep.remote.messages import UNFIT, Answers, ClientAnswer, ClientOrder, Partition, Step, Work
 from fedkeep.store import Line, Lines
 from fedkeep.tasks.results import Model
 
@@ -57,9 +57,9 @@ def serve(
         _check_asks(one, masking)
     store.clear()
     begun: dict[str, ClientOrder] = {}
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ClientAnswer] = {}
     for one in (one for one in work.orders if one.begins):
-        client = one.order.client
+        client = one.client
         try:
             if client in unfit:
                 raise LostError(f"Client {client!r} takes no part: {UNFIT}")
@@ -67,17 +67,15 @@ def serve(
             begun[client] = one
         except (LostError, StoreError) as error:
             tell(str(error))
-            answers[client] = Answer(client=client, fault=LostError(str(error)))
+            answers[client] = ClientAnswer(client=client, fault=LostError(str(error)))
         except Exception as error:  # noqa: BLE001 - a function of the method; the others are served
             answers[client] = _failed(client, error, tell)
     device = LocalDevice(job, engine, leaves=work.leaves)
     failed = _adapted(work, list(begun.values()), device, store, tell)
-    judged, unjudged = _judged(
-        [one for one in begun.values() if one.order.client not in failed], device, tell
-    )
+    judged, unjudged = _judged([one for one in begun.values() if one.client not in failed], device, tell)
     failed |= unjudged
     answers |= failed
-    training = [one for one in begun.values() if one.train and one.order.client not in failed]
+    training = [one for one in begun.values() if one.train and one.client not in failed]
     if masking is not None:
         training = _without_answered(training, masking, work.attempt, answers, tell)
     for answer, kept in _trained(training, job, engine, work.round, tell):
@@ -87,12 +85,12 @@ def serve(
                 store.stage(job.data.index(answer.client), kept, work.attempt, work.round)
             except StoreError as error:
                 tell(str(error))
-                answers[answer.client] = Answer(client=answer.client, fault=LostError(str(error)))
+                answers[answer.client] = ClientAnswer(client=answer.client, fault=LostError(str(error)))
     try:
         store.flush()
     except StoreError as error:  # nothing leaves that is not durable here
         tell(str(error))
-        answers |= {client: Answer(client=client, fault=LostError(str(error))) for client in begun}
+        answers |= {client: ClientAnswer(client=client, fault=LostError(str(error))) for client in begun}
         judged = ()
     made = {} if masking is None else _steps(work, training, masking, answers, tell)
     return Answers(
@@ -100,8 +98,8 @@ def serve(
         round=work.round,
         attempt=work.attempt,
         judged=judged,
-        made=made,
-        answers=tuple(answers.get(one.order.client, Answer(client=one.order.client)) for one in work.orders),
+        made={client: steps for client, steps in made.items() if steps},
+        answers=tuple(answers.get(one.client, ClientAnswer(client=one.client)) for one in work.orders),
     )
 
 
@@ -113,7 +111,11 @@ def _check_asks(one: ClientOrder, masking: Masking | None) -> None:
 
 
 def _without_answered(
-    training: Sequence[ClientOrder], masking: Masking, attempt: int, answers: dict[str, Answer], tell: Tell
+    training: Sequence[ClientOrder],
+    masking: Masking,
+    attempt: int,
+    answers: dict[str, ClientAnswer],
+    tell: Tell,
 ) -> list[ClientOrder]:
     """Return the orders that are to be trained; those that were answered before get that answer."""
     left = []
@@ -122,25 +124,25 @@ def _without_answered(
             answer = masking.again(one, attempt)
         except StoreError as error:
             tell(str(error))
-            answer = Answer(client=one.order.client, fault=LostError(str(error)))
+            answer = ClientAnswer(client=one.client, fault=LostError(str(error)))
         if answer is None:
             left.append(one)
         else:
-            answers[one.order.client] = answer
+            answers[one.client] = answer
     return left
 
 
 def _steps(
-    work: Work, trained: Sequence[ClientOrder], masking: Masking, answers: dict[str, Answer], tell: Tell
+    work: Work, trained: Sequence[ClientOrder], masking: Masking, answers: dict[str, ClientAnswer], tell: Tell
 ) -> dict[str, dict[Step, Mapping[str, str]]]:
     """Mask the uploads, now that what is kept is durable, and take the other steps; return what these gave.
 
     Of ``masked`` it is whose shares could not be opened, by their ids: the server can try without them.
     """
     made: dict[str, dict[Step, Mapping[str, str]]] = {}
-    uploading = {one.order.client for one in trained}
+    uploading = {one.client for one in trained}
     for one in work.orders:
-        client = one.order.client
+        client = one.client
         if client in answers and answers[client].fault is not None:
             continue
         made[client] = {}
@@ -157,7 +159,7 @@ def _steps(
                     made[client]["masked"] = dict.fromkeys(error.dealers, "")
                 kind = LostError if isinstance(error, StoreError) else UploadError
                 reason = f"Client {client!r} took no step of the secure sum. Its own log says why."
-                answers[client] = Answer(client=client, fault=kind(reason))
+                answers[client] = ClientAnswer(client=client, fault=kind(reason))
     for text in masking.lost:
         tell(text)
     return made
@@ -165,7 +167,7 @@ def _steps(
 
 def _begin(one: ClientOrder, attempt: int, job: Job, store: DeviceStore, anew: bool, tell: Tell) -> None:
     """Let a client begin; nobody begins anew by a message older than what the client keeps."""
-    client, line = one.order.client, Line(one.version, one.attempt, one.share)
+    client, line = one.client, Line(one.version, one.attempt, one.share)
     place = job.data.ids.position(client)
     if place < 0:
         raise LostError(f"Client {client!r} is not on this device.")
@@ -180,7 +182,7 @@ def _begin(one: ClientOrder, attempt: int, job: Job, store: DeviceStore, anew: b
 
 def _trained(
     orders: Sequence[ClientOrder], job: Job, engine: Engine, round: int, tell: Tell
-) -> list[tuple[Answer, Params | None]]:
+) -> list[tuple[ClientAnswer, Params | None]]:
     """Return the answer of each client, and what it would keep.
 
     Where one fails, all are trained one by one, so that the others come through: streams are each client's own.
@@ -188,44 +190,41 @@ def _trained(
     if not orders:
         return []
     flat: dict[int, Params] = {}
-    work = [
-        ClientToTrain(job.data.index(o.order.client), flat.setdefault(id(o.order.sent), o.order.sent.flat))
-        for o in orders
-    ]
+    work = [ClientToTrain(job.data.index(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders]
     found = []
     try:
-        results = list(paired(orders, engine.train(job, work, round, orders[0].order.progress)))
+        results = list(paired(orders, engine.train(job, work, round, orders[0].progress)))
     except Exception as error:  # noqa: BLE001 - a function of the method or the model
         if len(orders) == 1:
-            return [(_failed(orders[0].order.client, error, tell), None)]
+            return [(_failed(orders[0].client, error, tell), None)]
         return [each for one in orders for each in _trained([one], job, engine, round, tell)]
     for one, result in results:
         if result.note:
             tell(result.note)
-        answer = Answer(client=one.order.client, upload=result.upload, loss=result.loss, fault=result.fault)
+        answer = ClientAnswer(client=one.client, upload=result.upload, loss=result.loss, fault=result.fault)
         found.append((answer, result.kept))
     return found
 
 
-def _failed(client: str, error: Exception, tell: Tell) -> Answer:
+def _failed(client: str, error: Exception, tell: Tell) -> ClientAnswer:
     """Return the answer of a client at whom the method or the model failed; the error's text stays on the device."""
     tell(f"Client {client!r}: {type(error).__name__}: {error}{place_of(error)}")
     said = f"Client {client!r}: its device failed with {type(error).__name__}. Its own log says more."
-    return Answer(client=client, fault=FailedError(said))
+    return ClientAnswer(client=client, fault=FailedError(said))
 
 
 def _adapted(
     work: Work, orders: Sequence[ClientOrder], device: LocalDevice, store: DeviceStore, tell: Tell
-) -> dict[str, Answer]:
+) -> dict[str, ClientAnswer]:
     """Let clients adapt, each alone, so that the others come through; return the answers of those at whom it failed.
 
     Afterwards the device holds what these have adapted to, and those who are judged by what they had adapted to before.
     """
-    how, known, failed = Adaptation(split=""), dict[str, Params](), dict[str, Answer]()
+    how, known, failed = Adaptation(split=""), dict[str, Params](), dict[str, ClientAnswer]()
     asked = [one for one in orders if one.adapt or any("adapted" in each.models for each in one.judge)]
-    plain = {one.order.client: replace(one.order, sent=_without_links(one.order.sent)) for one in asked}
+    plain = {one.client: replace(one, sent=_without_links(one.sent)) for one in asked}
     for one in asked:
-        client, place = one.order.client, device.job.data.index(one.order.client)
+        client, place = one.client, device.job.data.index(one.client)
         try:
             values = _adapted_before(work, one, store, place)
             if values is None:
@@ -236,7 +235,7 @@ def _adapted(
                 known[client] = values
         except StoreError as error:
             tell(str(error))
-            failed[client] = Answer(client=client, fault=LostError(str(error)))
+            failed[client] = ClientAnswer(client=client, fault=LostError(str(error)))
         except Exception as error:  # noqa: BLE001 - a function of the method or the model
             failed[client] = _failed(client, error, tell)
     if known:
@@ -250,7 +249,7 @@ def _adapted_before(work: Work, one: ClientOrder, store: DeviceStore, place: int
     Raises:
         StoreError: it has adapted by a later order, or has not adapted to what is to be judged; or that is damaged.
     """
-    client, found = one.order.client, store.adapted(place)
+    client, found = one.client, store.adapted(place)
     if one.adapt and (found is None or found.attempt < work.attempt):
         return None
     attempt = work.attempt if one.adapt or found is None else found.attempt
@@ -268,7 +267,7 @@ Results = tuple[tuple[Partition, Judged], ...]
 
 def _judged(
     orders: Sequence[ClientOrder], device: LocalDevice, tell: Tell
-) -> tuple[Results, dict[str, Answer]]:
+) -> tuple[Results, dict[str, ClientAnswer]]:
     """Return what comes of judging, and the answers of clients at whom it failed, so that the others come through.
 
     Raises:
@@ -277,13 +276,13 @@ def _judged(
     try:
         return _judged_together(orders, device), {}
     except Exception:  # whose it was is found below, and told; an error that is no single client's goes on
-        failed = dict[str, Answer]()
+        failed = dict[str, ClientAnswer]()
         for one in orders:
             try:
                 _judged_together([one], device)
             except Exception as own:  # noqa: BLE001 - likewise
-                failed[one.order.client] = _failed(one.order.client, own, tell)
-        left = [one for one in orders if one.order.client not in failed]
+                failed[one.client] = _failed(one.client, own, tell)
+        left = [one for one in orders if one.client not in failed]
         if not left or not failed:
             raise
         return _judged_together(left, device), failed
@@ -295,8 +294,8 @@ def _judged_together(orders: Iterable[ClientOrder], device: LocalDevice) -> Resu
     sent: dict[int, Sent] = {}
     for one in orders:
         for judging in one.judge:
-            given = sent.setdefault(id(one.order.sent), _without_links(one.order.sent))
-            order = Order(round=one.order.round, client=one.order.client, sent=given)
+            given = sent.setdefault(id(one.sent), _without_links(one.sent))
+            order = Order(round=one.round, client=one.client, sent=given)
             together.setdefault((judging.split, judging.models), []).append(order)
     return tuple(
         (split, judged)
