@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any, NamedTuple, Self
 
@@ -194,13 +194,20 @@ class Still:
         who: who trains, for messages; then a persistent buffer that is assigned, and any tensor that is written in
             place, is an error. None: nobody.
         draws: whether drawing from ``random`` or ``numpy.random`` is an error.
+        moved: the buffers that are trained, which may be written.
     """
 
     def __init__(
-        self, modules: Layers, layers: Layers, remembered: Remembered, who: object = None, draws: bool = False
+        self,
+        modules: Layers,
+        layers: Layers,
+        remembered: Remembered,
+        who: object = None,
+        draws: bool = False,
+        moved: Collection[str] = (),
     ) -> None:
         self.modules, self.layers, self.remembered = modules, layers, remembered
-        self.who, self.draws = who, draws
+        self.who, self.draws, self.moved = who, draws, moved
 
     def __enter__(self) -> Self:
         self.before = [dict(layer._buffers) for _, layer in self.layers]
@@ -284,7 +291,7 @@ class Still:
             for (prefix, layer), before, versions in zip(self.layers, self.before, self.versions, strict=True)
             if (now := _versions(before)) != versions
             for leaf, one, other in zip(before, now, versions, strict=True)
-            if one != other
+            if one != other and _joined(prefix, leaf) not in self.moved
         ]
 
 

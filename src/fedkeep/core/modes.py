@@ -9,7 +9,7 @@ moves the ids to where their table lies, but not ``padding_idx``: of all rows of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -102,3 +103,41 @@ class AsAlone(TorchFunctionMode):
         if (alone := ALONE.get(func)) is not None:
             return alone(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+REENTRANT, OTHER = "CheckpointFunction", "_checkpoint_without_reentrant_generator"
+
+
+class Keeping:
+    """Gradient checkpoints that keep what they compute (a context), where nothing may be computed again later.
+
+    ``torch.utils.checkpoint`` runs a part of the model again in the backward pass. By then other values may stand in the
+    module, and the re-entrant kind takes no ``torch.autograd.grad``, which is how fedkeep computes gradients. A
+    checkpoint changes no result; it saves memory, which is then not saved.
+
+    Args:
+        reentrant: only those of the re-entrant kind.
+    """
+
+    def __init__(self, reentrant: bool = False) -> None:
+        self.reentrant = reentrant
+
+    def __enter__(self) -> None:
+        module = vars(checkpoint)  # what its function looks up there
+        self.before = {name: module[name] for name in (REENTRANT, *(() if self.reentrant else (OTHER,)))}
+        module.update({name: {REENTRANT: _Called, OTHER: _nothing}[name] for name in self.before})
+
+    def __exit__(self, *error: object) -> None:
+        vars(checkpoint).update(self.before)
+
+
+class _Called:
+    @staticmethod
+    def apply(function: Callable[..., Any], _: bool, *given: Any) -> Any:
+        """Call a function, in place of ``CheckpointFunction.apply``."""
+        return function(*given)
+
+
+def _nothing(*_: Any, **__: Any) -> Iterator[None]:
+    """Do nothing before and after a part of a model."""
+    yield

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.stateless import _reparametrize_module  # what functional_call itself uses
 
 from fedkeep.core.buffers import (
     Place,
@@ -24,15 +24,17 @@ from fedkeep.core.buffers import (
     written,
 )
 from fedkeep.core.errors import MethodError, did_you_mean
-from fedkeep.core.modes import AsAlone
+from fedkeep.core.modes import AsAlone, Keeping
 from fedkeep.core.params import Batch, Params, clone, is_state
 
 ALONG = (nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
 """Layers that look along a sequence."""
+BESIDE = {"label", "client", "time", "opted_in"}
+"""Columns that are beside the features: a function is given them where it names them."""
 
 
 class Takes:
-    """The columns that a function takes: by the names of its arguments, or with ``**columns`` all there are.
+    """The columns that a function takes: by the names of its arguments, and with ``**columns`` all features.
 
     A module of torch's own, such as a sequence of layers, names its argument itself. It takes the features ``x``, or
     else the only column beside the label; layers that look along a sequence want one for each example.
@@ -49,9 +51,10 @@ class Takes:
         parameters = inspect.signature(function).parameters.values()
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         self.who, self.names = who, [p.name for p in parameters if p.kind in kinds]
+        self.placed = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         self.needed = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
         self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.torchs = getattr(function, "__module__", "").startswith(("torch.", "fedkeep.nn."))
+        self.torchs = (getattr(function, "__module__", None) or "").startswith(("torch.", "fedkeep.nn."))
         owner = getattr(function, "__self__", None)
         self.mixes = isinstance(owner, nn.Module) and any(isinstance(m, ALONG) for m in owner.modules())
         placed = (
@@ -74,7 +77,7 @@ class Takes:
         """
         for name in self.needed:
             if name not in columns:
-                others = sorted(columns.keys() - {"label", "client", "time", "opted_in"})
+                others = sorted(columns.keys() - BESIDE)
                 if self.torchs and len(self.needed) == 1 and (len(others) == 1 or "x" in others):
                     return {name: self._apart("x" if "x" in others else others[0], columns)}
                 advice = "Put it into a module whose forward names" if self.torchs else "Name the argument as"
@@ -86,7 +89,13 @@ class Takes:
                     near=did_you_mean(name, columns),
                     advice=advice,
                 )
-        return dict(columns) if self.all else {name: columns[name] for name in self.names if name in columns}
+        every = sorted(columns.keys() - BESIDE) if self.all else []
+        return {name: columns[name] for name in [*self.names, *every] if name in columns}
+
+    def given(self, arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return arguments as an author would give them: by position as far as that goes, which hooks see, then by name."""
+        first = list(itertools.takewhile(arguments.__contains__, self.placed))
+        return [arguments[n] for n in first], {n: v for n, v in arguments.items() if n not in first}
 
     def _apart(self, name: str, columns: Mapping[str, Tensor]) -> Tensor:
         """Return a column, unless all of its examples would be one sequence."""
@@ -137,10 +146,13 @@ class _Caller(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, method: str, arguments: dict[str, Any]) -> Any:
-        function = getattr(self.module, method)  # it may be an added part itself
+    def forward(self, method: str, placed: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        # A call, not forward alone: hooks of the module itself run, and so does a __call__ of its own.
+        function = (
+            self.module if method == "forward" else getattr(self.module, method)
+        )  # it may be an added part
         with without_added(self.module):
-            return function(**arguments)
+            return function(*placed, **named)
 
 
 class Net:
@@ -158,6 +170,10 @@ class Net:
         parameters: the module's own, by first name: nothing trains or changes these very tensors.
         aliases: where tied parameters stand besides, by their first name.
         written: what a forward pass may write into in evaluation too, by name; it is given a copy then.
+        switches: whether a layer's own ``train`` or ``eval`` does more than switch.
+        copies: whether ``forward`` writes into what it is given; then it is given copies.
+        functional: whether other tensors can be put in the place of its own: not where it holds these in a list, too.
+        trains_into: what a forward pass writes into in training, by name, also unseen by torch.
         rehearsed: whether ``written`` has the parameters that the module's own ``forward`` constrains, too.
         opted_out: private values that opted-out examples may have made in an earlier run, which this one goes on with.
     """
@@ -174,8 +190,13 @@ class Net:
         self._modules, self._layers = with_attributes(module), with_buffers(module)
         self._remembered, self._watched, self.rehearsed = Remembered(self._modules), False, False
         self._buffers = buffers_of(self._layers)
+        self._places = {place.name: place for place in self._buffers}
         self.written = written(module, self._layers, self._first)
         self.opted_out: frozenset[str] = frozenset()
+        self.switches = any(_switches(layer) for layer in module.modules())
+        self.copies, self.trains_into, self.functional = False, set[str](), True
+        if self.switches:  # at rest it is in training mode, whatever it was given in
+            module.train()
         self._bound: Mapping[str, Tensor] | None = None
         self._held: list[tuple[Place, Tensor]] = []
         self._assigned: dict[int, tuple[Tensor, Tensor]] = {}
@@ -194,7 +215,26 @@ class Net:
 
     def train(self, mode: bool = True) -> None:
         """Switch dropout and batch statistics on (training) or off (evaluation)."""
-        self._caller.train(mode)
+        if self.switches:
+            self.module.train() if mode else self.module.eval()
+        else:
+            self._caller.train(mode)
+
+    @contextmanager
+    def judging(self, params: Params) -> Iterator[Params]:
+        """Hold values in the module and be in evaluation mode for a while; yields these values.
+
+        They stand there before it is switched: a module's own ``train`` or ``eval`` may merge adapters into weights. Such
+        a module is back in training mode afterwards.
+        """
+        values = dict(params)
+        with self.bound(values):
+            self.train(False)
+            try:
+                yield values
+            finally:
+                if self.switches:
+                    self.train()
 
     def __call__(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the module's output for a batch, computed with ``params``.
@@ -221,10 +261,15 @@ class Net:
                 method=method,
             )
         if method not in self._takes:
-            self._takes[method] = Takes(
-                f"{type(self.module).__name__}.{method}", getattr(self.module, method)
-            )
-        arguments = self._takes[method].of(batch)
+            function = getattr(self.module, method)
+            if method == "forward" and _calls_its_own_way(self.module):
+                function = self.module.__call__
+            self._takes[method] = Takes(f"{type(self.module).__name__}.{method}", function)
+        takes = self._takes[method]
+        arguments = takes.of(batch)
+        if self.copies:
+            arguments = {n: v.clone() for n, v in arguments.items()}
+        given = method, *takes.given(arguments)
         held = self._bound or {}
         other: Params = {}
         if params is not held:  # a method's state is none of the module's
@@ -233,22 +278,28 @@ class Net:
             other |= {
                 n: params.get(n, place.tensors[place.leaf]).clone() for n, place in self.written.items()
             }
+        if other and not self.functional:
+            raise MethodError(
+                "{who} computes with tensors that it holds beside its parameters, e.g. in a list, so it cannot be run at "
+                "two sets of values at once, which this training method does. Use the parameters by their attributes.",
+                who=type(self.module).__name__,
+            )
         if not other and held:
-            output = self._caller.forward(method, arguments)
+            with Keeping(reentrant=True):
+                output = self._caller.forward(*given)
         else:
-            given = self.placed(other)
-            placed = {n: self._now(v) for n, v in given.items()} if self._assigned else given
+            others = self.placed(other)
+            placed = {n: self._now(v) for n, v in others.items()} if self._assigned else others
             prefixed = {f"module.{name}": value for name, value in placed.items()}
             before = [place.now for place in self._buffers]
-            output = torch.func.functional_call(
-                self._caller, prefixed, (method, arguments), tie_weights=False
-            )
+            with Keeping():
+                output = torch.func.functional_call(self._caller, prefixed, given, tie_weights=False)
             for place, own in zip(self._buffers, before, strict=True):
                 now = prefixed.get(f"module.{place.name}")
                 if place.name not in placed:
                     self._check_own(place, own)
                 elif self.module.training and now is not placed[place.name]:
-                    self._hand_back(place, given[place.name], now, params)
+                    self._hand_back(place, others[place.name], now, params)
         return logits_of(output) if method == "forward" else output
 
     def taken(self, values: Mapping[str, Tensor]) -> Params:
@@ -280,13 +331,13 @@ class Net:
         elif isinstance(params, dict):
             params[self._first.get(place.name, place.name)] = after.detach()
 
-    def still(self, who: object = None) -> Still:
-        """Keep the module as it is (a context); with ``who`` trains, changing its own buffers is an error.
+    def still(self, who: object = None, moved: Collection[str] = ()) -> Still:
+        """Keep the module as it is (a context); with ``who`` trains, changing its own buffers but ``moved`` is an error.
 
         So is drawing from ``random`` or ``numpy.random``, which is looked for where somebody trains the first time.
         """
         draws, self._watched = who is not None and not self._watched, self._watched or who is not None
-        return Still(self._modules, self._layers, self._remembered, who, draws)
+        return Still(self._modules, self._layers, self._remembered, who, draws, moved)
 
     def settle(self) -> None:
         """Copy what ``forward`` has assigned to buffers, held or of another dict, into these."""
@@ -311,13 +362,26 @@ class Net:
             own = {**dict.fromkeys(self.aliases[name], own[name]), **own}
         return own
 
-    def bound(self, params: Mapping[str, Tensor]) -> Bound:
-        """Hold ``params`` in the module for a while (a context), so that many calls with this dict cost no swapping.
+    def bound(self, params: Mapping[str, Tensor], trained: Collection[str] = ()) -> Bound:
+        """Hold ``params`` in the module's own tensors for a while (a context), ``trained`` ones with gradients.
 
         What is changed in place inside is seen by the next call; another dict costs what it has of other tensors. What
         ``forward`` assigns to a buffer is seen by the next call too, and in the dict after ``settle``, or afterwards.
         """
-        return Bound(self, params)
+        return Bound(self, params, trained)
+
+    def own(self, name: str) -> Tensor | None:
+        """Return the module's own tensor of this name, or None."""
+        first = self._first.get(name, name)
+        if first in self.parameters:
+            return self.parameters[first]
+        place = self._places.get(first)
+        return None if place is None else place.now
+
+    def place(self, name: str) -> tuple[dict[str, Any], str]:
+        """Return where a parameter stands: its layer's parameters, and its name there."""
+        owner, _, leaf = name.rpartition(".")
+        return self.module.get_submodule(owner)._parameters, leaf
 
 
 def _assigned(place: Place) -> str:
@@ -327,6 +391,21 @@ def _assigned(place: Place) -> str:
     )
 
 
+def _switches(layer: nn.Module) -> bool:
+    """Tell whether a layer's class has a ``train`` or ``eval`` of its own."""
+    kind = type(layer)
+    own = kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
+    return own and not kind.__module__.startswith(("torch.", "fedkeep."))
+
+
+def _calls_its_own_way(module: nn.Module) -> bool:
+    """Tell whether a module's class has a ``__call__`` that names its arguments."""
+    if type(module).__call__ is nn.Module.__call__:
+        return False
+    kinds = [p.kind for p in inspect.signature(module.__call__).parameters.values()]
+    return inspect.Parameter.VAR_POSITIONAL not in kinds
+
+
 def logits_of(output: Any) -> Any:
     """Return what of a model's output is judged: its field ``logits``, else a tuple's first, else all of it."""
     found = getattr(output, "logits", output)
@@ -334,39 +413,65 @@ def logits_of(output: Any) -> Any:
 
 
 class Bound:
-    """Parameters held in a net's module; what ``Net.bound`` returns.
+    """Values in the very tensors of a net's module; what ``Net.bound`` returns.
 
-    Several may be open at once, with different dicts: each call of the net is answered by the one whose dict it names,
-    or in the usual way.
+    Each of the module's parameters and buffers takes the memory of the value of its name, and stands in the dict in its
+    place, so whoever knows these tensors (hooks, closures, lists of the user's own) sees the values. Afterwards the
+    module has its own memory back, and the dict plain tensors with the values as they have become.
+
+    Args:
+        net: the model as a function.
+        params: the values, by name; changed as said.
+        trained: the names of those that are to require gradients; others do not meanwhile.
     """
 
-    def __init__(self, net: Net, params: Mapping[str, Tensor]) -> None:
-        self.net, self.params = net, params
+    def __init__(self, net: Net, params: Mapping[str, Tensor], trained: Collection[str] = ()) -> None:
+        self.net, self.params, self.trained = net, params, trained
 
     def __enter__(self) -> Self:
-        net, placed = self.net, self.net.placed(self.params)
-        held = [(place, placed[place.name]) for place in net._buffers if place.name in placed]
-        self._before = net._bound, net._held
-        self._held = _reparametrize_module(net.module, placed, tie_weights=False)
-        self._held.__enter__()
-        net._bound, net._held = self.params, held
+        net, self._before = self.net, (self.net._bound, self.net._held)
+        self._swapped: list[tuple[str, Tensor, Tensor, bool]] = []
+        self._untied: list[tuple[dict[str, Any], str, Any]] = []
+        if net.switches:  # what switching writes into frozen values, and takes back, leaves rounding
+            for name, still in net.parameters.items():
+                if name not in self.params:
+                    self._swapped.append((name, still, still.data, still.requires_grad))
+                    still.data = still.data.clone()
+        for name, value in list(self.params.items()):
+            own = net.own(name)
+            if own is None or own is value:
+                continue
+            assert isinstance(self.params, dict)
+            if name in net._first:  # a tied place with a value of its own: a private copy's
+                place, leaf = net.place(name)
+                self._untied.append((place, leaf, place[leaf]))
+                own = place[leaf] = nn.Parameter(value.detach(), requires_grad=False)
+            self._swapped.append((name, own, own.data, own.requires_grad))
+            own.data = value.detach()
+            own.requires_grad_(name in self.trained)
+            self.params[name] = own
+        here = {name for name, *_ in self._swapped}
+        net._held = [(place, place.now) for place in net._buffers if place.name in here]  # type: ignore[misc]
+        net._bound = self.params
         return self
 
     def put(self, values: Params) -> None:
-        """Replace some of the held tensors, in the module and in the dict."""
-        assert isinstance(self.params, dict)
-        self.params.update(values)
+        """Replace some of the values."""
         for name, value in values.items():
-            for place in (name, *self.net.aliases.get(name, ())):
-                owner, _, leaf = place.rpartition(".")
-                self.net.module.get_submodule(owner)._parameters[leaf] = value  # type: ignore[assignment]
+            self.params[name].data = value.detach()
 
     def __exit__(self, *error: object) -> None:
         try:
             self.net.settle()
         finally:
             self.net._bound, self.net._held = self._before
-            self._held.__exit__(None, None, None)
+            for name, own, data, wanted in self._swapped:
+                if self.params.get(name) is own:
+                    self.params[name] = own.detach()  # type: ignore[index]
+                own.requires_grad_(wanted)
+                own.data = data
+            for place, leaf, before in self._untied:
+                place[leaf] = before
 
 
 def aliases(module: nn.Module) -> dict[str, tuple[str, ...]]:

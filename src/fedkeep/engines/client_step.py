@@ -249,10 +249,9 @@ def own(flat: Params) -> Params:
 def mean_loss(job: Job, rows: np.ndarray, sent: Params, params: Params) -> float:
     """Return the first phase's mean loss over examples, dropout off."""
     loss, total = job.method.client.phases[0].loss, 0.0
-    job.net.train(False)
-    with torch.no_grad():
+    with torch.no_grad(), job.net.judging(params) as values:
         for chosen, batch in hook_batches(job, rows, params):
-            total += len(chosen) * float(loss(job.net, params, batch, sent))
+            total += len(chosen) * float(loss(job.net, values, batch, sent))
     return total / max(len(rows), 1)
 
 
@@ -273,9 +272,8 @@ def outputs(
 ) -> Iterator[tuple[Any, Batch]]:
     """Yield what a function makes of a client's examples, batch by batch, with the batches."""
     for _, batch in hook_batches(job, rows, params):
-        job.net.train(False)
-        with torch.no_grad():
-            found = function(job.net, params, batch)
+        with torch.no_grad(), job.net.judging(params) as values:
+            found = function(job.net, values, batch)
         yield found, batch
 
 

@@ -226,7 +226,7 @@ class Window:
         if piece.clients is None:
             net, params = self.nets.of(own), {**self.sent[0], **own}
         elif len(piece.clients) > 1:
-            if way.model not in self.nets.alone and not _recalls(way):
+            if way.model not in self.nets.alone and not _recalls(way) and net.functional and not net.switches:
                 try:
                     return [use(self._side_by_side(way, own, piece, batch), batch, owner, piece.places)]
                 except MODEL_ERRORS:
@@ -237,9 +237,9 @@ class Window:
             place = int(piece.clients[0])
             params = {**self.sent[place], **{n: v[place] for n, v in own.items()}}
             params |= self._recalled(way, params, place)
-        net.train(False)
         try:
-            return [use(way.predict(net, params, batch), batch, owner, piece.places)]
+            with net.judging(params) as values:
+                return [use(way.predict(net, values, batch), batch, owner, piece.places)]
         except MODEL_ERRORS as error:
             raise model_error(self._whose(owner), len(owner), error) from error
 

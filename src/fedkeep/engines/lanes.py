@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import DataError, MethodError, NonFiniteError
+from fedkeep.core.buffers import frozen_changed
+from fedkeep.core.errors import DataError, MethodError, NonFiniteError, SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, clone, gradients, is_state, nonfinite, to
@@ -60,7 +61,7 @@ from fedkeep.methods import Client, EarlyStopping, Phase
 from fedkeep.split import Split
 from fedkeep.split.halves import Frozen
 
-MODEL_ERRORS = (ValueError, IndexError, RuntimeError, DataError)
+MODEL_ERRORS = (ValueError, IndexError, RuntimeError, AssertionError, DataError)
 """What a model raises that does not fit its data."""
 
 
@@ -462,7 +463,9 @@ class Lanes(ABC):
         self.net.train()
         every, done = range(len(self.client.phases)), 0
         frozen = Frozen({n: v for n, v in self.net.parameters.items() if n not in self.params})
-        with self.net.still(self.draws[0]), InOrder():
+        if unseen := sorted(n for n in self.net.trains_into if n not in self.params):
+            raise SplitError(f"{self.draws[0]}: {frozen_changed(unseen[0])}")
+        with self.net.still(self.draws[0], self.params.keys()), InOrder():
             self.hidden = hidden(self)
             for numbers in [every] if self.client.take_turns else [range(n, n + 1) for n in every]:
                 self.seed(numbers[0])
@@ -649,13 +652,13 @@ class Pass(ABC):
         self.catch_up()
         params, received = self.lane(position)
         total = torch.zeros((), dtype=torch.float64)
-        lanes.net.train(False)
-        for start in range(0, len(rows), EVALUATION_BATCH):
-            chosen = rows[start : start + EVALUATION_BATCH]
-            kind, tables = float_type(lanes.params), lanes.tables[position]
-            batch = load_batch(lanes.data, chosen, lanes.device, kind, tables)
-            loss = self.loss(position, params, batch, received)
-            total += len(chosen) * loss.double().cpu()
+        with lanes.net.judging(dict(params)) as values:
+            for start in range(0, len(rows), EVALUATION_BATCH):
+                chosen = rows[start : start + EVALUATION_BATCH]
+                kind, tables = float_type(lanes.params), lanes.tables[position]
+                batch = load_batch(lanes.data, chosen, lanes.device, kind, tables)
+                loss = self.loss(position, values, batch, received)
+                total += len(chosen) * loss.double().cpu()
         lanes.net.train()
         return float(total) / len(rows)
 
@@ -770,35 +773,37 @@ class LanePass(Pass):
                 self.phase.loss.pull or 0.0,
             )
             self.seen = dict(lane.params)
-        dense = [n for n in self.names if self.lazy is None or n not in self.lazy.of]
-        self.leaves = {name: lane.params[name] for name in dense}
-        self.bound = lane.net.bound(self.seen)
+        self.bound = lane.net.bound(self.seen, self.names)
+        # Phases in turn see other values and train other ones: each of their steps holds its own.
+        self.all_steps = ExitStack()
+        self.one_step: AbstractContextManager[object] = (
+            self.bound if lane.client.take_turns else nullcontext()
+        )
         self.rows = Params()
 
     def __enter__(self) -> Self:
-        for leaf in self.leaves.values():
-            leaf.requires_grad_()
-        self.bound.__enter__()
+        if self.one_step is not self.bound:
+            self.all_steps.enter_context(self.bound)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.bound.__exit__()
-        for leaf in self.leaves.values():
-            leaf.requires_grad_(False)
+        self.all_steps.close()
 
     def gradients(self, step: Step) -> Params:
         """Return the gradients of the loss on a mini-batch, of tables those of the rows that it looks up."""
-        batch, leaves = step.batch(), self.leaves
+        with self.one_step:
+            return self._gradients(step.batch())
+
+    def _gradients(self, batch: Batch) -> Params:
         received: Mapping[str, Tensor] = self.lanes.received
         if self.lazy is not None:
             self.rows, received = self.lazy.look_up(batch)
             self.bound.put(self.rows)
-            leaves = {**leaves, **{n: self.rows[n] for n in self.lazy.trained}}
         loss = self.loss(0, self.seen, batch, received)
         self.total = self.total + loss.detach()
         if self.lazy is not None:
             self.total = self.total + self.lazy.penalty
-        found = slopes(loss, leaves)
+        found = slopes(loss, {n: self.seen[n] for n in self.names})
         self.lanes.net.settle()
         return found
 

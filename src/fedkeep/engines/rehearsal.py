@@ -300,7 +300,13 @@ def rehearse(net: Net, params: Params, data: Examples, rows: np.ndarray, device:
     given = {n: v.detach().to(device) for n, v in every.items() if not is_state(n)}
     batch = load_batch(data, np.resize(rows[:2], 2), device, float_type(given))
     for training in (True, False):
-        found |= _written(net, given, clone(batch), device, training=training)
+        written = _written(net, given, tried := clone(batch), device, training=training)
+        net.copies |= any(value._version for value in tried.values())
+        if training:
+            net.trains_into |= written
+        found |= written
+    if not net.switches:
+        net.functional = _replaceable(net, given, batch, device)
     for prefix, layer in net.module.named_modules():
         own = [Place(f"{prefix}.{leaf}".lstrip("."), layer._parameters, leaf) for leaf in layer._parameters]
         net.written.update({place.name: place for place in own if place.name in found})
@@ -310,6 +316,7 @@ def _written(net: Net, given: Params, batch: Batch, device: str, *, training: bo
     """Return the names of values that a pass writes into, or gives other memory: of copies, tables aside."""
     values = {n: v if n in net.lookup else v.clone() for n, v in given.items()}
     before, writes = {n: _place(v) for n, v in values.items()}, Writes()
+    copies = [n for n, v in values.items() if v is not given[n]]
     with _as_it_was(net, device, training=training), torch.no_grad(), suppress(Exception), writes:
         net(values, batch)
     moves = set(_laid_together(net, device))
@@ -317,7 +324,25 @@ def _written(net: Net, given: Params, batch: Batch, device: str, *, training: bo
         n
         for n, place in before.items()
         if place in writes.places or (n not in moves and _place(values[n]) != place)
-    }
+    } | {
+        n for n in copies if not torch.equal(_bits(values[n]), _bits(given[n]))
+    }  # written unseen, e.g. by .data
+
+
+def _bits(value: Tensor) -> Tensor:
+    """Return a tensor's bytes: NaN is like itself."""
+    return value.detach().contiguous().flatten().view(torch.uint8)
+
+
+def _replaceable(net: Net, given: Params, batch: Batch, device: str) -> bool:
+    """Tell whether a module gives the same with tensors in the place of its own as with these values in its own."""
+    values = {n: v * 0.9 + 0.01 if v.is_floating_point() else v for n, v in given.items()}
+    with _as_it_was(net, device), torch.no_grad(), suppress(Exception):
+        replaced = tensors_in(net(values, clone(batch)))
+        with net.judging(clone(values)) as held:
+            own = tensors_in(net(held, clone(batch)))
+        return not any(map(_apart, replaced, own))
+    return True
 
 
 def _laid_together(net: Net, device: str) -> list[str]:

@@ -8,12 +8,13 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import nn
 
+from fedkeep.core.copying import copied
 from fedkeep.core.describe import at_home, check_kind, describe
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
 from fedkeep.core.records import Record
-from fedkeep.methods.checks import check_plain, copied
+from fedkeep.methods.checks import check_plain
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Changeable, Phase
 from fedkeep.methods.server import Optimize, Server

@@ -5,7 +5,6 @@ A method's functions draw no random numbers, write into nothing that they are gi
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -76,6 +75,14 @@ def check_plain(model: nn.Module) -> None:
                 f"{who} was compiled in place, which is lost where fedkeep copies the model. Give it uncompiled, or "
                 f"put torch.compile(layer) into the model where it is made."
             )
+    for name, value in every_tensor(model).items():
+        if not isinstance(value, Tensor):
+            raise MethodError(
+                "{name!r} in the model's state is a {kind}, no tensor: layers that are quantised or packed cannot be "
+                "trained. Give the model as it was before.",
+                name=name,
+                kind=type(value).__name__,
+            )
     if isinstance(model, torch.jit.ScriptModule):
         raise MethodError("The model is a script of torch.jit. Give the module that it was made from.")
     if hasattr(model, "_orig_mod"):
@@ -103,31 +110,6 @@ def _check_apart(model: nn.Module) -> None:
                 f"{name!r} and {other!r} are two tensors in one memory, and fedkeep trains a copy of the model, in "
                 f"which each has its own. Give both names one Parameter (self.b = self.a) to tie them, or clone() one."
             )
-
-
-def copied(model: nn.Module) -> nn.Module:
-    """Return a copy of a model, or raise MethodError that names what in it can't be copied."""
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise MethodError(
-            f"The model can't be copied, and fedkeep trains a copy of it{_uncopied(model)}: {error}. Let forward make "
-            f"what it needs, or keep it outside the model. (Weights under torch.nn.utils.weight_norm can't be copied; "
-            f"those of torch.nn.utils.parametrizations.weight_norm can.)"
-        ) from error
-
-
-def _uncopied(model: nn.Module) -> str:
-    for name, layer in model.named_modules():
-        for attribute, value in vars(layer).items():
-            if attribute == "_modules":
-                continue
-            try:
-                copy.deepcopy(value)
-            except Exception:  # noqa: BLE001 - whatever a value of the user raises
-                of = f" of the layer {name!r}" if name else ""
-                return f"; its attribute {attribute!r}{of} is a {type(value).__name__}"
-    return ""
 
 
 def _values(given: dict[str, float | None]) -> str:
