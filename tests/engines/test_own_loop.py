@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
 from fedkeep.core.copying import copied
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
+from fedkeep.core.net import float_type
 from tests.tiny import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
@@ -301,3 +302,33 @@ class Viewed(Two):
 def test_what_is_written_unseen_is_refused_by_name(kind: type[Two], name: str, engine: str) -> None:
     with pytest.raises(SplitError, match=name):
         trained(made(kind), engine)
+
+
+class Halves(Two):
+    """A frozen 16-bit factor before layers of 32 bits."""
+
+    def more(self) -> None:
+        self.factor = nn.Parameter(torch.ones(1, dtype=torch.bfloat16), requires_grad=False)
+
+    def double(self) -> Any:
+        return self
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner((x - 1000) * self.factor.float())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_inputs_are_rounded_to_few_bits_only_where_all_parameters_are() -> None:
+    module = made(Halves)
+    assert [float_type(m) for m in (module, made(Two), Two().bfloat16())] == [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+    ]
+    far = data()
+    far.columns["x"] = np.asarray(far.columns["x"]) + 1000
+    run = simulate(module, methods.fedavg(local=LOCAL), far, rounds=1, engine="sequential")
+    test = far.batch(far.split_rows("test"))
+    module.load_state_dict(run.parameters("0"))
+    loss = nn.functional.cross_entropy(module(test["x"].float()), test["label"])
+    assert run.evaluate("test")["loss"] == pytest.approx(float(loss), rel=1e-5)

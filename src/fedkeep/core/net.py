@@ -94,6 +94,9 @@ class Takes:
 
     def given(self, arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return arguments as an author would give them: by position as far as that goes, which hooks see, then by name."""
+        names = list(arguments)
+        if names == self.placed[: len(names)]:
+            return list(arguments.values()), {}
         first = list(itertools.takewhile(arguments.__contains__, self.placed))
         return [arguments[n] for n in first], {n: v for n, v in arguments.items() if n not in first}
 
@@ -124,6 +127,12 @@ def every_tensor(module: nn.Module) -> Params:
     extra = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
     state = module.state_dict(keep_vars=True)
     return {name: value for name, value in state.items() if name.rpartition(".")[2] != extra}
+
+
+def float_type(module: nn.Module) -> torch.dtype:
+    """Return the type of a model's floating inputs: that of its parameters where all have one, else float32."""
+    kinds = {value.dtype for value in module.parameters() if value.is_floating_point()}
+    return kinds.pop() if len(kinds) == 1 else torch.float32
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -170,6 +179,7 @@ class Net:
         parameters: the module's own, by first name: nothing trains or changes these very tensors.
         aliases: where tied parameters stand besides, by their first name.
         written: what a forward pass may write into in evaluation too, by name; it is given a copy then.
+        float_type: of floating inputs, in training and judging alike.
         switches: whether a layer's own ``train`` or ``eval`` does more than switch.
         copies: whether ``forward`` writes into what it is given; then it is given copies.
         functional: whether other tensors can be put in the place of its own: not where it holds these in a list, too.
@@ -194,6 +204,7 @@ class Net:
         self.written = written(module, self._layers, self._first)
         self.opted_out: frozenset[str] = frozenset()
         self.switches = any(_switches(layer) for layer in module.modules())
+        self.float_type = float_type(module)
         self.copies, self.trains_into, self.functional = False, set[str](), True
         if self.switches:  # at rest it is in training mode, whatever it was given in
             module.train()
@@ -285,8 +296,7 @@ class Net:
                 who=type(self.module).__name__,
             )
         if not other and held:
-            with Keeping(reentrant=True):
-                output = self._caller.forward(*given)
+            output = self._caller.forward(*given)
         else:
             others = self.placed(other)
             placed = {n: self._now(v) for n, v in others.items()} if self._assigned else others
@@ -453,6 +463,8 @@ class Bound:
         here = {name for name, *_ in self._swapped}
         net._held = [(place, place.now) for place in net._buffers if place.name in here]  # type: ignore[misc]
         net._bound = self.params
+        self._keeping = Keeping(reentrant=True)
+        self._keeping.__enter__()
         return self
 
     def put(self, values: Params) -> None:
@@ -464,6 +476,7 @@ class Bound:
         try:
             self.net.settle()
         finally:
+            self._keeping.__exit__()
             self.net._bound, self.net._held = self._before
             for name, own, data, wanted in self._swapped:
                 if self.params.get(name) is own:

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeep.core.params import Batch
 from fedkeep.core.seeds import numpy_generator
@@ -178,8 +177,3 @@ def load_batch(
         kinds |= {task.label: torch.float32 for task in tasks_in(data.meta)}
     cast = [n for n, v in batch.items() if v.is_floating_point() and v.dtype != kinds[n]]
     return {**batch, **{n: batch[n].to(kinds[n]) for n in cast}}
-
-
-def float_type(params: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the floating type of the first parameter that has one."""
-    return next((v.dtype for v in params.values() if v.is_floating_point()), torch.float32)

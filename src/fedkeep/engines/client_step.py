@@ -33,7 +33,7 @@ from fedkeep.core.params import (
 )
 from fedkeep.core.seeds import generator
 from fedkeep.data import FederatedData
-from fedkeep.engines.batches import Stream, float_type, load_batch, usable
+from fedkeep.engines.batches import Stream, load_batch, usable
 from fedkeep.engines.first_values import declared, defaults
 from fedkeep.engines.lanes import LocalResult, local_run
 from fedkeep.engines.rehearsal import rehearse
@@ -281,7 +281,7 @@ def hook_batches(job: Job, rows: np.ndarray, params: Params) -> Iterator[tuple[n
     """Yield a client's examples, some at a time, with their row numbers."""
     for place in range(0, len(rows), HOOK_BATCH):
         chosen = rows[place : place + HOOK_BATCH]
-        yield chosen, load_batch(job.data, chosen, job.device, float_type(params))
+        yield chosen, load_batch(job.data, chosen, job.device, job.net.float_type)
 
 
 def finish(

@@ -25,7 +25,7 @@ from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.params import CLIENT, Params, clone, is_state, nbytes, prefixed, to
 from fedkeep.core.seeds import without_draws
 from fedkeep.data.columns import offsets_of
-from fedkeep.engines.batches import batch_bytes, float_type, load_batch
+from fedkeep.engines.batches import batch_bytes, load_batch
 from fedkeep.engines.centralised import WithClient
 from fedkeep.engines.client_step import Job, outputs
 from fedkeep.engines.lanes import MODEL_ERRORS, model_error
@@ -209,16 +209,11 @@ class Window:
         return max(1, CHUNK // math.prod(label.shape[1:])) if isinstance(label, np.ndarray) else CHUNK
 
     def _load(self, piece: Piece) -> Params:
-        return load_batch(self._view, self.rows[piece.places], self.job.device, self._kind)
+        return load_batch(self._view, self.rows[piece.places], self.job.device, self.job.net.float_type)
 
     @cached_property
     def _view(self) -> WithClient:
         return WithClient(self.job.data, self.clients)
-
-    @cached_property
-    def _kind(self) -> torch.dtype:
-        params = {n: v for n, v in self.sent[0].items() if not is_state(n)}
-        return float_type({**params, **self.job.store.default.initial})
 
     def _used(self, way: Way, own: Params, piece: Piece, batch: Params, use: Use[T]) -> list[T]:
         owner = np.asarray(self.clients, np.int64)[batch["client"].cpu().numpy()]

@@ -37,7 +37,6 @@ from fedkeep.engines.batches import (
     Loaded,
     Stream,
     batches,
-    float_type,
     gathered,
     load_batch,
     planned_steps,
@@ -277,7 +276,7 @@ def _reads(lanes: Lanes, number: int, names: AbstractSet[str]) -> bool:
         return False
     as_is, losses = lanes.lane(lane), []
     for shown in (as_is, veiled(as_is, names, net.initial(), lanes.trainable)):
-        batch = load_batch(lanes.data, each[lane], device, float_type(as_is), lanes.tables[lane])
+        batch = load_batch(lanes.data, each[lane], device, net.float_type, lanes.tables[lane])
         params = {n: v.requires_grad_(n in lanes.trainable) for n, v in clone(shown).items()}
         with forked(device), net.still():
             losses.append(phase.loss(net, params, batch, clone(lanes.sent_to(lane))).detach())
@@ -655,7 +654,7 @@ class Pass(ABC):
         with lanes.net.judging(dict(params)) as values:
             for start in range(0, len(rows), EVALUATION_BATCH):
                 chosen = rows[start : start + EVALUATION_BATCH]
-                kind, tables = float_type(lanes.params), lanes.tables[position]
+                kind, tables = lanes.net.float_type, lanes.tables[position]
                 batch = load_batch(lanes.data, chosen, lanes.device, kind, tables)
                 loss = self.loss(position, values, batch, received)
                 total += len(chosen) * loss.double().cpu()
@@ -876,7 +875,7 @@ class Lane(Lanes):
         pooled = self.client.pools == "clients" and isinstance(self.data, Owned)
         owners = self.data.owners if pooled and isinstance(self.data, Owned) else None
         plan = batches(self.data, self.rows[0], self.client.phases[number], self.draws[0], number, owners)
-        for loaded in gathered(self.data, plan, self.device, float_type(self.params), self.tables[0]):
+        for loaded in gathered(self.data, plan, self.device, self.net.float_type, self.tables[0]):
             yield loaded
             if self.through[0]:
                 return

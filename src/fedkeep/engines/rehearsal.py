@@ -26,7 +26,7 @@ from fedkeep.core.net import Net, logits_of, on_cpu, tensors_of
 from fedkeep.core.params import SERVER, Batch, Params, clone, is_state, prefixed, tensors_in
 from fedkeep.core.seeds import forked, without_draws
 from fedkeep.data import FederatedData
-from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.engines.batches import load_batch
 from fedkeep.engines.first_values import first_default, first_kept
 from fedkeep.engines.tables.local_rows import Examples
 from fedkeep.methods import Method
@@ -119,7 +119,7 @@ def first_batches(
 
     ``whose``: with the column ``client`` of centralised training, each example's client.
     """
-    kind = float_type(net.initial())
+    kind = net.float_type
     batches = []
     for client in range(len(data)):
         rows = np.asarray(data.rows(client, "train")[:examples])
@@ -207,7 +207,7 @@ def mixes(net: Net, params: Params, data: FederatedData, device: str = "cpu") ->
     with suppress(Exception), torch.no_grad():
         outputs = []
         for some in (rows, rows[:2], rows[2:]):
-            batch = load_batch(data, some, device, float_type(values))
+            batch = load_batch(data, some, device, net.float_type)
             with _as_it_was(net, device):
                 outputs.append(tensors_in(without_draws("model", partial(net, clone(values), batch), device)))
         return any(map(_joined_apart, *outputs))
@@ -298,7 +298,7 @@ def rehearse(net: Net, params: Params, data: Examples, rows: np.ndarray, device:
     net.rehearsed, found = True, set[str]()
     every = {**tensors_of(net.module), **params}
     given = {n: v.detach().to(device) for n, v in every.items() if not is_state(n)}
-    batch = load_batch(data, np.resize(rows[:2], 2), device, float_type(given))
+    batch = load_batch(data, np.resize(rows[:2], 2), device, net.float_type)
     for training in (True, False):
         written = _written(net, given, tried := clone(batch), device, training=training)
         net.copies |= any(value._version for value in tried.values())

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, MethodError
-from fedkeep.core.net import Takes, every_tensor, logits_of
+from fedkeep.core.net import Takes, float_type, logits_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
-from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.engines.batches import load_batch
 from fedkeep.engines.vectorised.vectorised import Packs
 from fedkeep.methods.labels import output_of
 from fedkeep.tasks import Task, tasks_in
@@ -120,7 +120,7 @@ def _examples(model: nn.Module, data: FederatedData, client: int, count: int) ->
     """
     rows, labels = data.rows(client), {task.label for task in tasks_in(data.meta)}
     repeated = np.resize(np.arange(rows.start, rows.stop), count)
-    batch = load_batch(data, repeated, "cpu", float_type(every_tensor(model)))
+    batch = load_batch(data, repeated, "cpu", float_type(model))
     found = {name: value for name, value in batch.items() if name not in labels}
     texts = {n: v for n, v in found.items() if isinstance(data.columns.get(n), Ragged)}
     return found | {n: F.pad(v, (0, max(0, 2 - v.shape[1]))) for n, v in texts.items()}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
-from fedkeep.core.net import Takes, every_tensor, logits_of
+from fedkeep.core.net import Takes, float_type, logits_of
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import Encoding
@@ -22,7 +22,7 @@ from fedkeep.data.preparation.numbers import PlainCode
 from fedkeep.data.preparation.texts import TextCode
 from fedkeep.data.readers.cells import ID, TEXT, Table
 from fedkeep.data.readers.load import load_table
-from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.engines.batches import load_batch
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.exported_models import Exported
 from fedkeep.experiments.run import PersonalModel
@@ -181,7 +181,7 @@ def _predicted(
     tasks: Sequence[Task],
     encoding: Encoding,
 ) -> Iterator[tuple[Prediction, ...]]:
-    kind = float_type(every_tensor(model))
+    kind = float_type(model)
     for start in range(0, len(rows), CHUNK):
         batch = load_batch(data, np.asarray(rows[start : start + CHUNK]), "cpu", kind)
         with torch.no_grad():

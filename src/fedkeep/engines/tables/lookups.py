@@ -29,7 +29,7 @@ from fedkeep.core.params import Batch, Params, clone, is_state, tensors_in, to
 from fedkeep.core.seeds import forked
 from fedkeep.data import FederatedData
 from fedkeep.data.columns import Column
-from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.engines.batches import load_batch
 from fedkeep.engines.first_values import first_global, first_kept
 from fedkeep.engines.tables import local_rows
 from fedkeep.engines.tables.local_rows import allowed, bounded, holds_ids, ids_of
@@ -272,7 +272,7 @@ def _traced(
             received = to(first_global(method, net, data).params, device)
             kept = to({n: v for n, v in first_kept(method, net).items() if not is_state(n)}, device)
             start = {**received, **kept}
-            batch = load_batch(data, rows[:size], device, float_type(start))
+            batch = load_batch(data, rows[:size], device, net.float_type)
             trainable = [n for n in start if n in net.trainable()]
             for number, phase in enumerate(phases):
                 trained = phase.trained_names(method.split, trainable)

@@ -21,7 +21,7 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, is_state, nbytes, row, to
 from fedkeep.core.seeds import stream
 from fedkeep.data import Ragged
-from fedkeep.engines.batches import Stream, batches, float_type, load_batch
+from fedkeep.engines.batches import Stream, batches, load_batch
 from fedkeep.engines.client_step import (
     ClientResult,
     ClientToTrain,
@@ -303,7 +303,7 @@ class Stacked(Lanes):
             for start, rows, valid in zip(self.starts, self.rows, self.valid, strict=True)
         ]
         self._stack()
-        self.examples = Gathered(job.data, self.rows, self.tables, float_type(self.params), job.device)
+        self.examples = Gathered(job.data, self.rows, self.tables, job.net.float_type, job.device)
 
     def _start(self, position: int) -> Params:
         """Return what a client trains from. If its ``start`` breaks down, it trains in vain, from what was before."""
