@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedkeep.core.buffers import EVERY_MODULES
 from fedkeep.core.errors import MethodError
 
 HOOKS = (
@@ -57,6 +58,21 @@ def copied(model: nn.Module) -> nn.Module:
         for hook in (old._backward_hooks or {}).values():
             new.register_hook(wiring.of(hook))  # type: ignore[no-untyped-call]
     return made
+
+
+def holds_beside(module: nn.Module) -> bool:
+    """Tell whether a layer of the user's holds one of the module's tensors in a list, a closure or the like, too.
+
+    Other tensors that are put in their place are not seen there.
+    """
+    wiring = _Wiring({id(value): value for value in (*module.parameters(), *module.buffers())})
+    return any(
+        wiring.known(value)
+        for layer in module.modules()
+        if not type(layer).__module__.startswith(("torch.", "fedkeep."))
+        for name, value in vars(layer).items()
+        if name not in EVERY_MODULES
+    )
 
 
 def _functions(layer: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
@@ -122,20 +138,20 @@ class _Wiring:
             return self.of(value)
         if getattr(value, "__self__", None) is not None and id(value.__self__) in self.memo:
             return copy.deepcopy(value, self.memo)  # a bound method
-        if isinstance(value, dict | list | tuple) and any(map(self._known, _items(value))):
+        if isinstance(value, dict | list | tuple) and any(map(self.known, _items(value))):
             return copy.deepcopy(value, self.memo)
         return value
 
-    def _known(self, value: Any) -> bool:
+    def known(self, value: Any) -> bool:
         """Tell whether a value is one that was copied with the model, or a function that looks at one."""
         if isinstance(value, nn.Module | Tensor):
             return id(value) in self.memo
         if isinstance(value, FunctionType):
             return self._looks(value)
         if isinstance(value, functools.partial):
-            return any(map(self._known, (value.func, *value.args, *value.keywords.values())))
+            return any(map(self.known, (value.func, *value.args, *value.keywords.values())))
         if isinstance(value, dict | list | tuple):
-            return any(map(self._known, _items(value)))
+            return any(map(self.known, _items(value)))
         return id(getattr(value, "__self__", None)) in self.memo
 
     def _looks(self, function: FunctionType, asked: frozenset[int] = frozenset()) -> bool:
@@ -144,7 +160,7 @@ class _Wiring:
         asked |= {id(function)}
         return any(
             id(value) not in asked
-            and (self._looks(value, asked) if isinstance(value, FunctionType) else self._known(value))
+            and (self._looks(value, asked) if isinstance(value, FunctionType) else self.known(value))
             for value in given
         )
 

@@ -23,6 +23,7 @@ from fedkeep.core.buffers import (
     with_buffers,
     written,
 )
+from fedkeep.core.copying import holds_beside
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.modes import AsAlone, Keeping
 from fedkeep.core.params import Batch, Params, clone, is_state
@@ -205,7 +206,7 @@ class Net:
         self.opted_out: frozenset[str] = frozenset()
         self.switches = any(_switches(layer) for layer in module.modules())
         self.float_type = float_type(module)
-        self.copies, self.trains_into, self.functional = False, set[str](), True
+        self.copies, self.trains_into, self.functional = False, set[str](), not holds_beside(module)
         if self.switches:  # at rest it is in training mode, whatever it was given in
             module.train()
         self._bound: Mapping[str, Tensor] | None = None
@@ -291,8 +292,8 @@ class Net:
             }
         if other and not self.functional:
             raise MethodError(
-                "{who} computes with tensors that it holds beside its parameters, e.g. in a list, so it cannot be run at "
-                "two sets of values at once, which this training method does. Use the parameters by their attributes.",
+                "{who} holds its tensors in a list or a closure, too, so it cannot be run at two sets of values at once, "
+                "which this training method does. Let forward take them by their attributes.",
                 who=type(self.module).__name__,
             )
         if not other and held:

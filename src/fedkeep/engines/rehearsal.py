@@ -305,8 +305,6 @@ def rehearse(net: Net, params: Params, data: Examples, rows: np.ndarray, device:
         if training:
             net.trains_into |= written
         found |= written
-    if not net.switches:
-        net.functional = _replaceable(net, given, batch, device)
     for prefix, layer in net.module.named_modules():
         own = [Place(f"{prefix}.{leaf}".lstrip("."), layer._parameters, leaf) for leaf in layer._parameters]
         net.written.update({place.name: place for place in own if place.name in found})
@@ -332,17 +330,6 @@ def _written(net: Net, given: Params, batch: Batch, device: str, *, training: bo
 def _bits(value: Tensor) -> Tensor:
     """Return a tensor's bytes: NaN is like itself."""
     return value.detach().contiguous().flatten().view(torch.uint8)
-
-
-def _replaceable(net: Net, given: Params, batch: Batch, device: str) -> bool:
-    """Tell whether a module gives the same with tensors in the place of its own as with these values in its own."""
-    values = {n: v * 0.9 + 0.01 if v.is_floating_point() else v for n, v in given.items()}
-    with _as_it_was(net, device), torch.no_grad(), suppress(Exception):
-        replaced = tensors_in(net(values, clone(batch)))
-        with net.judging(clone(values)) as held:
-            own = tensors_in(net(held, clone(batch)))
-        return not any(map(_apart, replaced, own))
-    return True
 
 
 def _laid_together(net: Net, device: str) -> list[str]:

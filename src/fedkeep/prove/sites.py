@@ -46,6 +46,7 @@ SITES: dict[tuple[str, str], Site] = {
     ("fedkeep.core.seeds", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
     (f"{_ENGINES}.client_step", "nowhere_else"): Site("which tensors share memory; no value is read"),
     (f"{_ENGINES}.rehearsal", "_place"): Site("where tensors are; no value is read"),
+    (f"{_ENGINES}.rehearsal", "_written"): Site("what forward writes into, also unseen, which is an error"),
     (f"{_ENGINES}.rehearsal", "_as_it_was"): Site("chance goes on afterwards where it was"),
     (f"{_ENGINES}.lanes", "local_run"): Site("chance goes on afterwards where it was"),
     (f"{_ENGINES}.lanes", "veiled"): Site(

@@ -107,6 +107,11 @@ class Vectorised(Engine):
         packs, one_by_one = Packs(), False
         if job.net.switches:
             return "a layer's own train() or eval() is for one client's values at a time.", one_by_one
+        if not job.net.functional:
+            return (
+                "the model holds its tensors in a list or a closure, too, where no others can be put.",
+                one_by_one,
+            )
         if hooked := [n for n, p in job.net.module.named_parameters() if p._backward_hooks]:
             return (
                 f"{hooked[0]!r} has a hook, which is called for one client's gradient at a time.",
@@ -117,14 +122,10 @@ class Vectorised(Engine):
                 warnings.simplefilter("always")
                 indifferent = runs_together(job)
         except MethodError as error:
-            if not job.net.functional:
-                return BESIDE, one_by_one
             if not isinstance(error.__cause__, ValueError | RuntimeError):
                 raise
             why = PACKED if packs.seen else _said(error.__cause__, job.net.module)
             return f"its loss cannot be computed for several clients at once ({why}).", one_by_one
-        if not job.net.functional:
-            return BESIDE, one_by_one
         for each in said:
             if "batching rule" in str(each.message):  # torch's word to its developers
                 one_by_one = True
@@ -136,7 +137,6 @@ class Vectorised(Engine):
         return None, one_by_one
 
 
-BESIDE = "the model computes with tensors that it holds beside its parameters."
 PACKED = (
     "pack_padded_sequence makes shapes of lengths, which differ between clients; give lengths to fedkeep.nn.GRU or "
     "LSTM, layer(x, lengths), or mask the padding"
