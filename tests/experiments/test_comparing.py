@@ -205,6 +205,16 @@ def test_cells_are_run_once_and_more_can_be_asked_for(
     assert c.labels[c.best] in bold
 
 
+def test_frozen_values_that_a_seed_draws_are_compared_over_seeds(tmp_path: Path) -> None:
+    """FedBABU's head is frozen in rounds: every seed has its own, and all was run before the comparison failed."""
+    mine = toy(model=f'{{ kind = "{__name__}:Layers" }}', method="{ kind = 'fedbabu' }")
+    made, page = run(planned(tmp_path / "c", ("fedbabu", "fedavg"), (0, 1), mine), progress=False)
+    assert made.compared[0].labels[:2] == ("fedbabu", "fedavg")
+    assert made.compared[0].seeds == (0, 1)
+    assert [len(g.runs) for g in made.groups] == [2] * len(made.groups)
+    assert page.exists()
+
+
 def test_without_references_only_what_was_named_is_run(tmp_path: Path) -> None:
     made, _ = run(planned(tmp_path / "c", seeds=(0,), references=False), progress=False)
     assert made.compared[0].labels == ("fedavg", "furl")

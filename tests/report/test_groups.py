@@ -126,6 +126,18 @@ def test_initial_values_that_the_seed_does_not_explain_tell_runs_apart(write_run
     assert [[r.folder.name for r in g.runs] for g in configurations(runs)] == [["a", "b"], ["c"], ["d"]]
 
 
+def test_frozen_values_that_follow_the_seed_pool(write_run: Write) -> None:
+    def begins(seed: int) -> dict[str, Any]:
+        model = {"layers": "Linear(4, 3)", "initial_sha256": f"i{seed}", "frozen_sha256": f"f{seed}"}
+        return {
+            "initial": {"trained": {"bias": "0"}, "frozen": {"head": f"{seed}", "table": "t"}},
+            "identity": {**IDENTITY, "seed": seed, "model": model},
+        }
+
+    groups = configurations([called(write_run, str(seed), seed, **begins(seed)) for seed in range(3)])
+    assert [len(g.runs) for g in groups] == [3]
+
+
 def test_runs_on_other_data_are_another_scene(write_run: Write) -> None:
     first = read_run(write_run("a"))
     second = read_run(write_run("b", metric="auc", data={"name": "sticker"}))

@@ -151,7 +151,8 @@ def _more(group: Configuration) -> Iterator[tuple[str, str]]:
     run = group.runs[0]
     yield from flat(run.settings["run"], "run") if run.info.get("config") else ()
     yield from flat(run.settings["data"], "data")
-    yield from flat(run.settings["frozen"], "frozen")
+    everywhere = {n: h for n, h in run.frozen.items() if all(each.frozen.get(n) == h for each in group.runs)}
+    yield from flat(everywhere, "frozen")
     yield "numerics of the code", str(run.settings["numerics"])
     text = json.dumps([each.begins_with for each in group.runs], sort_keys=True)
     yield INITIAL, hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -116,8 +116,8 @@ def configurations(runs: Sequence[RunFiles], suffix: str = "") -> list[Configura
 def _apart(alike: Sequence[RunFiles]) -> list[list[RunFiles]]:
     """Tell apart runs of the same settings: those that begin with other values than their seeds explain, and doubles.
 
-    A parameter's initial values follow the seed (every seed has its own) or do not (all have the same, as zeros and
-    read vectors are). Where some seeds share values and others don't, something else than the seed differs.
+    Initial values, frozen ones too, follow the seed (every seed has its own) or do not (all have the same, as zeros
+    and read vectors are). Where some seeds share values and others don't, something else than the seed differs.
     """
     seeds = {run.seed for run in alike}
     first = {run.seed: run for run in reversed(alike)}  # of each seed

@@ -73,14 +73,16 @@ class RunFiles:
     def settings(self) -> dict[str, Any]:
         """All that decides the run's numbers but its seed, and what follows from that, as plain data.
 
-        Which values a model begins with depends on the seed in general, so they are left out, but for frozen ones. So
-        are the data's own hashes where ``run.json`` says that they were made or divided by the run's seed.
+        Which values a model begins with, frozen ones too, depends on the seed in general, so they are left out: see
+        ``begins_with``. So are the data's own hashes where ``run.json`` says that they were made or divided by the
+        run's seed.
         """
         config = {k: v for k, v in (self.info.get("config") or {}).items() if k not in ("seed", "out")}
         identity = {k: v for k, v in (self.info.get("identity") or {}).items() if k not in ("seed", "data")}
         model = identity.get("model")
         if isinstance(model, dict):
-            identity["model"] = {k: v for k, v in model.items() if k != "initial_sha256"}
+            seeds_own = ("initial_sha256", "frozen_sha256")
+            identity["model"] = {k: v for k, v in model.items() if k not in seeds_own}
         data = self.info.get("data") or {}
         seeded, source = bool(data.get("follows_seed")), data.get("source")
         if seeded and isinstance(source, dict):
@@ -92,14 +94,18 @@ class RunFiles:
             "config": config,
             "run": identity,
             "data": {"source": source, "hashes": None if seeded else data.get("fingerprint")},
-            "frozen": self._initial("frozen"),
             "numerics": numerics_of(self.info),
         }
 
     @property
     def begins_with(self) -> dict[str, str]:
-        """A hash of the initial values of each trained parameter, by name; empty where it is not known."""
-        return self._initial("trained")
+        """A hash of each initial value by name, trained or frozen; empty where it is not known."""
+        return {**self._initial("trained"), **self.frozen}
+
+    @property
+    def frozen(self) -> dict[str, str]:
+        """A hash of each frozen value by name; empty where it is not known."""
+        return self._initial("frozen")
 
     def _initial(self, kind: str) -> dict[str, str]:
         found = (self.info.get("initial") or {}).get(kind)
