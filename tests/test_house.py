@@ -43,6 +43,7 @@ HEAVY = {
 MAY_TAKE_GRADIENTS = {
     "engines/lanes.py",
     "split/probe.py",
+    "split/find_head.py",
     "split/can_move.py",
     "methods/per_fedavg.py",
     "methods/pfedhn.py",

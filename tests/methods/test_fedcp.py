@@ -135,7 +135,7 @@ def test_both_heads_by_hand() -> None:
     params = {n: torch.zeros_like(v) for n, v in net.initial().items()}
     params["policy.1.bias"] = torch.tensor([math.log(3), 0.0, 0.0, -5.0], dtype=torch.float64)
     params[OWN[0]], params[HEAD[0]] = torch.ones(1, 2).double(), torch.full((1, 2), 10.0).double()
-    output = separated(net, params, torch.tensor([[4.0, 8.0]]).double(), torch.ones(2).double())
+    output = separated(net, params, torch.tensor([[4.0, 8.0]]).double(), torch.ones(2).double(), {})
     assert output.tolist() == [[pytest.approx(3 + 4 + 10 * (1 + 4), abs=1e-12)]]
 
 

@@ -138,12 +138,8 @@ def test_new_layers_depend_on_the_model_alone() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(MethodError) as error:
-        simulate(Linear(3, 3).double(), methods.kteps(), DATA, rounds=1)
-    assert str(error.value) == (
-        "Linear has no part 'classifier', which this training method needs; its parts are ['linear']. Name the model's "
-        "own part in the method's options."
-    )
+    with pytest.raises(MethodError, match="^Linear has no part 'classifier'.*'linear'"):
+        methods.kteps().made_for(Linear(3, 3).double())
     with pytest.raises(MethodError, match="^Parts has an attribute.*'private'"):
         TwoBranches()(TwoBranches()(Parts()))
     with pytest.raises(MethodError) as error:
@@ -156,12 +152,8 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
     class Headless(Parts):
         features = None  # type: ignore[assignment]
 
-    with pytest.raises(MethodError) as error:
+    with pytest.raises(MethodError, match="^The model's forward cannot be computed"):
         simulate(Headless().double(), methods.kteps(), DATA, rounds=1)
-    assert str(error.value) == (
-        "Headless has no method 'features', which this training method needs. Give the model two: "
-        "`features(self, <columns>)`, e.g. all but its last layer, and `head(self, features)`, the rest."
-    )
 
 
 def test_one_class_and_clients_of_one_example_train() -> None:

@@ -175,7 +175,7 @@ def test_the_defaults_are_the_papers() -> None:
 
 def test_models_that_are_no_mixture() -> None:
     with pytest.raises(MethodError) as error:
-        simulate(Expert(1), mixture(), DATA, rounds=1)
+        mixture().made_for(Expert(1))
     assert str(error.value) == (
         "'mixture' trains a global expert, a local expert and a gate; Expert has not these parts. Join three networks: "
         "models.MixtureOfExperts(global_expert, local_expert, gate)."

@@ -21,6 +21,7 @@ from fedkeep.audit.report import AuditReport
 from fedkeep.audit.wire import Wire, look_at_bytes
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.data import FederatedData
+from fedkeep.engines.rehearsal import fit
 from fedkeep.methods import Method
 from fedkeep.methods.declared import revealed
 from fedkeep.remote.messages import Packet
@@ -69,7 +70,9 @@ def audit(
     for entry in allow:
         check_choice("An entry of allow must begin with", entry.partition("/")[0], KINDS)
     began = time.perf_counter()
-    bench = Bench(model, unmasked(method), small(data, CLIENTS), seed)
+    few = small(data, CLIENTS)
+    method = fit(method, model, few)
+    bench = Bench(model, unmasked(method), few, seed)
     masked = bench.method is not method
     made = Looking(bench, Allowed(revealed(method), tuple(allow)), rounds, wires, masked=masked)
     for look in (

@@ -51,6 +51,8 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     )
     if line := str(swaps_of(module)):
         say(f"Layers {line}.")
+    if line := simulation.head:
+        say(f"{line[0].upper()}{line[1:]}.")
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
         show_texts(examples)
     for text in model_warnings(

@@ -7,6 +7,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -25,6 +26,7 @@ from fedkeep.core.buffers import (
 )
 from fedkeep.core.copying import holds_beside
 from fedkeep.core.errors import MethodError, did_you_mean
+from fedkeep.core.heads import FEATURES, STEPS, found_head, step_of
 from fedkeep.core.modes import AsAlone, Keeping
 from fedkeep.core.params import Batch, Params, clone, is_state
 
@@ -157,10 +159,15 @@ class _Caller(nn.Module):
         self.module = module
 
     def forward(self, method: str, placed: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        head = found_head(self.module) if method in STEPS else None
         # A call, not forward alone: hooks of the module itself run, and so does a __call__ of its own.
-        function = (
-            self.module if method == "forward" else getattr(self.module, method)
-        )  # it may be an added part
+        whole = method == "forward" or head is not None
+        function: Any = self.module if whole else getattr(self.module, method)  # it may be an added part
+        if head is not None:
+            columns = {n: v for n, v in named.items() if n != FEATURES}
+            with without_added(self.module):
+                run = partial(function, *placed, **columns)
+                return step_of(self.module, head, method, named.get(FEATURES), run)
         with without_added(self.module):
             return function(*placed, **named)
 
@@ -264,24 +271,12 @@ class Net:
         return output
 
     def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Any:
-        """Return what another method of the module returns, e.g. ``features``, computed with ``params``."""
-        if not callable(getattr(self.module, method, None)):
-            raise MethodError(
-                "{model} has no method {method!r}, which this training method needs. Give the model "
-                "`{method}(self, <columns>)`.",
-                model=type(self.module).__name__,
-                method=method,
-            )
-        if method not in self._takes:
-            function = getattr(self.module, method)
-            if method == "forward" and _calls_its_own_way(self.module):
-                function = self.module.__call__
-            self._takes[method] = Takes(f"{type(self.module).__name__}.{method}", function)
-        takes = self._takes[method]
-        arguments = takes.of(batch)
-        if self.copies:
-            arguments = {n: v.clone() for n, v in arguments.items()}
-        given = method, *takes.given(arguments)
+        """Return what another method of the module returns, computed with ``params``.
+
+        The steps of a model whose head was found (``core.heads``) are such methods, too: ``features``; ``head``, which
+        is given these under ``FEATURES``; and ``rest``, which is given them there beside the data's columns.
+        """
+        given = method, *self._given(method, batch)
         held = self._bound or {}
         other: Params = {}
         if params is not held:  # a method's state is none of the module's
@@ -312,6 +307,31 @@ class Net:
                 elif self.module.training and now is not placed[place.name]:
                     self._hand_back(place, others[place.name], now, params)
         return logits_of(output) if method == "forward" else output
+
+    def _given(self, method: str, batch: Batch) -> tuple[list[Any], dict[str, Any]]:
+        """Return what of a batch a method of the module takes, by position and by name."""
+        if method in STEPS and found_head(self.module) is not None:
+            put = {n: v for n, v in batch.items() if n == FEATURES}
+            columns = {n: v for n, v in batch.items() if n != FEATURES}
+            placed, named = ([], {}) if method == "head" else self._given("forward", columns)
+            return placed, {**named, **put}
+        if not callable(getattr(self.module, method, None)):
+            raise MethodError(
+                "{model} has no method {method!r}, which this training method needs. Give the model "
+                "`{method}(self, <columns>)`.",
+                model=type(self.module).__name__,
+                method=method,
+            )
+        if method not in self._takes:
+            function = getattr(self.module, method)
+            if method == "forward" and _calls_its_own_way(self.module):
+                function = self.module.__call__
+            self._takes[method] = Takes(f"{type(self.module).__name__}.{method}", function)
+        takes = self._takes[method]
+        arguments = takes.of(batch)
+        if self.copies:
+            arguments = {n: v.clone() for n, v in arguments.items()}
+        return takes.given(arguments)
 
     def taken(self, values: Mapping[str, Tensor]) -> Params:
         """Return values with what ``forward`` has assigned in their place while others are ``bound``; it is settled."""

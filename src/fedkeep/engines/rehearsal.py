@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedkeep.core.buffers import Place
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.modes import EagerMode
-from fedkeep.core.net import Net, logits_of, on_cpu, tensors_of
+from fedkeep.core.net import Net, float_type, logits_of, on_cpu, tensors_of
 from fedkeep.core.params import SERVER, Batch, Params, clone, is_state, prefixed, tensors_in
 from fedkeep.core.seeds import forked, without_draws
 from fedkeep.data import FederatedData
@@ -104,6 +104,23 @@ def model_warnings(
         yield stuck(still)
     if batches and steps_differ(net, start, terms, batches[0]):
         yield STEPS_DIFFER.format(method=method.name)
+
+
+def fit(method: Method, model: nn.Module, data: FederatedData) -> Method:
+    """Return a method that names the parts of a model, found on the first client's training examples if need be.
+
+    Raises:
+        MethodError: see ``Method.fitted``.
+    """
+
+    def examples() -> Batch | None:
+        rows = (np.asarray(data.rows(client, "train")[:EXAMPLES]) for client in range(len(data)))
+        some = next((r for r in rows if len(r)), None)
+        if some is None:
+            return None
+        return load_batch(data, np.resize(some, max(2, len(some))), "cpu", float_type(model))
+
+    return method.fitted(model, examples)
 
 
 def first_values(net: Net, method: Method, seed: int) -> Params:

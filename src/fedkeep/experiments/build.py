@@ -307,6 +307,8 @@ def build_method(config: MethodConfig) -> Method:
     if config.reduce is not None and "reduce" in said:
         raise ConfigError("method.reduce: every client counts once, so leave method.weighting out.")
     method = _made(config.kind, make, options)
+    if config.head is not None:
+        method = method.but(head=config.head)
     if config.upload_noise:
         method = method.but(upload=(*method.upload, GaussianNoise(config.upload_noise)))
     if config.reduce is not None:
@@ -380,6 +382,8 @@ def run_config(
     made = simulation_of(config, data, folder, settings, text or config.to_toml())
     if line := str(swaps_of(made.net.module)):
         tell(f"Layers {line}.")
+    if line := made.head:
+        tell(f"{line[0].upper()}{line[1:]}.")
     run = made.run(out, resume, progress)
     if config.personalization is not None:
         add_curve(run, config.personalization, progress)

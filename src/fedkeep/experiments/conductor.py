@@ -207,6 +207,7 @@ class Conductor:
             "method": self.method.name,
             "identity": self.identity,
             "split_table": self.method.split.table(module),
+            **({} if self.method.head is None else {"head": self.method.head.layer}),
             "accelerated": asdict(swaps_of(module)),
             "environment": environment(device),
             "data": {

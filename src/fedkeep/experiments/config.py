@@ -125,7 +125,8 @@ class MethodConfig(Open):
     """The method: ``kind`` names it; ``loss``, ``optimizer``, ``server_optimizer`` and ``adapt`` are tables.
 
     So are ``reduce``, for uploads that can't be trusted, and ``secure``, for secure sums. ``upload_noise`` is the
-    deviation of Gaussian noise that is added to every upload. ``package.module:function`` is a method of your own.
+    deviation of Gaussian noise that is added to every upload. ``head`` is the layer that the model ends with, where a
+    method speaks of one and it is not to be found; runs across machines want it named. ``package.module:function`` is a method of your own.
     """
 
     kind: str
@@ -136,6 +137,7 @@ class MethodConfig(Open):
     reduce: ReduceConfig | None = None
     secure: Annotated[SecureSums, Table()] | None = None
     upload_noise: Rate = 0.0
+    head: str | None = None
 
 
 class AuditConfig(Strict):

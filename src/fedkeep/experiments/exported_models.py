@@ -17,7 +17,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from fedkeep.core.files import (
     sync_folder,
     sync_tree,
 )
+from fedkeep.core.heads import Head
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.core.run_files import read_info
@@ -206,8 +207,16 @@ class Exported:
 
         config = self.config
         bare = config.model_copy(update={"model": config.model.model_copy(update={"word_vectors": None})})
-        method = build_method(config.method)
-        return method.made_for(build_model(bare, self.encoding)), method
+        model = build_model(bare, self.encoding)
+        method = fitting(self.info, model, build_method(config.method))
+        return method.made_for(model), method
+
+
+def fitting(info: Mapping[str, Any], model: nn.Module, method: Method) -> Method:
+    """Return a method with the names that the run found for a model's parts."""
+    if info.get("head") is None:
+        return method
+    return method.but(head=Head(**info["head"])).fitted(model)
 
 
 def told_of(method: Method) -> Any:
@@ -241,6 +250,7 @@ def load_model(
     if method is not None:
         check_kind("method", method, Method, "a method, e.g. fedkeep.methods.mixture()")
     if model is not None and method is not None:
+        method = fitting(Exported(folder).info, model, method)
         model = method.made_for(model)
     return Exported(folder, model, method).model(client)
 
@@ -373,6 +383,7 @@ def _write(run: Run, part: Path, chosen: SomeIds, config: str) -> None:
         "fedkeep": __version__,
         "method": run.method.name,
         "predicts": told_of(run.method),
+        "head": None if run.method.head is None else asdict(run.method.head),
         "round": run.round,
         "config": config,
         "encoding": _encoding(run, config),

@@ -33,7 +33,7 @@ from fedkeep.engines import (
 )
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.lanes import made_of_all
-from fedkeep.engines.rehearsal import model_warnings
+from fedkeep.engines.rehearsal import fit, model_warnings
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.workers import workers as processes
 from fedkeep.experiments.conductor import Conductor, Members
@@ -169,7 +169,8 @@ class Simulation:
         check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
         check_kind("data", data, FederatedData, "a data set, e.g. fedkeep.FederatedData.from_columns(...)")
         check_whole({"seed": seed})
-        module = method.made_for(model, settings.accelerate)
+        method = fit(method, model, data)
+        module, self.head = method.made_for(model, settings.accelerate), method.tells_head(model)
         check_device(settings.device)
         check_engine(settings.engine, settings.workers, settings.device)
         self.settings, self.data, self.given_store = settings, data, private

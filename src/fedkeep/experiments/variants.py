@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +14,13 @@ from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, first
 from fedkeep.core.net import tensors_of
 from fedkeep.data import SPLITS, FederatedData
 from fedkeep.data.federated import take
+from fedkeep.engines.rehearsal import fit
 from fedkeep.experiments.build import LOCAL, SERVER, build_method, build_model, method_maker
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.config_tables import accepted
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Method
 
-HEAD, ENCODER = "head.*", "encoder.*"
-"""What methods call a model's last layer, and all below it."""
 TRIED = 4
 """Examples of each client and split in the round that shows whether a method fits."""
 
@@ -67,8 +65,7 @@ def with_method(config: Config, kind: str) -> Config:
 def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> Variant:
     """Return an experiment as a comparison runs it: its method fits the model, and references are judged beside it.
 
-    A method that keeps a head or an encoder private by default has the model's last layer, or all below it, in its
-    place where the model names none so. A round of a cohort with a few examples each is tried. Where the shared part
+    A method that speaks of parts that the model does not name has its head found. A round of a cohort with a few examples each is tried. Where the shared part
     alone can predict it is judged too; where clients have models of their own only after adapting, these are. A method
     that sends nothing, as local training, has no table ``privacy``.
 
@@ -83,9 +80,10 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
     name = config.name or config.method.kind
     try:
         model = build_model(config, data, folder)
-        config, note = _with_layers(config, model)
-        method = build_method(config.method)
+        method = fit(build_method(config.method), model, data)
         module = method.made_for(model)
+        found = method.tells_head(model)
+        note = f"{name}: {found}." if found else ""
         _try(config, model, method, data)
     except FedkeepError as error:
         raise ConfigError(f"{name}: {error}") from error
@@ -136,39 +134,3 @@ def _try(config: Config, model: nn.Module, method: Method, data: FederatedData) 
             )
         except NonFiniteError:
             return
-
-
-def _with_layers(config: Config, model: nn.Module) -> tuple[Config, str]:
-    make = method_maker(config.method.kind)
-    usual = {
-        n: p.default for n, p in inspect.signature(make).parameters.items() if p.default in (HEAD, ENCODER)
-    }
-    names = [name for name, _ in model.named_parameters()]
-    wanted = {
-        option: part
-        for option, part in usual.items()
-        if option not in config.method.options and not any(n.startswith(part[:-1]) for n in names)
-    }
-    if not wanted:
-        return config, ""
-    layers = [
-        n
-        for n, layer in model.named_modules()
-        if n and next(iter(layer.parameters(recurse=False)), None) is not None
-    ]
-    if len(layers) < 2:
-        option, part = next(iter(wanted.items()))
-        raise ConfigError(
-            f"{config.method.kind} keeps {part!r} for itself, and the model has one layer only, {', '.join(layers)!r}. "
-            f"Take another model, or say in a configuration of its own what method.{option} is."
-        )
-    table: dict[str, Any] = config.method.model_dump(exclude_unset=True)
-    for option, part in wanted.items():
-        below = [f"{layer}.*" for layer in layers[:-1]]
-        table[option] = f"{layers[-1]}.*" if part == HEAD else below
-    changed = config.model_copy(update={"method": MethodConfig.model_validate(table)})
-    said = ", ".join(f"{option} = {table[option]!r}" for option in wanted)
-    return (
-        changed,
-        f"{config.name or config.method.kind}: {said}, as the model names no {'/'.join(wanted.values())}.",
-    )

@@ -182,6 +182,7 @@ def asp_mtl(
     phase = local.but(loss=loss)
     return Method(
         name="asp_mtl",
+        needs_features=True,
         split=PRIVATE,
         client=Client(phases=(phase,), pools="clients"),
         server=server,

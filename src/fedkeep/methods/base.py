@@ -11,16 +11,19 @@ from torch import nn
 from fedkeep.core.copying import copied
 from fedkeep.core.describe import at_home, check_kind, describe
 from fedkeep.core.errors import MethodError
+from fedkeep.core.heads import FOUND, Head
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
 from fedkeep.core.records import Record
 from fedkeep.methods.checks import check_plain
 from fedkeep.methods.client import Client
+from fedkeep.methods.fit import fitted, told_head
 from fedkeep.methods.phase import Changeable, Phase
 from fedkeep.methods.server import Optimize, Server
 from fedkeep.nn.accelerate import swap_
 from fedkeep.privacy import Chain, Link
 from fedkeep.split import Split
+from fedkeep.split.find_head import named_layer
 
 Predict = Callable[[Net, Params, Batch], Any]
 Note = Callable[[Sequence[Record], Mapping[str, Any]], str]
@@ -109,6 +112,9 @@ class Method:
         upload: the chain that an upload goes through, e.g. compression and noise; decoded before it is reduced.
         note: what the owner of a finished run is warned of, given its records and what the data say of themselves
             (``FederatedData.meta``); an empty text: of nothing.
+        needs_features: whether it looks at the model's features or changes them, see ``fitted``.
+        head: where the model ends, the name or pattern of a layer; None: the model has the parts that the method
+            names, or it is found.
     """
 
     name: str = "fedavg"
@@ -121,11 +127,37 @@ class Method:
     extend: Callable[[nn.Module], nn.Module] | None = None
     upload: tuple[Link, ...] = ()
     note: Note | None = None
+    needs_features: bool = False
+    head: Head | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.head, str):
+            object.__setattr__(self, "head", Head(layer=self.head))
+        if self.head is not None:
+            check_kind("head", self.head, Head, "the name of a layer, or a fedkeep.Head")
         for name, kind in (("split", Split), ("client", Client), ("server", Server), ("adapt", Adapt)):
             check_kind(name, getattr(self, name), kind, f"a fedkeep.{kind.__name__}")
         describe(self, f"methods.{self.name}")  # refused now, not when a run is resumed
+
+    def fitted(self, model: nn.Module, batch: Callable[[], Batch | None] = lambda: None) -> Method:
+        """Return this method with the names that a user's model has for the parts that it speaks of.
+
+        Where the model has them already, that is this method. Elsewise its head is found on examples: the last layer
+        that has parameters, called once, with nothing after it that has any.
+
+        Args:
+            model: the model; it is left as it is.
+            batch: returns two or more real examples; None: there are none.
+
+        Raises:
+            MethodError: the head is not found, or the model can't be taken apart there; says what to do.
+        """
+        check_plain(model)
+        return fitted(self, model, batch)
+
+    def tells_head(self, model: nn.Module) -> str:
+        """Return a line on the head that was found for a model, and on whose it is; empty: none was looked for."""
+        return told_head(self, model) if self.head is not None else ""
 
     def made_for(self, model: nn.Module, accelerate: bool = False) -> nn.Module:
         """Return a copy of a user's model as this method trains it: with the method's own modules, and checked.
@@ -145,6 +177,8 @@ class Method:
         if any(t.is_cuda for t in (*module.parameters(), *module.buffers())):
             module = module.cpu()
         module = swap_(module) if accelerate else module
+        if self.head is not None:
+            setattr(module, FOUND, replace(self.head, layer=named_layer(module, self.head)))
         module = self.extend(module) if self.extend else module
         for layer in module.modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):

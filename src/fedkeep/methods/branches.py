@@ -14,7 +14,17 @@ from torch import Tensor, nn
 
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, under
-from fedkeep.methods.features import drawn_for, extended, features, head, linear, part, width
+from fedkeep.methods.features import (
+    drawn_for,
+    extended,
+    features,
+    head,
+    linear,
+    nested_parts,
+    part,
+    pooled,
+    width,
+)
 from fedkeep.split import Split
 
 PREFIX = "private."
@@ -25,7 +35,7 @@ class Outputs(NamedTuple):
     """What both branches make of a batch.
 
     Attributes:
-        shared, private: (B, F), what each classifier sees: a and b of KTEPS eq. 6.
+        shared, private: (B, F), pooled: what each classifier sees: a and b of KTEPS eq. 6.
         shared_logits, private_logits: (B, C), g_s and g_p.
     """
 
@@ -56,19 +66,20 @@ class TwoBranches:
         Raises:
             MethodError: the model lacks a part, or has one of the names that are added.
         """
-        own = nn.ModuleDict(copy.deepcopy({name: part(module, name) for name in self.copies}))
+        own = nested_parts(copy.deepcopy({name: part(module, name) for name in self.copies}))
         added: dict[str, nn.Module] = {"private": own}
         if self.projections:
             size = width(module, self.classifier)
             with drawn_for(module, "projections"):
-                added["projection"], own["projection"] = nn.Linear(size, size), nn.Linear(size, size)
+                added["projection"] = nn.Linear(size, size)
+                own.add_module("projection", nn.Linear(size, size))
         return extended(module, added, copied="private")
 
     def shared(self, net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the model's features h̄, the shared branch's a = P_s(h̄), and its logits."""
         found = features(net, params, batch)
         a = linear(net, params, "projection", found) if self.projections else found
-        return found, a, head(net, params, a)
+        return found, a, head(net, params, a, batch)
 
     def both(self, net: Net, params: Params, batch: Batch) -> Outputs:
         """Return what both branches make of a batch; the model's features are computed once."""
@@ -77,4 +88,5 @@ class TwoBranches:
         b = found if self.copies in ((), (self.classifier,)) else features(net, renamed, batch)
         if self.projections:
             b = linear(net, renamed, "projection", b)
-        return Outputs(a, b, shared_logits, head(net, renamed, b))
+        own = head(net, renamed, b, batch)
+        return Outputs(pooled(net, a, batch), pooled(net, b, batch), shared_logits, own)

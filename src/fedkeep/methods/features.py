@@ -1,13 +1,13 @@
 """A model in two steps, for methods that look between them: ``features``, then ``head``.
 
-A model says so by two methods: ``features(self, <columns>)`` returns (B, F), and ``head(self, features)`` returns what
-``forward`` does.
+A model may say so by two methods: ``features(self, <columns>)`` returns (B, F), and ``head(self, features)`` returns
+what ``forward`` does. Of any other model the head is found, and features are what it is given: see ``methods.fit``.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,37 +17,100 @@ from torch import Tensor, nn
 
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import MethodError, did_you_mean
-from fedkeep.core.net import Net, every_tensor, mark_added
-from fedkeep.core.params import Batch, Params
+from fedkeep.core.heads import FEATURES, Pool, found_head, is_convolution
+from fedkeep.core.net import Net, every_tensor, logits_of, mark_added
+from fedkeep.core.params import Batch, Params, is_state
 from fedkeep.core.seeds import stream
 from fedkeep.methods.terms import Around
+from fedkeep.split.find_head import is_layer
 
 
 def features(net: Net, params: Params, batch: Batch) -> Tensor:
-    """Return what the model's ``features`` returns, shape (B, F).
+    """Return the model's features, shape (B, F); of a sequence (B, T, F), of an image (B, height, width, F).
 
     Raises:
-        MethodError: the model has no such method.
+        MethodError: the model has no method ``features``, and no head was found.
     """
     found: Tensor = _call(net, "features", params, batch)
     return found
 
 
-def head(net: Net, params: Params, features: Tensor) -> Tensor:
-    """Return the model's output for features, computed by its ``head``.
+def head(net: Net, params: Params, features: Tensor, batch: Batch) -> Tensor:
+    """Return the model's output for features, which ``features`` gave for this batch, or others in their place.
 
     Raises:
-        MethodError: the model has no such method.
+        MethodError: the model has no method ``head``, and no head was found.
     """
-    output: Tensor = _call(net, "head", params, {"features": features})
+    known = found_head(net.module)
+    if known is None:
+        output: Tensor = _call(net, "head", params, {"features": features})
+    elif known.last:
+        output = net.call("head", params, {FEATURES: features})
+    else:
+        output = logits_of(net.call("rest", _unwritten(net, params), {**batch, FEATURES: features}))
     return output
 
 
+def pooled_features(net: Net, params: Params, batch: Batch) -> Tensor:
+    """Return the model's features of each example, (B, F)."""
+    return pooled(net, features(net, params, batch), batch)
+
+
+def _unwritten(net: Net, params: Params) -> Params:
+    """Return the parameters with copies of what a forward pass writes into: it was written once already."""
+    trained = net.trainable()
+    own = {n: v for n, v in params.items() if n not in trained and not is_state(n)}
+    return {**params, **{n: v.clone() for n, v in own.items()}}
+
+
+def pooled(net: Net, features: Tensor, batch: Batch) -> Tensor:
+    """Return features of each example, (B, F), of features as ``features`` gives them: as ``Head.pool`` says.
+
+    Positions of a sequence are padding where a column of the batch says so: a mask, (B, T), called ``mask`` or
+    ``..._mask``, or lengths, (B,), called ``length``, ``lengths`` or ``..._length``.
+    """
+    known = found_head(net.module)
+    return pooled_by(known.pool if known else "mean", features, batch)
+
+
+def pooled_by(how: Pool, features: Tensor, batch: Batch) -> Tensor:
+    """Return features of each example, (B, F), as ``pooled`` does."""
+    if features.dim() <= 2:
+        return features
+    if features.dim() > 3:
+        return features.flatten(1, -2).mean(1)
+    real = _real(batch, features)
+    if how == "mean":
+        if real is None:
+            return features.mean(1)
+        share = real.to(features.dtype)
+        share = share / share.sum(1, keepdim=True).clamp_min(1)
+        return (features * share.unsqueeze(2)).sum(1)
+    places = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
+    if real is not None:
+        far = features.shape[1] if how == "first" else -1
+        places = torch.where(real, places, far)
+    place = (places.amin(1) if how == "first" else places.amax(1)).clamp(0, features.shape[1] - 1)
+    return features.gather(1, place.reshape(-1, 1, 1).expand(-1, 1, features.shape[2])).squeeze(1)
+
+
+def _real(batch: Batch, features: Tensor) -> Tensor | None:
+    """Return which positions are no padding, (B, T); None: nothing says."""
+    for name, value in batch.items():
+        last = name.rpartition("_")[2]
+        if last == "mask" and value.shape == features.shape[:2]:
+            return value > 0
+        if last in ("length", "lengths") and value.shape == features.shape[:1]:
+            return torch.arange(features.shape[1], device=value.device) < value.unsqueeze(1)
+    return None
+
+
 def _call(net: Net, step: str, params: Params, batch: Batch) -> Any:
-    if not callable(getattr(net.module, step, None)):
+    if found_head(net.module) is None and not callable(getattr(net.module, step, None)):
         raise MethodError(
             f"{type(net.module).__name__} has no method {step!r}, which this training method needs. Give the model "
-            f"two: `features(self, <columns>)`, e.g. all but its last layer, and `head(self, features)`, the rest."
+            f"two: `features(self, <columns>)`, e.g. all but its last layer, and `head(self, features)`, the rest; or "
+            f"say which layer is its head: method.but(head='NAME')."
         )
     return net.call(step, params, batch)
 
@@ -105,39 +168,41 @@ class WithFeatures(Around):
     def penalty(
         self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor
     ) -> Tensor:
-        """Return the penalty, a scalar, of features ``found``, (B, F); else as for a term."""
+        """Return the penalty, a scalar, of features ``found``, (B, F), pooled; else as for a term."""
         raise TypeError(f"{type(self).__name__} lacks penalty.")
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         found = features(net, params, batch)
-        value: Tensor = self.inner(Known(net, head(net, params, found)), params, batch, received)
-        return (
-            value + self.factor * self.penalty(net, params, batch, received, found) if self.factor else value
-        )
+        value: Tensor = self.inner(Known(net, head(net, params, found, batch)), params, batch, received)
+        if not self.factor:
+            return value
+        return value + self.factor * self.penalty(net, params, batch, received, pooled(net, found, batch))
 
 
 def part(module: nn.Module, name: str) -> nn.Module:
-    """Return a direct child of a model.
+    """Return a part of a model, by its name.
 
     Raises:
         MethodError: there is none of this name.
     """
     children = dict(module.named_children())
-    if name not in children:
+    if name not in children and (not name or name not in dict(module.named_modules())):
         raise MethodError(
             f"{type(module).__name__} has no part {name!r}, which this training method needs; its parts are "
             f"{list(children)}.{did_you_mean(name, children)} Name the model's own part in the method's options."
         )
-    return children[name]
+    return module.get_submodule(name)
 
 
-def linear_layers(module: nn.Module, classifier: str) -> list[nn.Linear]:
+def linear_layers(module: nn.Module, classifier: str) -> list[nn.Linear | nn.Conv1d]:
     """Return the linear layers of a classifier (a part of the model), which tell its features and classes.
+
+    A convolution of single points is one of them.
 
     Raises:
         MethodError: the part has none.
     """
-    layers = [layer for layer in part(module, classifier).modules() if isinstance(layer, nn.Linear)]
+    layers: list[Any] = [layer for layer in part(module, classifier).modules() if is_layer(layer)]
     if not layers:
         raise MethodError(
             f"The part {classifier!r} of {type(module).__name__} has no linear layer, so the numbers of its features "
@@ -148,13 +213,17 @@ def linear_layers(module: nn.Module, classifier: str) -> list[nn.Linear]:
 
 def width(module: nn.Module, classifier: str) -> int:
     """Return F, the number of features that a classifier takes; see ``linear_layers``."""
-    return linear_layers(module, classifier)[0].in_features
+    first: Any = linear_layers(module, classifier)[0]
+    size: int = first.in_channels if is_convolution(first) else first.in_features
+    return size
 
 
 def no_counts(module: nn.Module, classifier: str) -> Tensor:
     """Return a zero for each class of a classifier, (C,), of the model's type; see ``linear_layers``."""
-    last = linear_layers(module, classifier)[-1]
-    return last.weight.detach().new_zeros(last.out_features)
+    last: Any = linear_layers(module, classifier)[-1]
+    classes = last.out_channels if is_convolution(last) else last.out_features
+    zeros: Tensor = last.weight.detach().new_zeros(classes)
+    return zeros
 
 
 def one_hot(label: Tensor, counts: Tensor) -> Tensor:
@@ -204,12 +273,25 @@ def nested(values: Mapping[str, Tensor]) -> nn.Module:
     whole = nn.Module()
     for name, value in values.items():
         *path, leaf = name.split(".")
-        owner = whole
-        for step in path:
-            if step not in owner._modules:
-                owner.add_module(step, nn.Module())
-            owner = owner.get_submodule(step)
-        owner.register_parameter(leaf, nn.Parameter(value))
+        _owner(whole, path).register_parameter(leaf, nn.Parameter(value))
+    return whole
+
+
+def nested_parts(parts: Mapping[str, nn.Module]) -> nn.Module:
+    """Return a module that holds parts under these names (dots are layers)."""
+    whole = nn.Module()
+    for name, new in parts.items():
+        *path, leaf = name.split(".")
+        _owner(whole, path).add_module(leaf, new)
+    return whole
+
+
+def _owner(whole: nn.Module, path: Sequence[str]) -> nn.Module:
+    """Return the part of a module at a path; what is missing on it is made."""
+    for step in path:
+        if step not in whole._modules:
+            whole.add_module(step, nn.Module())
+        whole = whole.get_submodule(step)
     return whole
 
 

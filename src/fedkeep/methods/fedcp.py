@@ -28,10 +28,22 @@ from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
 from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.declared import reveals
-from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, part, width
+from fedkeep.methods.features import (
+    Known,
+    as_received,
+    drawn_for,
+    extended,
+    features,
+    head,
+    part,
+    pooled,
+    pooled_features,
+    width,
+)
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy, unit
+from fedkeep.split.find_head import is_layer
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)
 """a of the kernels e^(−‖x − y‖² / (2 a)) of MMD²."""
@@ -68,15 +80,15 @@ def condition_of(net: Net, params: Params, classifier: str) -> Tensor:
     """Return v of a client's own head, (F,), of length 1."""
     own = under(f"{PREFIX}{classifier}.", params)
     inner = part(net.module, classifier).named_modules()
-    names = [f"{n}.weight" if n else "weight" for n, layer in inner if isinstance(layer, nn.Linear)]
+    names = [f"{n}.weight" if n else "weight" for n, layer in inner if is_layer(layer)]
     if missing := [name for name in names if name not in own]:
         raise MethodError(
             f"FedCP reads the weights of its own head, and {PREFIX}{classifier}.{missing[0]} is no parameter. Take a "
             f"linear layer without a parametrisation, such as weight_norm."
         )
-    sums = own[names[-1]].sum(0)
+    sums = own[names[-1]].flatten(1).sum(0)
     for name in reversed(names[:-1]):
-        sums = sums @ own[name]
+        sums = sums @ own[name].flatten(1)
     return unit(sums, 0)
 
 
@@ -102,13 +114,14 @@ class TakeCondition:
         return Started(state={CONDITION: condition_of(start.net, start.params, self.classifier)})
 
 
-def separated(net: Net, params: Params, found: Tensor, condition: Tensor) -> Tensor:
-    """Return own(s ⊙ h) + head(r ⊙ h) for features h, (B, C); no gradient flows into the shared head."""
+def separated(net: Net, params: Params, found: Tensor, condition: Tensor, batch: Batch) -> Tensor:
+    """Return own(s ⊙ h) + head(r ⊙ h) for a batch's features h, (B, C); no gradient flows into the shared head."""
     policy = net.call("policy", params, {"input": found * condition})
-    own, shared = policy.unflatten(1, (2, -1)).softmax(1).unbind(1)  # (B, F) each
+    own, shared = policy.unflatten(-1, (2, -1)).softmax(-2).unbind(-2)  # (…, F) each
     mine = under(PREFIX, params)
     still = {n: params[n].detach() for n in mine}
-    return head(net, {**params, **mine}, own * found) + head(net, {**params, **still}, shared * found)
+    personal = head(net, {**params, **mine}, own * found, batch)
+    return personal + head(net, {**params, **still}, shared * found, batch)
 
 
 @dataclass(frozen=True)
@@ -127,9 +140,8 @@ class PredictSeparated:
         """Return the logits, (B, C)."""
         if self.alone:
             params = {**params, **prefixed(PREFIX, {n: params[n] for n in under(PREFIX, params)})}
-        return separated(
-            net, params, features(net, params, batch), condition_of(net, params, self.classifier)
-        )
+        condition = condition_of(net, params, self.classifier)
+        return separated(net, params, features(net, params, batch), condition, batch)
 
 
 def mmd2(x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
@@ -156,13 +168,13 @@ class SeparatedLoss(Around):
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         found = features(net, params, batch)
-        output = separated(net, params, found, params[CLIENT + CONDITION])
+        output = separated(net, params, found, params[CLIENT + CONDITION], batch)
         value: Tensor = self.loss(Known(net, output), params, batch, received)
         if not self.lam:
             return value
         with torch.no_grad():
-            frozen = features(net, as_received(net, params, received), batch)
-        return value + self.lam * mmd2(found, frozen, batch.get("weight"))
+            frozen = pooled_features(net, as_received(net, params, received), batch)
+        return value + self.lam * mmd2(pooled(net, found, batch), frozen, batch.get("weight"))
 
 
 @reveals("upload/*")  # of the own head, in a mean with one that the server knows
@@ -192,6 +204,7 @@ def fedcp(
     phase = local.but(loss=SeparatedLoss(lam=float(lam), loss=local.loss))
     return Method(
         name="fedcp",
+        needs_features=True,
         split=PRIVATE,
         server=server,
         client=Client(

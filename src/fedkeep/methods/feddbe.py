@@ -28,7 +28,7 @@ from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.declared import reveals
-from fedkeep.methods.features import Known, extended, features, head, width
+from fedkeep.methods.features import Known, extended, features, head, pooled, width
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Global, Roster, Server
 from fedkeep.methods.terms import Around, Term, cross_entropy
@@ -92,10 +92,11 @@ class NearMean(Around):
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         found = features(net, params, batch)
-        columns = {n: v for n, v in batch.items() if n == "weight"} | {"features": found}
+        columns = {n: v for n, v in batch.items() if n == "weight"}
+        columns["features"] = pooled(net, found, batch)
         apart = (net.call("memory", params, columns) - received[MEAN]).square().mean()
         value: Tensor = self.loss(
-            Known(net, head(net, params, found + params[BIAS])), params, batch, received
+            Known(net, head(net, params, found + params[BIAS], batch)), params, batch, received
         )
         return value + self.kappa * torch.where(received[f"server/{KNOWN}"], apart, 0.0)
 
@@ -132,7 +133,7 @@ class AgreeOnce:
 
 def predict_with_bias(net: Net, params: Params, batch: Batch) -> Tensor:
     """Return g(f(x) + b), shape (B, C)."""
-    return head(net, params, features(net, params, batch) + params[BIAS])
+    return head(net, params, features(net, params, batch) + params[BIAS], batch)
 
 
 def feddbe(
@@ -161,6 +162,7 @@ def feddbe(
     moving = server.but(state=no_mean, update=AgreeOnce(step=server.update), synchronous=True)
     return Method(
         name="feddbe",
+        needs_features=True,
         split=Split((BIAS,)),
         server=moving,
         adapt=private_part(phase),

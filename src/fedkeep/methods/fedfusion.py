@@ -32,7 +32,7 @@ Operator = Literal["conv", "multi", "single"]
 
 
 class Fusion(nn.Module):
-    """Fuses two features, shape (B, F): a linear layer of both (``conv``, a 1 × 1 convolution), or γ x_g + (1 − γ) x_l.
+    """Fuses two features, shape (…, F): a linear layer of both (``conv``, a 1 × 1 convolution), or γ x_g + (1 − γ) x_l.
 
     Args:
         operator: ``"conv"``, ``"multi"``, γ (F,), or ``"single"``, γ (); γ starts at 0 and is not bounded.
@@ -47,9 +47,9 @@ class Fusion(nn.Module):
             self.gamma = nn.Parameter(torch.zeros((size,) if operator == "multi" else ()))
 
     def forward(self, local: Tensor, received: Tensor) -> Tensor:
-        """Return fused features, shape (B, F)."""
+        """Return fused features, shape (…, F)."""
         if hasattr(self, "conv"):
-            fused: Tensor = self.conv(torch.cat((local, received), 1))
+            fused: Tensor = self.conv(torch.cat((local, received), -1))
             return fused
         return self.gamma * received + (1 - self.gamma) * local
 
@@ -72,16 +72,16 @@ class AddFusion:
             return extended(module, {"fusion": Fusion(self.operator, width(module, self.classifier))})
 
 
-def fused(net: Net, params: Params, local: Tensor, received: Tensor) -> Tensor:
-    """Return logits for the features of both extractors, shape (B, C)."""
+def fused(net: Net, params: Params, local: Tensor, received: Tensor, batch: Batch) -> Tensor:
+    """Return logits for the features that both extractors make of a batch, shape (B, C)."""
     together: Tensor = net.call("fusion", params, {"local": local, "received": received})
-    return head(net, params, together)
+    return head(net, params, together, batch)
 
 
 def fused_with_itself(net: Net, params: Params, batch: Batch) -> Tensor:
     """Return logits with the federated extractor as both: the aggregated model."""
     found = features(net, params, batch)
-    return fused(net, params, found, found)
+    return fused(net, params, found, found, batch)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FusionLoss(Around):
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         with torch.no_grad():
             frozen = features(net, as_received(net, params, received), batch)
-        output = fused(net, params, features(net, params, batch), frozen)
+        output = fused(net, params, features(net, params, batch), frozen, batch)
         return self.loss(Known(net, output), params, batch, received)
 
 
@@ -118,6 +118,7 @@ def fedfusion(
     usual = averaging(sgd(1.0) if operator == "conv" else sgd(1.0, rates={"fusion.gamma": 0.1}))
     return Method(
         name="fedfusion",
+        needs_features=True,
         client=Client(phases=(local.but(loss=FusionLoss(local.loss)),)),
         server=server or usual,
         predict=fused_with_itself,

@@ -20,7 +20,7 @@ from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client
 from fedkeep.methods.dependence import mmd2
-from fedkeep.methods.features import WithFeatures, as_received, features
+from fedkeep.methods.features import WithFeatures, as_received, pooled_features
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term, cross_entropy
@@ -45,11 +45,11 @@ class TwoStreams(WithFeatures):
         self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor
     ) -> Tensor:
         with torch.no_grad():
-            frozen = features(net, as_received(net, params, received), batch)
+            frozen = pooled_features(net, as_received(net, params, received), batch)
         return mmd2(found, frozen, batch.get("weight"))
 
 
 def fedmmd(lam: float = 0.01, *, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return FedMMD, for a model with ``features`` and ``head``; 0 for ``lam`` is FedAvg."""
     phase = local.but(loss=TwoStreams(lam=float(lam), loss=local.loss))
-    return Method(name="fedmmd", client=Client(phases=(phase,)), server=server)
+    return Method(name="fedmmd", needs_features=True, client=Client(phases=(phase,)), server=server)

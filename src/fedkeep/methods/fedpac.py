@@ -27,7 +27,7 @@ from fedkeep.core.params import SERVER, Batch, Params, State, prefixed, under
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client, Finish, Finished, Sent
-from fedkeep.methods.features import as_received, features, one_hot
+from fedkeep.methods.features import as_received, one_hot, pooled_features
 from fedkeep.methods.fedproto import NearPrototypes, NoPrototypes, NoSums, new_prototypes
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase
@@ -73,7 +73,8 @@ class Statistics:
         counts, sums, before, squares = zeros.new_zeros(len(zeros)), zeros * 0, zeros * 0, zeros.new_zeros(())
 
         def both(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-            return features(net, params, batch), features(net, as_received(net, params, sent), batch)
+            received = as_received(net, params, sent)
+            return pooled_features(net, params, batch), pooled_features(net, received, batch)
 
         for (found, first), batch in done.outputs(both):
             mine = one_hot(class_of(batch, self.label), counts)
@@ -214,6 +215,7 @@ def fedpac(
     body = local.but(loss=WithHeadStill(classifier=classifier, loss=near))
     return Method(
         name="fedpac",
+        needs_features=True,
         predict_shared=None,
         client=Client(phases=(head, body), sends=NoStatistics(classifier), finish=Statistics(label)),
         server=server.but(

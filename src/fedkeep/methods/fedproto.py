@@ -25,7 +25,7 @@ from fedkeep.methods.base import Method, forward, private_part
 from fedkeep.methods.checks import check_choice, check_least
 from fedkeep.methods.client import Client, Finish, Finished
 from fedkeep.methods.declared import reveals, unfit
-from fedkeep.methods.features import WithFeatures, features, no_counts, one_hot, width
+from fedkeep.methods.features import WithFeatures, no_counts, one_hot, pooled_features, width
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Global, Roster, Server, WeightedMean
@@ -91,7 +91,7 @@ class SumFeatures:
         """Return both."""
         sums = torch.zeros_like(done.sent.state["prototypes"])
         counts = sums.new_zeros(len(sums))
-        for found, batch in done.outputs(features):
+        for found, batch in done.outputs(pooled_features):
             mine = one_hot(class_of(batch, self.label), counts)
             sums, counts = sums + mine.T @ found, counts + mine.sum(0)
         return Finished(sends={"sums": sums, "counts": counts})
@@ -109,7 +109,7 @@ def new_prototypes(server: Global, reduced: Reduced) -> Global:
 
 def predict_nearest(net: Net, params: Params, batch: Batch) -> Tensor:
     """Return logits, (B, C): −‖f(x) − C_j‖² up to a constant; a class that is not known has next to no probability."""
-    found, prototypes = features(net, params, batch), params["server/prototypes"]
+    found, prototypes = pooled_features(net, params, batch), params["server/prototypes"]
     squares = (found.unsqueeze(1) - prototypes).square().sum(2)
     far = min(FAR, torch.finfo(found.dtype).max)
     squares = torch.where(params["server/known"], squares, far)
@@ -145,6 +145,7 @@ def fedproto(
     )
     return Method(
         name="fedproto",
+        needs_features=True,
         split=Split(("*",)),
         server=server,
         adapt=private_part(phase),

@@ -33,7 +33,8 @@ from fedkeep.methods.terms import Around, Term, cross_entropy
 def both_heads(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return g(x) and h(x), each (B, C); no gradient flows from h into the features."""
     found = features(net, params, batch)
-    return head(net, params, found), head(net, {**params, **under(PREFIX, params)}, found.detach())
+    own = {**params, **under(PREFIX, params)}
+    return head(net, params, found, batch), head(net, own, found.detach(), batch)
 
 
 def predict_both(net: Net, params: Params, batch: Batch) -> Tensor:
@@ -107,6 +108,7 @@ def fedrod(
     phase = local.but(loss=TwoHeads(loss=local.loss))
     return Method(
         name="fedrod",
+        needs_features=True,
         split=PRIVATE,
         server=server,
         client=Client(phases=(phase,), state=NoCounts(classifier=classifier), start=Count(label=label)),

@@ -27,7 +27,7 @@ from fedkeep.core.params import CLIENT, Batch, Params
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client
-from fedkeep.methods.features import Known, drawn_for, extended, features, head, no_counts, width
+from fedkeep.methods.features import Known, drawn_for, extended, features, head, no_counts, pooled, width
 from fedkeep.methods.fedrod import Count, NoCounts
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase
@@ -39,7 +39,7 @@ EMBEDDING = "categories"
 
 
 class Valve(nn.Module):
-    """V: of features h (B, F) and a condition q (F,), new features (B, F)."""
+    """V: of features h (…, F) and a condition q (F,), new features (…, F)."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class AddValve:
 
 
 def through(net: Net, params: Params, found: Tensor, condition: Tensor) -> Tensor:
-    """Return V(h, q) of features, (B, F)."""
+    """Return V(h, q) of features, (…, F)."""
     passed: Tensor = net.call("valve", params, {"features": found, "condition": condition})
     return passed
 
@@ -83,7 +83,7 @@ def own_condition(params: Mapping[str, Tensor], embedding: Tensor) -> Tensor:
 def predict_personal(net: Net, params: Params, batch: Batch) -> Tensor:
     """Return the head's output for V(f(x), p_k), (B, C)."""
     condition = own_condition(params, params[EMBEDDING])
-    return head(net, params, through(net, params, features(net, params, batch), condition))
+    return head(net, params, through(net, params, features(net, params, batch), condition), batch)
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ class GenericAndPersonal(Around):
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         found, frozen, weight = features(net, params, batch), received[EMBEDDING], batch.get("weight")
         own = through(net, params, found, own_condition(params, frozen))
-        value: Tensor = self.loss(Known(net, head(net, params, own)), params, batch, received)
-        generic, label = through(net, params, found, frozen.mean(0)), class_of(batch, self.label)
+        value: Tensor = self.loss(Known(net, head(net, params, own, batch)), params, batch, received)
+        generic = pooled(net, through(net, params, found, frozen.mean(0)), batch)
+        label = class_of(batch, self.label)
         alike = nn.functional.linear(unit(generic, 1), unit(params[EMBEDDING], 1))
         angle = nn.functional.cross_entropy(alike, label, reduction="none")
         apart = (generic - frozen[label]).square().sum(1)
@@ -134,6 +135,7 @@ def gpfl(
     phase = local.but(loss=GenericAndPersonal(lam=float(lam), loss=local.loss, label=label))
     return Method(
         name="gpfl",
+        needs_features=True,
         split=Split((f"{classifier}.*",)),
         server=server,
         client=Client(phases=(phase,), state=NoCounts(classifier=classifier), start=Count(label=label)),

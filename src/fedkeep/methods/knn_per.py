@@ -20,7 +20,7 @@ from fedkeep.core.params import CLIENT, Batch, Params, State
 from fedkeep.methods.base import Method, Recall
 from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client
-from fedkeep.methods.features import features, one_hot
+from fedkeep.methods.features import one_hot, pooled_features
 from fedkeep.methods.labels import check_rows, class_of
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
@@ -47,7 +47,7 @@ class Memorize:
 
     def recall(self, given: Recall) -> State:
         """Return the client's memory: ``keys`` (n, F), ``classes`` (n,) and λ, (); nothing without an example."""
-        found = [(key, class_of(batch, self.label)) for key, batch in given.outputs(features, "train")]
+        found = [(key, class_of(batch, self.label)) for key, batch in given.outputs(pooled_features, "train")]
         if not found:
             return {}
         keys, classes = torch.cat([k for k, _ in found]), torch.cat([y for _, y in found])
@@ -67,7 +67,7 @@ class Memorize:
 
     def both(self, net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return p, of what the rounds train, and p_near, each (B, C)."""
-        found, logits = features(net, params, batch), logits_of(net(params, batch))
+        found, logits = pooled_features(net, params, batch), logits_of(net(params, batch))
         check_rows(logits)
         shared = logits.softmax(1)
         keys, classes = params[CLIENT + KEYS], params[CLIENT + CLASSES]
@@ -116,4 +116,6 @@ def knn_per(
     if weight is not None and not 0 <= weight <= 1:
         raise MethodError(f"weight must be in [0, 1], or None for every client's own choice; got {weight}.")
     predict = Memorize(neighbours=neighbours, weight=None if weight is None else float(weight), label=label)
-    return Method(name="knn_per", client=Client(phases=(local,)), server=server, predict=predict)
+    return Method(
+        name="knn_per", needs_features=True, client=Client(phases=(local,)), server=server, predict=predict
+    )

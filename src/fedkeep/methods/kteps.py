@@ -195,6 +195,7 @@ def kteps(
     phase = local.but(loss=loss)
     return Method(
         name="kteps",
+        needs_features=True,
         split=PRIVATE,
         client=Client(phases=(phase,), tables=tables),
         server=server,

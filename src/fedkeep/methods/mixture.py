@@ -10,25 +10,29 @@ global expert stays as it was.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.net import Net
+from fedkeep.core.heads import caught, found_head, is_convolution
+from fedkeep.core.net import Net, Takes
 from fedkeep.core.optim import Optimizer, adam
 from fedkeep.core.params import Batch, Params, clone, misfit, prefixed, under
 from fedkeep.methods.base import Adapt, Method, forward
 from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client
-from fedkeep.methods.features import Known
+from fedkeep.methods.features import Known, drawn_for, pooled_by, width
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import EarlyStopping, Phase
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, CrossEntropy, Sum, Term, example_mean
+from fedkeep.models.mixture import MixtureOfExperts
 from fedkeep.split import Split
 
 
@@ -122,26 +126,80 @@ def local_from_global(params: Params) -> Params:
     return copies
 
 
-def is_mixture(module: nn.Module) -> nn.Module:
-    """Return the module if it has the parts and outputs that the method trains.
+class FeatureGate(nn.Module):
+    """A gate with a network of its own: a model's, with one output in place of its head.
 
-    Raises:
-        MethodError: it has not.
+    Args:
+        network: the model; it is changed.
+        head: its head.
     """
-    parts = {name.split(".", 1)[0] for name, _ in module.named_parameters()}
-    wanted = {GLOBAL[:-1], LOCAL[:-1], GATE[:-1]}
-    if not wanted <= parts or not all(callable(getattr(module, name, None)) for name in OUTPUTS):
-        raise MethodError(
-            f"'mixture' trains a global expert, a local expert and a gate; {type(module).__name__} has not these "
-            f"parts. Join three networks: models.MixtureOfExperts(global_expert, local_expert, gate)."
-        )
-    return module
+
+    def __init__(self, network: nn.Module, head: str) -> None:
+        super().__init__()
+        self.head, self.channels = head, is_convolution(network.get_submodule(head))
+        self.score = nn.Linear(width(network, head), 1)
+        network.set_submodule(head, nn.Identity())
+        self.network = network
+        self._takes = Takes(f"The gate's network, {type(network).__name__},", network.forward)
+
+    def logit(self, **columns: Tensor) -> Tensor:
+        """Return log(h / (1 − h)) of the local expert's share h, shape (B,)."""
+        layer = self.network.get_submodule(self.head)
+        found = caught(layer, partial(self.network, **self._takes.of(columns)), self.head)
+        found = found.movedim(1, -1) if self.channels else found
+        logit: Tensor = self.score(pooled_by("mean", found, columns)).squeeze(1)
+        return logit
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Makes a mixture of a model, if it is none: two experts like it, and a gate like it with one output.
+
+    Attributes:
+        head: where the model ends.
+        finetunes: the local expert of such a mixture starts from the federated one.
+    """
+
+    head: str = "classifier"
+    finetunes: bool = True
+
+    def has_parts(self, module: nn.Module) -> bool:
+        """Tell whether a module has the parts and outputs that the method trains."""
+        parts = {name.split(".", 1)[0] for name, _ in module.named_parameters()}
+        wanted = {GLOBAL[:-1], LOCAL[:-1], GATE[:-1]}
+        return wanted <= parts and all(callable(getattr(module, name, None)) for name in OUTPUTS)
+
+    def adjusted(self, method: Method) -> Method:
+        """Return the method for a mixture that is made here."""
+        return method.adapting(start=local_from_global) if self.finetunes else method
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        """Return the mixture.
+
+        Raises:
+            MethodError: the module is none, and its head was not looked for.
+        """
+        if self.has_parts(module):
+            return module
+        if found_head(module) is None:
+            raise MethodError(
+                f"'mixture' trains a global expert, a local expert and a gate; {type(module).__name__} has not these "
+                f"parts. Join three networks: models.MixtureOfExperts(global_expert, local_expert, gate)."
+            )
+        with drawn_for(module, "gate"):
+            gate = FeatureGate(copy.deepcopy(module), self.head)
+        whole = MixtureOfExperts(module, copy.deepcopy(module), gate)
+        tables: Mapping[str, str] = getattr(module, "lookup", {})
+        whole.lookup = {  # type: ignore[assignment]
+            f"{prefix}{name}": column for prefix in (GLOBAL, LOCAL) for name, column in tables.items()
+        }
+        return whole
 
 
 def mixture(
     *,
     tune_global: Literal["local_copy", "frozen", "gate_only"] = "local_copy",
-    local_init: Literal["scratch", "finetuned"] = "scratch",
+    local_init: Literal["scratch", "finetuned"] | None = None,
     mix: Literal["probability", "logprob"] = "probability",
     local: Phase = Phase(optimizer=adam(1e-4), epochs=3, batch_size=10),
     server: Server = Server(),
@@ -155,14 +213,16 @@ def mixture(
     """Return the federated mixture of experts; the defaults are the paper's (Table 1).
 
     Rounds compute and train the global expert alone; its clients get experts and gates of their own by adapting
-    (``experiments.personalize.cold_start``). The model is a ``models.MixtureOfExperts``.
+    (``experiments.personalize.cold_start``). The model is a ``models.MixtureOfExperts``, or any
+    classifier: then one is made of it.
 
     Args:
         tune_global: what step 3 trains beside the gate: ``"local_copy"``: the local expert and the client's own copy
             of the global one (eq. 6); ``"frozen"``: the local expert (the authors' later code); ``"gate_only"``:
             nothing.
         local_init: the local expert starts step 2 from the module's values (algorithm 1), or as a copy of the global
-            expert, which step 2 then fine-tunes (the authors' later code).
+            expert, which step 2 then fine-tunes (the authors' later code). None: as a copy where the mixture is made
+            of a plain model, elsewise from the module's values.
         mix: h p_l + (1 − h) p_g, a proper mixture; or ``"logprob"``: h log p_l + (1 − h) log p_g, which is not
             normalised (the authors' code).
         local: the phase of the global expert in rounds (FedAvg's); its loss, batch size and bound hold in all steps,
@@ -177,7 +237,8 @@ def mixture(
         MethodError: an unknown choice.
     """
     check_choice("tune_global", tune_global, ("local_copy", "frozen", "gate_only"))
-    check_choice("local_init", local_init, ("scratch", "finetuned"))
+    if local_init is not None:
+        check_choice("local_init", local_init, ("scratch", "finetuned"))
     check_choice("mix", mix, ("probability", "logprob"))
     shared = local.but(loss=OnOutput(output="global_logits", term=local.loss), trains="federated")
     if mu:
@@ -216,5 +277,5 @@ def mixture(
         adapt=adapt,
         predict=forward if proper else PredictOutput(output="log_mixture"),
         predict_shared=PredictOutput(output="global_logits"),
-        extend=is_mixture,
+        extend=Experts(finetunes=local_init is None),
     )

@@ -23,7 +23,7 @@ from fedkeep.core.params import CLIENT, Batch, Params, State, under
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client, Finish, Finished
-from fedkeep.methods.features import WithFeatures, as_received, features
+from fedkeep.methods.features import WithFeatures, as_received, pooled_features
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term, cross_entropy, example_mean
@@ -51,7 +51,7 @@ class Contrast(WithFeatures):
                 n: v for n, v in under(CLIENT, params).items() if n in received
             }  # no state of upload links
             models = (as_received(net, params, w) for w in (received, own))
-            others = [features(net, w, batch) for w in models]
+            others = [pooled_features(net, w, batch) for w in models]
         near, far = (nn.functional.cosine_similarity(found, other, dim=1) for other in others)  # (B,)
         contrast = nn.functional.softplus((far - near) / self.temperature)
         return example_mean(contrast, batch.get("weight"))
@@ -81,4 +81,4 @@ def moon(
     """
     phase = local.but(loss=Contrast(mu=float(mu), temperature=float(temperature), loss=local.loss))
     client = Client(phases=(phase,), state=initial_model, finish=keep_model)
-    return Method(name="moon", client=client, server=server)
+    return Method(name="moon", needs_features=True, client=client, server=server)

@@ -21,7 +21,7 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import PREFIX, copy_of, with_copy
-from fedkeep.methods.features import Known, drawn_for, extended, features, head, linear, width
+from fedkeep.methods.features import Known, drawn_for, extended, features, head, linear, pooled, width
 from fedkeep.methods.labels import check_rows
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
@@ -51,10 +51,10 @@ class AddGate:
 def mixture_and_general(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return log(α p_G + (1 − α) p_k), logits whose softmax is the mixture, and the logits of M_G, each (B, C)."""
     found = features(net, params, batch)
-    general = head(net, params, found)
+    general = head(net, params, found, batch)
     check_rows(general)
     own = net(copy_of(params), batch).log_softmax(1)
-    gate = linear(net, params, "gate", found)  # (B, 1)
+    gate = linear(net, params, "gate", pooled(net, found, batch))  # (B, 1)
     log = nn.functional.logsigmoid
     return torch.logaddexp(log(gate) + general.log_softmax(1), log(-gate) + own), general
 
@@ -92,6 +92,7 @@ def pfl_da(*, local: Phase = Phase(), server: Server = Server()) -> Method:
     phase = local.but(loss=MixtureLoss(local.loss))
     return Method(
         name="pfl_da",
+        needs_features=True,
         split=Split((f"{PREFIX}*", "gate.*")),
         client=Client(phases=(phase,)),
         server=server,

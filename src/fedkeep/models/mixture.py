@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.net import Takes
+from fedkeep.core.net import Takes, logits_of
 
 CONFIDENCES = 5
 
@@ -91,7 +91,7 @@ class MixtureOfExperts(nn.Module):
     def _expert(self, name: str, columns: Mapping[str, Tensor]) -> Tensor:
         expert = self.get_submodule(name)
         with at_rest(expert):
-            out: Tensor = expert(**self._takes[name].of(columns))
+            out: Tensor = logits_of(expert(**self._takes[name].of(columns)))
         return out
 
     def _logit(self, columns: Mapping[str, Tensor], own: Tensor, shared: Tensor) -> Tensor:

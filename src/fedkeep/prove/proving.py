@@ -19,6 +19,7 @@ from fedkeep.audit.canaries import kept_rows, opted_out, out_counts, planted, re
 from fedkeep.audit.findings import PROTOCOL, Allowed
 from fedkeep.core.errors import FedkeepError
 from fedkeep.data import FederatedData
+from fedkeep.engines.rehearsal import fit
 from fedkeep.methods import Method
 from fedkeep.methods.declared import revealed
 from fedkeep.prove.findings import VERDICTS, Claim, Item, Proof, Verdict
@@ -291,6 +292,7 @@ def prove(
         FedkeepError: model, method and data do not fit.
     """
     began = time.perf_counter()
+    method = fit(method, model, data)
     some, notes, allowed = small(data, CLIENTS), list[str](), Allowed(revealed(method), tuple(allow))
     real, traced = out_counts(some), [with_opt_out(some)]
     if len(opted_out(traced[0])) > real.sum():

@@ -30,6 +30,7 @@ from fedkeep.core.params import Params
 from fedkeep.data import SPLITS
 from fedkeep.data.preparation import Encoding, RuleError, Rules, Source
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_default, job_of
+from fedkeep.engines.rehearsal import fit
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
 from fedkeep.remote.agreement import (
@@ -265,6 +266,9 @@ class Node:
             self.tell(f"Client {client!r} takes no part: {fault}")
         try:
             model, method = self.experiment(hello.experiment, encoding)
+            if method.head is not None:
+                fit(method, model, data)  # the head that the server names is one on these examples, too
+            method = method.fitted(model)
             module = method.made_for(model).to(self.terms.compute)
         except (ConfigError, MethodError, SplitError) as error:
             why = str(error)

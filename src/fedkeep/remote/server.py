@@ -177,6 +177,7 @@ class _Serving:
             self._wait("are there", lambda: sum(len(here.clients) for here in self.nodes.here.values()))
         self.encoding: Mapping[str, Any] = info["encoding"] if goes_on else self._encoding()
         module, method = self.federation.build(self.encoding)
+        method = method.fitted(module)
         self.net = first = Net(method.made_for(module))
         if older is not None and older.values is not None:
             first = begun(self.net, method, older, self.federation.on_change, self.events)

@@ -218,7 +218,7 @@ class AddKeptFusion(AddFusion):
 def fused_with_own(net: Net, params: Params, batch: Batch) -> Tensor:
     """Return logits with the private extractor as E_l and the federated one as E_g."""
     received = features(net, params, batch)
-    return fused(net, params, features(net, {**params, **copy_of(params)}, batch), received)
+    return fused(net, params, features(net, {**params, **copy_of(params)}, batch), received, batch)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class KeptFusionLoss(Around):
         else:
             with torch.no_grad():
                 frozen = features(net, params, batch)
-            output = fused(net, params, features(net, {**params, **copy_of(params)}, batch), frozen)
+            output = fused(net, params, features(net, {**params, **copy_of(params)}, batch), frozen, batch)
         return self.loss(Known(net, output), params, batch, received)
 
 

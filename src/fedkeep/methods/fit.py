@@ -1,0 +1,260 @@
+"""A method that was written for parts of certain names, on a model that calls them otherwise.
+
+Methods speak of a model's parts by names: ``head.*`` and ``classifier`` for where it ends, ``encoder.*`` for all before
+that, ``*norm*`` for batch normalisation, ``user`` for a user's vector, and two steps, ``features`` and ``head``. A model that has these parts is
+trained by them. Of any other one the head is found where a run is put together (``split.find_head``), and the method
+that the run has names the layers that were found: its split, its phases and its parts alike. So what was found stands
+wherever the method is described: in ``run.json``, in a project, on a device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.heads import ADVICE, Head
+from fedkeep.core.net import Takes, every_tensor, logits_of
+from fedkeep.core.params import Batch
+from fedkeep.core.seeds import forked
+from fedkeep.methods.user import BIAS, VECTOR, AddUser
+from fedkeep.split.find_head import find_head, named_layer
+from fedkeep.split.halves import divide, matches
+from fedkeep.split.split import Split
+
+T = TypeVar("T")
+HEAD, BODY, CLASSIFIER, NORMS, USER = "head.*", "encoder.*", "classifier", "*norm*", "user"
+COLUMNS = ("label", "name", "task")
+"""Fields whose texts are no names of parts."""
+
+
+class Fits(Protocol):
+    """What of a method is looked at here."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def split(self) -> Split:
+        """What is private."""
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether it looks at features."""
+
+    @property
+    def head(self) -> Head | None:
+        """Where the model ends."""
+
+    def but(self, **changes: Any) -> Self:
+        """Return it with some fields changed."""
+
+
+M = TypeVar("M", bound=Fits)
+
+
+def fitted(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
+    """Return a method that names a model's own parts; the same method where the model has those that it names.
+
+    Args:
+        method: the method.
+        model: the model as its user gave it; it is left as it is.
+        batch: returns two or more real examples, on which the head is found; None: there are none.
+
+    Raises:
+        MethodError: the model's head is not found, or there is nothing to find it on.
+    """
+    extend = getattr(method, "extend", None)
+    if extend is not None and getattr(extend, "has_parts", _no)(model):
+        return method
+    method, wanted = _with_norms(method, model), _texts(method)
+    names, said = list(every_tensor(model)), method.head is not None
+    lacks = {text for text in (HEAD, BODY, USER) if text in wanted and (said or not matches_any(names, text))}
+    steps = method.needs_features and (method.head is not None or not _has_steps(model, batch))
+    whole = CLASSIFIER in wanted or f"{CLASSIFIER}.*" in wanted
+    if whole and (steps or CLASSIFIER not in dict(model.named_children())):
+        lacks.add(CLASSIFIER)
+    if not (lacks or steps):
+        return method
+    head = _head(method, model, batch())
+    changes = {text: _named(text, model, head) for text in lacks}
+    if CLASSIFIER in lacks:
+        changes[f"{CLASSIFIER}.*"] = (f"{head.layer}.*",)
+    named = renamed(method, changes).but(head=head)
+    if USER in lacks:
+        return named.but(extend=AddUser(head.layer))
+    adjusted: M = getattr(getattr(named, "extend", None), "adjusted", _same_method)(named)
+    return adjusted
+
+
+def _no(model: nn.Module) -> bool:
+    return False
+
+
+def _same_method(method: M) -> M:
+    return method
+
+
+def _head(method: Fits, model: nn.Module, batch: Batch | None) -> Head:
+    """Return a model's head; without examples, where somebody says which it is."""
+    if batch is not None:
+        return find_head(model, batch, method.head)
+    if method.head is not None:
+        return replace(method.head, layer=named_layer(model, method.head))
+    raise MethodError(
+        f"{method.name!r} looks for the head of {type(model).__name__}, which is found on examples, and there are none. "
+        f"{ADVICE}"
+    )
+
+
+def _with_norms(method: M, model: nn.Module) -> M:
+    """Return a method that names a model's layers of batch normalisation, where it has others' name for them.
+
+    Raises:
+        MethodError: there are none.
+    """
+    if NORMS not in _texts(method) or matches_any(list(every_tensor(model)), NORMS):
+        return method
+    layers = [f"{name}.*" for name, layer in model.named_modules() if name and isinstance(layer, _BatchNorm)]
+    if not layers:
+        raise MethodError(
+            f"{type(model).__name__} has no batch normalisation, which {method.name!r} keeps private. Name other layers "
+            f"in its option private, or take fedavg."
+        )
+    return renamed(method, {NORMS: tuple(layers)})
+
+
+def _named(text: str, model: nn.Module, head: Head) -> tuple[str, ...]:
+    """Return what a model has for the parts that a text names."""
+    if text == BODY:
+        return body_of(model, head.layer)
+    if text == USER:
+        return (f"{head.layer}.{VECTOR}", f"{head.layer}.{BIAS}")
+    return (f"{head.layer}.*" if text == HEAD else head.layer,)
+
+
+def told_head(method: Fits, model: nn.Module) -> str:
+    """Return a line on a method's head: "head: decoder (27 numbers), private with fedrep"."""
+    assert method.head is not None
+    own = [(n, p) for n, p in model.named_parameters() if n.startswith(f"{method.head.layer}.")]
+    numbers = sum(p.numel() for _, p in own)
+    halves = {
+        "private" if method.split.is_private(n) else "frozen" if method.split.is_frozen(n) else ""
+        for n, _ in own
+    }
+    whose = next(iter(halves)) if len(halves) == 1 else ""
+    others = [n for n, _ in model.named_parameters() if not n.startswith(f"{method.head.layer}.")]
+    if not whose and others and all(map(method.split.is_private, others)):
+        whose = "and what is before it private"
+    line = f"head: {method.head.layer} ({numbers:,} numbers)"
+    return f"{line}, {whose} with {method.name}" if whose else line
+
+
+def matches_any(names: list[str], pattern: str) -> bool:
+    """Tell whether a pattern matches one of some names."""
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def body_of(model: nn.Module, head: str) -> tuple[str, ...]:
+    """Return patterns of all that is trained before a head.
+
+    Raises:
+        MethodError: nothing is.
+    """
+    halves = divide(model, ())
+    trained = {n for n in halves.federated_names if not n.startswith(f"{head}.")}
+    if not trained & halves.trainable:
+        raise MethodError(
+            f"{type(model).__name__} has nothing that is trained before its head {head!r}, so no client can have a "
+            f"representation of its own. Take fedper, whose head is private."
+        )
+    parts = list[str]()
+    at: nn.Module | None = model
+    path = ""
+    for step in (*head.split("."),):
+        assert at is not None
+        parts += [f"{path}{n}.*" for n, _ in at.named_children() if n != step]
+        parts += [f"{path}{n}" for n in (*at._parameters, *at._buffers)]
+        at, path = at._modules.get(step), f"{path}{step}."
+    return tuple(p for p in parts if any(matches(n, (p,)) for n in trained))
+
+
+def _has_steps(model: nn.Module, batch: Callable[[], Batch | None]) -> bool:
+    """Tell whether a model has the steps ``features`` and ``head``; layers of these names only if they give its output.
+
+    Where there are no examples to try, layers are taken for steps.
+    """
+    steps = [getattr(model, step, None) for step in ("features", "head")]
+    if not all(map(callable, steps)):
+        return False
+    if not any(isinstance(step, nn.Module) for step in steps):
+        return True
+    given = batch()
+    if given is None:
+        return True
+    was = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), forked("cpu"):
+            between = model.features(**Takes("features", model.features).of(given))  # type: ignore[operator, arg-type]
+            ends = logits_of(model.head(between))  # type: ignore[operator]
+            output = logits_of(model(**Takes("forward", model.forward).of(given)))
+            return bool(torch.equal(ends, output))
+    except Exception:  # noqa: BLE001 - whatever a model raises whose layers are no such steps
+        return False
+    finally:
+        model.train(was)
+
+
+def _texts(value: Any) -> set[str]:
+    """Return all texts in a value of frozen dataclasses."""
+    found = set[str]()
+
+    def see(text: str) -> tuple[str, ...]:
+        found.add(text)
+        return (text,)
+
+    _walk(value, see)
+    return found
+
+
+def renamed(value: T, changes: Mapping[str, tuple[str, ...]]) -> T:
+    """Return a value of frozen dataclasses with other texts in it; in a tuple one text may become several."""
+    changed: T = _walk(value, lambda text: changes.get(text, (text,)))
+    return changed
+
+
+def _walk(value: Any, change: Callable[[str], tuple[str, ...]]) -> Any:
+    if isinstance(value, str):
+        found = change(value)
+        return found[0] if len(found) == 1 else found
+    if isinstance(value, tuple | list):
+        items: list[Any] = []
+        for item in value:
+            items += change(item) if isinstance(item, str) else [_walk(item, change)]
+        return value if _same(items, value) else type(value)(items)
+    if isinstance(value, functools.partial):
+        args, kept = _walk(value.args, change), {n: _walk(v, change) for n, v in value.keywords.items()}
+        return (
+            value
+            if args is value.args and _same(kept.values(), value.keywords.values())
+            else functools.partial(value.func, *args, **kept)
+        )
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: getattr(value, f.name) for f in fields(value) if f.init and f.name not in COLUMNS}
+        new = {name: _walk(v, change) for name, v in own.items()}
+        changes = {name: v for name, v in new.items() if v is not own[name] and v != own[name]}
+        return replace(value, **changes) if changes else value
+    return value
+
+
+def _same(new: Any, old: Any) -> bool:
+    return all(a is b for a, b in zip(new, old, strict=False)) and len(list(new)) == len(list(old))

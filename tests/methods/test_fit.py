@@ -1,0 +1,235 @@
+"""Methods on models that name no parts for them: the values of the same model with the parts that they speak of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import FederatedData, Method, Phase, Run, methods, sgd, simulate
+from fedkeep.core.errors import MethodError
+from fedkeep.core.heads import FOUND, Head
+from fedkeep.core.net import Net
+from fedkeep.methods.features import pooled
+from tests.tiny import classes
+
+DATA = classes(kind="f4")
+LOCAL = Phase(batch_size=4, merge_single=True, optimizer=sgd(0.2, momentum=0.9))
+NAMES = {"body": "encoder", "scorer": "classifier"}
+"""The parts of the stranger's model, and what methods call them."""
+
+
+class Stranger(nn.Module):
+    """Nothing in it is named for fedkeep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+            self.scorer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scorer(torch.tanh(self.body(x)))
+        return out
+
+
+class Named(nn.Module):
+    """The same model with the two steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        own = Stranger()
+        self.encoder, self.classifier = own.body, own.scorer
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.encoder(x))
+
+    def head(self, features: Tensor) -> Tensor:
+        out: Tensor = self.classifier(features)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class Afterwards(Stranger):
+    """What follows the head holds no parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.log_softmax(super().forward(x), 1)
+
+
+class NamedAfterwards(Named):
+    """The same."""
+
+    def head(self, features: Tensor) -> Tensor:
+        return nn.functional.log_softmax(super().head(features), 1)
+
+
+def trained(model: nn.Module, method: Method, data: FederatedData = DATA, **options: Any) -> Run:
+    given = {"rounds": 3, "cohort": 4, "seed": 2, "engine": "sequential", **options}
+    return simulate(model, method, data, progress=False, **given)
+
+
+def renamed(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return values of the stranger's model under the named one's names."""
+    found = {}
+    for name, value in values.items():
+        words = [NAMES.get(word, word) for word in name.split(".")]
+        found[".".join(words)] = value
+    return found
+
+
+SPLIT = {
+    "fedper": "classifier.*",
+    "fedrep": "classifier.*",
+    "fedbabu": "classifier.*",
+    "fedala": "classifier.*",
+}
+BY_STEPS = ["moon", "fedmmd", "feddbe", "fedrod", "gpfl", "fedproto", "fedpac", "fedcp", "kteps", "knn_per"]
+BY_STEPS += ["fedfusion", "pfl_da"]
+
+
+def made(name: str, **given: Any) -> Method:
+    build: Any = getattr(methods, name)
+    quiet = {"noise": 0.0} if name == "kteps" else {}  # noise is drawn by names
+    return build(local=LOCAL, **quiet, **given)  # type: ignore[no-any-return]
+
+
+def same(one: Run, other: Run) -> None:
+    """Assert that two runs, of the stranger's and of the named model, hold the same bits."""
+    mine = renamed(one.server)
+    assert mine.keys() == other.server.keys()
+    for name, value in other.server.items():
+        assert torch.equal(mine[name], value), name
+    for client in DATA.ids:
+        kept, wanted = (run.kept(str(client)) for run in (one, other))
+        own = renamed(kept.params)
+        assert own.keys() == wanted.params.keys()
+        assert all(torch.equal(own[n], v) for n, v in wanted.params.items())
+    losses = [[r.value for r in run.history if r.metric == "loss"] for run in (one, other)]
+    assert losses[0] == losses[1]
+    assert one.evaluate("test") == other.evaluate("test")
+
+
+@pytest.mark.parametrize("name", [*SPLIT, "lg_fedavg"])
+def test_a_split_by_what_was_found_is_the_split_by_names(name: str) -> None:
+    pattern = SPLIT.get(name, "encoder.*")
+    argument = "layers" if name == "fedala" else "private"
+    same(trained(Stranger(), made(name)), trained(Named(), made(name, **{argument: pattern})))
+
+
+@pytest.fixture
+def one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw added layers from one stream: elsewise the names of a model's parts name it, too."""
+    monkeypatch.setattr("fedkeep.methods.features.digest", lambda _: "1" * 64)
+
+
+@pytest.mark.usefixtures("one_stream")
+@pytest.mark.parametrize("name", BY_STEPS)
+def test_features_that_are_caught_give_the_bits_of_two_steps(name: str) -> None:
+    same(trained(Stranger(), made(name)), trained(Named(), made(name)))
+
+
+@pytest.mark.usefixtures("one_stream")
+@pytest.mark.parametrize("name", BY_STEPS)
+def test_what_follows_the_head_is_computed_with_it(name: str) -> None:
+    run, other = trained(Afterwards(), made(name)), trained(NamedAfterwards(), made(name))
+    assert run.method.head == Head(layer="scorer", last=False)
+    mine = renamed(run.server)
+    for key, value in other.server.items():
+        torch.testing.assert_close(mine[key], value)
+
+
+@pytest.mark.parametrize("name", [*SPLIT, *BY_STEPS])
+@pytest.mark.parametrize("engine", ["vectorised", "workers"])
+def test_every_link_gives_the_same(name: str, engine: str) -> None:
+    model = Stranger() if engine == "workers" else Afterwards()
+    mine, other = (trained(model, made(name), engine=e) for e in ("sequential", engine))
+    for key, value in mine.server.items():
+        torch.testing.assert_close(other.server[key], value, atol=2e-5, rtol=1e-4)
+
+
+def test_a_users_vector_is_that_of_a_head_which_is_given_it_beside_its_features() -> None:
+    """Furl on a plain model begins as fedavg, and moves as the same model whose head has columns for the vector."""
+    start, moved = (trained(Stranger(), made("furl"), rounds=rounds) for rounds in (0, 3))
+    x = {"x": torch.linspace(-1, 1, 12).reshape(4, 3)}
+    start.net.train(False)
+    plain = Stranger().eval()
+    assert torch.equal(start.net(start.net.initial(), x), plain(x["x"]))
+    assert moved.method.split.private == ("scorer.user", "scorer.user_bias")
+    assert "scorer.user_weight" in moved.server
+    assert "scorer.user" not in moved.server
+    kept = moved.kept("user-1").params
+    assert all(bool(kept[name].any()) for name in ("scorer.user", "scorer.user_bias"))
+
+    class Joined(Stranger):
+        """The vector joined to the features."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            first = start.net.initial()
+            self.user, self.bias = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(3))
+            self.scorer = nn.Linear(12, 3)
+            with torch.no_grad():
+                self.scorer.weight.copy_(torch.cat([first["scorer.weight"], first["scorer.user_weight"]], 1))
+                self.scorer.bias.copy_(first["scorer.bias"])
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = torch.cat([torch.tanh(self.body(x)), self.user.expand(len(x), -1)], 1)
+            out: Tensor = self.scorer(found) + self.bias
+            return out
+
+    joined = trained(Joined(), made("furl", private=("user", "bias")))
+    torch.testing.assert_close(joined.kept("user-1").params["user"], kept["scorer.user"])
+    weight = torch.cat([moved.server["scorer.weight"], moved.server["scorer.user_weight"]], 1)
+    torch.testing.assert_close(joined.server["scorer.weight"], weight)
+
+
+def test_batch_normalisation_is_found_by_type() -> None:
+    same(trained(Stranger(), made("fedbn")), trained(Named(), made("fedbn", private="encoder.1.*")))
+    with pytest.raises(MethodError, match="no batch normalisation"):
+        made("fedbn").fitted(nn.Linear(3, 3))
+
+
+def test_a_head_is_named_where_there_is_nothing_to_find_it_on() -> None:
+    with pytest.raises(MethodError, match="head='NAME'"):
+        made("fedper").fitted(Stranger())
+    named = made("fedper").but(head="scorer").fitted(Stranger())
+    assert named.split.private == ("scorer.*",)
+    assert named.tells_head(Stranger()) == "head: scorer (15 numbers), private with fedper"
+
+
+def test_positions_that_are_padding_do_not_count() -> None:
+    module = Stranger()
+    found = torch.arange(12.0).reshape(2, 3, 2)
+    batch = {"text_length": torch.tensor([3, 2])}
+    for pool, wanted in (
+        ("mean", [[2.0, 3.0], [7.0, 8.0]]),
+        ("first", [[0.0, 1.0], [6.0, 7.0]]),
+        ("last", [[4.0, 5.0], [8.0, 9.0]]),
+    ):
+        setattr(module, FOUND, Head(layer="scorer", pool=pool))  # type: ignore[arg-type]
+        assert pooled(Net(module), found, batch).tolist() == wanted
+
+
+def test_a_mixture_is_made_of_a_plain_model() -> None:
+    """Rounds are fedavg's of the model; experts begin as copies, and both are mixed by a gate of one output."""
+    mixed, alone = trained(Stranger(), made("mixture")), trained(Stranger(), made("fedavg"))
+    assert {
+        n.removeprefix("global_expert."): v for n, v in mixed.server.items()
+    }.keys() == alone.server.keys()
+    for name, value in alone.server.items():
+        assert torch.equal(mixed.server[f"global_expert.{name}"], value)
+    assert mixed.method.split.private == ("local_expert.*", "gate.*")
+    start = mixed.method.adapt.start
+    assert start is not None
+    params = {**mixed.net.initial(), **mixed.server}
+    own = start(params)
+    assert torch.equal(own["local_expert.scorer.weight"], mixed.server["global_expert.scorer.weight"])
+    mixed.net.train(False)
+    output = mixed.net(params, {"x": torch.linspace(-1, 1, 12).reshape(4, 3)})
+    torch.testing.assert_close(output.exp().sum(1), torch.ones(4))
