@@ -79,6 +79,7 @@ def fitted(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
     names, said = list(every_tensor(model)), method.head is not None
     lacks = {text for text in (HEAD, BODY, USER) if text in wanted and (said or not matches_any(names, text))}
     steps = method.needs_features and (method.head is not None or not _has_steps(model, batch))
+    steps = steps or hasattr(extend, "has_parts")  # the model's forward alone is met where it is made a part
     whole = CLASSIFIER in wanted or f"{CLASSIFIER}.*" in wanted
     if whole and (steps or CLASSIFIER not in dict(model.named_children())):
         lacks.add(CLASSIFIER)
