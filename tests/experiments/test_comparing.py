@@ -339,6 +339,8 @@ def test_what_is_refused_before_anything_is_run(tmp_path: Path) -> None:
         "'Other' is on other data than 'Toy' (clients: 12 in the run, 13 now). One table compares methods on the same "
         "data; compare each data set in a folder of its own."
     )
+    untested = toy(data__split="{ fractions = [0.8, 0.2, 0.0] }")
+    assert refused(out, (), (0,), untested).startswith("Methods are compared on test examples")
     assert refused(out, metric="auc").startswith("auc has no value for a single example")
     assert refused(out, (), (0, 1), toy(run__hold_out="0.2")).startswith("run.hold_out holds out other users")
     assert refused(out, (), (0,), toy(run__evaluate_every="0")).startswith(

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedkeep import FederatedData, Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, SplitError
 from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.methods import EarlyStopping
 from fedkeep.store import Default, MemoryStore
 from tests.refusals import raises
 from tests.tiny import Logits, classes, texts
@@ -220,3 +221,28 @@ def test_a_folder_is_found_as_a_shell_finds_it(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "run" / "run.json").exists()
     with pytest.raises(RunError):
         simulate(Logits(), methods.fedavg(), DATA, rounds=1, engine="sequential", out=tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize(
+    ("fractions", "more", "split"),
+    [
+        ((0.5, 0.5, 0.0), {"evaluate_shared": True}, "test"),
+        ((0.5, 0.5, 0.0), {"evaluate_adapted": True}, "test"),
+        ((0.5, 0.0, 0.5), {"method": methods.local(local=Phase(early_stopping=EarlyStopping()))}, "valid"),
+    ],
+)
+def test_an_empty_split_that_is_asked_for(
+    tmp_path: Path, fractions: tuple[float, float, float], more: dict[str, Any], split: str
+) -> None:
+    data, given = DATA.split_per_user(fractions), {"method": methods.fedavg(), "rounds": 1, **more}
+    with pytest.raises(DataError) as error:
+        simulate(Logits(), data=data, out=tmp_path / "run", **given)
+    assert error.value.facts["split"] == split
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluations_that_would_see_no_example() -> None:
+    data = DATA.split_per_user((1.0, 0.0, 0.0))
+    with pytest.raises(DataError, match="evaluate_every = 1 wants examples"):
+        simulate(Logits(), methods.fedavg(), data, rounds=1, evaluate_every=1)
+    simulate(Logits(), methods.fedavg(), data, rounds=1)

@@ -12,7 +12,7 @@ import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.metrics.worth import Interval, Paired
-from fedkeep.metrics.worth.best import Standing, standings
+from fedkeep.metrics.worth.best import Standing, best_of, standings
 from fedkeep.report.charts import Ranks
 from fedkeep.report.drawing import to_svg
 from fedkeep.report.standings import (
@@ -202,6 +202,15 @@ def test_the_best_of_rankings_is_told_by_the_metrics_own_name() -> None:
 def test_one_method_is_no_comparison() -> None:
     with pytest.raises(ConfigError, match=r"^A comparison wants two methods at least; got none\.$"):
         next(compared([]))
+
+
+def test_no_dash_is_bold() -> None:
+    nobody = Standing(mean=math.nan, by_seed=(math.nan,), behind=None, p=1.0, is_best=True)
+    assert not nobody.close
+    c = replace(made([5, 6]), labels=("a",), standings=(nobody,))
+    assert table(c).rows[0][1] == "–"
+    assert table(c).bold == frozenset()
+    assert best_of([np.array([math.nan]), np.array([math.inf]), np.array([0.1])]) == 2
 
 
 def test_without_an_interval_nothing_is_told_apart() -> None:

@@ -172,12 +172,17 @@ def plan(
         metric: see ``Plan``.
 
     Raises:
-        ConfigError: data differ, a name is not known, the folder is another comparison's, models can't be compared by
+        ConfigError: data differ or have no test examples, a name is not known, the folder is another comparison's, models can't be compared by
             the metric, methods do not fit model and data, or a run would be refused; each method is named.
     """
     first = configs[0]
     source = build_source(first.data, first.seed, folder)
     data = source.prepared(first.preparation)
+    if not data.counts("test").any():
+        raise ConfigError(
+            "Methods are compared on test examples, and no client has one. Hold some out, e.g. data.split = "
+            "{ fractions = [0.8, 0.1, 0.1] }."
+        )
     for task in tasks_in(data.meta):
         check_metric(metric or task.kind.compared_by, task.kind)
         if metric is not None and metric in CLASS_METRICS:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedkeep.core.describe import check_kind
-from fedkeep.core.errors import ConfigError, check_whole, did_you_mean
+from fedkeep.core.errors import ConfigError, DataError, check_whole, did_you_mean
 from fedkeep.core.files import write_tensors
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record
@@ -179,6 +179,7 @@ class Simulation:
         self.clients, self.held_out = (
             hold_out(data, settings.hold_out, int(seed)) if settings.hold_out else everyone
         )
+        check_splits(settings, method, data, self.clients)
         # Who has no training examples is never drawn, but judged with default private values (FURL, §4.2).
         trains = self.clients[train_counts(data, method)[self.clients] > 0]
         self.conductor = Conductor(
@@ -359,6 +360,35 @@ class Simulation:
             "partition_counts": partition_counts(data),
         }
         return self.conductor.about(about, in_use(self.engine, self.reason), more, self.settings.device)
+
+
+def check_splits(settings: RunSettings, method: Method, data: FederatedData, clients: np.ndarray) -> None:
+    """Check that the splits that a run asks for by name have an example of some client.
+
+    Raises:
+        DataError: one has none.
+    """
+    adapts = settings.evaluate_adapted
+    phases = (*method.client.phases, *(method.adapt.phases if adapts else ()))
+    asked = {
+        "test": {"evaluate_shared": settings.evaluate_shared, "evaluate_adapted": adapts},
+        "valid": {"early_stopping": any(phase.early_stopping for phase in phases)},
+    }
+    for split, asks in asked.items():
+        by = [name for name, wanted in asks.items() if wanted]
+        if by and not data.counts(split)[clients].any():
+            raise DataError(
+                "{asks} wants examples in the split {split!r}, and no client has one. Hold some out, e.g. "
+                "data.split_per_user((0.8, 0.1, 0.1)), or leave it out.",
+                asks=by[0],
+                split=split,
+            )
+    if settings.evaluate_every and not any(data.counts(s)[clients].any() for s in ("valid", "test")):
+        raise DataError(
+            "evaluate_every = {every} wants examples in 'valid' or 'test', and no client has one. Hold some out, e.g. "
+            "data.split_per_user((0.8, 0.1, 0.1)), or leave it out.",
+            every=settings.evaluate_every,
+        )
 
 
 def train_counts(data: FederatedData, method: Method) -> np.ndarray:

@@ -8,6 +8,7 @@ models that are equally good is told apart wrongly in up to 28 % of tables (`doc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -36,7 +37,7 @@ class Standing:
         behind: its mean less the best one's, at most 0, with a 95 % interval; None where no interval is known. The best
             one's has no width.
         p: of no difference to the best, after Holm's correction over all pairs; 1 for the best; NaN: not tested.
-        is_best: whether its mean is the largest, of equals the first.
+        is_best: whether its mean is the largest, of equals the first; if none is finite, the first is.
     """
 
     mean: float
@@ -52,8 +53,11 @@ class Standing:
 
     @property
     def close(self) -> bool:
-        """Whether it is the best, or was tested and does not differ significantly; False where it was not tested."""
-        return self.p > ALPHA
+        """Whether it is the best, or was tested and does not differ significantly.
+
+        False where it was not tested, and where its mean is not finite.
+        """
+        return math.isfinite(self.mean) and self.p > ALPHA
 
 
 def means(paired: Paired) -> Floats:
@@ -87,8 +91,8 @@ def standings(models: Sequence[Paired]) -> list[Standing]:
 
 
 def best_of(by_seed: Sequence[Floats]) -> int:
-    """Return which mean is the largest, of equals the first."""
-    return int(np.argmax([own.mean() for own in by_seed]))
+    """Return which mean is the largest, of equals the first; one that is not finite is the smallest."""
+    return int(np.argmax(np.nan_to_num([own.mean() for own in by_seed], nan=-np.inf, posinf=-np.inf)))
 
 
 def holm(p: Sequence[float] | Floats) -> Floats:
