@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from fedkeep import Phase, methods
+from fedkeep.data import FederatedData
 from fedkeep.data.ids import PackedIds
 from fedkeep.engines import Order
 from fedkeep.methods import Sent
-from fedkeep.remote.messages import Fits, Refused, message_of, packet_of
+from fedkeep.remote.messages import LEAVES, Fits, Refused, message_of, packet_of
 from fedkeep.remote.node import MOST_RUNS, Node
 from fedkeep.store import Line
 from tests.remote.hand import RUN, Hand, only
@@ -115,6 +116,38 @@ def test_training_examples_are_not_judged_whatever_the_server_asks(tmp_path: Pat
         "A message 'work' was refused: orders.0.judge.0.split: Input should be 'valid' or"
     )
     node.close()
+
+
+@pytest.mark.parametrize("leaves", LEAVES)
+@pytest.mark.parametrize("judged_too", [False, True])
+def test_opted_out_examples_are_in_no_sum_unless_the_owner_says_so(
+    tmp_path: Path, leaves: Any, judged_too: bool
+) -> None:
+    """Whatever they are, what the node says of judging has the same bits; of one client all of them opted out."""
+    first = classes(kind="f4", opted_in=True, valid=6, test=9)
+    first.columns["opted_in"][first.rows(1)] = False
+    others = first.columns["x"].copy()
+    others[~first.columns["opted_in"]] *= -7
+    said, counts = list[bytes](), []
+    for number, columns in enumerate((first.columns, {**first.columns, "x": others})):
+        data = FederatedData(columns, first.offsets, first.ids, first.bounds, first.meta)
+        hand = Hand(Logits, FURL, data, seed=3)
+        node = hand.node(tmp_path / str(number), range(3), leaves=leaves, judge_opted_out=judged_too)
+        counts.append(hand.say(node, hand.encode()).header["clients"])
+        orders = [
+            hand.order(hand.first_order(f"user-{k}"), train=False, judge=(only(), only("valid")))
+            for k in range(3)
+        ]
+        answers = hand.ask(node, replace(hand.work(orders, 0, 5), leaves=leaves))
+        assert [one.count for _, one in answers.judged] == [
+            sum(known[split] for known in counts[-1].values())
+            for split in ("test", "valid")  # type: ignore[union-attr]
+        ]
+        said.append(hand.left[-1])
+        node.close()
+    assert counts[0] == counts[1]
+    assert (counts[0]["user-1"]["test"] == 9) is judged_too  # type: ignore[index, call-overload]
+    assert (said[0] != said[1]) is judged_too
 
 
 def test_a_message_to_many_clients_looks_each_of_them_up_once(

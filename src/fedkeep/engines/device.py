@@ -36,7 +36,7 @@ from fedkeep.engines.adapt import (
 from fedkeep.engines.client_step import ClientToTrain, Engine, Job
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.first_values import defaults
-from fedkeep.engines.judge import Way, judge, outputs_and_labels
+from fedkeep.engines.judge import ExamplesOf, Way, judge, outputs_and_labels
 from fedkeep.engines.lanes import made_of_all
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.engines.tally import Judged, Leaves
@@ -184,6 +184,7 @@ class LocalDevice:
         job: what they have in common.
         engine: trains them.
         leaves: what of judging leaves the device; a simulation may let every example's result leave.
+        judges: on which examples: on opted-in ones, or, where nothing leaves or the owner says so, on all.
         fits: fits clients that adapt, e.g. in processes side by side.
         ledger: says which of the clients' versions count, and is told; None: a new one.
     """
@@ -194,6 +195,7 @@ class LocalDevice:
         engine: Engine,
         *,
         leaves: Leaves = "sums",
+        judges: ExamplesOf = "opted_in",
         fits: Fits = one_by_one,
         ledger: VersionLedger | None = None,
     ) -> None:
@@ -201,7 +203,8 @@ class LocalDevice:
             raise ConfigError(
                 "leaves must be one of {known}; got {got!r}.", known=list(get_args(Leaves)), got=leaves
             )
-        self.job, self.engine, self.leaves, self.fits = job, engine, leaves, fits
+        self.job, self.engine, self.fits = job, engine, fits
+        self.leaves, self.judges = leaves, judges
         self.ledger = VersionLedger(len(job.data)) if ledger is None else ledger
         if job.device.startswith("cuda"):  # as on the CPU, and the same bits each time
             cudnn = torch.backends.cudnn
@@ -292,7 +295,7 @@ class LocalDevice:
                 got=given,
             )
         ways = [self._way(model) for model in models]
-        return judge(self.job, self._asked(orders), split, ways, self.leaves)
+        return judge(self.job, self._asked(orders), split, ways, self.leaves, self.judges)
 
     def adapt(
         self,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,12 +24,14 @@ from torch import Tensor
 from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.params import CLIENT, Params, clone, is_state, nbytes, prefixed, to
 from fedkeep.core.seeds import without_draws
+from fedkeep.data import FederatedData
 from fedkeep.data.columns import offsets_of
 from fedkeep.engines.batches import batch_bytes, load_batch
 from fedkeep.engines.centralised import WithClient
 from fedkeep.engines.client_step import Job, outputs
 from fedkeep.engines.lanes import MODEL_ERRORS, model_error
 from fedkeep.engines.rehearsal import rehearse
+from fedkeep.engines.tables.local_rows import allowed
 from fedkeep.engines.tally import Judged, Judgement, Leaves, Tallies, tallied
 from fedkeep.methods import Sent
 from fedkeep.methods.base import Predict, Recall, Recalls, forward
@@ -49,6 +51,9 @@ SEVERAL = 16
 """Clients with equally many examples from which on they are computed side by side."""
 CACHED = 1 << 20
 """Bytes of the examples of clients side by side: of more, what the model makes of them leaves the caches."""
+
+ExamplesOf = Literal["opted_in", "all"]
+"""Which examples: those that opted in, or all, as of ``Phase.examples``."""
 
 Use = Callable[[Any, Params, np.ndarray, np.ndarray], T]
 """What is made of an output: given it, the batch, each example's client by index, and its place in the window."""
@@ -119,6 +124,7 @@ class Window:
         sent: what the server sends each.
         ends: how many clients each group has, added up; a batch of anybody's examples is of one group.
         nets: what all windows have in common.
+        examples: which of the split's examples, by ``Phase.examples``.
     """
 
     job: Job
@@ -127,11 +133,12 @@ class Window:
     sent: list[Params]
     ends: list[int]
     nets: Nets
+    examples: ExamplesOf
 
     @cached_property
     def rows(self) -> np.ndarray:
         """The row numbers of all examples, client after client."""
-        return self.job.data.split_rows(self.split, self.clients)
+        return allowed(self.job.data, self.job.data.split_rows(self.split, self.clients), self.examples)
 
     @torch.no_grad()
     def predicted(self, ways: Sequence[Way], use: Use[T]) -> list[list[T]]:
@@ -175,7 +182,7 @@ class Window:
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        return offsets_of(self.job.data.counts(self.split)[self.clients])
+        return offsets_of(counts_of(self.job.data, self.split, self.examples)[self.clients])
 
     def _pooled(self) -> Iterator[Piece]:
         for first, last in pairwise([0, *self.ends]):
@@ -290,17 +297,28 @@ def _joined(output: Any) -> Any:
     return output.flatten(0, 1) if isinstance(output, Tensor) else output
 
 
-def windows(job: Job, asked: Iterable[tuple[int, Sent]], split: str) -> Iterator[Window]:
-    """Yield clients who are looked at together; those without examples of the split are left out.
+def counts_of(data: FederatedData, split: str, examples: ExamplesOf) -> np.ndarray:
+    """Return how many examples of a split each client has, int64 (clients,): all, or the opted-in ones."""
+    if examples == "all" or "opted_in" not in data.columns:
+        return data.counts(split)
+    rows = allowed(data, data.split_rows(split), examples)
+    return np.bincount(data.clients_of(rows), minlength=len(data))
+
+
+def windows(
+    job: Job, asked: Iterable[tuple[int, Sent]], split: str, which: ExamplesOf = "all"
+) -> Iterator[Window]:
+    """Yield clients who are looked at together; those without such examples of the split are left out.
 
     A group of them ends with about ``CHUNK`` examples, a window with about ``WINDOW``; both end early with ``BYTES``.
     """
-    counts, own, nets = job.data.counts(split), nbytes(job.store.default.initial), Nets(job.net)
+    counts, nets = counts_of(job.data, split, which), Nets(job.net)
+    own = nbytes(job.store.default.initial)
     if not counts.any():
         return
     last: Sent | None = None
     given = flat = Params()
-    window = Window(job, split, [], [], [], nets)
+    window = Window(job, split, [], [], [], nets, which)
     group = examples = held = 0
     for client, sent in asked:
         if not (count := int(counts[client])):
@@ -318,7 +336,7 @@ def windows(job: Job, asked: Iterable[tuple[int, Sent]], split: str) -> Iterator
             group = 0
             if examples >= WINDOW or held >= BYTES:
                 yield window
-                window, examples, held = Window(job, split, [], [], [], nets), 0, 0
+                window, examples, held = Window(job, split, [], [], [], nets, which), 0, 0
     if window.clients:
         window.ends.append(len(window.clients))
         yield window
@@ -332,7 +350,12 @@ Parts = list[list[list[Columns]]]
 
 
 def judge(
-    job: Job, asked: Iterable[tuple[int, Sent]], split: str, ways: Sequence[Way], leaves: Leaves
+    job: Job,
+    asked: Iterable[tuple[int, Sent]],
+    split: str,
+    ways: Sequence[Way],
+    leaves: Leaves,
+    examples: ExamplesOf = "all",
 ) -> list[Judged]:
     """Let clients' models predict the clients' examples of a split.
 
@@ -342,6 +365,7 @@ def judge(
         split: ``train``, ``valid`` or ``test``.
         ways: the models; all see the same examples.
         leaves: what of it leaves the device.
+        examples: which of the split's examples, by ``Phase.examples``.
 
     Returns:
         For each task of the data set what is allowed to leave.
@@ -351,7 +375,7 @@ def judge(
     """
     tasks, models = tasks_in(job.data.meta), tuple(way.model for way in ways)
     none: Parts = [[[] for _ in ways] for _ in tasks]
-    parts = _by_window(job, asked, split, ways, tasks)
+    parts = _by_window(windows(job, asked, split, examples), ways, tasks)
     if leaves == "examples":
         whole = none
         for part in parts:
@@ -384,15 +408,13 @@ def _judgements(tasks: Sequence[Task], parts: Parts) -> list[tuple[Judgement, ..
     ]
 
 
-def _by_window(
-    job: Job, asked: Iterable[tuple[int, Sent]], split: str, ways: Sequence[Way], tasks: Sequence[Task]
-) -> Iterator[Parts]:
+def _by_window(every: Iterable[Window], ways: Sequence[Way], tasks: Sequence[Task]) -> Iterator[Parts]:
     """Yield by task and model the pieces of some clients after the others."""
 
     def reduced(output: Any, batch: Params, owner: np.ndarray, places: np.ndarray) -> list[Columns]:
         return [_reduce(task, output, batch, owner, places) for task in tasks]
 
-    for window in windows(job, asked, split):
+    for window in every:
         found = window.predicted(ways, reduced)
         yield [
             [[_in_order([piece[number] for piece in pieces], window.rows)] for pieces in found]

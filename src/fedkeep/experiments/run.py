@@ -210,7 +210,7 @@ class Run:
 
     def local_device(self, fits: Fits = one_by_one) -> LocalDevice:
         """Return the device of all clients, which lets every example's result leave."""
-        return LocalDevice(self.job, Sequential(), leaves="examples", fits=fits)
+        return LocalDevice(self.job, Sequential(), leaves="examples", judges="all", fits=fits)
 
     @property
     def job(self) -> Job:

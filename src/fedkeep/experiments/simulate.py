@@ -315,7 +315,7 @@ class Simulation:
         for text in model_warnings(job.method, self.net, self.data, conductor.seed, settings.device):
             warnings.warn(text, stacklevel=2)
         policy = settings.on_nonfinite
-        device = LocalDevice(job, self.engine, leaves="examples", ledger=conductor.versions)
+        device = LocalDevice(job, self.engine, leaves="examples", judges="all", ledger=conductor.versions)
         drive = conductor.drive(
             device,
             Faults(broken=policy, malformed=policy, minimum=settings.min_clients),

@@ -30,6 +30,7 @@ from fedkeep.core.params import Params
 from fedkeep.data import SPLITS
 from fedkeep.data.preparation import Encoding, RuleError, Rules, Source
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_default, job_of
+from fedkeep.engines.judge import ExamplesOf, counts_of
 from fedkeep.engines.rehearsal import fit
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
@@ -86,6 +87,8 @@ class Terms:
         leaves: the most of judging that may leave.
         judge_adapted: whether models that clients have adapted may be judged for the server. What comes of it tells of all
             training examples, opted-out ones included, and no device knows whether what it adapts is the run's own model.
+        judge_opted_out: whether models are judged on opted-out examples too. Else these are in no sum that leaves, and no
+            number of examples that is told counts them.
         clients_a_word: a word is told only if so many clients of this device have it, whatever the server says.
         secure: whether uploads leave in secure sums alone; a run whose method has none is refused.
         simulated_noise: whether a server may have noise on uploads follow a seed; for tests alone.
@@ -99,11 +102,17 @@ class Terms:
     on_change: OnChange = "refuse"
     leaves: Leaves = "sums"
     judge_adapted: bool = False
+    judge_opted_out: bool = False
     clients_a_word: Annotated[int, Field(ge=1)] = 1
     secure: bool = False
     simulated_noise: bool = False
     compute: str = "cpu"
     patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+
+    @property
+    def judges(self) -> ExamplesOf:
+        """On which examples models are judged."""
+        return "all" if self.judge_opted_out else "opted_in"
 
 
 @dataclass
@@ -243,7 +252,7 @@ class Node:
                 file.write_about(replace(about, agreed=agreed))
         self._hold(message.run, running)
         data = running.job.data
-        counts = {split: data.counts(split).tolist() for split in SPLITS}
+        counts = {split: counts_of(data, split, self.terms.judges).tolist() for split in SPLITS}
         counts["train"] = told_counts(data, running.job.method).tolist()
         return Fits(
             run=message.run,
@@ -426,5 +435,6 @@ class Node:
             tell=self.tell,
             masking=running.masking(self.folder),
             unfit=running.unfit,
+            judges=self.terms.judges,
         )
         return packet_of(answers)

@@ -9,6 +9,7 @@ from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreErr
 from fedkeep.core.params import Params
 from fedkeep.engines import Adaptation, ClientToTrain, Engine, Job, Judged, LocalDevice, Order
 from fedkeep.engines.device import paired
+from fedkeep.engines.judge import ExamplesOf
 from fedkeep.methods import Sent
 from fedkeep.methods.checks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
@@ -33,6 +34,7 @@ def serve(
     tell: Tell,
     masking: Masking | None = None,
     unfit: Collection[str] = (),
+    judges: ExamplesOf = "opted_in",
 ) -> Answers:
     """Do what a message asks of this device's clients.
 
@@ -45,6 +47,7 @@ def serve(
         tell: called with what the device's owner should know.
         masking: takes the steps of secure sums; None: the method has none.
         unfit: clients whose data cannot be used.
+        judges: on which examples models are judged.
 
     Returns:
         An answer for each order. Nothing of it is valid on the device that is not durable there.
@@ -70,7 +73,7 @@ def serve(
             answers[client] = ClientAnswer(client=client, fault=LostError(str(error)))
         except Exception as error:  # noqa: BLE001 - a function of the method; the others are served
             answers[client] = _failed(client, error, tell)
-    device = LocalDevice(job, engine, leaves=work.leaves)
+    device = LocalDevice(job, engine, leaves=work.leaves, judges=judges)
     failed = _adapted(work, list(begun.values()), device, store, tell)
     judged, unjudged = _judged([one for one in begun.values() if one.client not in failed], device, tell)
     failed |= unjudged
