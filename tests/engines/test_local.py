@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedkeep import Client, Method, Phase, Split, adam, methods, sgd
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
@@ -296,7 +297,10 @@ def words(lookup: bool) -> BagOfWords:
             batch_size=2,
             loss=terms.cross_entropy() + 0.1 * (terms.l2_penalty("embedding.*") + terms.l2_penalty("user")),
         ),
-        Phase(batch_size=2, loss=terms.multi_task({"a": terms.l2_penalty("embedding.*")})),
+        Phase(
+            batch_size=2,
+            loss=terms.multi_task({"a": terms.l2_penalty("embedding.*") + terms.l2_penalty("user")}),
+        ),
     ],
     ids=[
         "sgd",
@@ -322,6 +326,14 @@ def test_a_local_vocabulary_changes_nothing(phase: Phase, make: Any) -> None:
         assert narrow["embedding.weight"].shape == (200, 5)
 
 
+@pytest.mark.parametrize(("depends", "whose"), [("linear.*", "private"), ("user", "federated")])
+def test_what_is_trained_and_no_loss_depends_on_is_an_error(depends: str, whose: str) -> None:
+    with pytest.raises(MethodError) as error:
+        run(Logits(), [Phase(loss=terms.l2_penalty(depends))])
+    assert error.value.facts["whose"] == whose
+    run(Logits(), [Phase(loss=terms.l2_penalty(depends)), Phase()])  # of another phase they are
+
+
 def test_received_parameters_carry_no_graph() -> None:
     """A term that pulls towards what was received moves the trained side alone."""
     from dataclasses import dataclass
@@ -335,7 +347,7 @@ def test_received_parameters_carry_no_graph() -> None:
             return 0.5 * sum(((params[n] - received[n]) ** 2).sum() for n in received)  # type: ignore[return-value]
 
     model = Logits().double()
-    result = run(model, [Phase(loss=Pull(), epochs=3, batch_size=3)])
+    result = run(model, [Phase(loss=Pull(), trains="federated", epochs=3, batch_size=3)])
     assert same_bits(result.params, Net(model).initial())  # nothing pulls at the start
     moved = run(model, [Phase(batch_size=7), Phase(loss=Pull(), optimizer=sgd(1.0), batch_size=7)]).params
     for n, v in Split("user").federated(Net(model).initial()).items():

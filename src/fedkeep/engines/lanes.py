@@ -85,6 +85,17 @@ def no_gradient(names: Sequence[str]) -> MethodError:
     )
 
 
+def unreached(who: str, whose: str, names: Sequence[str]) -> MethodError:
+    """Return the error of private, or federated, parameters that are trained and no loss depended on."""
+    return MethodError(
+        "{who}: no loss depended on the {whose} {names}, which are trained: they would stay as they are. Let "
+        "forward use them, or leave them out of what is trained (Phase.trains, or requires_grad_(False)).",
+        who=who,
+        whose=whose,
+        names=list(names),
+    )
+
+
 def model_error(who: str, examples: int, error: Exception, more: str = "") -> MethodError:
     """Return the error of a model that failed on a batch, with what usually helps."""
     advice = "Check its forward and the data's columns"
@@ -403,6 +414,7 @@ class Lanes(ABC):
         through: which lanes have stopped the present phase early.
         losses, looked_at, steps, dropped: of each lane, as in ``LocalResult``.
         stopped: by phase, then by lane, as in ``LocalResult``.
+        trained, reached: what phases have trained one after the other, and what of it their losses depended on.
         after_step: called with the number of steps taken, e.g. to show progress.
         watch: looks at the parameters now and then; what it computes must not change them.
     """
@@ -436,6 +448,7 @@ class Lanes(ABC):
         self.after_step: Callable[[int], None] | None = None
         self.watch: Watch | None = None
         self.taken, self.hidden = 0, Hidden()
+        self.trained, self.reached = set[str](), set[str]()
 
     @abstractmethod
     def seed(self, number: int) -> None:
@@ -482,7 +495,15 @@ class Lanes(ABC):
                     for each in passes:
                         each.finish()
         frozen.check(str(self.draws[0]))
+        self._check_reached()
         self._drop_what_opted_out_examples_broke()
+
+    def _check_reached(self) -> None:
+        """Raise MethodError if no loss of any phase depended on anything private, or on anything federated."""
+        for private, whose in ((True, "private"), (False, "federated")):
+            group = sorted(n for n in self.trained if self.split.is_private(n) is private)
+            if group and not self.reached & set(group):
+                raise unreached(str(self.draws[0]), whose, group)
 
     def _show(self, watch: Watch, done: int, passes: Sequence[Pass]) -> None:
         shown = dict(self.lane(0))
@@ -779,6 +800,7 @@ class LanePass(Pass):
             self.bound if lane.client.take_turns else nullcontext()
         )
         self.rows = Params()
+        self.unreached = set(self.names)
 
     def __enter__(self) -> Self:
         if self.one_step is not self.bound:
@@ -803,12 +825,21 @@ class LanePass(Pass):
         if self.lazy is not None:
             self.total = self.total + self.lazy.penalty
         found = slopes(loss, {n: self.seen[n] for n in self.names})
+        if self.unreached:
+            self.unreached -= found.keys()
         self.lanes.net.settle()
         return found
 
     def totals(self) -> list[float]:
         """Return the sum of the losses so far."""
         return [float(self.total)]
+
+    def finish(self) -> None:
+        """Finish as every pass does, and note what had gradients."""
+        super().finish()
+        if self.steps[0]:
+            self.lanes.trained |= set(self.names)
+            self.lanes.reached |= set(self.names) - self.unreached
 
     def clip(self, grads: Params, bound: float) -> Params:
         """Scale the gradients in place."""
