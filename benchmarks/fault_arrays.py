@@ -194,7 +194,7 @@ def pictures(random: Random, folder: Path) -> Trial:
     from fedkeep.data import cifar10
     from fedkeep.data.readers import pictures as reader
 
-    reader._KEPT.clear()
+    reader._decoded.cache_clear()
     for part in ("train", "test"):
         rows = []
         for number in range(3):
