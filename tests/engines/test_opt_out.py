@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -316,6 +317,92 @@ def documents(seed: int) -> FederatedData:
     ragged = Ragged(np.concatenate(texts), np.concatenate([[0], np.cumsum([len(t) for t in texts])]))
     columns: dict[str, Any] = {"text": ragged, "label": np.array(label), "opted_in": np.array(opted)}
     return FederatedData.from_columns(owner, columns, split, meta={"task": "multiclass", "classes": 3})
+
+
+class Notes:
+    """An object of the user's own."""
+
+    def __init__(self) -> None:
+        self.value: Any = 0.0
+
+
+def closed() -> tuple[Callable[[Any], None], Callable[[], Any]]:
+    value: Any = 0.0
+
+    def write(new: Any) -> None:
+        nonlocal value
+        value = new
+
+    return write, lambda: value
+
+
+def assigns(model: Any, new: Tensor) -> None:
+    model.plain = new
+
+
+def keeps(model: Any, new: Tensor) -> None:
+    if not hasattr(model, "made"):
+        model.made = {}
+    model.made["last"] = new
+
+
+WAYS: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = {
+    "attribute": (assigns, lambda m: m.plain),
+    "new attribute": (lambda m, v: setattr(m, "new", v), lambda m: getattr(m, "new", 0.0)),
+    "of a layer of torch": (
+        lambda m, v: setattr(m.linear, "mine", v),
+        lambda m: getattr(m.linear, "mine", 0.0),
+    ),
+    "dropout's rate": (lambda m, v: setattr(m.drop, "p", float(v)), lambda m: m.drop.p),
+    "list": (lambda m, v: m.listed.append(v), lambda m: sum(m.listed)),
+    "dict made by forward": (keeps, lambda m: getattr(m, "made", {}).get("last", 0.0)),
+    "object": (lambda m, v: setattr(m.notes, "value", v), lambda m: m.notes.value),
+    "object in a list": (lambda m, v: setattr(m.several[0], "value", v), lambda m: m.several[0].value),
+    "array": (lambda m, v: m.array.fill(float(v)), lambda m: float(m.array[0])),
+    "closure": (lambda m, v: m.write(v), lambda m: m.read()),
+    "buffer that is not persistent": (lambda m, v: setattr(m, "cache", v), lambda m: m.cache),
+}
+
+
+class Writes(nn.Module):
+    """Writes a number of its examples beside its parameters, and reads it with others."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.user, self.drop = nn.Linear(3, 3), nn.Parameter(torch.zeros(3)), nn.Dropout(0.0)
+        self.way, self.plain, self.listed, self.notes, self.several = way, 0.0, [], Notes(), (Notes(),)  # type: ignore[var-annotated]
+        self.array, (self.write, self.read) = np.zeros(1), closed()
+        self.register_buffer("cache", torch.zeros(()), persistent=False)
+
+    def first(self, x: Tensor) -> Tensor:
+        WAYS[self.way][0](self, x.detach().mean().sigmoid())
+        return self.linear(x).detach() + self.user
+
+    def alone(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.linear(x) * (1 + WAYS[self.way][1](self))
+        return scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.alone(x) + self.user
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_attributes_that_opted_out_examples_write_are_read_by_no_shared_phase(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases = (ON_ALL, Phase(loss=Of(method="alone"), trains="federated"))
+    method = Method(name="writes", split=Split(("user",)), client=Client(phases=phases))
+    data = classes(counts=(12, 14, 13, 15), opted_in=True, kind="f4")
+
+    def found() -> list[Any]:
+        return [leaves(Writes(way), method, changed)[:2] for changed in (data, replaced(data, 1))]
+
+    first, second = found()
+    assert first == second
+    monkeypatch.setattr("fedkeep.engines.lanes.Lanes._veil", lambda *_: nullcontext())
+    first, second = found()
+    assert first != second
 
 
 @pytest.mark.parametrize("pooled", [False, True])

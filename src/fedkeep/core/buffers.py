@@ -5,11 +5,15 @@ Containers, tensors and random generators in attributes can change without being
 
 from __future__ import annotations
 
+import functools
 import pickle
 import random
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from operator import is_
+from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -22,6 +26,8 @@ from fedkeep.core.seeds import position
 EVERY_MODULES = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
 CONTAINERS = (dict, list, set, deque)
+THEIRS = ("torch", "numpy", "fedkeep")
+"""Packages whose objects keep what they have in their own ways."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -293,6 +299,100 @@ class Still:
             for leaf, one, other in zip(before, now, versions, strict=True)
             if one != other and _joined(prefix, leaf) not in self.moved
         ]
+
+
+class Veil:
+    """A context that takes back what a module's functions write meanwhile beside its parameters and buffers.
+
+    That is what they assign to attributes of any layer that is none of fedkeep's, and what changes in containers, arrays, tensors, closures and
+    objects of the user's own there, also in those that ``forward`` has made itself. So nobody sees it afterwards.
+
+    Args:
+        module: the model.
+        names: its tensors that training may change; these stay as they become.
+    """
+
+    def __init__(self, module: nn.Module, names: Collection[str]) -> None:
+        self.module, self.names = module, names
+
+    def __enter__(self) -> Self:
+        every = self.module.named_modules()
+        layers = [(n, layer) for n, layer in every if not type(layer).__module__.startswith("fedkeep.")]
+        self.still = Still(layers, with_buffers(self.module), Remembered(()))
+        self.still.__enter__()
+        self.contents: list[tuple[Any, Any]] = []
+        self.values: list[tuple[Any, Any]] = []
+        buffers = [v for n, v in self.module.named_buffers() if n not in self.names]
+        own = [v for _, layer in layers for n, v in vars(layer).items() if n not in EVERY_MODULES]
+        for value in _reached([*own, *buffers]):
+            if isinstance(value, Tensor):
+                if value.layout is torch.strided and not is_batched(value):
+                    self.values.append((value, value.detach().clone()))
+            elif isinstance(value, np.ndarray):
+                self.values.append((value, value.copy()))
+            elif isinstance(value, CellType):
+                with suppress(ValueError):  # it is empty
+                    self.contents.append((value, value.cell_contents))
+            else:
+                self.contents.append((value, value.copy()))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.still.__exit__(kind, *error)
+        for place, before in self.contents:
+            if isinstance(place, CellType):
+                place.cell_contents = before
+            elif isinstance(place, dict):
+                if place.keys() != before.keys() or not same(place, before):
+                    place.clear()
+                    place.update(before)
+            else:
+                place.clear()
+                (place.extend if isinstance(place, list | deque) else place.update)(before)
+        with torch.no_grad():
+            for value, before in self.values:
+                if isinstance(value, Tensor):
+                    alike = (value == before) | ((value != value) & (before != before))  # NaN too
+                    if not bool(alike.all()):
+                        value.copy_(before)
+                elif not np.array_equal(value, before):
+                    value[...] = before
+
+
+def _reached(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield containers, arrays, tensors, cells of closures and dicts of the user's own objects, from these on."""
+    left, seen = list(values), set[int]()
+    while left:
+        value = left.pop()
+        if id(value) in seen or isinstance(value, nn.Module | nn.Parameter):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor | np.ndarray):
+            yield value
+        elif isinstance(value, CONTAINERS):
+            yield value
+            left += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, tuple | frozenset):
+            left += value
+        elif isinstance(value, CellType):
+            with suppress(ValueError):  # it is empty
+                left.append(value.cell_contents)
+            yield value
+        elif isinstance(value, functools.partial):
+            left += [value.func, value.args, value.keywords]
+        elif isinstance(value, MethodType):
+            left += [value.__self__, value.__func__]
+        elif isinstance(value, FunctionType):
+            left += [*(value.__closure__ or ()), vars(value)]
+        elif _is_the_users(value):
+            left.append(vars(value))
+
+
+def _is_the_users(value: object) -> bool:
+    """Tell whether something is an object of a class of the user's, with attributes of its own."""
+    room = type(value).__module__.partition(".")[0]
+    theirs = room in THEIRS or room in sys.stdlib_module_names
+    return isinstance(value, SimpleNamespace) or (hasattr(value, "__dict__") and not theirs)
 
 
 def frozen_changed(name: str) -> str:

@@ -7,7 +7,8 @@ early stopping, watching, buffers that stay, losses, the search for NaN, and wha
 
 Opted-out examples touch nothing that a client uploads: not by values, not by a breakdown, not by a loss. A private phase
 may train on all of a client's examples (``Phase.examples = "all"``). Where some of them are opted out, federated phases
-must not see what such a phase made, and whether it broke down must not decide if the client uploads. A private phase on
+must not see what such a phase made, and whether it broke down must not decide if the client uploads. What the model writes
+in attributes in such a phase is taken back after it (``core.buffers.Veil``). A private phase on
 opted-in examples whose loss reads what such a phase made passes it on: what it trains is hidden too.
 """
 
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.buffers import frozen_changed
+from fedkeep.core.buffers import Veil, frozen_changed
 from fedkeep.core.errors import DataError, MethodError, NonFiniteError, SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
@@ -482,13 +483,15 @@ class Lanes(ABC):
             for numbers in [every] if self.client.take_turns else [range(n, n + 1) for n in every]:
                 self.seed(numbers[0])
                 self.through[:] = [False] * len(self.through)
-                with ExitStack() as held:
+                apart = len({n in self.hidden.phases for n in numbers}) > 1
+                with self._veil(not apart and numbers[0] in self.hidden.phases), ExitStack() as held:
                     passes: list[Pass] = [
                         held.enter_context(self.pass_of(self, number)) for number in numbers
                     ]
                     for step in self.mini_batches(numbers[0]):
                         for each in passes:
-                            each.take(step)
+                            with self._veil(apart and each.number in self.hidden.phases):
+                                each.take(step)
                         done += 1
                         if self.watch is not None and done % self.watch.every == 0:
                             self._show(self.watch, done, passes)
@@ -504,6 +507,10 @@ class Lanes(ABC):
             group = sorted(n for n in self.trained if self.split.is_private(n) is private)
             if group and not self.reached & set(group):
                 raise unreached(str(self.draws[0]), whose, group)
+
+    def _veil(self, looks: bool) -> AbstractContextManager[object]:
+        """Keep what the model's functions write in attributes from phases that opted-out examples may not reach."""
+        return Veil(self.net.module, self.params.keys()) if looks else nullcontext()
 
     def _show(self, watch: Watch, done: int, passes: Sequence[Pass]) -> None:
         shown = dict(self.lane(0))
