@@ -26,11 +26,14 @@ class Loopback:
     def __init__(self, serve: Serve, contexts: Sequence[Context]) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.serve, self.contexts = serve, {context.node_id: context for context in contexts}
+        self.keys: dict[int, bytes] = {}
         self.carried: dict[str, bytes] = {}
         self.replies: dict[str, Message] = {}
 
     def get_nodes(self) -> list[NodeInfo]:
-        return [NodeInfo(node_id=node, public_key=b"key %d" % node) for node in self.contexts]
+        return [
+            NodeInfo(node_id=node, public_key=self.keys.get(node, b"key %d" % node)) for node in self.contexts
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return [self._push(message) for message in messages]

@@ -50,6 +50,8 @@ class _Node:
     fits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unfit: tuple[str, ...] = ()
     """Its clients whose data cannot be used; it is asked again whether they can."""
+    foreign: tuple[str, ...] = ()
+    """What is wrong with its claims to clients of another key."""
     claims: dict[str, str] = field(default_factory=dict)
     """Clients that another node, named here, has too: it is asked whether it is still there."""
     pause: float = 0.0
@@ -97,7 +99,8 @@ class Nodes:
     def reasons(self) -> dict[str, str]:
         """Why nodes take no part, refusals and failures, or clients of theirs."""
         unfit = {name: " ".join(map(_unfit, node.unfit)) for name, node in self._nodes.items() if node.unfit}
-        return {**unfit, **self.failures, **self.refusals}
+        claims = {name: " ".join(node.foreign) for name, node in self._nodes.items() if node.foreign}
+        return {**unfit, **claims, **self.failures, **self.refusals}
 
     def refusal(self, client: str) -> str | None:
         """Return why a client takes no part; None where it has a place, or nobody has told of it."""
@@ -302,6 +305,7 @@ class Nodes:
         if (key, client) not in self._claimed:
             self._claimed.add((key, client))
             claim = f"Node {name!r} claims client {client!r}, which belongs to another key. It is not asked for it."
+            self._nodes[name].foreign += (claim,)
             self.events.note("refused", claim, node=name, client=client)
         return False
 
