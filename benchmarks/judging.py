@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import write
-from fedkeep import FederatedData, Method, Run, methods, simulate
+from fedkeep import FederatedData, Method, Run, declare, methods, simulate
 from fedkeep.engines import judge
 
 FEATURES, HIDDEN, CLASSES, ITEMS = 32, 64, 10, 20
@@ -51,7 +51,9 @@ class Model(nn.Module):
 class Rows(Model):
     """The same, which takes a row of ``user`` for each example."""
 
-    per_example = ("user",)
+    def __init__(self) -> None:
+        super().__init__()
+        declare(self, per_example=("user",))
 
 
 CASES: dict[str, tuple[type[Model], Method, int]] = {

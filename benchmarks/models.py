@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedkeep import declare
+
 
 class Document(nn.Module):
     """W1: char embedding 32 → BiLSTM 64 → ‖ user vector 32 → MLP 64 → 64 classes.
@@ -13,14 +15,13 @@ class Document(nn.Module):
     Texts of unequal lengths are packed, PyTorch's own way; texts of one length need no packing.
     """
 
-    per_example = ("user",)
-
     def __init__(self, vocabulary: int = 100, classes: int = 64) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, 32)
         self.lstm = nn.LSTM(32, 64, batch_first=True, bidirectional=True)
         self.user = nn.Parameter(torch.zeros(32))
         self.mlp = nn.Sequential(nn.Linear(160, 64), nn.ReLU(), nn.Linear(64, classes))
+        declare(self, per_example=("user",))
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return logits (B, 64) for character ids (B, L) and lengths (B,)."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Run, Split
+from fedkeep import FederatedData, Method, Run, Split, declare
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged, TokenVocabulary
@@ -117,18 +117,25 @@ def toy_reviews() -> FederatedData:
 class Logits(nn.Module):
     """logits = W x + b + user, with values that are not zero."""
 
-    per_example = ("user",)
-
     def __init__(self, features: int = 3, labels: int = 3, seed: int = 0) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.linear = nn.Linear(features, labels)
             self.user = nn.Parameter(0.1 * torch.randn(labels))
+        declare(self, per_example=("user",))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear(x) + self.user
         return out
+
+
+class Unsaid(Logits):
+    """The same, saying nothing of rows per example."""
+
+    def __init__(self, features: int = 3, labels: int = 3, seed: int = 0) -> None:
+        super().__init__(features, labels, seed)
+        declare(self, per_example=())
 
 
 class Scalar(nn.Module):
@@ -145,8 +152,6 @@ class Scalar(nn.Module):
 class Noisy(nn.Module):
     """Batch statistics, dropout, and a private vector."""
 
-    per_example = ("user",)
-
     def __init__(self, features: int = 3, labels: int = 3, dropout: float = 0.0) -> None:
         super().__init__()
         with torch.random.fork_rng():
@@ -155,6 +160,7 @@ class Noisy(nn.Module):
             self.drop = nn.Dropout(dropout)
             self.linear = nn.Linear(features, labels)
             self.user = nn.Parameter(torch.zeros(labels))
+        declare(self, per_example=("user",))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear(self.drop(self.norm(x))) + self.user
@@ -324,12 +330,11 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, call: str = "fsync") -> None:
 class Line(nn.Module):
     """ŷ = w·x + user; both begin at 0, and ``user`` is one example's own where it is private."""
 
-    per_example = ("user",)
-
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
         self.user = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        declare(self, per_example=("user",))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w * x[:, 0] + self.user

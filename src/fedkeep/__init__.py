@@ -14,6 +14,7 @@ from fedkeep.version import __version__
 if TYPE_CHECKING:
     from fedkeep import data, methods, models, nn
     from fedkeep.core import errors
+    from fedkeep.core.declared import declare
     from fedkeep.core.optim import adagrad, adam, sgd
     from fedkeep.data import FederatedData
     from fedkeep.experiments import trackers
@@ -45,6 +46,7 @@ __all__ = [
     "averaging",
     "check_split",
     "data",
+    "declare",
     "errors",
     "export_models",
     "load_adapter",
@@ -60,6 +62,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "core.declared": ("declare",),
     "core.optim": ("adagrad", "adam", "sgd"),
     "data": ("FederatedData",),
     "experiments.exported_models": ("export_models", "load_encoding", "load_model"),

@@ -24,8 +24,6 @@ LOCAL = Phase(batch_size=4)
 class Own(nn.Module):
     """logits = W (x, user) + b, or with batch statistics of (x, user)."""
 
-    per_example = ()
-
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
         with torch.random.fork_rng():

@@ -15,7 +15,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net, PooledNet, gather, logits_of
 from fedkeep.core.params import Params
 from tests.refusals import raises
-from tests.tiny import Logits, Noisy
+from tests.tiny import Logits, Noisy, Unsaid
 
 BATCH = {
     "x": torch.randn(4, 3, generator=torch.Generator().manual_seed(3)),
@@ -162,10 +162,8 @@ def one_by_one(model: nn.Module, values: Params) -> Tensor:
     return torch.stack(rows)
 
 
-class Mapped(Logits):
+class Mapped(Unsaid):
     """Says nothing of rows per example, so it is mapped."""
-
-    per_example = ()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear(x) + self.user.reshape(3)
@@ -213,8 +211,8 @@ def test_batches_are_not_normalised_example_by_example() -> None:
         net(values, {**BATCH, "client": CLIENT})
     assert str(error.value) == (
         "Normalised normalises over a batch, but in centralised training it is computed example by example, each with "
-        "its own client's ['user']. If its forward takes a row of these for each example, name them in its attribute "
-        "per_example; else choose a federated engine."
+        "its own client's ['user']. If its forward takes a row of these for each example, say "
+        "fedkeep.declare(module, per_example=...); else choose a federated engine."
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedkeep import FederatedData, Method, Phase, Run, Split, methods, sgd, simulate
+from fedkeep import FederatedData, Method, Phase, Run, Split, declare, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Batch, Params, prefixed, under
@@ -188,12 +188,12 @@ class Centred(nn.Module):
     ) -> None:
         super().__init__()
         self.how, self.always = how, always
-        if named:
-            self.updated_buffers = ("m",)
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.a = nn.Linear(3, 3)
         self.register_buffer("m", torch.zeros(3), persistent=persistent)
+        if named:
+            declare(self, updated_buffers=("m",))
 
     def forward(self, x: Tensor) -> Tensor:
         now = 0.9 * self.m + 0.1 * (x.mean(0) + 1)

@@ -18,7 +18,7 @@ from fedkeep.methods.terms import squared_error
 from fedkeep.models import MatrixFactorization
 from tests.engines.reference import close, rows_of, trained
 from tests.methods.parts import Parts
-from tests.tiny import Logits, Scalar, classes, pairs, parts
+from tests.tiny import Logits, Scalar, Unsaid, classes, pairs, parts
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6))
 
@@ -56,12 +56,6 @@ def centralised(
             optimizer.step()
 
 
-class Mapped(Logits):
-    """The same model, saying nothing of rows per example: mapped over the examples."""
-
-    per_example = ()
-
-
 OPTIMIZERS = {
     "sgd": (sgd(0.3), lambda m: torch.optim.SGD(m.parameters(), 0.3)),
     "momentum": (sgd(0.3, momentum=0.9), lambda m: torch.optim.SGD(m.parameters(), 0.3, 0.9)),
@@ -75,7 +69,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("kind", [Logits, Mapped])
+@pytest.mark.parametrize("kind", [Logits, Unsaid])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_pooled_training_is_central_training_with_a_user_table(name: str, kind: type[Logits]) -> None:
     ours, theirs = OPTIMIZERS[name]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedkeep import Phase, averaging, methods, sgd, simulate
+from fedkeep import Phase, averaging, declare, methods, sgd, simulate
 from tests.tiny import classes, everyone
 
 DATA = classes(counts=(6,))
@@ -17,8 +17,6 @@ BOUND, RATE = 0.05, 0.5
 class Loud(nn.Module):
     """logits = W x + b + loudness · user: the louder, the larger the private gradient; at user = 0 nothing else differs."""
 
-    per_example = ("user",)
-
     def __init__(self, loudness: float) -> None:
         super().__init__()
         self.loudness = loudness
@@ -26,6 +24,7 @@ class Loud(nn.Module):
             torch.manual_seed(0)
             self.linear = nn.Linear(3, 3).double()
         self.user = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        declare(self, per_example=("user",))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear(x) + self.loudness * self.user

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from fedkeep import (
     WeightedMean,
     adam,
     averaging,
+    declare,
     methods,
     sgd,
     simulate,
@@ -97,8 +98,6 @@ class Halved(Link):
 class Words(BagOfWords):
     """A vocabulary large enough to be trained by local rows."""
 
-    lookup: ClassVar = {"embedding.weight": "text"}
-
     def __init__(self) -> None:
         super().__init__(300, 3, 4, embedding_dim=5, mlp=6)
 
@@ -106,8 +105,7 @@ class Words(BagOfWords):
 def document() -> nn.Module:
     """Return a text model on the native kernels, its table trained by local rows."""
     model = DocumentModel(300, 3, 4, embedding_dim=5, hidden=8, mlp=6, pool="max")
-    model.lookup = {"embedding.weight": "text"}  # type: ignore[assignment]
-    return model
+    return declare(model, lookup={"embedding.weight": "text"})
 
 
 def stopping(method: Method) -> Method:

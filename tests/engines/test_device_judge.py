@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeep import Adapt, FederatedData, Phase, Split, methods, sgd, simulate
+from fedkeep import Adapt, FederatedData, Phase, Split, declare, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError
 from fedkeep.engines import Adaptation, LocalDevice, Sampler, Sequential, first_global, orders_of
 from fedkeep.engines.faults import Faults
@@ -21,7 +21,7 @@ from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Model
 from tests.fitting import adapt_client, first_examples
-from tests.tiny import Logits, classes, job, same_bits, users
+from tests.tiny import Logits, Unsaid, classes, job, same_bits, users
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), valid=2, test=5)
 ADAPT = Adapt(phases=(Phase(trains="private", optimizer=sgd(0.4), epochs=3, batch_size=5),))
@@ -31,21 +31,14 @@ FURL = methods.furl("user", private_init="model", local=Phase(batch_size=4, opti
 RUN = simulate(Logits().double(), FURL, DATA, rounds=4, cohort=3, evaluate_every=0)
 
 
-class Plain(Logits):
-    """Says nothing of rows per example."""
-
-    per_example = ()
-
-
 class Two(nn.Module):
     """Scores of a binary task."""
-
-    per_example = ("user",)
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 2).double()
         self.user = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        declare(self, per_example=("user",))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.linear(x) + self.user
@@ -57,7 +50,7 @@ def judged_by(leaves: Leaves, models: tuple[Model, ...] = ("own", "shared")) -> 
     return device.judge(RUN.orders(users(range(6))), "test", models)
 
 
-@pytest.mark.parametrize("kind", [Logits, Plain])
+@pytest.mark.parametrize("kind", [Logits, Unsaid])
 def test_several_models_in_one_call_equal_separate_calls_to_the_bit(kind: type[Logits]) -> None:
     run = simulate(kind().double(), FURL, DATA, rounds=4, cohort=3, evaluate_every=0)
     device = run.local_device()
@@ -94,18 +87,18 @@ def test_a_model_that_changes_its_batch_changes_no_other_models() -> None:
 
 def test_the_records_of_a_run_are_those_of_a_plain_loop_over_clients_to_the_bit() -> None:
     """Client by client through the module itself; only the state after each round is the run's."""
-    done = simulate(Plain().double(), FURL, DATA, rounds=3, cohort=3, evaluate_every=1, evaluate_shared=True)
+    done = simulate(Unsaid().double(), FURL, DATA, rounds=3, cohort=3, evaluate_every=1, evaluate_shared=True)
     best, wanted = -1.0, []
     for rounds in (1, 2, 3):
-        run = simulate(Plain().double(), FURL, DATA, rounds=rounds, cohort=3, evaluate_every=0)
+        run = simulate(Unsaid().double(), FURL, DATA, rounds=rounds, cohort=3, evaluate_every=0)
         own_test: list[tuple[str, float, int]] = []
         for split, shared in (("valid", False), ("test", False), ("test/shared", True)):
             losses, right = [], []
             for client in range(6):
-                model, batch = Plain().double(), DATA.batch(DATA.rows(client, split.split("/")[0]))
+                model, batch = Unsaid().double(), DATA.batch(DATA.rows(client, split.split("/")[0]))
                 values = run.parameters(DATA.ids[client])
                 if shared:
-                    values = {**values, "user": Plain().double().user.detach()}
+                    values = {**values, "user": Unsaid().double().user.detach()}
                 model.load_state_dict(values)
                 logits = model(batch["x"]).detach()
                 losses.append(nn.functional.cross_entropy(logits, batch["label"], reduction="none").numpy())
@@ -187,12 +180,11 @@ def test_what_leaves_holds_neither_examples_nor_private_values(leaves: Leaves, k
 class Numbers(nn.Module):
     """ŷ = w·x + user."""
 
-    per_example = ("user",)
-
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.ones(3, dtype=torch.float64))
         self.user = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        declare(self, per_example=("user",))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = x @ self.w + self.user

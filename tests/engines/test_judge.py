@@ -13,18 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, Run, declare, methods, sgd, simulate
 from fedkeep.core.errors import DataError, MethodError, NonFiniteError
 from fedkeep.core.run_files import read_info
 from fedkeep.engines import to_records
 from fedkeep.tasks import tasks_in
-from tests.tiny import Logits, Noisy, Slope, classes, pairs, parts, users
-
-
-class Plain(Logits):
-    """Says nothing of rows per example."""
-
-    per_example = ()
+from tests.tiny import Logits, Noisy, Slope, Unsaid, classes, pairs, parts, users
 
 
 def loop(run: Run, split: str, clients: Any, default: bool = False) -> dict[str, float]:
@@ -50,7 +44,7 @@ def loop(run: Run, split: str, clients: Any, default: bool = False) -> dict[str,
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 1024])
-@pytest.mark.parametrize("kind", [Logits, Plain])
+@pytest.mark.parametrize("kind", [Logits, Unsaid])
 def test_evaluation_equals_a_plain_loop(
     kind: type[Logits], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +68,7 @@ def test_evaluation_equals_a_plain_loop(
     assert run.evaluate("test", shared=True) != run.evaluate("test")
 
 
-@pytest.mark.parametrize("kind", [Logits, Plain])
+@pytest.mark.parametrize("kind", [Logits, Unsaid])
 def test_a_model_that_does_not_fit_the_examples_is_an_error_that_says_whose(kind: type[Logits]) -> None:
     data = classes(counts=(5, 9, 3, 7, 4, 6), labels=4, test=1)
     data.columns["label"][:] = np.minimum(data.columns["label"], 2)  # type: ignore[index]
@@ -210,12 +204,11 @@ def test_a_model_of_the_wrong_shape_is_refused_not_broadcast() -> None:
 
 def test_several_tasks_have_metrics_of_their_own(tmp_path: Path) -> None:
     class Two(nn.Module):
-        per_example = ("user",)
-
         def __init__(self) -> None:
             super().__init__()
             self.user = nn.Parameter(torch.zeros(2))
             self.w = nn.Parameter(torch.ones(()))
+            declare(self, per_example=("user",))
 
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             return {"topic": self.w * x[:, :2] + self.user, "stars": self.w * x[:, 2]}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeep import Client, Method, Phase, Split, adam, methods, sgd
+from fedkeep import Client, Method, Phase, Split, adam, declare, methods, sgd
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -271,7 +271,7 @@ def document(lookup: bool) -> DocumentModel:
     torch.manual_seed(3)
     model = DocumentModel(200, 3, 4, embedding_dim=5, hidden=3, mlp=6).double()
     if not lookup:
-        model.lookup = {}  # type: ignore[misc,assignment]
+        declare(model, lookup={})
     return model
 
 
@@ -279,7 +279,7 @@ def words(lookup: bool) -> BagOfWords:
     torch.manual_seed(3)
     model = BagOfWords(200, 3, 4, embedding_dim=5, mlp=6).double()
     if not lookup:
-        model.lookup = {}  # type: ignore[misc]
+        declare(model, lookup={})
     return model
 
 

@@ -13,7 +13,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Client, FederatedData, Method, Phase, Split, adam, averaging, methods, sgd, simulate
+from fedkeep import (
+    Client,
+    FederatedData,
+    Method,
+    Phase,
+    Split,
+    adam,
+    averaging,
+    declare,
+    methods,
+    sgd,
+    simulate,
+)
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -432,13 +444,12 @@ def test_who_has_nothing_opted_in_has_no_uniform_weight() -> None:
 class Moving(nn.Module):
     """Its private statistic follows the examples and is added to the logits."""
 
-    updated_buffers = ("seen",)
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.linear, self.head = nn.Linear(3, 3), nn.Linear(3, 3)
         self.register_buffer("seen", torch.zeros(3))
+        declare(self, updated_buffers=("seen",))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:

@@ -124,7 +124,7 @@ def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Monkey
         build_model(config(model=CLASSIFIER), words, tmp_path)
     with raises(
         ConfigError,
-        said="model.word_vectors: Linear names no table, or several, for the column 'text' in `lookup`, so it is not known which to fill.",
+        said="model.word_vectors: Linear declares no table, or several, for the column 'text' in `lookup`, so it is not known which to fill.",
     ):
         build_model(config(model={"kind": "linear", "word_vectors": "vectors.txt"}), toy(), tmp_path)
     monkeypatch.delenv("FEDKEEP_DATA", raising=False)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Run
+from fedkeep import FederatedData, Method, Run, declare
 from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
 
 
@@ -52,13 +51,12 @@ class Parts(nn.Module):
 class Words(Parts):
     """Word ids → mean of their vectors → encoder → tanh → classifier."""
 
-    lookup: ClassVar = {"embedding.weight": "text"}
-
     def __init__(self, vocabulary: int = 300, dim: int = 5, width: int = 4, labels: int = 3) -> None:
         super().__init__(dim, width, labels)
         with torch.random.fork_rng():
             torch.manual_seed(5)
             self.embedding = nn.Embedding(vocabulary, dim, padding_idx=0)
+        declare(self, lookup={"embedding.weight": "text"})
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         return self.head(self.features(text, text_length))

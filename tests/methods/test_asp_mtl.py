@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Phase, adam, methods, sgd, simulate
+from fedkeep import Method, Phase, adam, declare, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.engines import Stream
@@ -245,7 +245,7 @@ def test_local_rows_and_clients_rows_together_equal_the_whole_table() -> None:
     runs = []
     for lookup in ({"embedding.weight": "text"}, {}):
         model = Words().double()
-        model.lookup = lookup  # type: ignore[misc]
+        declare(model, lookup=lookup)
         runs.append(simulate(model, method, TEXTS, rounds=2, seed=3, centralised=True))
     close(runs[0].server, runs[1].server, atol=1e-13)
     close(everyone(runs[0].private, 3), everyone(runs[1].private, 3), atol=1e-13)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import Method, Phase, methods, sgd, simulate
+from fedkeep.core.declared import declared
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.seeds import generator
@@ -122,7 +123,7 @@ def test_what_is_private_and_what_is_federated(copies: tuple[str, ...]) -> None:
     assert set(method.split.private_names(state)) == copied | {n for n in added if n.startswith("private.")}
     assert not torch.equal(state["projection.weight"], state["private.projection.weight"])
     tables = {"embedding.weight", *(n for n in copied if "embedding" in n)}
-    assert wide.lookup == dict.fromkeys(tables, "text")
+    assert declared(wide).lookup == dict.fromkeys(tables, "text")
     assert set(TwoBranches(copies, projections=False)(model).state_dict()) == names | copied
     assert set(model.state_dict()) == names
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedkeep import Method, Phase, Split, WeightedMean, averaging, methods, sgd, simulate
+from fedkeep import Method, Phase, Split, WeightedMean, averaging, declare, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, SecureSumError
 from fedkeep.data import FederatedData
 from fedkeep.methods import Global, SecureMean, SecureSums, securely
@@ -79,11 +79,10 @@ def test_which_rows_a_client_holds_leaves_no_trace_but_in_the_sum() -> None:
 
 
 class Words(nn.Module):
-    lookup: ClassVar = {"table.weight": "word"}
-
     def __init__(self) -> None:
         super().__init__()
         self.table, self.user = nn.Embedding(300, 2), nn.Parameter(torch.zeros(2))
+        declare(self, lookup={"table.weight": "word"})
 
     def forward(self, word: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.table(word) + self.user

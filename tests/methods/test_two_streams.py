@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import Method, Phase, Run, methods, sgd, simulate
+from fedkeep.core.declared import declared
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.methods.fedfusion import FusionLoss
@@ -166,7 +167,7 @@ def test_the_gate_starts_even_and_nothing_of_the_private_model_leaves() -> None:
     names = module.state_dict()
     split = methods.pfl_da().split
     assert set(split.federated(names)) == set(Parts().state_dict())
-    assert AddGate()(Words()).lookup == {"embedding.weight": "text", "own.embedding.weight": "text"}
+    assert declared(AddGate()(Words())).lookup == {"embedding.weight": "text", "own.embedding.weight": "text"}
 
 
 # --- what every one of these terms says of itself

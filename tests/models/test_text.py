@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeep
-from fedkeep import Phase
+from fedkeep import Phase, declare
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net
 from fedkeep.data import Ragged
@@ -157,7 +157,7 @@ def test_a_text_model_with_dropout_trains_by_local_rows_as_by_the_whole_table() 
     for lookup in ({"embedding.weight": "text"}, {}):
         torch.manual_seed(0)
         model = TextClassifier(300, 3, embedding_dim=5, hidden=3, dropout=0.3, word_dropout=0.3).double()
-        model.lookup = lookup  # type: ignore[misc]
+        declare(model, lookup=lookup)
         method = fedkeep.methods.kteps(
             noise=0, local=Phase(optimizer=fedkeep.sgd(0.2, momentum=0.9), batch_size=2, epochs=2)
         )

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, averaging, methods
+from fedkeep import Method, averaging, declare, methods
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import Finish, Finished, Start, Started
@@ -362,12 +362,11 @@ class InServer(Leaves):
 class Counts(Own):
     """Has a federated buffer, which the forward pass writes."""
 
-    updated_buffers = ("seen",)
-
     def __init__(self, carrier: str) -> None:
         super().__init__()
         self.carrier = carrier
         self.register_buffer("seen", torch.zeros(()))
+        declare(self, updated_buffers=("seen",))
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Split, check_split
+from fedkeep import Split, check_split, declare
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.split.joint import Joint, fedavg_update, joint_from_loss, keep_trained
@@ -28,7 +28,7 @@ class Filled(nn.Module):
         names = ("level", "mean", "own")
         for name in names:
             self.layer.register_buffer(name, torch.ones(3))
-        self.layer.updated_buffers = names if declared else ()
+        declare(self.layer, updated_buffers=names if declared else ())
 
     def fill(self, name: str, value: Tensor) -> None:
         old = getattr(self.layer, name)
@@ -92,13 +92,12 @@ def test_what_forward_gives_buffers_stands_in_the_losses_dicts_afterwards(how: s
 class Waking(nn.Module):
     """Scales a layer by a buffer that is zero until the first step is over."""
 
-    updated_buffers = ("gate",)
-
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
         self.linear, self.user = nn.Linear(3, 3), nn.Parameter(torch.ones(3))
         self.register_buffer("gate", torch.zeros(()))
+        declare(self, updated_buffers=("gate",))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear(x) * self.gate.clone() + self.user

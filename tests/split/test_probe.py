@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Split, check_split, methods
+from fedkeep import Split, check_split, declare, methods
 from fedkeep.core.errors import SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, weighted_mean
@@ -64,7 +64,7 @@ class Tallied(nn.Module):
         self.linear, self.user = nn.Linear(3, 3), nn.Parameter(torch.ones(3))
         self.register_buffer("tally", torch.zeros(3))
         if declared:
-            self.updated_buffers = ("tally",)
+            declare(self, updated_buffers=("tally",))
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -88,8 +88,8 @@ def test_a_frozen_buffer_that_training_changes_is_named() -> None:
         (
             "The frozen half is violated by 'tally': training changed 'tally', which is frozen: it would be another on "
             "every client. If a pattern of frozen names it, narrow the pattern, or hold its layer in eval(). If it is a "
-            "buffer that training is to change, name it in an attribute updated_buffers of its module; then it is "
-            "federated, or private where a pattern says so."
+            "buffer that training is to change, say fedkeep.declare(module, updated_buffers=...) of its module; then "
+            "it is federated, or private where a pattern says so."
         )
     ]
 
@@ -311,13 +311,12 @@ def test_a_private_body_below_federated_batch_norm_is_a_leak() -> None:
 class Scale(nn.Module):
     """A private factor, a variance that training updates, and a set of what was seen."""
 
-    updated_buffers = ("variance",)
-
     def __init__(self) -> None:
         super().__init__()
         self.w, self.user = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
         self.register_buffer("variance", torch.full((3,), 0.5))
         self.seen: set[int] = set()
+        declare(self, updated_buffers=("variance",))
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen.add(len(x))

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.declared import declared
 from fedkeep.core.errors import MethodError, SplitError
 from fedkeep.core.seeds import position
 
@@ -161,8 +162,8 @@ def buffers_of(layers: Layers) -> list[Place]:
 def written(module: nn.Module, layers: Layers, first: Mapping[str, str]) -> dict[str, Place]:
     """Return what a forward pass may write into in evaluation too, by its (first) name.
 
-    These are parameters of layers with ``max_norm``, which renormalise the rows that they look up; and buffers that an
-    attribute ``updated_buffers`` names.
+    These are parameters of layers with ``max_norm``, which renormalise the rows that they look up; and buffers that
+    are declared as updated.
 
     Args:
         module: the model.
@@ -175,8 +176,7 @@ def written(module: nn.Module, layers: Layers, first: Mapping[str, str]) -> dict
         if getattr(layer, "max_norm", None) is not None:
             own = [leaf for leaf, value in layer._parameters.items() if value is not None]
             found += [Place(_joined(prefix, leaf), layer._parameters, leaf) for leaf in own]
-        named = getattr(layer, "updated_buffers", ())
-        names = [_joined(prefix, name) for name in ((named,) if isinstance(named, str) else named)]
+        names = [_joined(prefix, name) for name in declared(layer).updated_buffers]
         found += [buffers[name] for name in names if name in buffers]
     return {first.get(place.name, place.name): place for place in found}
 
@@ -400,8 +400,8 @@ def frozen_changed(name: str) -> str:
     return (
         f"training changed {name!r}, which is frozen: it would be another on every client. If a pattern of frozen "
         f"names it, narrow the pattern, or hold its layer in eval(). If it is a buffer that training is to change, "
-        f"name it in an attribute updated_buffers of its module; then it is federated, or private where a pattern "
-        f"says so."
+        f"say fedkeep.declare(module, updated_buffers=...) of its module; then it is federated, or private where a "
+        f"pattern says so."
     )
 
 
@@ -409,8 +409,8 @@ def passing_changed(name: str) -> str:
     """Say that training wrote into a tensor that is no persistent buffer, and what to do."""
     return (
         f"training wrote into {name!r}, which is no persistent buffer: it would go on to the next client. Make it one "
-        f"by register_buffer, and name it in an attribute updated_buffers of its module; or assign another tensor, if "
-        f"it is a cache: each client starts with the first one."
+        f"by register_buffer, and say fedkeep.declare(module, updated_buffers=...) of its module; or assign another "
+        f"tensor, if it is a cache: each client starts with the first one."
     )
 
 

@@ -25,6 +25,7 @@ from fedkeep.core.buffers import (
     written,
 )
 from fedkeep.core.copying import holds_beside
+from fedkeep.core.declared import declared
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.heads import FEATURES, STEPS, found_head, step_of
 from fedkeep.core.modes import AsAlone, Keeping
@@ -183,7 +184,7 @@ class Net:
 
     Attributes:
         lookup: tables of embeddings, by parameter, with the column of ids that is all that looks them up: those that
-            the module names in an attribute ``lookup``, and in a simulation those that a trace finds.
+            the module declares, and in a simulation those that a trace finds.
         parameters: the module's own, by first name: nothing trains or changes these very tensors.
         aliases: where tied parameters stand besides, by their first name.
         written: what a forward pass may write into in evaluation too, by name; it is given a copy then.
@@ -198,7 +199,7 @@ class Net:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.lookup: Mapping[str, str] = dict(getattr(module, "lookup", {}))
+        self.lookup: Mapping[str, str] = dict(declared(module).lookup)
         self._caller = _Caller(module)
         self._takes: dict[str, Takes] = {}
         self.parameters = dict(module.named_parameters())
@@ -539,7 +540,7 @@ class PooledNet(Net):
     """A net whose private parameters are tables with a row per client: centralised training.
 
     Every example is computed with its own client's row, found by the batch's column ``client``. A module that
-    names its private parameters in ``per_example`` is given the gathered rows at once, shape
+    declares its private parameters ``per_example`` is given the gathered rows at once, shape
     (examples, *shape); any other module is mapped over the examples one by one (``torch.func.vmap``), which batch
     normalisation cannot be trained with.
 
@@ -552,7 +553,7 @@ class PooledNet(Net):
     def __init__(self, module: nn.Module, private: frozenset[str], by_client: bool = False) -> None:
         super().__init__(module)
         self.private, self.by_client = private, by_client
-        self.gathers = private <= set(getattr(module, "per_example", ()))
+        self.gathers = private <= set(declared(module).per_example)
 
     def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Any:
         """Return what a method of the module returns, each example computed with its own client's row."""
@@ -581,7 +582,7 @@ class PooledNet(Net):
             raise MethodError(
                 "{model} normalises over a batch, but in centralised training it is computed example by "
                 "example, each with its own client's {private}. If its forward takes a row of these for each "
-                "example, name them in its attribute per_example; else choose a federated engine.",
+                "example, say fedkeep.declare(module, per_example=...); else choose a federated engine.",
                 model=type(self.module).__name__,
                 private=sorted(self.private),
             )

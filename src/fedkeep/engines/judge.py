@@ -1,7 +1,7 @@
 """Judging, on the device: predictions of clients' models on their own examples, reduced to what metrics need.
 
 Several models predict the same examples, so that they are compared on these. Many clients' are computed at a time.
-Models without private values, and those that take a private row for each example (``per_example``), see the examples
+Models without private values, and those that take a private row for each example (declared as ``per_example``), see the examples
 of many clients as one batch. Of other models, clients with equally many examples are computed side by side
 (``torch.func.vmap``), so many tiny clients cost a few calls. What cannot be computed so is computed client by client,
 and so is who has few companions; the numbers are the same but for rounding.

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedkeep import data as data_room
 from fedkeep import models
+from fedkeep.core.declared import declared
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, check_choice, first_line
 from fedkeep.core.run_files import read_info
@@ -155,10 +156,10 @@ def start_from_vectors(
         ConfigError: the model has no such table, the data no vocabulary of words, or the widths differ.
         DataError: a fault in the file.
     """
-    tables = [name for name, column in getattr(model, "lookup", {}).items() if column == "text"]
+    tables = [name for name, column in declared(model).lookup.items() if column == "text"]
     if len(tables) != 1:
         raise ConfigError(
-            f"model.word_vectors: {type(model).__name__} names no table, or several, for the column 'text' in "
+            f"model.word_vectors: {type(model).__name__} declares no table, or several, for the column 'text' in "
             f"`lookup`, so it is not known which to fill."
         )
     entry = encoding.meta.get("vocabulary")

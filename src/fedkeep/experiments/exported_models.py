@@ -26,6 +26,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedkeep.core.declared import declared
 from fedkeep.core.describe import check_kind, describe, differences
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
 from fedkeep.core.files import (
@@ -164,7 +165,7 @@ class Exported:
             )
         begins = first_kept(method, Net(bare))
         if config.model.word_vectors and set(begins) & {
-            n for n, c in getattr(bare, "lookup", {}).items() if c == "text"
+            n for n, c in declared(bare).lookup.items() if c == "text"
         }:
             raise ConfigError(
                 f"The private part began as the vectors of {config.model.word_vectors}, which {self.folder} does not "

@@ -232,7 +232,7 @@ class Client(Changeable):
             door through which numbers made of private values may leave.
         accept: what is kept once the server has taken the round, given what was kept before, what was trained, and
             z = c_k / Σ c.
-        tables: embedding tables that the module names in ``lookup`` are trained and sent by the rows that the client's
+        tables: embedding tables that the module declares (``lookup``) are trained and sent by the rows that the client's
             examples use: ``"exact"``, where that equals training the whole table; ``"local"``, always (KTEPS §4.2,
             Remark 3: other rows stay as received); ``"whole"``, never.
         pools: how centralised training puts clients' examples together: ``"examples"``: mini-batches of all clients'

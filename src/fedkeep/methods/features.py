@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.declared import declare, declared
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.heads import FEATURES, Pool, found_head, is_convolution
@@ -261,10 +262,10 @@ def extended(module: nn.Module, added: Mapping[str, nn.Module | nn.Parameter], c
             )
         setattr(both, name, new)
     mark_added(both, list(added))
-    tables: Mapping[str, str] = getattr(module, "lookup", {})
+    tables = declared(module).lookup
     own = {name for name, _ in both.named_parameters() if copied}
     if more := {f"{copied}.{n}": c for n, c in tables.items() if f"{copied}.{n}" in own}:
-        both.lookup = {**tables, **more}  # type: ignore[assignment]
+        declare(both, lookup={**tables, **more})
     return both
 
 

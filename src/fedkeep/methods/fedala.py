@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.declared import declared
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net, aliases
 from fedkeep.core.optim import sgd
@@ -60,7 +61,7 @@ class AddWeights:
                     f"FedALA mixes the upper layers alone; {inside[0]!r}, which is one, and {outside[0]!r} are one "
                     f"tensor (tied weights). Name both in `layers`, or untie them."
                 )
-        tables = [n for n in names if n in getattr(module, "lookup", {})]
+        tables = [n for n in names if n in declared(module).lookup]
         if tables:
             raise MethodError(
                 f"FedALA cannot mix the table {tables[0]!r}: a client trains and sends only the rows that it looks up. "

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.declared import declare
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
@@ -46,7 +46,6 @@ class Memory(nn.Module):
         momentum: μ.
     """
 
-    updated_buffers: ClassVar = ("mean",)
     mean: Tensor
 
     def __init__(self, like: Tensor, momentum: float) -> None:
@@ -54,6 +53,7 @@ class Memory(nn.Module):
         self.momentum = momentum
         self.bias = nn.Parameter(like.clone())
         self.register_buffer("mean", like.clone())
+        declare(self, updated_buffers=("mean",))
 
     def forward(self, features: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return m with the mini-batch's features (B, F) counted in; training keeps it."""

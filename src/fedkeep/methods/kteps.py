@@ -175,7 +175,7 @@ def kteps(
 ) -> Method:
     """Return KTEPS, for a model with ``features`` and ``head`` whose head is its part ``classifier``.
 
-    With an embedding table that the model names in ``lookup``, each client trains and sends the rows that it uses
+    With an embedding table that the model declares (``lookup``), each client trains and sends the rows that it uses
     (§4.2, Remark 3). A client predicts with both branches, the shared part with the shared one.
 
     Args:

@@ -67,7 +67,7 @@ def pfedme(
 ) -> Method:
     """Return pFedMe. The training loss of its records is the last term's: ½ λ ‖θ − w‖².
 
-    With embedding tables that a model names in ``lookup``, all of a client's rows are near each other's or not, whether
+    With embedding tables that a model declares (``lookup``), all of a client's rows are near each other's or not, whether
     a mini-batch uses them or not, so tables are trained whole. A model whose training updates buffers (batch
     normalisation) is refused in the first round: the statistics of w would stay as they began.
 

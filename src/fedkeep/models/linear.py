@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.declared import declare
+
 
 def outputs(last: Tensor) -> Tensor:
     """Return what the last layer gave: logits (B, classes), or with one output predictions of numbers, (B,)."""
@@ -23,12 +25,11 @@ class Linear(nn.Module):
         classes: number of labels, 1 for regression; ``user`` has as many entries.
     """
 
-    per_example = ("user",)
-
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
         self.linear = nn.Linear(features, classes)
         self.user = nn.Parameter(torch.zeros(classes))
+        declare(self, per_example=("user",))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, shape (B, classes), or predictions (B,) for regression, for x of shape (B, features)."""
@@ -44,8 +45,6 @@ class MatrixFactorization(nn.Module):
         mean: what the mean starts at, e.g. the middle of the scale of ratings.
     """
 
-    per_example = ("user", "user_bias")
-
     def __init__(self, items: int, dim: int = 16, mean: float = 0.0) -> None:
         super().__init__()
         self.item = nn.Embedding(items, dim)
@@ -55,6 +54,7 @@ class MatrixFactorization(nn.Module):
         self.user_bias = nn.Parameter(torch.zeros(1))
         nn.init.normal_(self.item.weight, std=0.1)
         nn.init.zeros_(self.item_bias.weight)
+        declare(self, per_example=("user", "user_bias"))
 
     def forward(self, item: Tensor) -> Tensor:
         """Return predicted ratings, shape (B,), for item ids of shape (B,); of (B, candidates) for a ranking's ids."""

@@ -7,12 +7,13 @@ vector for several tasks as future work; L_i = Σ_τ ω_τ L_τ(f_τ(x; w_f^τ, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedkeep.core.declared import declare
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.models.linear import outputs
 from fedkeep.nn import GRU, LSTM
@@ -25,7 +26,6 @@ class PersonalClassifier(nn.Module):
     ``user`` (user_dim,) and ``user_bias`` (classes,) may carry a leading example axis.
     """
 
-    per_example = ("user", "user_bias")
     mlp: nn.Sequential
 
     def add_personal_part(
@@ -42,6 +42,7 @@ class PersonalClassifier(nn.Module):
         self.mlp = nn.Sequential(
             nn.Dropout(dropout), nn.Linear(width + user_dim, mlp), nn.ReLU(), nn.Linear(mlp, classes)
         )
+        declare(self, per_example=[n for n in ("user", "user_bias") if hasattr(self, n)])
 
     def with_user(self, vector: Tensor) -> Tensor:
         """Return text vectors (B, width) joined with the user's, shape (B, width + user_dim)."""
@@ -118,8 +119,6 @@ class MultiTaskDocument(nn.Module):
         options: further arguments of each ``DocumentModel``.
     """
 
-    per_example = ("user",)
-
     def __init__(
         self, vocabulary: int, tasks: Mapping[str, int], user_dim: int = 32, **options: object
     ) -> None:
@@ -132,6 +131,7 @@ class MultiTaskDocument(nn.Module):
             model = DocumentModel(vocabulary, classes, user_dim, **options)  # type: ignore[arg-type]
             del model.user
             self.tasks[name] = model
+        declare(self, per_example=("user",))
 
     def forward(self, text: Tensor, text_length: Tensor) -> dict[str, Tensor]:
         """Return logits by task, each (B, classes of the task), or predictions (B,) for regression."""
@@ -152,8 +152,6 @@ class BagOfWords(PersonalClassifier):
         embedding_dim: length of a word's embedding and of the text vector.
     """
 
-    lookup: ClassVar = {"embedding.weight": "text"}
-
     def __init__(
         self,
         vocabulary: int,
@@ -168,6 +166,7 @@ class BagOfWords(PersonalClassifier):
         self.embedding = nn.EmbeddingBag(vocabulary, embedding_dim, mode="sum")
         nn.init.normal_(self.embedding.weight, std=0.1)
         self.add_personal_part(embedding_dim, classes, user_dim, mlp, user_bias)
+        declare(self, lookup={"embedding.weight": "text"})
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return logits, shape (B, classes), for word ids (B, L), padded with 0, and lengths (B,) from 1 on."""
@@ -205,8 +204,6 @@ class TextClassifier(nn.Module):
         word_dropout: probability of leaving a word out of its text, while training; one word always stays.
     """
 
-    lookup: ClassVar = {"embedding.weight": "text"}
-
     def __init__(
         self,
         vocabulary: int,
@@ -235,6 +232,7 @@ class TextClassifier(nn.Module):
             nn.Linear(width, mlp or width), nn.ReLU(), nn.Linear(mlp or width, classes)
         )
         self.dropout, self.word_dropout, self.mean_over = dropout, word_dropout, mean_over
+        declare(self, lookup={"embedding.weight": "text"})
 
     def extra_repr(self) -> str:
         """Return what the layers don't show."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedkeep.core.buffers import frozen_changed as frozen_changed
+from fedkeep.core.declared import declared
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import SplitError, did_you_mean
 from fedkeep.core.net import every_tensor, tensors_of
@@ -154,26 +155,12 @@ def updated_buffers(module: nn.Module) -> frozenset[str]:
     """Return the names of the buffers that training updates.
 
     They are the buffers of normalisation layers that track statistics (batch and instance normalisation: mean, variance
-    and counter), and those that a module names in an attribute ``updated_buffers``, by their names within it.
-
-    Raises:
-        SplitError: ``updated_buffers`` names no buffer.
+    and counter), and those that a module declares as updated (``declare``), by their names within it.
     """
     found: set[str] = set()
     for prefix, part in module.named_modules(remove_duplicate=False):
-        given = getattr(part, "updated_buffers", ())
-        given = (given,) if isinstance(given, str) else tuple(given)
-        buffers = {name for name, _ in part.named_buffers(remove_duplicate=False)}
-        for name in given:
-            if name not in buffers:
-                raise SplitError(
-                    "updated_buffers of {part_type} names {name!r}, which is no buffer of it; they are {buffers}.",
-                    part_type=type(part).__name__,
-                    name=name,
-                    buffers=sorted(buffers),
-                )
         own = tuple(n for n, _ in part.named_buffers(recurse=False)) if isinstance(part, _NormBase) else ()
-        found |= {f"{prefix}.{name}" if prefix else name for name in own + given}
+        found |= {f"{prefix}.{name}" if prefix else name for name in own + declared(part).updated_buffers}
     return frozenset(found)
 
 

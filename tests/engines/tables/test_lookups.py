@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedkeep import FederatedData, Method, Phase, Run, adam, methods, sgd, simulate
+from fedkeep import FederatedData, Method, Phase, Run, adam, declare, methods, sgd, simulate
 from fedkeep.core.net import Net
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.methods import EarlyStopping
@@ -60,7 +60,9 @@ class Bagged(Ratings):
 
 
 class Declared(Ratings):
-    lookup = {"item.weight": "item", "bias.weight": "item", "tag.weight": "tags"}  # noqa: RUF012
+    def __init__(self) -> None:
+        super().__init__()
+        declare(self, lookup=FOUND)
 
 
 FOUND = {"item.weight": "item", "bias.weight": "item", "tag.weight": "tags"}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Client, FederatedData, Method, Phase, Split, adam, methods, sgd, simulate
+from fedkeep import Client, FederatedData, Method, Phase, Split, adam, declare, methods, sgd, simulate
 from fedkeep.core.errors import DataError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
@@ -37,8 +37,6 @@ def no_table_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
 class Words(nn.Module):
     """The mean of word vectors, then a linear layer."""
 
-    lookup: ClassVar = {"embedding.weight": "text"}
-
     def __init__(self, vocabulary: int = 40, labels: int = 3) -> None:
         super().__init__()
         with torch.random.fork_rng():
@@ -46,6 +44,7 @@ class Words(nn.Module):
             self.embedding = nn.Embedding(vocabulary, 4)
             self.out = nn.Linear(4, labels)
         self.double()
+        declare(self, lookup={"embedding.weight": "text"})
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         inside = (torch.arange(text.shape[1], device=text.device) < text_length.unsqueeze(1)).unsqueeze(2)
@@ -57,7 +56,9 @@ class Words(nn.Module):
 class Dense(Words):
     """The table is trained whole, as any parameter."""
 
-    lookup: ClassVar = {}
+    def __init__(self, vocabulary: int = 40, labels: int = 3) -> None:
+        super().__init__(vocabulary, labels)
+        declare(self, lookup={})
 
 
 DATA = texts(counts=(9, 6, 7, 5, 8), vocabulary=40)

@@ -9,13 +9,11 @@ from torch import Tensor
 from fedkeep import Method, Phase, methods, sgd, simulate
 from fedkeep.engines import Sequential, Vectorised
 from tests.engines.vectorised.cohorts import RAGGED, close, cohort, furl
-from tests.tiny import Logits, job, run_by, same_bits
+from tests.tiny import Unsaid, job, run_by, same_bits
 
 
-class Sized(Logits):
+class Sized(Unsaid):
     """Logits divided by 1 + the sum of squares of what is trained."""
-
-    per_example = ()  # type: ignore[assignment]
 
     def asked(self) -> list[Tensor]:
         return [p for p in self.parameters() if p.requires_grad]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Phase, methods, sgd
+from fedkeep import Phase, declare, methods, sgd
 from fedkeep.engines import Workers
 from fedkeep.engines.workers.pool import start_method
 from tests.engines.test_round import METHOD
@@ -65,13 +65,12 @@ def gone(pids: list[int], seconds: float = 10.0) -> bool:
 class Scripted(nn.Module):
     """A linear model that does something else on an example that begins with 13, in a worker process."""
 
-    per_example = ("user",)
-
     def __init__(self, act: Callable[[], None]) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
         self.user = nn.Parameter(torch.zeros((), dtype=torch.float64))
         self.act = act
+        declare(self, per_example=("user",))
 
     def forward(self, x: Tensor) -> Tensor:
         if bool((x[:, 0] == 13).any()) and multiprocessing.parent_process() is not None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Phase, methods, simulate
+from fedkeep import FederatedData, Phase, declare, methods, simulate
 from fedkeep.core.errors import NonFiniteError, WorkerError
 from fedkeep.engines import Sequential, Workers
 from fedkeep.engines.workers import pool
@@ -170,14 +170,13 @@ def test_spawned_workers_do_the_same(tmp_path: Path) -> None:
 class Spoken(nn.Module):
     """A text model that another process can import."""
 
-    per_example = ("user",)
-
     def __init__(self) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(2)
             self.table = nn.Embedding(300, 3)
             self.user = nn.Parameter(torch.zeros(3))
+        declare(self, per_example=("user",))
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         return self.table(text).sum(1) / text_length.unsqueeze(1) + self.user

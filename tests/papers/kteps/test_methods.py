@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import Method, averaging, methods, sgd, simulate
+from fedkeep.core.declared import declared
 from fedkeep.core.errors import MethodError, SplitError
 from fedkeep.core.net import Net
 from fedkeep.methods import EarlyStopping, Phase
@@ -236,7 +237,7 @@ def test_persistent_tables_are_uploaded_by_local_rows() -> None:
     assert moved.any()
     assert not moved[~used].any()
     for n in ("embedding.weight", "own.embedding.weight"):
-        assert run.net.module.lookup[n] == "text"  # type: ignore[index]
+        assert declared(run.net.module).lookup[n] == "text"
 
 
 def test_both_extractors_rows_are_trained_as_whole_tables_are() -> None:

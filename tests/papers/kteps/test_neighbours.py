@@ -73,5 +73,5 @@ def test_a_model_without_a_table_of_words() -> None:
     with pytest.raises(ConfigError) as error:
         word_neighbours(simulate(Linear(4, 3), methods.fedavg(), toy(), rounds=0), ["good"])
     assert str(error.value) == (
-        "Neighbours of words want a federated table of words that the model names in `lookup`."
+        "Neighbours of words want a federated table of words that the model declares as its `lookup`."
     )

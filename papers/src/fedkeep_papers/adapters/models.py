@@ -31,8 +31,6 @@ class Channel(nn.Module):
             vector.
     """
 
-    per_example = ("user", "user_bias")
-
     def __init__(
         self,
         width: int,
@@ -50,6 +48,8 @@ class Channel(nn.Module):
         self.user_head = nn.Linear(user_dim, classes, bias=False) if user_dim else None
         self.user = nn.Parameter(torch.zeros(user_dim)) if user_dim else None
         self.user_bias = nn.Parameter(torch.zeros(classes)) if bias else None
+        own = ("user", "user_bias")
+        fedkeep.declare(self, per_example=[n for n in own if getattr(self, n) is not None])
 
     def logits(self, sentence: Tensor, own: Tensor) -> Tensor:
         """Return (B, C) for sentence vectors (B, W), brought to mean 0 and variance 1, and log shares (B, C)."""

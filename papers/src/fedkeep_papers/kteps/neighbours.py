@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedkeep.core.declared import declared
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params
@@ -51,10 +52,10 @@ def word_neighbours(
     """
     entry = run.data.meta.get("vocabulary")
     vocabulary = vocabulary_from(entry) if isinstance(entry, dict) else None
-    tables = [n for n, c in getattr(run.net.module, "lookup", {}).items() if c == "text" and n in run.server]
+    tables = [n for n, c in declared(run.net.module).lookup.items() if c == "text" and n in run.server]
     if not tables or not isinstance(vocabulary, WordVocabulary):
         raise ConfigError(
-            "Neighbours of words want a federated table of words that the model names in `lookup`."
+            "Neighbours of words want a federated table of words that the model declares as its `lookup`."
         )
     name = tables[0]
     index = _most_words(run) if client is None else run.data.index(client)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import fedkeep
+
 
 class NextCharacter(nn.Module):
     """concat(embeddings of the characters before, user) → linear, ReLU → linear (+ user_bias) → logits.
@@ -21,8 +23,6 @@ class NextCharacter(nn.Module):
         user_dim: length of the private vector.
     """
 
-    per_example = ("user", "user_bias")
-
     def __init__(
         self, classes: int, *, width: int = 16, embedding_dim: int = 8, hidden: int = 128, user_dim: int = 8
     ) -> None:
@@ -32,6 +32,7 @@ class NextCharacter(nn.Module):
         self.head = nn.Linear(hidden, classes)
         self.user = nn.Parameter(torch.zeros(user_dim))
         self.user_bias = nn.Parameter(torch.zeros(classes))
+        fedkeep.declare(self, per_example=("user", "user_bias"))
 
     def forward(self, text: Tensor) -> Tensor:
         """Return logits, shape (B, classes), for the numbers of the characters before, (B, width) integers."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from fedkeep.core.declared import declared as of_module
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Batch, Params, clone, is_state, tensors_in, to
@@ -107,7 +108,7 @@ class Traced(Term):
 def with_declared_tables(method: Method, net: Net, data: FederatedData, device: str = "cpu") -> Method:
     """Return the method as a device runs it, and tell the net which tables may be cut (``net.lookup``).
 
-    What the module names in ``lookup`` is taken at its word; other embeddings are found by a trace, and so is what
+    What the module declares is taken at its word; other embeddings are found by a trace, and so is what
     terms read that say nothing of it. Hooks and state may look at whole tables, so a method that has them is not
     traced. Warns of tables that are trained and sent whole though a client's examples use few of their rows.
     """
@@ -116,7 +117,7 @@ def with_declared_tables(method: Method, net: Net, data: FederatedData, device: 
     rows = next(
         (r for c in range(len(data)) if len(r := allowed(data, np.asarray(data.rows(c, "train"))))), None
     )
-    declared: dict[str, str] = dict(getattr(net.module, "lookup", {}))
+    declared = dict(of_module(net.module).lookup)
     seen = [Uses() for _ in client.phases]
     if rows is not None and not _is_stateful(method):
         seen = _traced(method, net, data, rows, device, declared)
