@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from fedkeep import Method, Phase, Split, WeightedMean, averaging, methods, sgd
+from fedkeep import Method, Phase, Run, Split, WeightedMean, averaging, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
 from fedkeep.methods import Global, Kept, PrivateMean, Sent, differentially_private
 from fedkeep.methods.private import INSIDE, NoisyMean
-from fedkeep.privacy import Adaptive, DifferentialPrivacy, QuantileClip
+from fedkeep.privacy import Adaptive, DifferentialPrivacy, GaussianNoise, QuantileClip
 from fedkeep.split import Upload
 from tests.methods.table import ROWS
+from tests.refusals import raises
 from tests.tiny import Rounds, classes, job, same_bits
 
 START = {
@@ -275,3 +279,45 @@ def test_one_client_moves_the_server_by_no_more_than_its_bound() -> None:
 
     assert apart(after([0, 1, 2], bounded), after([0, 1], bounded)) <= 0.05 / 3 * (1 + 1e-9)
     assert apart(after([0, 1, 2], method), after([0, 1], method)) > 1
+
+
+STATISTICS = {
+    "privacy": (
+        {
+            "privacy": DifferentialPrivacy(noise=1.0, clip=1.0, delta=1e-2, noise_seed=0),
+            "sampling": "poisson",
+        },
+        (),
+    ),
+    "link": ({}, (GaussianNoise(0.3),)),
+}
+
+
+def normalised(layer: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(layer, nn.Linear(3, 3)).double()
+
+
+@pytest.mark.parametrize("noise", STATISTICS)
+def test_noise_on_federated_running_variances_is_refused_and_each_remedy_trains(noise: str) -> None:
+    """A variance became negative, and every output NaN."""
+    asked, upload = STATISTICS[noise]
+    model, data = normalised(nn.BatchNorm1d(3)), classes(counts=(6,) * 8)
+
+    def run(model: nn.Module, method: Method, **more: Any) -> Run:
+        return simulate(model, method.but(upload=upload), data, rounds=6, cohort=4, **(asked | more))
+
+    with raises(MethodError, name="0.running_var"):
+        run(model, methods.fedavg(server=UNIFORM))
+    for kept, method in (
+        (model, methods.fedper("0.running_*", server=UNIFORM)),
+        (model, methods.fedbn(methods.batch_norm_names(model), server=UNIFORM)),
+        (normalised(nn.GroupNorm(1, 3)), methods.fedavg(server=UNIFORM)),
+    ):
+        assert math.isfinite(run(kept, method).evaluate("train")["loss"])
+    if noise == "privacy":  # clipped changes alone leave every variance a mean of variances
+        quiet = run(model, methods.fedavg(server=UNIFORM), privacy=replace(asked["privacy"], noise=0.0))
+        assert quiet.server["0.running_var"].min() > 0
+    else:
+        refused = methods.fedavg(server=UNIFORM).but(upload=upload)
+        assert simulate(model, refused, data, rounds=1, centralised=True).server["0.running_var"].min() > 0

@@ -27,6 +27,7 @@ from fedkeep.experiments.run_directory import RunDirectory, failure_noted
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
 from fedkeep.methods import Global, Method, SecureMean, differentially_private
+from fedkeep.methods.private import check_variances
 from fedkeep.methods.server import Roster
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.nn.accelerate import swaps_of
@@ -121,6 +122,7 @@ class Conductor:
         self.method = method
         if not settings.centralised:
             check_cohorts(method, self.sampler)
+            check_variances(method, net.module)
         check_judging(method, settings.evaluate_shared, settings.evaluate_adapted)
         self.metrics = named_metrics(settings.metrics or (), members.tasks)
         self.rounds = settings.length(self.sampler.rounds_per_epoch)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
@@ -23,7 +25,7 @@ from fedkeep.methods.base import Method
 from fedkeep.methods.client import Sent, by_share, newest
 from fedkeep.methods.declared import why_unfit
 from fedkeep.methods.server import Global, Reduction, Roster, WeightedMean
-from fedkeep.privacy import Adaptive, DifferentialPrivacy, Link
+from fedkeep.privacy import Adaptive, DifferentialPrivacy, GaussianNoise, Link
 from fedkeep.privacy.dp import floating
 from fedkeep.split import Upload
 
@@ -250,3 +252,38 @@ def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort:
             update=MoveBound(update=server.update, adaptive=privacy.adaptive),
         )
     return method.but(server=server)
+
+
+def check_variances(method: Method, module: nn.Module) -> None:
+    """Refuse noise on the running variances of normalisation layers, which it would make negative.
+
+    Args:
+        method: as it runs, with its differential privacy.
+        module: the model as the method trains it.
+
+    Raises:
+        MethodError: such a variance is federated, and uploads or their sum get noise.
+    """
+    reduce = method.server.reduce
+    noise = next((f"GaussianNoise({one.sigma:g})" for one in method.upload if _is_noisy(one)), "")
+    if isinstance(reduce, PrivateMean) and reduce.privacy.noise:
+        noise = f"differential privacy with noise={reduce.privacy.noise:g}"
+    if not noise:
+        return
+    federated = method.split.halves(module).federated_names
+    layers = {name for name, layer in module.named_modules() if isinstance(layer, _NormBase)}
+    for name in federated:
+        layer, _, leaf = name.rpartition(".")
+        if leaf == "running_var" and layer in layers:
+            raise MethodError(
+                "The running variance {name!r} is federated, and {noise} would make it negative and the model's outputs "
+                "NaN. Name the statistics private (a method's private='{layer}running_*', or methods.fedbn with "
+                "methods.batch_norm_names(model)), or put a GroupNorm in place of the layer.",
+                name=name,
+                noise=noise,
+                layer=f"{layer}." if layer else "",
+            )
+
+
+def _is_noisy(link: Link) -> bool:
+    return isinstance(link, GaussianNoise) and link.sigma > 0
