@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from fedkeep.core.declared import declare, declared
 from fedkeep.core.errors import MethodError
 from fedkeep.core.heads import caught, found_head, is_convolution
 from fedkeep.core.net import Net, Takes
@@ -189,11 +190,12 @@ class Experts:
         with drawn_for(module, "gate"):
             gate = FeatureGate(copy.deepcopy(module), self.head)
         whole = MixtureOfExperts(module, copy.deepcopy(module), gate)
-        tables: Mapping[str, str] = getattr(module, "lookup", {})
-        whole.lookup = {  # type: ignore[assignment]
-            f"{prefix}{name}": column for prefix in (GLOBAL, LOCAL) for name, column in tables.items()
+        tables = {
+            f"{prefix}{name}": column
+            for prefix in (GLOBAL, LOCAL)
+            for name, column in declared(module).lookup.items()
         }
-        return whole
+        return declare(whole, lookup=tables)
 
 
 def mixture(

@@ -265,7 +265,8 @@ def check_variances(method: Method, module: nn.Module) -> None:
         MethodError: such a variance is federated, and uploads or their sum get noise.
     """
     reduce = method.server.reduce
-    noise = next((f"GaussianNoise({one.sigma:g})" for one in method.upload if _is_noisy(one)), "")
+    links = [link.sigma for link in method.upload if isinstance(link, GaussianNoise) and link.sigma]
+    noise = f"GaussianNoise({links[0]:g})" if links else ""
     if isinstance(reduce, PrivateMean) and reduce.privacy.noise:
         noise = f"differential privacy with noise={reduce.privacy.noise:g}"
     if not noise:
@@ -283,7 +284,3 @@ def check_variances(method: Method, module: nn.Module) -> None:
                 noise=noise,
                 layer=f"{layer}." if layer else "",
             )
-
-
-def _is_noisy(link: Link) -> bool:
-    return isinstance(link, GaussianNoise) and link.sigma > 0
