@@ -256,3 +256,13 @@ def test_who_is_lost_at_once_is_not_asked_again_and_again_while_others_train(
     assert sorted(first) == [f"user-{k}" for k in range(6)]
     assert sum(client == "user-3" for _, client in asked) <= 12
     assert '"kind": "round"' in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("minimum", -1), ("deadline", 0.0), ("mode", "later"), ("over_selection", float("inf")), ("oldest", -1)],
+)
+def test_rules_out_of_their_bounds_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        RoundPolicy(**{name: value})
+    assert error.value.facts["name"] == name

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_type_hints
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
-from fedkeep.core.errors import RoundError, RunError
+from fedkeep.core.errors import ConfigError, RoundError, RunError
 
 MOST_FAILURES = 3
 LONGEST_PAUSE = 60.0
@@ -28,6 +28,9 @@ class RoundPolicy:
         buffer: answers per update (K of FedBuff).
         staleness: the exponent a of the factor (1 + s)^-a on an upload that is s versions old.
         oldest: an upload that is more versions old than this is dropped; None: none is.
+
+    Raises:
+        ConfigError: a value is out of its bounds.
     """
 
     deadline: Annotated[float, Field(gt=0)] | None = None
@@ -37,6 +40,19 @@ class RoundPolicy:
     buffer: Annotated[int, Field(ge=1)] = 10
     staleness: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
     oldest: Annotated[int, Field(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            try:
+                TypeAdapter(kind).validate_python(getattr(self, name))
+            except ValidationError as error:
+                why = error.errors()[0]["msg"].removeprefix("Input ")
+                raise ConfigError(
+                    "{name} of a round's rules {why}; got {got!r}.",
+                    name=name,
+                    why=why,
+                    got=getattr(self, name),
+                ) from error
 
 
 class Retries:
