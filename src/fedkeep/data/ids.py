@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import unicodedata
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
+from fedkeep.data.alike import spellings
 from fedkeep.data.columns import Ragged, offsets_of
 
 LONGEST_ID = 200
@@ -92,7 +94,10 @@ def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:
     by_value = all(issubclass(kind, int | np.integer) for kind in kinds)
     ids = sorted(set(names), key=int if by_value else None)  # é written in two ways is one client
     place = {name: number for number, name in enumerate(ids)}
-    return ids, np.fromiter((place[name] for name in names), np.int64, len(names))[seen]
+    number = np.fromiter((place[name] for name in names), np.int64, len(names))[seen]
+    if said := spellings("client ids", ids, np.bincount(number, minlength=len(ids))):
+        warnings.warn(said, stacklevel=3)
+    return ids, number
 
 
 def _checked(names: Iterable[Any], given: Sequence[Any]) -> list[str]:

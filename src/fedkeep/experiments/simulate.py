@@ -18,6 +18,7 @@ from fedkeep.core.files import write_tensors
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, class_counts, hold_out
+from fedkeep.data.alike import label_warnings
 from fedkeep.data.federated import best_possible
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import (
@@ -312,7 +313,8 @@ class Simulation:
             settings.device,
             after_step=lambda part: drive.finished(part),
         )
-        for text in model_warnings(job.method, self.net, self.data, conductor.seed, settings.device):
+        said = model_warnings(job.method, self.net, self.data, conductor.seed, settings.device)
+        for text in (*label_warnings(self.data), *said):
             warnings.warn(text, stacklevel=2)
         policy = settings.on_nonfinite
         device = LocalDevice(job, self.engine, leaves="examples", judges="all", ledger=conductor.versions)

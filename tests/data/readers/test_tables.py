@@ -50,7 +50,8 @@ def test_ids_and_times_are_kept_exactly_as_written(tmp_path: Path, name: str) ->
     first = 1_700_000_000_000_000_000  # nanoseconds, which float64 would round
     ids = ["007", "7", " 7", "1e3", "007"]
     rows = [{"user": one, "text": "x", "label": n, "time": first - n} for n, one in enumerate(ids)]
-    data = read(tmp_path, rows, name)
+    with pytest.warns(UserWarning, match="client ids differ only by"):
+        data = read(tmp_path, rows, name)
     assert list(data.ids) == sorted(set(ids))
     assert data.counts().tolist() == [1, 2, 1, 1]
     later = data.split_per_user(order="chronological")

@@ -1,0 +1,70 @@
+"""Names that are two though one may be meant, and classes that nothing is trained on, are said once before training."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+from fedkeep import FederatedData, methods, simulate
+from fedkeep.data.alike import alike, label_warnings
+from fedkeep.data.readers import read_table
+
+ROWS = ("a,1,yes,train", "a,2, yes,train", "a,3,no,train", "b,4,no,train", "b,5,No,train", "b,8,yes.,test")
+
+
+def table(folder: Path, rows: tuple[str, ...]) -> FederatedData:
+    (folder / "rows.csv").write_text("\n".join(("user,x,label,split", *rows)) + "\n")
+    return read_table(folder / "rows.csv", user="user", features=["x"], label="label")
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (["yes", " yes", "Yes ", "no"], [[0, 1, 2]]),
+        (["1", "1.0", "01", "1."], [[0, 1, 3]]),
+        (["a", "A", "b"], []),  # characters are told apart by their case
+        (["a", "a "], [[0, 1]]),
+        (["1.5", "1.50", "x.0", "x"], []),
+        (["new  york", "New York"], [[0, 1]]),
+        (["12345678901234567890", "12345678901234567891"], []),
+    ],
+)
+def test_which_names_are_alike(names: list[str], groups: list[list[int]]) -> None:
+    assert alike(names) == groups
+
+
+def test_labels_that_are_alike_and_classes_only_in_test_are_said_before_training(tmp_path: Path) -> None:
+    data = table(tmp_path, ROWS)
+    spelled, unseen = label_warnings(data)
+    for part in ("' yes' (1 examples)", "'yes' (1 examples)", "'no' (2 examples)", "'No' (1 examples)"):
+        assert part in spelled
+    assert "'yes.' (1 examples)" in unseen
+    assert "'no'" not in unseen
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        simulate(nn.Linear(1, 5), methods.fedavg(), data, rounds=1)
+    assert [str(w.message) for w in said if str(w.message) in (spelled, unseen)] == [spelled, unseen]
+
+
+def test_what_was_mended_as_advised_is_not_said_again(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = table(
+            tmp_path, tuple(row.replace(" ", "").replace("No", "no").replace("yes.", "yes") for row in ROWS)
+        )
+        assert list(label_warnings(data)) == []
+        assert data.meta["label_names"] == ["no", "yes"]
+
+
+def test_client_ids_that_are_alike_are_said_where_they_are_read() -> None:
+    columns = {"x": np.zeros((5, 2)), "label": np.array([0, 1, 0, 1, 0])}
+    with pytest.warns(UserWarning, match="client ids") as said:
+        data = FederatedData.from_columns(["a", "a ", "1", "1.0", "1"], columns)
+    assert list(data.ids) == ["1", "1.0", "a", "a "]
+    (text,) = (str(w.message) for w in said)
+    for part in ("'1' (2 examples)", "'1.0' (1 examples)", "'a' (1 examples)", "'a ' (1 examples)"):
+        assert part in text
