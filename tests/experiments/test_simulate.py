@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedkeep import FederatedData, Init, Phase, Run, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, NonFiniteError
+from fedkeep.core.run_files import read_info
 from fedkeep.data import RangeIds
 from fedkeep.engines import LocalDevice, Sampler
 from tests.refusals import raises
@@ -383,3 +384,17 @@ def test_a_sequence_of_layers_is_trained_as_a_module_around_it(engine: str) -> N
     ]
     assert all(torch.equal(runs[1].server[f"layers.{n}"], v) for n, v in runs[0].server.items())
     assert runs[0].evaluate() == runs[1].evaluate()
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "independent"])
+def test_who_was_never_drawn_stands_in_the_run(tmp_path: Path, sampling: Any) -> None:
+    data, drawn = classes(kind="f4"), set[int]()
+    for rounds in (2, 40):
+        out = tmp_path / str(rounds)
+        given: dict[str, Any] = {"cohort": 2, "sampling": sampling, "seed": 3, "evaluate_every": 0}
+        simulate(Logits(), methods.fedavg(), data, rounds=rounds, out=out, **given)
+        sampler = Sampler(len(data), 2, sampling, 3)
+        drawn = {c for number in range(rounds) for c in sampler(number)}
+        ids = [str(data.ids[c]) for c in range(len(data)) if c not in drawn]
+        assert read_info(out).get("never_drawn") == ({"count": len(ids), "ids": ids} if ids else None)
+        assert bool(ids) is (rounds == 2)

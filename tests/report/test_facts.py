@@ -1,5 +1,7 @@
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,7 @@ from fedkeep.privacy import TopK
 from fedkeep.report import facts
 from fedkeep.report.analyses import sections
 from fedkeep.report.blocks import Figure
-from fedkeep.report.groups import configurations
+from fedkeep.report.groups import Configuration, configurations
 from fedkeep.report.runs import read_run
 from fedkeep.report.tables import Table
 from tests.tiny import Logits, classes
@@ -157,3 +159,39 @@ def test_plain_tables_write_fractions_in_percent_where_the_heading_says_so(write
     assert isinstance(table, Table)
     assert table.rows == (("a", "50.0 %", "57.2", "0.5"), ("b", "–", "60", "2"))
     assert table.left == 1
+
+
+def client(*phases: tuple[int, int | None], turns: Any = "phases") -> dict[str, Any]:
+    """What run.json says of a method whose phases have so many passes, or steps, in mini-batches of 8."""
+    own = [{"epochs": epochs, "steps": steps, "batch_size": 8} for epochs, steps in phases]
+    return {"method": {"client": {"phases": own, "turns": turns}}}
+
+
+def test_unequal_local_steps_are_said(write_run: Write) -> None:
+    def groups(*each: dict[str, Any]) -> list[Configuration]:
+        folder = next(folders)
+        return configurations(
+            [read_run(write_run(f"{folder}/{k}", name=f"m{k}", identity=own)) for k, own in enumerate(each)]
+        )
+
+    folders = itertools.count()
+
+    assert facts.unequal_work(groups(client((1, None)), client((1, None), turns=[1]))) == ""
+    assert facts.unequal_work(groups(client((1, None)), {})) == ""
+    said = facts.unequal_work(
+        groups(client((1, None)), client((10, None), (1, None)), client((1, 4), turns=[3]))
+    )
+    assert said.endswith(
+        "m0: 1 pass in mini-batches of 8; m1: 11 passes in mini-batches of 8; m2: 12 steps in mini-batches of 8."
+    )
+
+
+def test_clients_that_no_round_drew_are_named(write_run: Write) -> None:
+    never = {"count": 7, "ids": [f"u{k}" for k in range(7)]}
+    runs = [
+        read_run(write_run(f"{name}{seed}", name=name, seed=seed, **more))
+        for name in ("a", "b")
+        for seed, more in ((0, {"never_drawn": never}), (1, {}))
+    ]
+    (said,) = facts.never_drawn(configurations(runs))
+    assert said.startswith("a, b, seed 0: 7 clients never drawn (u0, u1, u2, u3, u4 and 2 more).")

@@ -104,6 +104,17 @@ class Sampler:
             drawn = np.array([permuted(place, self.count, key) for place in places])
         return [int(c) for c in (drawn if isinstance(self.clients, int) else self.clients[drawn])]
 
+    def never(self, rounds: int) -> list[int]:
+        """Return the clients that no round of the first ``rounds`` draws, ascending."""
+        if self.mode == "shuffled" and rounds >= self.rounds_per_epoch:
+            return []
+        left = set(range(self.count) if isinstance(self.clients, int) else map(int, self.clients))
+        for round in range(rounds):
+            left.difference_update(self(round))
+            if not left:
+                break
+        return sorted(left)
+
     def _fallen(self, round: int) -> np.ndarray:
         """Return the places whose coins fell for them. From one to the next there is a geometric number of places, so
         nobody looks at the others.

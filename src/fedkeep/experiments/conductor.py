@@ -38,6 +38,9 @@ from fedkeep.store import PrivateStore, VersionLedger
 from fedkeep.tasks import Task, kinds_of
 from fedkeep.tasks.results import Examples
 
+NAMED = 20
+"""How many of the clients that were never drawn ``run.json`` names."""
+
 
 class Clients(Roster, Protocol):
     """All clients, by id."""
@@ -106,7 +109,7 @@ class Conductor:
         text: str | None = None,
     ) -> None:
         self.settings, self.members, self.name, self.seed, self.net = settings, members, name, seed, net
-        self.config = config
+        self.config, self.secretly = config, drawn_by is not None
         self.initial = {name: value.detach() for name, value in tensors_of(net.module).items()}
         self.trackers: Mapping[str, Tracker] = named_trackers(settings.trackers)
         self.sampler = Sampler(
@@ -317,7 +320,16 @@ class Conductor:
         with failure_noted(directory), told as drive.told:
             yield
         if directory is not None and drive.server.round == self.rounds:
-            directory.write_info({**directory.read_info(), "status": "finished"})
+            info = {n: v for n, v in directory.read_info().items() if n != "never_drawn"}
+            directory.write_info({**info, "status": "finished", **self._undrawn()})
+
+    def _undrawn(self) -> dict[str, Any]:
+        """Return what ``run.json`` says of clients that no round drew: how many, and the first ones' ids."""
+        if self.settings.centralised or self.secretly:
+            return {}
+        never = self.sampler.never(self.rounds)
+        ids = [str(self.members.clients.ids[c]) for c in never[:NAMED]]
+        return {"never_drawn": {"count": len(never), "ids": ids}} if never else {}
 
 
 def check_judging(method: Method, shared: bool, adapted: bool) -> None:

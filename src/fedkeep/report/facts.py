@@ -17,6 +17,8 @@ from fedkeep.report.runs import RunFiles
 from fedkeep.report.tables import Table, mean_std
 
 INITIAL = "initial values"
+NAMED = 5
+"""How many clients a sentence names."""
 
 
 def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
@@ -55,6 +57,56 @@ def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
     if any(len(g.runs) > 1 for g in groups):
         note += " Of several seeds the first is shown."
     yield Table(columns, tuple(rows), note=note)
+
+
+def never_drawn(groups: Sequence[Configuration]) -> Iterator[str]:
+    """Say of each seed which clients no round drew: their models are what a new client has."""
+    told = dict[tuple[str, str], list[str]]()
+    for g in groups:
+        for run in g.runs:
+            found = run.info.get("never_drawn")
+            if isinstance(found, dict) and found.get("count"):
+                named = [str(c) for c in found.get("ids") or ()][:NAMED]
+                more = f" and {found['count'] - len(named)} more" if found["count"] > len(named) else ""
+                who = f"{wording.count(found['count'], 'client')} never drawn ({', '.join(named)}{more})"
+                told.setdefault((f"seed {run.seed}", wording.printable(who)), []).append(g.label)
+    for (seed, who), labels in told.items():
+        yield f"{', '.join(labels)}, {seed}: {who}. Their models are what a new client has."
+
+
+def unequal_work(groups: Sequence[Configuration]) -> str:
+    """Say what clients compute in a round, method by method; empty where it is the same, or not known."""
+    told = {g.label: work for g in groups if not g.centralised and (work := _work(g.runs[0]))}
+    if len(set(told.values())) < 2:
+        return ""
+    each = "; ".join(f"{label}: {work}" for label, work in told.items())
+    return f"Methods take unequal local steps in a round: {each}."
+
+
+def _work(run: RunFiles) -> str:
+    """Return how often a client of a run goes over its examples in a round, or how many steps it takes."""
+    method = (run.info.get("identity") or {}).get("method")
+    client = method.get("client") if isinstance(method, dict) else None
+    phases = client.get("phases") if isinstance(client, dict) else None
+    if not isinstance(client, dict) or not isinstance(phases, list):
+        return ""
+    turns = client.get("turns")
+    times = turns if isinstance(turns, list) else [1] * len(phases)
+    passes: dict[tuple[str, Any], int] = {}
+    for phase, often in zip(phases, times, strict=False):
+        if not isinstance(phase, dict) or "batch_size" not in phase:
+            return ""
+        kind, number = (
+            ("pass", phase.get("epochs")) if phase.get("steps") is None else ("step", phase["steps"])
+        )
+        key = kind, phase["batch_size"]
+        passes[key] = passes.get(key, 0) + int(number or 0) * int(often)
+    plural = {"pass": "passes", "step": "steps"}
+    return " and ".join(
+        f"{n} {kind if n == 1 else plural[kind]} in mini-batches of {size}"
+        for (kind, size), n in passes.items()
+        if n
+    )
 
 
 def bytes_each(run: RunFiles, way: Literal["down", "up"]) -> float | None:

@@ -88,7 +88,10 @@ def results_table(groups: Sequence[Configuration], metric: str, title: str = "")
     if any(g.best is not None and g.best == g.best_global for g in groups):
         note += " Best possible: for a model without private parameters, without knowing the user."
     if any(len(g.runs) > 1 for g in groups):
-        note += " ± is the sample standard deviation over seeds."
+        numbers = {len(g.runs) for g in groups}
+        each = ", ".join(f"{g.label} {len(g.runs)}" for g in groups)
+        many = f"{numbers.pop()} seeds" if len(numbers) == 1 else f"seeds ({each})"
+        note += f" ± is the sample standard deviation over {many}."
     return Table((*columns, f"best valid {name}"), tuple(rows), title, note)
 
 

@@ -544,7 +544,9 @@ def _comparison(found: Found) -> list[Block]:
     for c in found.compared:
         out += [Text(said(c)), _table(found, c), ranks_figure(c)]
     first = found.compared[0]
-    lines = [*few(first.users, len(first.seeds)), *([found.how] if found.how else [])]
+    work = facts.unequal_work(found.groups)
+    lines = [*few(first.users, len(first.seeds)), *(line for line in (found.how, work) if line)]
+    lines += facts.never_drawn(found.groups)
     return [*out, Text(" ".join(lines))] if lines else out
 
 
