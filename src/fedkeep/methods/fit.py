@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, Self, TypeVar
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import MethodError
 from fedkeep.core.heads import ADVICE, Head
 from fedkeep.core.net import Takes, every_tensor, logits_of
@@ -76,7 +78,9 @@ def fitted(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
     if extend is not None and getattr(extend, "has_parts", _no)(model):
         return method
     method, wanted = _with_norms(method, model), _texts(method)
-    names, said = list(every_tensor(model)), method.head is not None
+    if USER not in method.split.private:  # a rate for a user's vector asks for none
+        wanted.discard(USER)
+    names, said = [*every_tensor(model), *_added(extend, model)], method.head is not None
     lacks = {text for text in (HEAD, BODY, USER) if text in wanted and (said or not matches_any(names, text))}
     steps = method.needs_features and (method.head is not None or not _has_steps(model, batch))
     steps = steps or hasattr(extend, "has_parts")  # the model's forward alone is met where it is made a part
@@ -94,6 +98,15 @@ def fitted(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
         return named.but(extend=AddUser(head.layer))
     adjusted: M = getattr(getattr(named, "extend", None), "adjusted", _same_method)(named)
     return adjusted
+
+
+def _added(extend: Callable[[nn.Module], nn.Module] | None, model: nn.Module) -> list[str]:
+    """Return the names of what a method's own hook makes of a model, where it needs no head."""
+    if extend is None or hasattr(extend, "has_parts"):
+        return []
+    with suppress(MethodError):
+        return list(every_tensor(extend(copied(model))))
+    return []
 
 
 def _no(model: nn.Module) -> bool:
@@ -240,7 +253,12 @@ def _walk(value: Any, change: Callable[[str], tuple[str, ...]]) -> Any:
     if isinstance(value, tuple | list):
         items: list[Any] = []
         for item in value:
-            items += change(item) if isinstance(item, str) else [_walk(item, change)]
+            if isinstance(item, str):
+                items += change(item)
+            elif isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
+                items += _pairs(item, change)
+            else:
+                items.append(_walk(item, change))
         return value if _same(items, value) else type(value)(items)
     if isinstance(value, functools.partial):
         args, kept = _walk(value.args, change), {n: _walk(v, change) for n, v in value.keywords.items()}
@@ -255,6 +273,15 @@ def _walk(value: Any, change: Callable[[str], tuple[str, ...]]) -> Any:
         changes = {name: v for name, v in new.items() if v is not own[name] and v != own[name]}
         return replace(value, **changes) if changes else value
     return value
+
+
+def _pairs(pair: tuple[str, Any], change: Callable[[str], tuple[str, ...]]) -> list[tuple[Any, ...]]:
+    """Return a pair of a text and what belongs to it, e.g. a rate, once for each text that comes in its place."""
+    name, own = pair
+    if isinstance(own, str):
+        return [_walk(pair, change)]
+    names, new = change(name), _walk(own, change)
+    return [pair] if names == (name,) and new is own else [(each, new) for each in names]
 
 
 def _same(new: Any, old: Any) -> bool:
