@@ -12,6 +12,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import Optimizer
 from fedkeep.experiments.config import (
     Config,
+    DataConfig,
     builtin_config,
     builtin_names,
     builtin_text,
@@ -219,7 +220,7 @@ PLAIN = st.one_of(TEXT, st.booleans(), st.integers(-(2**62), 2**62), st.floats(a
 VALUES = st.one_of(PLAIN, st.lists(PLAIN, max_size=3), st.dictionaries(TEXT, PLAIN, max_size=3))
 
 
-@given(st.dictionaries(TEXT.filter(lambda t: t not in ("reader", "split")), VALUES, max_size=5), TEXT)
+@given(st.dictionaries(TEXT.filter(lambda t: t not in DataConfig.model_fields), VALUES, max_size=5), TEXT)
 @settings(max_examples=60, deadline=None)
 def test_a_written_configuration_gives_the_same(options: dict[str, object], name: str) -> None:
     config = Config.model_validate(

@@ -17,7 +17,7 @@ from fedkeep.experiments.build import build_method, build_model
 from fedkeep.experiments.personalize import adapt_clients, rooted
 from fedkeep.experiments.reproductions import Request
 from fedkeep.methods import mixture
-from fedkeep_papers.kit import sweeps
+from fedkeep_papers.kit import plots
 from fedkeep_papers.moe import cells as moe_cells
 from fedkeep_papers.moe import figure6 as moe_figure6
 from fedkeep_papers.moe import sheet as moe_sheet
@@ -195,15 +195,17 @@ def test_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(moe_sheet.SIZES, "quick", tiny)
     monkeypatch.setattr(moe_figure6, "FEW", {"client": (0.9,), "example": (0.4,), "class": (0.5,)})
     monkeypatch.setattr(moe_cells, "SHOWN", 1)
+
     drawn: list[str] = []
 
-    def save(figure: Any, path: Path) -> Path:  # drawing has its own tests
-        drawn.append(path.stem)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def write(figure: Any, folder: Path, name: str) -> Path:  # drawing has its own tests
+        drawn.append(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.png"
         path.touch()
         return path
 
-    monkeypatch.setattr(sweeps, "save", save)
+    monkeypatch.setattr(plots, "write", write)
     write_cifar(tmp_path / "images" / "cifar10")
     sizes = {f"data.partition.{name}": str(n) for name, n in (("train", 10), ("valid", 4), ("test", 4))}
     path = figure6(Request(tmp_path / "images", tmp_path / "out", progress=False, changes=sizes))
