@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,21 @@ from fedkeep.core.errors import shown
 from fedkeep.data.columns import Ragged
 from fedkeep.tasks import of_several, tasks_in
 
-if TYPE_CHECKING:
-    from fedkeep.data.federated import FederatedData
+
+class Labelled(Protocol):
+    """What of a data set is looked at here: its description, its columns, and the rows of a split."""
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """Its description."""
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The columns by name."""
+
+    def split_rows(self, split: Any) -> np.ndarray:
+        """Return the row numbers of a split."""
+
 
 MOST = 3
 """How many groups of names a warning shows."""
@@ -53,7 +66,7 @@ def spellings(what: str, names: Sequence[str], counts: NDArray[Any]) -> str:
     )
 
 
-def label_warnings(data: FederatedData) -> Iterator[str]:
+def label_warnings(data: Labelled) -> Iterator[str]:
     """Yield what is to be said of classes with names: those that are alike, and those in the test split alone."""
     names = list(map(str, data.meta.get("label_names") or ()))
     for task in tasks_in(data.meta) if names else ():

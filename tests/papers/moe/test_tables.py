@@ -158,6 +158,7 @@ def test_figures_3_and_5_share_cells_and_nothing_is_computed_twice(
     assert {p.stem for p in (out / "moe-figure5-quick").iterdir()} == {"paper", "clean"}
 
 
+@pytest.mark.filterwarnings("ignore:Classes that are in the test split alone:UserWarning")
 @pytest.mark.usefixtures("undrawn")
 def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
     images = tmp_path / "images"
@@ -175,6 +176,7 @@ def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
     assert [f for f in files if "f0.1" in f] == ["cifar100-n10-N6-p0.6-q0-s0-r1-e1-f0.1-a1x1x1.json"]
 
 
+@pytest.mark.filterwarnings("ignore:Classes that are in the test split alone:UserWarning")
 @pytest.mark.usefixtures("undrawn")
 def test_figure_2_of_the_official_test_images_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"data.partition.valid": "3", "data.partition.test": "2"}
