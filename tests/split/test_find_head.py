@@ -120,7 +120,11 @@ FOUND: dict[str, tuple[Callable[[], nn.Module], str, bool]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings(
+    "ignore:None of the inputs have requires_grad:UserWarning",
+    "ignore:.torch.jit.script:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
 @pytest.mark.parametrize("name", FOUND)
 def test_the_last_layer_with_parameters_is_found(name: str) -> None:
     make, layer, last = FOUND[name]
@@ -161,7 +165,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings(
+    "ignore:None of the inputs have requires_grad:UserWarning",
+    "ignore:.torch.jit.script:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_taken_apart_is_refused(name: str) -> None:
     make, said = REFUSED[name]
