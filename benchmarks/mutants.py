@@ -1,12 +1,14 @@
 """How many small faults the tests notice: a seeded sample of mutants, run against the tests of their room.
 
+    python -m benchmarks.mutants CHECKOUT --map              # which tests run which lines; once, takes as long as the tests
     python -m benchmarks.mutants CHECKOUT --out FILE [--count 300] [--seed 0] [--jobs 1]
 
 A mutant is a copy of CHECKOUT's library with one place changed: a comparison, an operator, a whole number, a truth value, a
-condition turned round, a statement left out. None is in a string or a docstring. Each runs against the tests of its room and the
-conformance table of the methods, which stop at the first failure. It is killed if a test fails or they take too long. FILE holds
-a line a mutant; a second call goes on where the first stopped. At the end the share of those killed is printed, with its
-95 % interval (Wilson), and who survived.
+condition turned round, a statement left out. None is in a string or a docstring. Each runs against tests of its room and the
+conformance table of the methods, which stop at the first failure: of the tests that run the changed line, the ``SMALLEST``
+that run the fewest lines, and ``OTHERS`` drawn from the rest; of a line that no test runs in its own process (module level, a
+worker's), all. It is killed if a test fails, or takes longer than ``LIMIT``. FILE holds a line a mutant; a second call goes on
+where the first stopped. At the end the share of those killed is printed, with its 95 % interval (Wilson), and who survived.
 """
 
 from __future__ import annotations
@@ -20,18 +22,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import coverage
 import numpy as np
 
 ROOMS = ("core", "engines", "methods", "remote", "store", "split", "privacy", "links", "client", "server")
 """Rooms of either commit; a room that a checkout lacks has no mutants."""
 TABLE = ("tests/engines/test_conformance.py", "tests/methods/test_every_method.py", "tests/test_numerics.py")
-LIMIT = 600.0
+LIMIT = 1200.0
 """Seconds that the tests of one mutant may take."""
+SMALLEST, OTHERS = 100, 100
+MAP = ".coverage.mutants"
+"""File in a checkout that says which test runs which line; made by ``--map``."""
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -117,27 +124,101 @@ def sample(checkout: Path, count: int, seed: int) -> list[tuple[str, int]]:
     return [found[i] for i in drawn]
 
 
-def tried(checkout: Path, file: str, number: int) -> dict[str, Any]:
+def tests_of(checkout: Path, room: str) -> list[str]:
+    """Return the files and folders of tests that a room's mutants run against."""
+    return [name for name in (f"tests/{room}", *TABLE) if (checkout / name).exists()]
+
+
+def draw_map(checkout: Path) -> None:
+    """Run the tests of all rooms once, and keep which of them runs which line."""
+    tests = sorted({name for room in ROOMS for name in tests_of(checkout, room)})
+    settings = checkout / ".coveragerc.mutants"
+    settings.write_text(f"[run]\nsource = fedkeep\ndata_file = {checkout / MAP}\n", encoding="utf-8")
+    words = ["-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal", "--cov", "--cov-report="]
+    words += [f"--cov-config={settings}", "--cov-context=test", *tests]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=checkout, env=environment(checkout), check=False
+    )
+    settings.unlink()
+
+
+def environment(checkout: Path) -> dict[str, str]:
+    """Return the variables under which a checkout's own library is tested."""
+    paths = [str(checkout / "src"), str(checkout / "papers" / "src"), str(checkout)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def named(context: str) -> str:
+    """Return the test of a context, which also says in which part of the test."""
+    return context.rsplit("|", 1)[0]
+
+
+class Tests:
+    """Which tests run which line, as ``--map`` found.
+
+    Args:
+        checkout: what was tested.
+        seed: of the draws among those that run a line.
+    """
+
+    def __init__(self, checkout: Path, seed: int) -> None:
+        self.checkout, self.seed = checkout, seed
+        self.data = coverage.CoverageData(str(checkout / MAP))
+        self.data.read()
+        if not self.data.measured_contexts():
+            raise SystemExit(f"{checkout / MAP} is missing or empty: run with --map first.")
+        self.sizes: Counter[str] = Counter()
+        self.lines: dict[str, dict[int, set[str]]] = {}
+        for file in sorted(self.data.measured_files()):
+            name = Path(file).relative_to(checkout).as_posix()
+            by_line = self.data.contexts_by_lineno(file)
+            self.lines[name] = {
+                line: {context for context in found if context} for line, found in by_line.items()
+            }
+            self.sizes.update(named(c) for found in self.lines[name].values() for c in found)
+        self.of_file: dict[str, list[str]] = {}
+        for test in self.sizes:
+            self.of_file.setdefault(test.split("::")[0], []).append(test)
+
+    def of(self, file: str, line: int) -> list[str]:
+        """Return the tests to run against a change of this line."""
+        wanted = tests_of(self.checkout, Path(file).parts[2])
+        contexts = self.lines.get(file, {}).get(line, set())
+        found = {named(context) for context in contexts}
+        for context in contexts:
+            if context.endswith("|setup"):  # a fixture that later tests of the file may share
+                found.update(self.of_file[named(context).split("::")[0]])
+        here = [test for test in found if test.startswith(tuple(wanted))]
+        ordered = sorted(here, key=lambda test: (self.sizes[test], test))
+        if not ordered:
+            return wanted
+        rest = ordered[SMALLEST:]
+        order = np.random.default_rng([self.seed, line]).permutation(len(rest))[:OTHERS]
+        return ordered[:SMALLEST] + [rest[i] for i in order]
+
+
+def tried(tests: Tests, checkout: Path, file: str, number: int) -> dict[str, Any]:
     """Write one mutant into a copy of the checkout, run its tests there, and return what happened."""
     text = (checkout / file).read_text(encoding="utf-8")
     tree = ast.parse(text)
     node, kind = list(places(tree))[number]
     line = node.lineno  # type: ignore[attr-defined]
     changed(node, kind)
-    room = Path(file).parts[2]
+    chosen = tests.of(file, line)
     with tempfile.TemporaryDirectory(prefix="fedkeep-mutant-") as folder:
         copy = Path(folder) / "copy"
-        left_out = shutil.ignore_patterns(".git", ".venv", "results", "__pycache__", "docs", "site")
+        left_out = shutil.ignore_patterns(".git", ".venv", "results", "__pycache__", "docs", "site", MAP)
         shutil.copytree(checkout, copy, ignore=left_out)
         (copy / file).write_text(ast.unparse(ast.fix_missing_locations(tree)) + "\n", encoding="utf-8")
-        paths = [str(copy / "src"), str(copy / "papers" / "src"), str(copy)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-        tests = [name for name in (f"tests/{room}", *TABLE) if (copy / name).exists()]
-        words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+        listed = Path(folder) / "tests"
+        listed.write_text("\n".join(chosen), encoding="utf-8")
+        words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"@{listed}"]
         try:
             done = subprocess.run(
-                words, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT
+                words, cwd=copy, env=environment(copy), capture_output=True, text=True, timeout=LIMIT
             )
+            if done.returncode == 5:  # no test ran
+                raise RuntimeError(f"{file}:{line}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
             killed, why = done.returncode != 0, done.stdout.strip().rsplit("\n", 1)[-1]
         except subprocess.TimeoutExpired:
             killed, why = True, "timeout"
@@ -148,6 +229,7 @@ def tried(checkout: Path, file: str, number: int) -> dict[str, Any]:
         "line": line,
         "kind": kind,
         "text": changed_line,
+        "tests": len(chosen),
         "killed": killed,
         "why": why,
     }
@@ -165,18 +247,25 @@ def main(words: Sequence[str] | None = None) -> None:
     """Try the mutants that are left, and tell how many were killed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__.split("\n")[0])
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="a line of JSON a mutant; is continued")
+    parser.add_argument("--map", action="store_true", help="find which tests run which lines, and end")
+    parser.add_argument("--out", type=Path, help="a line of JSON a mutant; is continued")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args(words)
     checkout = given.checkout.resolve()
+    if given.map:
+        draw_map(checkout)
+        return
+    if given.out is None:
+        parser.error("--out FILE is wanted.")
+    tests = Tests(checkout, given.seed)
     lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
     found = [json.loads(line) for line in lines]
     known = {(row["file"], row["place"]) for row in found}
     left = [one for one in sample(checkout, given.count, given.seed) if one not in known]
     with given.out.open("a", encoding="utf-8") as file, ThreadPoolExecutor(given.jobs) as pool:
-        for row in pool.map(lambda one: tried(checkout, *one), left):
+        for row in pool.map(lambda one: tried(tests, checkout, *one), left):
             found.append(row)
             file.write(json.dumps(row) + "\n")
             file.flush()

@@ -3,7 +3,8 @@
     python -m benchmarks.walks CHECKOUT
 
 A walk is what runs between two doors that a user has: a data set from ``simulate`` to the first gradient, a rate from a
-configuration's file to it, and a test example's result from where it is judged to the page. A **stay** is the first
+configuration's file to it, a test example's result from where it is judged to the page, and a client's upload from its
+device's training to the server's sum. A **stay** is the first
 entry of a function of ``src/fedkeep`` that is handed the thing, or what holds it; a **room** is a file; a **return**
 enters a room that was left before; a **climb** enters a room on a higher floor than the one before (floors as the import
 contracts name them). "All functions" counts those that are handed something else, too.
@@ -202,6 +203,22 @@ def walks(checkout: Path) -> dict[str, dict[str, int]]:
     def result(x: Any) -> bool:
         return type(x).__name__ in ("Judged", "Examples") or getattr(x, "split", "") == "test"
 
+    def over_machines() -> None:
+        from tests.remote.federations import Devices
+        from tests.remote.test_server import CASE, served
+
+        with tempfile.TemporaryDirectory() as folder:
+            devices = Devices(CASE, Path(folder), 1)
+            served(devices, Path(folder), rounds=1, cohort=1, evaluate_every=0)
+            devices.close()
+
+    def upload(x: Any) -> bool:
+        if type(x).__name__ == "Upload":
+            made.append(x)
+        forms = ("Upload", "Answer", "ClientAnswer", "_Answer", "Answers", "Packet", "Message")
+        return bool(made) and (type(x).__name__ in forms or (isinstance(x, bytes) and len(x) > 64))
+
+    made: list[Any] = []
     doors: dict[str, tuple[Callable[[], None], Callable[[Any], bool], bool]] = {
         "a data set, from simulate to the first gradient": (simulated, lambda x: x is data, True),
         "a rate, from its file to the optimiser": (
@@ -214,10 +231,12 @@ def walks(checkout: Path) -> dict[str, dict[str, int]]:
             result,
             False,
         ),
+        "an upload, from its device's training to the server's sum": (over_machines, upload, False),
     }
     found = {}
     for name, (train, wanted, ends) in doors.items():
         train()  # what is done once a process is not of the walk
+        made.clear()
         walk = Walk(source, lambda x, w=wanted: holds(x, w))
         now[:] = [walk] if ends else []
         walk.run(train)
