@@ -195,6 +195,124 @@ def test_batch_normalisation_is_found_by_type() -> None:
         made("fedbn").fitted(nn.Linear(3, 3))
 
 
+def test_with_batch_normalisation_no_last_mini_batch_has_one_example() -> None:
+    """Five examples in mini-batches of four; also where a method's own hook trains, as FedALA's."""
+    short = classes(counts=(5, 9, 8), kind="f4")
+    for name in ("fedavg", "fedala", "pfedme", "per_fedavg", "mixture"):
+        build: Any = getattr(methods, name)
+        run = trained(Stranger(), build(local=Phase(batch_size=4)), short, cohort=3)
+        assert all(phase.merge_single for phase in run.method.client.phases)
+    kept = methods.fedavg(local=Phase(batch_size=4, merge_single=False))
+    with pytest.raises(MethodError, match="batch of 1 example"):
+        trained(Stranger(), kept, short, cohort=3)
+    plain = nn.Sequential(nn.Linear(3, 3))
+    assert methods.fedavg().fitted(plain).client.phases[0].merge_single is None
+
+
+def test_pfedme_gathers_the_statistics_of_its_shared_model() -> None:
+    run = trained(Stranger(), methods.pfedme(local=LOCAL.but(batch_size=100)), rounds=1, cohort=1)
+    model, mean = Stranger(), "body.1.running_mean"
+    for client in range(len(DATA)):
+        one = Stranger()
+        one(torch.from_numpy(DATA.columns["x"][DATA.rows(client, "train")]))
+        if torch.allclose(one.state_dict()[mean], run.server[mean]):
+            break
+    else:
+        raise AssertionError("no client's statistics")
+    assert not torch.equal(run.server[mean], model.state_dict()[mean])
+    assert int(run.server["body.1.num_batches_tracked"]) == 1
+
+
+class Zeros(Stranger):
+    """Its head starts at zero, as torchvision's ViT has it."""
+
+    def __init__(self, name: str = "scorer") -> None:
+        super().__init__()
+        for value in self.scorer.parameters():
+            nn.init.zeros_(value)
+        self.name = name
+        self.add_module(name, self.scorer)
+        if name != "scorer":
+            del self.scorer
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = getattr(self, self.name)(torch.tanh(self.body(x)))
+        return out
+
+
+@pytest.mark.parametrize("name", ["scorer", "head"])
+def test_fedbabu_draws_a_head_of_zeros_anew(name: str) -> None:
+    model = Zeros(name)
+    run = trained(model, made("fedbabu"), rounds=1)
+    assert not torch.equal(run.server["body.0.weight"], model.body[0].weight)  # type: ignore[arg-type]
+    assert bool(run.net.initial()[f"{name}.weight"].any())
+    assert not bool(model.get_parameter(f"{name}.weight").any())
+    assert "drawn anew" in run.method.tells_head(model)
+    assert "drawn anew" not in trained(Stranger(), made("fedbabu"), rounds=0).method.tells_head(Stranger())
+    assert trained(model, made("fedper"), rounds=0).method.extend is None  # its rounds train the head
+
+
+class Plain(nn.Module):
+    """No statistics, and something after the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.body, self.scorer = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scorer(torch.tanh(self.body(x))).log_softmax(1)
+
+
+def test_asp_mtl_gives_each_client_all_before_the_head_and_a_head_of_both_features() -> None:
+    run = trained(Plain(), methods.asp_mtl(tasks=6), centralised=True, engine="auto", cohort=None)
+    own = run.kept("user-1").params
+    prefix = "private."
+    assert own.keys() == {
+        f"{prefix}{n}"
+        for n in ("encoder.body.weight", "encoder.body.bias", "classifier.weight", "classifier.bias")
+    }
+    assert own["private.classifier.weight"].shape == (3, 8)
+    params, x = {**run.server, **own}, torch.linspace(-1, 1, 12).reshape(4, 3)
+    run.net.train(False)
+    s, p = (
+        torch.tanh(nn.functional.linear(x, params[f"{at}body.weight"], params[f"{at}body.bias"]))
+        for at in ("", "private.encoder.")
+    )
+    wanted = nn.functional.linear(
+        torch.cat([s, p], 1), own["private.classifier.weight"], own["private.classifier.bias"]
+    )
+    torch.testing.assert_close(run.method.predict(run.net, params, {"x": x}), wanted)
+    first = run.net.initial()
+    assert all(not torch.equal(own[n], first[n]) for n in own)
+    with pytest.raises(MethodError, match="group or layer normalisation"):
+        trained(Stranger(), methods.asp_mtl(tasks=6), centralised=True, engine="auto", cohort=None)
+
+
+def decoder(model: nn.Module) -> Any:
+    return model.scorer
+
+
+def test_a_head_is_a_name_a_layer_or_a_function() -> None:
+    model = Stranger()
+    for given in ("scorer", "sc*", model.scorer, decoder, lambda m: m.scorer):
+        found = made("fedper").but(head=given).fitted(model)
+        assert found.head == Head(layer="scorer")
+        assert found.split.private == ("scorer.*",)
+    for wrong in (nn.Linear(4, 3), lambda m: None):
+        with pytest.raises(MethodError, match="none of its layers"):
+            made("fedper").but(head=wrong).fitted(model)
+
+
+def test_a_model_that_is_all_head_says_that_nothing_is_federated() -> None:
+    run = trained(nn.Sequential(nn.Linear(3, 3)), made("fedper"))
+    assert run.server == {}
+    assert "nothing is federated" in run.method.tells_head(nn.Sequential(nn.Linear(3, 3)))
+    with pytest.raises(MethodError, match="nothing that is trained is before"):
+        trained(nn.Sequential(nn.Linear(3, 3)), made("fedpac"))
+
+
 def test_a_head_is_named_where_there_is_nothing_to_find_it_on() -> None:
     with pytest.raises(MethodError, match="head='NAME'"):
         made("fedper").fitted(Stranger())

@@ -44,7 +44,7 @@ from fedkeep.methods.kteps import BranchLoss
 from fedkeep.methods.mixture import OnOutput
 from fedkeep.methods.moon import Contrast
 from fedkeep.methods.per_fedavg import AfterOneStep
-from fedkeep.methods.pfedme import Apart
+from fedkeep.methods.pfedme import Pulled
 from fedkeep.methods.pfl_da import MixtureLoss
 from fedkeep.methods.scaffold import Correction
 from tests.tiny import Logits
@@ -126,7 +126,7 @@ TRAINED = {
 LOSSES = {
     "fedprox": terms.squared_error() + Proximal(0.01),
     "apfl": terms.squared_error() + OnMixture(None, terms.squared_error()),
-    "pfedme": Apart(15.0),
+    "pfedme": Pulled(15.0),
     "per_fedavg": AfterOneStep(0.01, terms.squared_error()),
     "fedmmd": TwoStreams(loss=terms.squared_error()),
     "fedfusion": FusionLoss(terms.squared_error()),

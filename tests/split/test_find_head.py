@@ -140,6 +140,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "no layer at the end": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), "linear layer"),
     "a matrix of no layer": (Prototypes, "'prototypes'"),
     "no parameters": (lambda: Model(lambda m, x: x * 2), "no parameters"),
+    "one layer": (lambda: nn.Linear(4, 3), "Sequential"),
     "two heads": (
         lambda: Model(lambda m, x: torch.cat([m.fc3(m.body(x)), m.fc2(m.body(x))], 1), fc3=nn.Linear(6, 2)),
         "several heads",

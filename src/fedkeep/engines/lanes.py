@@ -111,7 +111,7 @@ def model_error(who: str, examples: int, error: Exception, more: str = "") -> Me
     elif examples == 1:
         advice += (
             "; batch normalisation needs more than one example: merge_single = True lets a last one join the "
-            "mini-batch before it, and a client with a single one must be left out"
+            "mini-batch before it, as with torch's own layers, and a client with a single one must be left out"
         )
     batch = f"a batch of {examples} example{'s' * (examples != 1)}"
     return MethodError(

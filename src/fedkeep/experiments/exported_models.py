@@ -215,9 +215,8 @@ class Exported:
 
 def fitting(info: Mapping[str, Any], model: nn.Module, method: Method) -> Method:
     """Return a method with the names that the run found for a model's parts."""
-    if info.get("head") is None:
-        return method
-    return method.but(head=Head(**info["head"])).fitted(model)
+    known = info.get("head")
+    return (method if known is None else method.but(head=Head(**known))).fitted(model)
 
 
 def told_of(method: Method) -> Any:

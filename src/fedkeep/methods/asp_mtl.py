@@ -19,16 +19,27 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
+from fedkeep.core.heads import found_head
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, prefixed, under
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE
 from fedkeep.methods.checks import check_count, check_least
 from fedkeep.methods.client import Client
-from fedkeep.methods.features import Known, drawn_for, extended, features, linear, part, width
+from fedkeep.methods.features import (
+    Known,
+    drawn_for,
+    extended,
+    linear,
+    no_counts,
+    part,
+    pooled_features,
+    width,
+)
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean, unit
+from fedkeep.split import updated_buffers
 
 
 class PrivateModel(nn.Module):
@@ -48,6 +59,8 @@ class PrivateModel(nn.Module):
 class AddPrivateModel:
     """Adds the part ``private``, a client's encoder and classifier with new values, and the ``discriminator``.
 
+    Of a model whose head was found the encoder is all before the head, and the classifier is one linear layer.
+
     Attributes:
         tasks: how many clients there are.
         encoder: the part of the model that a client has for itself too.
@@ -61,10 +74,19 @@ class AddPrivateModel:
 
     def __call__(self, module: nn.Module) -> nn.Module:
         """Return a copy of ``module`` with both parts."""
-        size = width(module, self.classifier)
-        encoder, classifier = (copy.deepcopy(part(module, name)) for name in (self.encoder, self.classifier))
+        size, known = width(module, self.classifier), found_head(module)
+        encoder = copy.deepcopy(module if known else part(module, self.encoder))
+        if moving := updated_buffers(encoder):
+            raise MethodError(
+                f"ASP-MTL trains all clients' encoders in one pass, which knows no statistics of a client's own "
+                f"({min(moving)!r}). Take group or layer normalisation in the model, or ditto."
+            )
         with drawn_for(module, "task"):
-            classifier = widened(classifier, 2 * size)
+            if known:
+                encoder.set_submodule(known.layer, nn.Identity())
+                classifier: nn.Module = nn.Linear(2 * size, len(no_counts(module, self.classifier)))
+            else:
+                classifier = widened(copy.deepcopy(part(module, self.classifier)), 2 * size)
             for layer in [*encoder.modules(), *classifier.modules()]:
                 reset = getattr(layer, "reset_parameters", None)
                 if callable(reset):
@@ -107,8 +129,9 @@ def orthogonality(s: Tensor, p: Tensor, weight: Tensor | None = None) -> Tensor:
 
 def shared_and_own(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return s = E_s(x) and p = E_k(x), shape (B, F) each."""
-    mine = under(f"{PREFIX}encoder.", params)
-    return features(net, params, batch), features(net, {**params, **prefixed("encoder.", mine)}, batch)
+    mine = prefixed("" if found_head(net.module) else "encoder.", under(f"{PREFIX}encoder.", params))
+    s, p = (pooled_features(net, values, batch) for values in (params, {**params, **mine}))
+    return s, p
 
 
 def logits_of(net: Net, params: Params, s: Tensor, p: Tensor) -> Tensor:
@@ -167,7 +190,7 @@ def asp_mtl(
     local: Phase = Phase(batch_size=16),
     server: Server = Server(),
 ) -> Method:
-    """Return ASP-MTL, for a model with ``features`` and the parts ``encoder`` and ``classifier``.
+    """Return ASP-MTL, for a classifier of examples.
 
     Args:
         tasks: how many clients there are.

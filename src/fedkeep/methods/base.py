@@ -17,13 +17,13 @@ from fedkeep.core.params import Batch, Params, State
 from fedkeep.core.records import Record
 from fedkeep.methods.checks import check_plain
 from fedkeep.methods.client import Client
-from fedkeep.methods.fit import fitted, told_head
+from fedkeep.methods.fit import batch_norms, fitted, merging, told_head, with_drawn_head
 from fedkeep.methods.phase import Changeable, Phase
 from fedkeep.methods.server import Optimize, Server
 from fedkeep.nn.accelerate import swap_
 from fedkeep.privacy import Chain, Link
 from fedkeep.split import Split
-from fedkeep.split.find_head import named_layer
+from fedkeep.split.find_head import named_head, named_layer
 
 Predict = Callable[[Net, Params, Batch], Any]
 Note = Callable[[Sequence[Record], Mapping[str, Any]], str]
@@ -113,8 +113,8 @@ class Method:
         note: what the owner of a finished run is warned of, given its records and what the data say of themselves
             (``FederatedData.meta``); an empty text: of nothing.
         needs_features: whether it looks at the model's features or changes them, see ``fitted``.
-        head: where the model ends, the name or pattern of a layer; None: the model has the parts that the method
-            names, or it is found.
+        head: where the model ends: the name or pattern of a layer, a layer of the model itself, or a function that is
+            given the model and returns one; None: the model has the parts that the method names, or it is found.
     """
 
     name: str = "fedavg"
@@ -133,11 +133,17 @@ class Method:
     def __post_init__(self) -> None:
         if isinstance(self.head, str):
             object.__setattr__(self, "head", Head(layer=self.head))
-        if self.head is not None:
-            check_kind("head", self.head, Head, "the name of a layer, or a fedkeep.Head")
+        given: Any = self.head
+        nameless = callable(given) and not isinstance(given, type)  # a layer or a function; a model will tell
+        if nameless:
+            object.__setattr__(self, "head", None)
+        elif given is not None:
+            check_kind("head", given, Head, "the name of a layer, a layer, a function, or a fedkeep.Head")
         for name, kind in (("split", Split), ("client", Client), ("server", Server), ("adapt", Adapt)):
             check_kind(name, getattr(self, name), kind, f"a fedkeep.{kind.__name__}")
         describe(self, f"methods.{self.name}")  # refused now, not when a run is resumed
+        if nameless:
+            object.__setattr__(self, "head", given)
 
     def fitted(self, model: nn.Module, batch: Callable[[], Batch | None] = lambda: None) -> Method:
         """Return this method with the names that a user's model has for the parts that it speaks of.
@@ -153,11 +159,12 @@ class Method:
             MethodError: the head is not found, or the model can't be taken apart there; says what to do.
         """
         check_plain(model)
-        return fitted(self, model, batch)
+        method = self if self.head is None else self.but(head=named_head(model, self.head))
+        return with_drawn_head(fitted(merging(method) if batch_norms(model) else method, model, batch), model)
 
     def tells_head(self, model: nn.Module) -> str:
-        """Return a line on the head that was found for a model, and on whose it is; empty: none was looked for."""
-        return told_head(self, model) if self.head is not None else ""
+        """Return a line on the head that was found for a model, and on whose it is; empty: there is nothing to tell."""
+        return told_head(self, model)
 
     def made_for(self, model: nn.Module, accelerate: bool = False) -> nn.Module:
         """Return a copy of a user's model as this method trains it: with the method's own modules, and checked.
@@ -178,7 +185,8 @@ class Method:
             module = module.cpu()
         module = swap_(module) if accelerate else module
         if self.head is not None:
-            setattr(module, FOUND, replace(self.head, layer=named_layer(module, self.head)))
+            head = named_head(model, self.head)
+            setattr(module, FOUND, replace(head, layer=named_layer(module, head)))
         module = self.extend(module) if self.extend else module
         for layer in module.modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):

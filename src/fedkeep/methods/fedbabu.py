@@ -28,7 +28,7 @@ def fedbabu(
 ) -> Method:
     """Return FedBABU. The head is frozen in rounds: part of the model, in no upload, average or client's store.
 
-    With no pattern its rounds are FedAvg's.
+    With no pattern its rounds are FedAvg's. A head of zeros, through which no gradient comes to the body, is drawn anew.
 
     Args:
         private: name patterns of the head, a client's own once it fine-tunes.

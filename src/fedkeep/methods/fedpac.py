@@ -47,6 +47,11 @@ class WithHeadStill(Around):
     loss: Term = cross_entropy()
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        if all(n.startswith(f"{self.classifier}.") for n in net.trainable()):
+            raise MethodError(
+                f"'fedpac' trains a head and what is before it apart, and nothing that is trained is before the head "
+                f"{self.classifier!r}. Take fedavg, or fedper, whose head is private."
+            )
         still = {n: v.detach() for n, v in params.items() if n.startswith(f"{self.classifier}.")}
         return self.loss(net, {**params, **still}, batch, received)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, Self, TypeVar
 
@@ -26,8 +26,10 @@ from fedkeep.core.heads import ADVICE, Head
 from fedkeep.core.net import Takes, every_tensor, logits_of
 from fedkeep.core.params import Batch
 from fedkeep.core.seeds import forked
+from fedkeep.methods.features import drawn_for
+from fedkeep.methods.phase import Phase
 from fedkeep.methods.user import BIAS, VECTOR, AddUser
-from fedkeep.split.find_head import find_head, named_layer
+from fedkeep.split.find_head import find_head, is_layer, named_layer
 from fedkeep.split.halves import divide, matches
 from fedkeep.split.split import Split
 
@@ -53,6 +55,14 @@ class Fits(Protocol):
         """Whether it looks at features."""
 
     @property
+    def adapt(self) -> Any:
+        """How clients adapt: ``split`` and ``phases``."""
+
+    @property
+    def extend(self) -> Callable[[nn.Module], nn.Module] | None:
+        """What it adds to a model."""
+
+    @property
     def head(self) -> Head | None:
         """Where the model ends."""
 
@@ -74,7 +84,7 @@ def fitted(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
     Raises:
         MethodError: the model's head is not found, or there is nothing to find it on.
     """
-    extend = getattr(method, "extend", None)
+    extend = method.extend
     if extend is not None and getattr(extend, "has_parts", _no)(model):
         return method
     method, wanted = _with_norms(method, model), _texts(method)
@@ -96,8 +106,47 @@ def fitted(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
     named = renamed(method, changes).but(head=head)
     if USER in lacks:
         return named.but(extend=AddUser(head.layer))
-    adjusted: M = getattr(getattr(named, "extend", None), "adjusted", _same_method)(named)
+    adjusted: M = getattr(named.extend, "adjusted", _same_method)(named)
     return adjusted
+
+
+@dataclass(frozen=True)
+class DrawAnew:
+    """Draws layers of a model anew, as they are made.
+
+    Attributes:
+        layers: their names.
+    """
+
+    layers: tuple[str, ...]
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        """Return a copy of ``module`` with other values in the layers."""
+        both = copied(module)
+        with drawn_for(module, "head"):
+            for name in self.layers:
+                layer: Any = both.get_submodule(name)
+                layer.reset_parameters()
+        return both
+
+
+def with_drawn_head(method: M, model: nn.Module) -> M:
+    """Return a method that draws a head of zeros anew where rounds hold it still and adapting trains it.
+
+    Through zeros no gradient comes to what is before them, so rounds would train nothing (e.g. torchvision's ViT).
+    """
+    later = method.adapt.split
+    if method.extend is not None or later is None or not method.adapt.phases:
+        return method
+    zeros = tuple(
+        name
+        for name, layer in model.named_modules()
+        if is_layer(layer)
+        and method.split.is_frozen(f"{name}.weight")
+        and later.is_private(f"{name}.weight")
+        and not layer.get_parameter("weight").any()
+    )
+    return method.but(extend=DrawAnew(zeros)) if zeros else method
 
 
 def _added(extend: Callable[[nn.Module], nn.Module] | None, model: nn.Module) -> list[str]:
@@ -137,13 +186,18 @@ def _with_norms(method: M, model: nn.Module) -> M:
     """
     if NORMS not in _texts(method) or matches_any(list(every_tensor(model)), NORMS):
         return method
-    layers = [f"{name}.*" for name, layer in model.named_modules() if name and isinstance(layer, _BatchNorm)]
+    layers = [f"{name}.*" for name in batch_norms(model) if name]
     if not layers:
         raise MethodError(
             f"{type(model).__name__} has no batch normalisation, which {method.name!r} keeps private. Name other layers "
             f"in its option private, or take fedavg."
         )
     return renamed(method, {NORMS: tuple(layers)})
+
+
+def batch_norms(model: nn.Module) -> list[str]:
+    """Return the names of a model's layers of batch normalisation."""
+    return [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
 
 
 def _named(text: str, model: nn.Module, head: Head) -> tuple[str, ...]:
@@ -156,8 +210,14 @@ def _named(text: str, model: nn.Module, head: Head) -> tuple[str, ...]:
 
 
 def told_head(method: Fits, model: nn.Module) -> str:
-    """Return a line on a method's head: "head: decoder (27 numbers), private with fedrep"."""
-    assert method.head is not None
+    """Return a line on a method's head: "head: decoder (27 numbers), private with fedrep"; empty: none was looked for.
+
+    And on what was drawn anew of it.
+    """
+    drawn = method.extend.layers if isinstance(method.extend, DrawAnew) else ()
+    told = f"{' and '.join(drawn)} was all zeros, and is drawn anew for {method.name}" if drawn else ""
+    if method.head is None:
+        return told
     own = [(n, p) for n, p in model.named_parameters() if n.startswith(f"{method.head.layer}.")]
     numbers = sum(p.numel() for _, p in own)
     halves = {
@@ -169,7 +229,10 @@ def told_head(method: Fits, model: nn.Module) -> str:
     if not whose and others and all(map(method.split.is_private, others)):
         whose = "and what is before it private"
     line = f"head: {method.head.layer} ({numbers:,} numbers)"
-    return f"{line}, {whose} with {method.name}" if whose else line
+    line = f"{line}, {whose} with {method.name}" if whose else line
+    if whose == "private" and not others:
+        line = f"{line}; nothing is before it, so nothing is federated"
+    return f"{line}; {told}" if told else line
 
 
 def matches_any(names: list[str], pattern: str) -> bool:
@@ -246,7 +309,21 @@ def renamed(value: T, changes: Mapping[str, tuple[str, ...]]) -> T:
     return changed
 
 
-def _walk(value: Any, change: Callable[[str], tuple[str, ...]]) -> Any:
+def merging(value: T) -> T:
+    """Return a value of frozen dataclasses whose phases have no last mini-batch of one example, unless they say else."""
+
+    def phase(value: Any) -> Any:
+        undecided = isinstance(value, Phase) and value.merge_single is None
+        return value.but(merge_single=True) if undecided else value
+
+    changed: T = _walk(value, lambda text: (text,), phase)
+    return changed
+
+
+def _walk(
+    value: Any, change: Callable[[str], tuple[str, ...]], whole: Callable[[Any], Any] = lambda v: v
+) -> Any:
+    again = functools.partial(_walk, change=change, whole=whole)
     if isinstance(value, str):
         found = change(value)
         return found[0] if len(found) == 1 else found
@@ -256,12 +333,12 @@ def _walk(value: Any, change: Callable[[str], tuple[str, ...]]) -> Any:
             if isinstance(item, str):
                 items += change(item)
             elif isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
-                items += _pairs(item, change)
+                items += _pairs(item, change, again)
             else:
-                items.append(_walk(item, change))
+                items.append(again(item))
         return value if _same(items, value) else type(value)(items)
     if isinstance(value, functools.partial):
-        args, kept = _walk(value.args, change), {n: _walk(v, change) for n, v in value.keywords.items()}
+        args, kept = again(value.args), {n: again(v) for n, v in value.keywords.items()}
         return (
             value
             if args is value.args and _same(kept.values(), value.keywords.values())
@@ -269,18 +346,20 @@ def _walk(value: Any, change: Callable[[str], tuple[str, ...]]) -> Any:
         )
     if is_dataclass(value) and not isinstance(value, type):
         own = {f.name: getattr(value, f.name) for f in fields(value) if f.init and f.name not in COLUMNS}
-        new = {name: _walk(v, change) for name, v in own.items()}
+        new = {name: again(v) for name, v in own.items()}
         changes = {name: v for name, v in new.items() if v is not own[name] and v != own[name]}
-        return replace(value, **changes) if changes else value
+        return whole(replace(value, **changes) if changes else value)
     return value
 
 
-def _pairs(pair: tuple[str, Any], change: Callable[[str], tuple[str, ...]]) -> list[tuple[Any, ...]]:
+def _pairs(
+    pair: tuple[str, Any], change: Callable[[str], tuple[str, ...]], again: Callable[[Any], Any]
+) -> list[tuple[Any, ...]]:
     """Return a pair of a text and what belongs to it, e.g. a rate, once for each text that comes in its place."""
     name, own = pair
     if isinstance(own, str):
-        return [_walk(pair, change)]
-    names, new = change(name), _walk(own, change)
+        return [again(pair)]
+    names, new = change(name), again(own)
     return [pair] if names == (name,) and new is own else [(each, new) for each in names]
 
 

@@ -28,6 +28,7 @@ from fedkeep.core.params import Batch, Params, gradients
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.checks import check_choice, check_least, check_positive
 from fedkeep.methods.client import Client
+from fedkeep.methods.fit import batch_norms
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy
@@ -52,6 +53,8 @@ Value = Callable[[Params, Batch], Tensor]
 class AfterOneStep(Around):
     """L(w − α ∇L(w; D); D'), D and D' the examples of even and odd place; a batch of one is both.
 
+    With batch normalisation, which wants two examples, a batch of fewer than four is both.
+
     Attributes:
         rate: α, at least 0; 0 is L on D'.
         loss: L.
@@ -71,7 +74,7 @@ class AfterOneStep(Around):
         check_positive(delta=self.delta)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        first, second = halves(batch)
+        first, second = halves(batch, 2 if batch_norms(net.module) else 1)
         names = sorted(net.trainable() & params.keys())
 
         def value(changed: Params, examples: Batch) -> Tensor:
@@ -126,17 +129,17 @@ def leaves(tensors: Params) -> Params:
     return fresh if functorch_active() else {n: v.requires_grad_() for n, v in fresh.items()}
 
 
-def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """Return the examples of even and of odd place; both are the whole batch if only one example counts."""
+def halves(batch: Batch, least: int = 1) -> tuple[Batch, Batch]:
+    """Return the examples of even and of odd place; both are the whole batch if either has fewer than ``least``."""
     some = next(iter(batch.values()))
     weight = batch.get("weight")
     if weight is None:
-        if len(some) < 2:
+        if len(some) < 2 * least:
             return batch, batch
         return {n: v[::2] for n, v in batch.items()}, {n: v[1::2] for n, v in batch.items()}
     odd = torch.arange(len(some), device=weight.device) % 2 == 1
     parts = weight * ~odd, weight * odd
-    both = torch.stack([part.sum() > 0 for part in parts]).all()
+    both = torch.stack([(part > 0).sum() >= least for part in parts]).all()
     first, second = (torch.where(both, part, weight) for part in parts)
     return {**batch, "weight": first}, {**batch, "weight": second}
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
@@ -48,13 +47,19 @@ class Apart(Term):
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         copied = copy_of(params)
         theta = {n: v for n, v in copied.items() if n in net.trainable()}
-        if len(theta) < len(copied) and (moving := updated_buffers(net.module)):
-            raise MethodError(
-                f"pFedMe trains w by its distance from θ alone, so w's statistics {min(moving)!r} would stay as they "
-                f"began, and the shared part could not predict. Take group or layer normalisation, or Ditto."
-            )
         squares = [nn.functional.mse_loss(v, params[n], reduction="sum") for n, v in theta.items()]
         return 0.5 * self.lam * torch.stack(squares).sum()
+
+
+@dataclass(frozen=True)
+class Pulled(Apart):
+    """The same as the loss of w; batch normalisation gathers w's statistics on the mini-batch, by a pass without slope."""
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        if updated_buffers(net.module):
+            with torch.no_grad():
+                net(params, batch)
+        return super().__call__(net, params, batch, received)
 
 
 def pfedme(
@@ -68,8 +73,8 @@ def pfedme(
     """Return pFedMe. The training loss of its records is the last term's: ½ λ ‖θ − w‖².
 
     With embedding tables that a model declares (``lookup``), all of a client's rows are near each other's or not, whether
-    a mini-batch uses them or not, so tables are trained whole. A model whose training updates buffers (batch
-    normalisation) is refused in the first round: the statistics of w would stay as they began.
+    a mini-batch uses them or not, so tables are trained whole. With buffers that training updates (batch normalisation) w
+    is computed once on each mini-batch, for its own statistics.
 
     Args:
         lam: λ; large: θ stays at w.
@@ -80,7 +85,7 @@ def pfedme(
     """
     check_count(1, steps=steps)
     apart = Apart(lam=float(lam))
-    outer = local.but(loss=apart, trains="federated")
+    outer = local.but(loss=Pulled(lam=float(lam)), trains="federated")
     inner = local.but(loss=OnCopy(term=local.loss) + apart, trains="private", optimizer=own_optimizer)
     return Method(
         name="pfedme",

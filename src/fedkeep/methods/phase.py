@@ -61,7 +61,7 @@ class Phase:
         steps: if given, this many mini-batches instead of ``epochs`` passes.
         batch_size: examples a mini-batch; the last one of a pass may be smaller.
         merge_single: a last mini-batch of one example joins the one before it, as batch normalisation cannot train on
-            one example. A client that has only one is an error still.
+            one example. A client that has only one is an error still. None: where the model has batch normalisation.
         clip_norm: if given, gradients are scaled down to this L2 norm.
         clip_over: the norm is over ``"all"`` that the phase trains, or over its ``"halves"``, federated and private
             each by itself. Over all, a large private gradient makes the federated one smaller, so its size leaves the
@@ -81,7 +81,7 @@ class Phase:
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 32
-    merge_single: bool = False
+    merge_single: bool | None = None
     clip_norm: float | None = None
     clip_over: Literal["all", "halves"] = "all"
     examples: Use = "opted_in"

@@ -11,6 +11,7 @@ flow into it and through it, and a pass whose head is given the features that we
 from __future__ import annotations
 
 import copy
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -152,6 +153,26 @@ def _again(arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in arguments.items()}
 
 
+def named_head(model: nn.Module, given: Head | nn.Module | Callable[[nn.Module], Any]) -> Head:
+    """Return a head by its name, where a layer of the model or a function that returns one is given.
+
+    Raises:
+        MethodError: it is no layer of the model.
+    """
+    if isinstance(given, Head):
+        return given
+    layer = given if isinstance(given, nn.Module) else given(model)
+    if isinstance(layer, str):
+        return Head(layer=layer)
+    name = next((name for name, part in model.named_modules() if name and part is layer), None)
+    if name is None:
+        raise MethodError(
+            f"head= is to be a layer of {type(model).__name__}, a function that returns one, or a name; got "
+            f"{reprlib.repr(layer)}, which is none of its layers."
+        )
+    return Head(layer=name)
+
+
 def named_layer(module: nn.Module, wanted: Head) -> str:
     """Return the layer that a name or pattern names.
 
@@ -182,6 +203,11 @@ def is_layer(layer: nn.Module) -> bool:
 def _last(module: nn.Module, seen: Seen) -> str:
     """Return the name of the last layer whose parameters are computed with."""
     kind = type(module).__name__
+    if is_layer(module):
+        raise MethodError(
+            f"{kind} is one layer, so it is all head. Put it into a sequence, torch.nn.Sequential(layer), whose head is "
+            f"its part '0'."
+        )
     if not seen.uses:
         raise MethodError(f"{kind} computes with no parameters, so it has no head. {ADVICE}")
     own = {n for n, p in module.named_parameters(recurse=False) if p.dim() < 2}  # a bias, a scale

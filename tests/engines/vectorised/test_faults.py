@@ -48,7 +48,8 @@ def test_a_parameter_that_breaks_down_is_named() -> None:
 
 def test_clients_whose_model_fails_are_named() -> None:
     """Batch normalisation of one example: client user-0 alone has a last mini-batch of one."""
-    work = job(Noisy(), furl(), classes(counts=(5, 8, 8)))
+    method = methods.furl("user", local=furl().client.phases[0].but(merge_single=False))
+    work = job(Noisy(), method, classes(counts=(5, 8, 8)))
     with pytest.raises(MethodError) as error:
         cohort(work, Vectorised())
     facts = error.value.facts
