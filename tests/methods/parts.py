@@ -80,12 +80,14 @@ def plain_rounds(
     cohort: int = 4,
     rounds: int = 3,
     seed: int = 3,
+    uniform: bool = False,
 ) -> tuple[State, list[State]]:
     """Run rounds without fedkeep's engines: return the server's state and every client's own.
 
     Args:
         initial: of the extended model.
         train: from (all parameters, received, mini-batches, client, round) to all parameters after training.
+        uniform: the server counts every client once, in place of every example.
     """
     private = method.split.is_private
     server = {n: v for n, v in initial.items() if not private(n)}
@@ -97,7 +99,7 @@ def plain_rounds(
             state = train({**server, **own[c]}, server, batches, c, number)
             own[c] = {n: v for n, v in state.items() if private(n)}
             results.append({n: v for n, v in state.items() if not private(n)})
-        server = averaged(results, [float(len(rows_of(data, c))) for c in clients])
+        server = averaged(results, [1.0 if uniform else float(len(rows_of(data, c))) for c in clients])
     return server, own
 
 

@@ -96,7 +96,10 @@ def test_of_models_that_fit_equally_the_first_is_picked() -> None:
 
 
 def test_one_cluster_is_fedavg_bit_for_bit() -> None:
-    ours, theirs = run_of(methods.ifca(1, local=LOCAL)), run_of(methods.fedavg(local=LOCAL))
+    ours, theirs = (
+        run_of(methods.ifca(1, local=LOCAL)),
+        run_of(methods.fedavg(local=LOCAL, server=averaging(by="uniform"))),
+    )
     assert same_bits(ours.server, theirs.server)
     assert ours.state == {}
     assert ours.evaluate() == theirs.evaluate()

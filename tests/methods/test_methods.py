@@ -172,6 +172,7 @@ def test_every_option_reaches_the_phase_that_trains_what_leaves(name: str) -> No
     assert (phase.epochs, phase.steps, phase.batch_size, phase.clip_norm) == (3, None, 7, clip_norm)
 
 
+PLAIN_MEANS = ("apfl", "fedbn", "fedrep", "mr_mtl", "per_fedavg", "pfedme")  # of their papers, as IFCA's
 # These have no server of the usual kind, or wrap what they are given in records of their own: shown in their own files.
 OWN_SERVERS = ("local", "fedproto", "scaffold", "feddyn", "ifca", "pfedhn", "fedamp", "feddbe", "fedpac")
 
@@ -183,7 +184,7 @@ def test_every_method_weights_and_applies_as_told(name: str) -> None:
         reduce=WeightedMean(by="uniform"), update=Optimize(optimizer=sgd(1.0, momentum=0.9))
     )
     assert METHODS[name](server=server).server == server
-    assert METHODS[name]().server.reduce == WeightedMean(by="examples")
+    assert METHODS[name]().server.reduce == WeightedMean(by="uniform" if name in PLAIN_MEANS else "examples")
 
 
 def test_furl_options() -> None:

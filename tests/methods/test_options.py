@@ -12,7 +12,7 @@ from fedkeep import Method, averaging, methods, sgd
 from fedkeep.core.errors import ConfigError, FedkeepError, MethodError
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
-from fedkeep.methods import ClippedMean, Krum, Phase, SecureSums, TrimmedMean
+from fedkeep.methods import ClippedMean, Krum, Phase, SecureSums, TrimmedMean, WeightedMean
 from fedkeep.methods.terms import cross_entropy
 
 # What is made, an option that it refuses, and what the error says of it.
@@ -140,3 +140,11 @@ NAMED: list[tuple[dict[str, Any], Method]] = [
 @pytest.mark.parametrize(("table", "method"), NAMED, ids=[table["kind"] for table, _ in NAMED])
 def test_a_configuration_names_a_method(table: dict[str, Any], method: Method) -> None:
     assert build_method(MethodConfig.model_validate(table)) == method
+
+
+@pytest.mark.parametrize("given", [{}, {"weighting": "uniform"}, {"weighting": "examples"}])
+@pytest.mark.parametrize("name", ["ifca", "apfl"])
+def test_a_configuration_weighs_as_the_paper_or_as_it_says(name: str, given: dict[str, Any]) -> None:
+    reduce = build_method(MethodConfig(kind=name, server_optimizer=sgd(0.5), **given)).server.reduce
+    mean = getattr(reduce, "mean", reduce)  # IFCA's, of each of its models
+    assert mean == WeightedMean(by=given.get("weighting", "uniform"))

@@ -124,7 +124,7 @@ def test_pfedme_equals_plain_pytorch() -> None:
 
     initial = methods.pfedme().extend(Parts().double()).state_dict()  # type: ignore[misc]
     run = trained(method)
-    server, own = plain_rounds(DATA, method, initial, train)
+    server, own = plain_rounds(DATA, method, initial, train, uniform=True)
     compare(run, server, own)
     batch = DATA.batch(rows_of(DATA, 1))
     expected = float(plain_loss(own[1], batch, "own."))
@@ -197,7 +197,7 @@ def test_per_fedavg_equals_plain_pytorch(order: Any) -> None:
         return state
 
     run = trained(method)
-    server, _ = plain_rounds(DATA, method, Parts().double().state_dict(), train)
+    server, _ = plain_rounds(DATA, method, Parts().double().state_dict(), train, uniform=True)
     close(run.server, server, atol=1e-6 if order == "free" else 1e-12)
     other = trained(method.on_client(phases=(replace(method.client.phases[0], loss=AfterOneStep(0.0)),)))
     assert not torch.allclose(run.server["encoder.weight"], other.server["encoder.weight"], atol=1e-4)
@@ -242,7 +242,7 @@ def test_per_fedavg_without_its_step_is_training_on_the_second_half() -> None:
 
     for order in ORDERS:
         method = methods.per_fedavg(0.0, order=order, local=LOCAL)  # type: ignore[arg-type]
-        server, _ = plain_rounds(DATA, method, Parts().double().state_dict(), train)
+        server, _ = plain_rounds(DATA, method, Parts().double().state_dict(), train, uniform=True)
         close(trained(method).server, server, atol=1e-13)
 
 

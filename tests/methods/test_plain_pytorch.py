@@ -181,7 +181,7 @@ def test_private_copies_equal_plain_pytorch(name: str, step: Callable[..., None]
         step(plain, local, own[c], received, c, number)
         return count(plain, c)
 
-    plain.run(client)
+    plain.run(client, uniform=name == "apfl")
     close(run.server, plain.server)
     kept = everyone(run.private, 6)
     shared, mine = [], []

@@ -46,9 +46,9 @@ def test_what_is_fedavg_bit_for_bit(build: Callable[..., Method], weighting: Any
 
 @pytest.mark.parametrize("build", [methods.ditto, methods.apfl])
 def test_a_private_copy_leaves_fedavg_as_it_is(build: Callable[..., Method]) -> None:
-    local = Phase(batch_size=50, optimizer=sgd(0.3), epochs=2)
-    plain = server_of(methods.fedavg(local=local))
-    assert same_bits(server_of(build(local=local)), plain)
+    local, server = Phase(batch_size=50, optimizer=sgd(0.3), epochs=2), averaging(by="uniform")
+    plain = server_of(methods.fedavg(local=local, server=server))
+    assert same_bits(server_of(build(local=local, server=server)), plain)
     assert any("running_mean" in n for n in plain)
 
 
@@ -58,7 +58,8 @@ def test_two_phases_with_nothing_private_are_fedavg(build: Callable[..., Method]
     """Up to the order of the examples within the one mini-batch, which has a stream per phase."""
     halves = {"halves": False} if build is methods.fedrecon else {}
     local = Phase(batch_size=WHOLE, optimizer=sgd(0.3), epochs=2)
-    ours, theirs = server_of(build((), local=local, **halves)), server_of(methods.fedavg(local=local))
+    options: dict[str, Any] = {"local": local, "server": averaging(by="examples")}
+    ours, theirs = server_of(build((), **options, **halves)), server_of(methods.fedavg(**options))
     close({n: v for n, v in ours.items() if v.is_floating_point()}, theirs, atol=1e-13)
 
 
@@ -77,5 +78,6 @@ def test_other_reductions() -> None:
     only = simulate(Deep().double(), methods.apfl(1.0, adaptive=False, local=whole), DATA, **settings)
     close({n.removeprefix("own."): v for n, v in everyone(only.private, 6).items()}, lonely, atol=1e-13)
     none = simulate(Deep().double(), methods.apfl(0.0, adaptive=False, local=local), DATA, **settings)
-    plain = simulate(Deep().double(), methods.fedavg(local=local), DATA, **settings)
+    fedavg = methods.fedavg(local=local, server=averaging(by="uniform"))
+    plain = simulate(Deep().double(), fedavg, DATA, **settings)
     assert none.evaluate() == plain.evaluate() != only.evaluate()

@@ -4,7 +4,7 @@ Source: Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXi
 One round: (1) a cohort downloads w; (2) at each mini-batch every client steps w ← w − η ∇F_k(w), and from the same
 point its own v ← v − η ∇_v F_k(v̄) with v̄ = α v + (1 − α) w, so that ∇_v = α ∇F_k(v̄), and, unless α is fixed,
 α ← α − η ⟨∇F_k(v̄), v − w⟩, brought back into [0, 1]; (3) it uploads the change of w and keeps v (not v̄) and α; (4) the
-server averages. A client predicts with v̄.
+server takes the plain mean, w ← Σ_k w_k / m over the m clients of the cohort (algorithm 1). A client predicts with v̄.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, copy_of, with_copy
 from fedkeep.methods.features import extended
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.server import Server
+from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Term
 from fedkeep.split import Split
 
@@ -106,7 +106,11 @@ class PredictMixture:
 
 
 def apfl(
-    alpha: float = 0.5, *, adaptive: bool = True, local: Phase = Phase(), server: Server = Server()
+    alpha: float = 0.5,
+    *,
+    adaptive: bool = True,
+    local: Phase = Phase(),
+    server: Server = averaging(by="uniform"),
 ) -> Method:
     """Return APFL.
 
@@ -115,7 +119,7 @@ def apfl(
             v alone.
         adaptive: α is learned, with the rate that the optimiser gives ``alpha``; False: it is fixed.
         local: the local phase, with F_k of both models.
-        server: see ``methods``.
+        server: see ``methods``; by default every client counts once, as in algorithm 1; ``averaging()`` weighs by examples.
 
     Raises:
         MethodError: alpha is outside [0, 1], or it is learned under weight decay, which would pull it to 0.

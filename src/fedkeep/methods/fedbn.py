@@ -4,7 +4,8 @@ Source: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch
 algorithm 1.
 One round: (1) a cohort downloads everything but batch normalisation; (2) each client joins it with its own γ, β,
 running mean and variance; (3) it trains all jointly on its own examples; (4) it uploads the change of the rest;
-(5) the server averages the rest: w_f ← w_f + Σ_k c_k d_k / Σ_k c_k.
+(5) the server averages the rest: w_f ← Σ_k w_f,k / m over the m clients of the cohort, each counted once (algorithm 1;
+the authors' code too gives all equal weights).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.methods.base import Method
 from fedkeep.methods.fedper import fedper
 from fedkeep.methods.phase import Patterns, Phase
-from fedkeep.methods.server import Server
+from fedkeep.methods.server import Server, averaging
 
 
 def batch_norm_names(module: nn.Module) -> tuple[str, ...]:
@@ -34,9 +35,12 @@ def batch_norm_names(module: nn.Module) -> tuple[str, ...]:
     return names
 
 
-def fedbn(private: Patterns = "*norm*", *, local: Phase = Phase(), server: Server = Server()) -> Method:
+def fedbn(
+    private: Patterns = "*norm*", *, local: Phase = Phase(), server: Server = averaging(by="uniform")
+) -> Method:
     """Return FedBN; ``private`` names the layers' parameters and statistics: ``fedbn(batch_norm_names(model))``.
 
-    A new client fits γ and β, and gathers statistics, on the frozen rest.
+    By default every client counts once, as in algorithm 1; ``server=averaging()`` weighs by examples. A new client fits
+    γ and β, and gathers statistics, on the frozen rest.
     """
     return fedper(private, local=local, server=server).but(name="fedbn")

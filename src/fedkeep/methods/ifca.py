@@ -4,7 +4,7 @@ Source: Ghosh, Chung, Yin and Ramchandran, An Efficient Framework for Clustered 
 algorithm 1 with model averaging.
 One round: (1) a cohort downloads all k models; (2) each client picks the one of the lowest loss on its own examples,
 j = argmin F_k(w_j), and keeps j; (3) it trains that model; (4) it uploads j and the change of w_j; (5) the server
-moves each w_j by the mean change of those who picked it; a model that nobody picked stays. A client predicts with the
+moves each w_j by the plain mean change of those who picked it, each counted once; a model that nobody picked stays. A client predicts with the
 model of its last pick, as the server has it now. Model 0 stands among the federated parameters, the others in the
 server's state, as ``j/NAME``.
 """
@@ -26,7 +26,7 @@ from fedkeep.methods.checks import check_count, check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.declared import reveals
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.server import Global, MeanByGroup, Optimize, Roster, Server, WeightedMean
+from fedkeep.methods.server import Global, MeanByGroup, Optimize, Roster, Server, WeightedMean, averaging
 from fedkeep.split import Split
 
 CLUSTER = "cluster"
@@ -116,7 +116,7 @@ def ifca(
     spread: float = 0.1,
     seed: int = 0,
     local: Phase = Phase(),
-    server: Server = Server(),
+    server: Server = averaging(by="uniform"),
 ) -> Method:
     """Return IFCA; one cluster is FedAvg. A client that never took part predicts with model 0.
 
@@ -125,7 +125,8 @@ def ifca(
         spread: standard deviation of the noise by which models 1 .. k − 1 first differ from the module's values.
         seed: of that noise.
         local: see ``methods``.
-        server: what the server does for each model: a mean, and SGD without momentum.
+        server: what the server does for each model: a mean, and SGD without momentum; by default every client counts once,
+            as in algorithm 1; ``averaging()`` weighs by examples.
 
     Raises:
         MethodError: an argument is out of range, or the server has another reduction or an optimiser with a memory.
@@ -137,7 +138,7 @@ def ifca(
     if type(mean) is not WeightedMean or not isinstance(step, Optimize) or not step.optimizer.rests:
         raise MethodError(
             f"IFCA moves each of its models by a mean and one step without memory; got {mean} and {step}. "
-            f"Use server=averaging(sgd(rate))."
+            f"Use server=averaging(sgd(rate), by='uniform')."
         )
     client = Client(
         phases=(local,),

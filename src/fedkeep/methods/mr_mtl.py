@@ -3,8 +3,8 @@
 Source: Liu, Hu, Wu and Smith, On Privacy and Personalization in Cross-Silo Federated Learning, arXiv 2206.07902
 (mean-regularised multi-task learning).
 One round: (1) a cohort downloads the mean model w̄; (2) each client goes on with its own w_k on F_k + ½ λ ‖w_k − w̄‖²;
-(3) it uploads w_k − w̄, and keeps w_k; (4) the server moves w̄ by the mean of what was uploaded, so w̄ is the mean of the
-cohort's models. A client predicts with w_k, the shared part with w̄. Ditto differs in that its federated model is
+(3) it uploads w_k − w̄, and keeps w_k; (4) the server moves w̄ by the plain mean of what was uploaded, so w̄ = Σ_k w_k / m
+over the m clients of the cohort, as the paper has it. A client predicts with w_k, the shared part with w̄. Ditto differs in that its federated model is
 trained for itself: here there is one model a client, and it is trained once.
 """
 
@@ -15,10 +15,10 @@ from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, PulledCopy, predict_copy, publish_own, with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.server import Server
+from fedkeep.methods.server import Server, averaging
 
 
-def mr_mtl(lam: float = 0.1, *, local: Phase = Phase(), server: Server = Server()) -> Method:
+def mr_mtl(lam: float = 0.1, *, local: Phase = Phase(), server: Server = averaging(by="uniform")) -> Method:
     """Return MR-MTL. What leaves is the client's own model, so only opted-in examples train it.
 
     With the paper's privacy of single examples a client clips and adds noise in its own steps; here
@@ -27,7 +27,7 @@ def mr_mtl(lam: float = 0.1, *, local: Phase = Phase(), server: Server = Server(
     Args:
         lam: λ; 0 is local training, and the larger it is the nearer it is to one model for all.
         local: the phase of w_k, with F_k; its rate times λ should stay below 1.
-        server: see ``methods``; the paper counts every client alike, ``averaging(by="uniform")``.
+        server: see ``methods``; by default every client counts once, as in the paper; ``averaging()`` weighs by examples.
 
     Raises:
         MethodError: λ is negative.

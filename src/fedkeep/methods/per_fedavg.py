@@ -5,7 +5,7 @@ eq. 3 and 6, algorithm 1.
 One round: (1) a cohort downloads w; (2) each client minimises F_k(w − α ∇F_k(w)), every mini-batch in two halves D and
 D': w ← w − β (I − α ∇²F(w; D)) ∇F(w̃; D') with w̃ = w − α ∇F(w; D); the bracket is left out (``"first"``), computed
 (``"exact"``), or its product taken by a difference of two gradients (``"free"``); (3) it uploads its change; (4) the
-server averages. Whoever predicts, takes the step on its own examples first.
+server takes the plain mean, w ← Σ_k w_k / m (algorithm 1: 1 / (r n), with r n clients). Whoever predicts, takes the step on its own examples first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedkeep.methods.checks import check_choice, check_least, check_positive
 from fedkeep.methods.client import Client
 from fedkeep.methods.fit import batch_norms
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.server import Server
+from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.nn.operation import functorch_active
 from fedkeep.split import Split
@@ -150,7 +150,7 @@ def per_fedavg(
     order: Order = "first",
     delta: float = 1e-2,
     local: Phase = Phase(),
-    server: Server = Server(),
+    server: Server = averaging(by="uniform"),
 ) -> Method:
     """Return Per-FedAvg. Metrics of a run are those of w itself, before anybody's step.
 
@@ -158,7 +158,7 @@ def per_fedavg(
         rate: α of the inner step.
         order, delta: of the derivative, see ``AfterOneStep``.
         local: as in ``methods``; its optimiser's rate is β.
-        server: see ``methods``.
+        server: see ``methods``; by default every client counts once, as in algorithm 1; ``averaging()`` weighs by examples.
     """
     meta = AfterOneStep(rate=float(rate), loss=local.loss, order=order, delta=float(delta))
     step = local.but(optimizer=sgd(float(rate)), steps=1, examples="all")

@@ -3,7 +3,7 @@
 Source: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, arXiv 2006.08848, algorithm 1.
 One round: (1) a cohort downloads w; (2) at each mini-batch every client takes K steps of its own θ on
 F_k(θ) + ½ λ ‖θ − w_k‖², from where θ was, and then one step w_k ← w_k − η λ (w_k − θ); (3) it uploads the change of w_k
-and keeps θ; (4) the server moves w ← (1 − β) w + β · mean w_k. A client predicts with θ.
+and keeps θ; (4) the server moves w ← (1 − β) w + β Σ_k w_k / m over the m clients of the cohort (algorithm 1). A client predicts with θ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.declared import reveals
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.server import Server
+from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Term
 from fedkeep.split import updated_buffers
 
@@ -68,7 +68,7 @@ def pfedme(
     steps: int = 5,
     local: Phase = Phase(optimizer=sgd(0.01)),
     own_optimizer: Optimizer = sgd(0.05),
-    server: Server = Server(),
+    server: Server = averaging(by="uniform"),
 ) -> Method:
     """Return pFedMe. The training loss of its records is the last term's: ½ λ ‖θ − w‖².
 
@@ -81,7 +81,7 @@ def pfedme(
         steps: K, on each mini-batch.
         local: the phase of w, with F_k; its optimiser's rate is η, and η λ should stay well below 1.
         own_optimizer: of θ (patterns of its rates begin with ``own.``); its rate times λ should stay below 1.
-        server: what the server does; ``averaging(sgd(β))``.
+        server: what the server does; ``averaging(sgd(β), by="uniform")``: every client counts once, as in algorithm 1.
     """
     check_count(1, steps=steps)
     apart = Apart(lam=float(lam))

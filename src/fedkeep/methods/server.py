@@ -272,7 +272,13 @@ class Server(Changeable):
 
 
 def averaging(optimizer: Optimizer = sgd(1.0), by: Literal["examples", "uniform"] = "examples") -> Server:
-    """Return a server that averages changes, weighted by examples or not, and steps with an optimiser (FedOpt)."""
+    """Return a server that averages changes and steps with an optimiser (FedOpt).
+
+    Args:
+        optimizer: ``sgd(1.0)`` is plain averaging.
+        by: ``"examples"`` weighs each client by its number of examples, as FedAvg does; ``"uniform"`` counts each once,
+            as the papers of APFL, FedBN, FedDyn, FedRep, IFCA, MR-MTL, Per-FedAvg, pFedHN, pFedMe and SCAFFOLD do.
+    """
     return Server(reduce=WeightedMean(by=by), update=Optimize(optimizer=optimizer))
 
 

@@ -27,6 +27,7 @@ from fedkeep.methods import (
     Method,
     Phase,
     apfl,
+    averaging,
     ditto,
     fedmmd,
     fedper,
@@ -58,6 +59,8 @@ from fedkeep_papers.moe.sheet import (
 from fedkeep_papers.moe.variants import PAPER
 
 HEAD, ENCODER = "out.*", ("conv1.*", "conv2.*", "fc1.*")
+MEAN = averaging(by="examples")
+"""Of all methods: clients have equally many images, so what they are weighed by changes rounding alone."""
 ROUNDS = {"quick": 10, "medium": 150, "full": 500}
 
 
@@ -82,7 +85,7 @@ METHODS: dict[str, Entry] = {
     "FedPer": Entry("a private last layer", lambda p: fedper(HEAD, local=p)),
     "FedRep": Entry(
         "a private last layer, 3 epochs of it, then 3 of the rest",
-        lambda p: fedrep(HEAD, head_epochs=3, local=p),
+        lambda p: fedrep(HEAD, head_epochs=3, local=p, server=MEAN),
     ),
     "LG-FedAvg": Entry(
         "both convolutions and the first linear layer are private", lambda p: lg_fedavg(ENCODER, local=p)
@@ -91,16 +94,19 @@ METHODS: dict[str, Entry] = {
         "the last layer is made anew in each round, by 50 steps of SGD 0.1", lambda p: fedrecon(HEAD, local=p)
     ),
     "Ditto": Entry("λ = 0.1", lambda p: ditto(0.1, local=p)),
-    "APFL": Entry("α is learned, from 0.5", lambda p: apfl(0.5, local=p)),
+    "APFL": Entry("α is learned, from 0.5", lambda p: apfl(0.5, local=p, server=MEAN)),
     "pFedMe": Entry(
         "λ = 15, 5 steps of Adam 1e-3 on each mini-batch; w by SGD 0.01",
         lambda p: pfedme(
-            15.0, own_optimizer=adam(10 * p.optimizer.learning_rate), local=p.but(optimizer=sgd(0.01))
+            15.0,
+            own_optimizer=adam(10 * p.optimizer.learning_rate),
+            local=p.but(optimizer=sgd(0.01)),
+            server=MEAN,
         ),
     ),
     "Per-FedAvg": Entry(
         "first order, α = 0.01; judged after one step of each client",
-        lambda p: per_fedavg(local=p),
+        lambda p: per_fedavg(local=p, server=MEAN),
         adapts=True,
     ),
     "PFL-DA": Entry(

@@ -97,7 +97,7 @@ class Cell:
             "FedAvg": ({"kind": "fedavg"}, {}),
             "Local": ({"kind": "local"}, {}),
             "FURL": ({"kind": "furl"}, {}),
-            "FedRep": ({"kind": "fedrep", "private": head, "head_epochs": 2}, {}),
+            "FedRep": ({"kind": "fedrep", "private": head, "head_epochs": 2, "weighting": "examples"}, {}),
             "FedPer": ({"kind": "fedper", "private": head}, {}),
             "Ditto": ({"kind": "ditto", "lam": 0.1}, {}),
             "FedAvg + fine-tuning": ({"kind": "fine_tuned", "tune_epochs": 3}, {"evaluate_adapted": True}),

@@ -24,10 +24,10 @@ METHODS: Mapping[str, dict[str, Any]] = {
     "FedProx": {"kind": "fedprox", "mu": 0.01},
     "Local": {"kind": "local"},
     "FedPer": {"kind": "fedper", "private": "fc.*"},
-    "FedRep": {"kind": "fedrep", "private": "fc.*", "head_epochs": 1},
+    "FedRep": {"kind": "fedrep", "private": "fc.*", "head_epochs": 1, "weighting": "examples"},
     "LG-FedAvg": {"kind": "lg_fedavg", "private": ["conv1.*", "conv2.*", "fc1.*"]},
     "Ditto": {"kind": "ditto", "lam": 0.1},
-    "APFL": {"kind": "apfl"},
+    "APFL": {"kind": "apfl", "weighting": "examples"},
 }
 LONG = ("FedAvg", "Ditto")
 SHORT_ROUNDS, LONG_ROUNDS = 100, 2000
@@ -39,7 +39,8 @@ PREAMBLE = """\
 pass a round over the training images in mini-batches of 10, SGD with rate 0.005, all clients in every round. Accuracy
 is over all clients' test images. Five things differ: a fifth of the images that PFLlib tests on are for validation
 here; a pass's last mini-batch may be smaller, where PFLlib leaves it out; the draw of the images is another one;
-Ditto's λ is 0.1, where PFLlib's command line has 0; and APFL is its paper's algorithm, where PFLlib's differs.
+Ditto's λ is 0.1, where PFLlib's command line has 0; and APFL is its paper's algorithm, where PFLlib's differs. Every mean weighs clients by their
+numbers of images, as PFLlib's do.
 "PFLlib's protocol" takes the largest accuracy on test of all rounds, which is too good by what chance adds."""
 
 
