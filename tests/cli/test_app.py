@@ -103,6 +103,22 @@ def test_list_names_everything(fedkeep: Command) -> None:
     assert result.stdout.splitlines()[-1].startswith("Kernels: ")
 
 
+def test_list_shows_which_methods_fit_a_configuration(
+    fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {kind: METHODS[kind] for kind in ("fedavg", "fedper", "fedbn")}
+    monkeypatch.setattr("fedkeep.experiments.variants.offered_methods", lambda: few)
+    result = fedkeep("list", "--for", "toy.toml")
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == "3 of 4 methods fit toy.toml; private is"
+    assert {"fedavg nothing", "fedper linear.* (15 of 18 numbers)", "furl user (3 of 18 numbers)"} <= set(
+        lines
+    )
+    assert any(line.startswith("fedbn: ") and "batch normalisation" in line for line in lines)
+    assert fedkeep("list", "--for", "none.toml").exit_code == 2
+
+
 def test_list_shows_whole_sentences(fedkeep: Command) -> None:
     shown = " ".join(fedkeep("list").stdout.split())
     assert ":class:" not in shown

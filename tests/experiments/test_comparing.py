@@ -18,6 +18,7 @@ from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.comparing import Plan, found, plan, run
 from fedkeep.experiments.config import Config, parse_config
+from fedkeep.methods import METHODS
 from fedkeep.report.standings import not_beating, plain_rows, said, table
 from fedkeep.version import NUMERICS
 from tests.experiments.configs import shops
@@ -95,6 +96,23 @@ def test_methods_that_do_not_fit_are_all_named_before_anything_runs(tmp_path: Pa
     assert not (tmp_path / "c").exists()
     with pytest.raises(ConfigError, match="^fedbn: "):
         planned(tmp_path / "c", ("furl", "fedbn"))
+
+
+def test_all_methods_are_compared_that_fit_and_the_others_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {kind: METHODS[kind] for kind in ("fedavg", "fedbn", "fine_tuned")}
+    monkeypatch.setattr("fedkeep.experiments.variants.offered_methods", lambda: few)
+    made = planned(tmp_path / "c", ["all"], [0], references=False)
+    names = [v.config.name for v in made.variants]
+    assert names == ["fedavg", "fine_tuned", "furl"]  # furl is the configuration's
+    assert [line.partition(":")[0] for line in made.left_out] == ["fedbn"]
+    result, _ = run(made, progress=False)
+    assert any("fedbn" in note and "batch normalisation" in note for note in result.notes)
+    for none in ({"fedbn": METHODS["fedbn"]}, {}):
+        monkeypatch.setattr("fedkeep.experiments.variants.offered_methods", lambda few=none: few)
+        with pytest.raises(ConfigError, match="^fedbn: "):
+            planned(tmp_path / "d", ["all"], [0], toy(method={"kind": "fedbn"}), references=False)
 
 
 def test_all_seeds_have_the_data_of_the_configurations_seed(tmp_path: Path) -> None:

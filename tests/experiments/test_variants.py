@@ -104,6 +104,21 @@ def test_what_is_judged_beside_a_clients_own_model(
     assert (run.evaluate_shared, run.evaluate_adapted) == (shared, adapted)
 
 
+def test_what_is_private_is_told_in_numbers(config: Config) -> None:
+    assert of(config, "fedavg").private == "nothing"
+    assert of(config, "furl").private.startswith("user (2 of ")
+    assert of(config, "local").private.startswith("all (")
+    assert of(config, "fedbabu").private.endswith("numbers, after the rounds)")
+    mixed = of(config, "mixture")
+    assert mixed.private.startswith("local_expert.*, gate.* (")
+    assert mixed.config.run.evaluate_adapted
+
+
+def test_what_trains_in_one_place_says_so(config: Config) -> None:
+    with pytest.raises(ConfigError, match=r"^asp_mtl: .*run\.centralised = true"):
+        of(config, "asp_mtl")
+
+
 def test_a_method_that_sends_nothing_needs_no_privacy(config: Config) -> None:
     table = DifferentialPrivacy(noise=1.0, clip=1.0, delta=0.01)
     private = config.model_copy(update={"privacy": table})

@@ -30,7 +30,8 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            "--methods", help="Methods, e.g. fedavg,furl,ditto (fedkeep list); by default those of CONFIG."
+            "--methods",
+            help="Methods, e.g. fedavg,furl,ditto (fedkeep list); all: every one that fits; by default those of CONFIG.",
         ),
     ] = "",
     seeds: Annotated[
@@ -73,6 +74,8 @@ def compare(
         references=references,
         metric=metric,
     )
+    for line in plan.left_out:
+        note(f"Left out, {line}")
     missing = sum(not cell.finished for cell in plan.cells)
     note(
         f"{len(plan.variants)} methods × {len(plan.seeds)} seeds: {missing} of {len(plan.cells)} runs to do."

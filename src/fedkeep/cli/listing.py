@@ -7,13 +7,32 @@ import re
 import tomllib
 from collections.abc import Mapping
 from itertools import takewhile
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from fedkeep.cli.output import say, show_table
+from fedkeep.cli.settings import DataOption, SetOption, find_config
 from fedkeep.experiments.reproductions import reproductions
 
 
-def list_all() -> None:
+def list_all(
+    fits: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="CONFIG",
+            help="Show instead which methods fit the model and data of a configuration, and what would be private.",
+        ),
+    ] = None,
+    data: DataOption = None,
+    overrides: SetOption = None,
+) -> None:
     """Show methods, models, readers, built-in configurations, reproductions, engines and kernels."""
+    if fits is not None:
+        show_fitting(fits, data, overrides)
+        return
     from fedkeep import kernels
     from fedkeep.experiments.build import MODELS, offered_methods
     from fedkeep.experiments.config import builtin_names, builtin_text
@@ -42,6 +61,21 @@ def list_all() -> None:
         {"auto": "Picks the fastest that fits."} | {n: about(make) for n, make in ENGINES.items()},
     )
     say(f"Kernels: {kernels.status()}")
+
+
+def show_fitting(named: str, data: Path | None, overrides: list[str] | None) -> None:
+    """Show for every method what would be private with a configuration's model and data, or why it does not fit."""
+    from fedkeep.core.errors import FedkeepError
+    from fedkeep.experiments.build import build_data, data_folder
+    from fedkeep.experiments.variants import all_fitted
+
+    found, folder = find_config(named, overrides), data_folder(data)
+    each = dict(all_fitted(found.config, build_data(found.config, folder), folder))
+    fit = {name: one.private for name, one in each.items() if not isinstance(one, FedkeepError)}
+    _show(f"{len(fit)} of {len(each)} methods fit {named}; private is", fit)
+    for name, error in each.items():
+        if name not in fit:
+            say(f"{name}: {error}")
 
 
 def about(thing: object) -> str:

@@ -28,7 +28,7 @@ from fedkeep.experiments.build import build_data, run_config, simulation_of
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.sources import build_source
-from fedkeep.experiments.variants import Variant, fitted, with_method
+from fedkeep.experiments.variants import Variant, every_method, fitted, with_method
 from fedkeep.experiments.worth import counting_side
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report import wording
@@ -41,6 +41,8 @@ from fedkeep.version import NUMERICS
 
 REFERENCES = ("local", "fine_tuned")
 """Methods that every comparison has as references; the shared part alone and counting need no run of their own."""
+EVERY = "all"
+"""In place of methods' names: all of them."""
 UNTUNED = (
     "Methods share the settings of the configuration, but for those with a configuration of their own. None was tuned "
     "here: other settings may suit one of them better."
@@ -133,6 +135,7 @@ class Plan:
         references: whether methods are compared with references.
         metric: ``accuracy``, ``loss``, or one of ``CLASS_METRICS``; None: accuracy, for a regression the loss.
         title: what the experiment is called.
+        left_out: of all methods those that do not fit, each with the reason.
     """
 
     out: Path
@@ -143,6 +146,7 @@ class Plan:
     references: bool
     metric: str | None
     title: str
+    left_out: tuple[str, ...] = ()
 
     @property
     def cells(self) -> list[Cell]:
@@ -164,7 +168,8 @@ def plan(
 
     Args:
         configs: experiments on the same data. One whose method is named among ``methods`` is run as it is.
-        methods: names; the others have the settings of the first configuration. Empty: those of ``configs``.
+        methods: names; the others have the settings of the first configuration. Empty: those of ``configs``. ``all``
+            alone: every method that fits; the others are left out, and noted.
         seeds: of the runs; where data are drawn, it is by the first configuration's seed for all.
         out: the comparison's folder.
         folder: the folder of real data.
@@ -197,7 +202,9 @@ def plan(
                 f"the same data; compare each data set in a folder of its own."
             )
     settled = source.settled(data)
-    chosen = [c.model_copy(update={"data": settled}) for c in _chosen(configs, methods, references)]
+    every = list(methods) == [EVERY]
+    named = every_method(*configs) if every else methods
+    chosen = [c.model_copy(update={"data": settled}) for c in _chosen(configs, named, references)]
     for config in chosen:
         _check_judged(config, seeds, metric)
     variants, misfits = list[Variant](), list[ConfigError]()
@@ -209,6 +216,10 @@ def plan(
             variants.append(variant)
         except ConfigError as error:
             misfits.append(error)
+    if every and variants:
+        misfits, left_out = [], tuple(map(str, misfits))
+    else:
+        left_out = ()
     if misfits[1:]:
         listed = "".join(f"\n- {error}" for error in misfits)
         raise ConfigError(f"{len(misfits)} of {len(chosen)} methods do not fit:{listed}")
@@ -224,6 +235,7 @@ def plan(
         references=references,
         metric=metric,
         title=title,
+        left_out=left_out,
     )
     _check_folder(made)
     return made
@@ -251,7 +263,7 @@ def found(plan: Plan) -> Found:
     Raises:
         ConfigError: fewer than two methods are left, or their data differ.
     """
-    notes, left = [], []
+    notes, left = [f"Left out as it does not fit, {line}" for line in plan.left_out], []
     for v in plan.variants:
         name = v.config.name
         faults = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,19 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, first_line
+from fedkeep.core.errors import ConfigError, FedkeepError, MethodError, NonFiniteError, first_line
 from fedkeep.core.net import tensors_of
 from fedkeep.data import SPLITS, FederatedData
 from fedkeep.data.federated import take
 from fedkeep.engines.rehearsal import fit
-from fedkeep.experiments.build import LOCAL, SERVER, build_method, build_model, method_maker
+from fedkeep.experiments.build import (
+    LOCAL,
+    SERVER,
+    build_method,
+    build_model,
+    method_maker,
+    offered_methods,
+)
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.config_tables import accepted
 from fedkeep.experiments.simulate import simulate
@@ -32,10 +40,12 @@ class Variant:
     Attributes:
         config: with all that was filled in.
         note: what was filled in, for people; may be empty.
+        private: what is private and how many numbers these are, for people.
     """
 
     config: Config
     note: str = ""
+    private: str = ""
 
 
 def with_method(config: Config, kind: str) -> Config:
@@ -81,6 +91,11 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
     try:
         model = build_model(config, data, folder)
         method = fit(build_method(config.method), model, data)
+        if method.client.pools == "clients" and not config.run.centralised:
+            raise MethodError(
+                "It trains on all clients' examples in one place, each mini-batch one client's. Set run.centralised = "
+                "true, and compare it with centralised runs."
+            )
         module = method.made_for(model)
         found = method.tells_head(model)
         note = f"{name}: {found}." if found else ""
@@ -98,14 +113,48 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
         ) from error
     federated = not config.run.centralised
     private = bool(method.split.personal(dict(module.state_dict())))
-    later = federated and not private and bool(method.adapt.phases)
+    waits = method.waits([n for n, p in module.named_parameters() if p.requires_grad])
+    later = federated and (waits or (not private and bool(method.adapt.phases)))
     own = private or method.predict is not method.predict_shared
     shared = federated and not later and own and method.predict_shared is not None
     changed: dict[str, Any] = {"run": replace(config.run, evaluate_shared=shared, evaluate_adapted=later)}
     if config.privacy is not None and not method.split.halves(module).federated(tensors_of(module)):
         changed["privacy"] = None
         note = f"{note} {name}: without [privacy], as nothing of it leaves a client.".strip()
-    return Variant(config=config.model_copy(update=changed), note=note)
+    return Variant(config=config.model_copy(update=changed), note=note, private=_private(method, module))
+
+
+def _private(method: Method, module: nn.Module) -> str:
+    """Return what is private in rounds, or else once clients adapt: "head.* (15 of 1,203 numbers)"."""
+    values = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    for split, when in ((method.split, ""), (method.adapt.split or method.split, ", after the rounds")):
+        own = [v.numel() for n, v in values.items() if split.is_private(n)]
+        if own:
+            whose = "all" if len(own) == len(values) else ", ".join(split.private)
+            return f"{whose} ({sum(own):,} of {sum(v.numel() for v in values.values()):,} numbers{when})"
+    return "nothing"
+
+
+def all_fitted(
+    config: Config, data: FederatedData, folder: Path | None = None
+) -> Iterator[tuple[str, Variant | ConfigError]]:
+    """Yield every method's name with the experiment as it would have it, or why it does not fit.
+
+    Args:
+        config: the experiment; a method that it names by ``package.module:function`` is one of all.
+        data: its data.
+        folder: the folder of real data.
+    """
+    for kind in every_method(config):
+        try:
+            yield kind, fitted(with_method(config, kind), data, folder)
+        except ConfigError as error:
+            yield kind, ConfigError(str(error).removeprefix(f"{kind}: "))
+
+
+def every_method(*configs: Config) -> list[str]:
+    """Return the names of all methods: those that are offered, and the configurations' own."""
+    return list(dict.fromkeys([*offered_methods(), *(config.method.kind for config in configs)]))
 
 
 def _try(config: Config, model: nn.Module, method: Method, data: FederatedData) -> None:

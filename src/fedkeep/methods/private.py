@@ -279,8 +279,9 @@ def check_variances(method: Method, module: nn.Module) -> None:
             raise MethodError(
                 "The running variance {name!r} is federated, and {noise} would make it negative and the model's outputs "
                 "NaN. Name the statistics private (a method's private='{layer}running_*', or methods.fedbn with "
-                "methods.batch_norm_names(model)), or put a GroupNorm in place of the layer.",
+                "methods.batch_norm_names(model)), put a GroupNorm in place of the layer, or leave the noise out{how}.",
                 name=name,
                 noise=noise,
                 layer=f"{layer}." if layer else "",
+                how=" (noise = 0)" if links else "",
             )

@@ -68,11 +68,10 @@ class Projection(Link):
         names = [n for n in tensors if fnmatchcase(n, self.table)]
         if not names:
             raise ConfigError(
-                "The projection's table {table!r} matches nothing that is uploaded.{near} It is {tensors}. "
-                "Name the model's table of words in it, or train without one: kteps in place of kteps_star.",
+                "The projection's table {table!r} matches nothing that is uploaded.{near} Name the model's table of words "
+                "in it, or train without one: kteps in place of kteps_star.",
                 table=self.table,
                 near=did_you_mean(self.table, list(tensors)),
-                tensors=list(tensors),
             )
         out: Params = {}
         for name, change in tensors.items():
