@@ -226,6 +226,64 @@ class TabTransformer(nn.Module):
         return out
 
 
+class Vit(nn.Module):
+    """Patches of an image behind a token of the class, whose state a head of zeros classifies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(1, 16, 4, 4), nn.Parameter(torch.zeros(1, 1, 16))
+        self.place = nn.Parameter(0.02 * torch.randn(1, 5, 16))
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm, self.heads = nn.LayerNorm(16), nn.Linear(16, CLASSES)
+        nn.init.zeros_(self.heads.weight)
+        nn.init.zeros_(self.heads.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.patches(x).flatten(2).mT
+        found = torch.cat([self.token.expand(len(x), -1, -1), found], 1) + self.place
+        out: Tensor = self.heads(self.norm(self.blocks(found))[:, 0])
+        return out
+
+
+class Bert(nn.Module):
+    """Words, places and a norm, an encoder, and a pooler of the first state before the classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 16, padding_idx=0), nn.Embedding(7, 16)
+        self.norm = nn.LayerNorm(16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, "gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.pooler, self.drop = nn.Linear(16, 16), nn.Dropout(0.1)
+        self.classifier = nn.Linear(16, CLASSES)
+
+    def forward(self, text: Tensor) -> Tensor:
+        found = self.norm(self.words(text) + self.places.weight[: text.shape[1]])
+        found = self.encoder(found, src_key_padding_mask=text == 0)
+        out: Tensor = self.classifier(self.drop(torch.tanh(self.pooler(found[:, 0]))))
+        return out
+
+
+class Gpt2(nn.Module):
+    """Causal blocks; a score without bias at each position, of which the last word's is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(WORDS, 16), nn.Embedding(7, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, "gelu", batch_first=True, norm_first=True)
+        self.h = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.ln_f, self.score = nn.LayerNorm(16), nn.Linear(16, CLASSES, bias=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        steps = text.shape[1]
+        ahead = nn.Transformer.generate_square_subsequent_mask(steps, device=text.device)
+        found = self.h(self.wte(text) + self.wpe.weight[:steps], mask=ahead, is_causal=True)
+        logits: Tensor = self.score(self.ln_f(found))
+        last = (text != 0).sum(1).clamp_min(1) - 1
+        return logits[torch.arange(len(text), device=text.device), last]
+
+
 class Logits(nn.Module):
     """Someone's model that takes a column ``x`` and returns an object with ``logits``, or a tensor."""
 
@@ -282,6 +340,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], FederatedData]]] =
     "VGG-like": (Vgg, numbers(1, 8, 8)),
     "graph convolutions": (Graph, numbers(5, 4)),
     "TabTransformer": (TabTransformer, numbers(6)),
+    "small ViT": (Vit, numbers(1, 8, 8)),
+    "small BERT": (Bert, words()),
+    "small GPT-2": (Gpt2, words()),
+    "one layer in a sequence": (lambda: nn.Sequential(nn.Linear(6, CLASSES)), numbers(6)),
     "torchvision's ResNet-18": (vision("resnet18"), numbers(3, 32, 32)),
     "torchvision's MobileNetV3": (vision("mobilenet_v3_small"), numbers(3, 32, 32)),
     "torchvision's DenseNet": (vision("densenet"), numbers(3, 32, 32)),
