@@ -168,3 +168,13 @@ def test_a_client_adapts_the_model_that_it_is_sent() -> None:
     theta, own = run.sent("user-1").params, fit_private(run, "user-1", rows_of(DATA, 1))
     slopes = slopes_of(theta, examples_of(1))
     assert apart(own, {n: v - 0.2 * slopes[n] for n, v in theta.items()}) < 1e-12
+
+
+def test_a_hypernetwork_that_is_too_large_is_refused_before_memory_is_taken() -> None:
+    numbers = sum(p.numel() for p in Deep().parameters())
+    with pytest.raises(MethodError, match=r"hidden=\[100, 100, 2\].*raise limit") as error:
+        run_of(methods.pfedhn(limit=2 * numbers + 1), rounds=1)
+    assert f"{100 * numbers:,}" in str(error.value)
+    run_of(methods.pfedhn((100, 100, 2), limit=2 * numbers, local=LOCAL), rounds=1)
+    with pytest.raises(MethodError, match="smaller model"):
+        run_of(methods.pfedhn(limit=numbers - 1), rounds=1)

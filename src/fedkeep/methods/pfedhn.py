@@ -19,6 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State, under
 from fedkeep.core.seeds import generator
@@ -30,6 +31,8 @@ from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Global, Reduction, Roster, Server, averaging, check_uniform
 from fedkeep.split import Upload
 
+LIMIT = 100_000_000
+"""Numbers of φ that are allowed by default: 0.4 GB in single precision, and 2.6 GB while it trains."""
 EMBEDDING, LAYER, OUT = "hyper/embedding", "hyper/layer.", "hyper/out."
 """The server's state: the embeddings, (clients, embedding), and φ: ``.weight`` and ``.bias`` of each layer, by number,
 and of each parameter's output, by name, (*shape, width) and its shape."""
@@ -60,14 +63,21 @@ class FirstHypernetwork:
         embedding: numbers of each v_k.
         hidden: widths of the layers.
         seed: of the draws.
+        limit: so many numbers φ has at most.
     """
 
     embedding: int
     hidden: tuple[int, ...]
     seed: int
+    limit: int = LIMIT
 
     def __call__(self, net: Net, clients: Roster) -> State:
-        """Return the server's first state."""
+        """Return the server's first state.
+
+        Raises:
+            MethodError: φ is larger than the limit.
+        """
+        self._check_size(sum(net.parameters[n].numel() for n in net.trainable()))
         initial = {n: v for n, v in net.initial().items() if n in net.trainable()}
         like = next(iter(initial.values()))
 
@@ -86,6 +96,19 @@ class FirstHypernetwork:
             weight = uniform(OUT + name, *value.shape, width)
             state |= {f"{OUT}{name}.weight": weight.to(value), f"{OUT}{name}.bias": value}
         return state
+
+    def _check_size(self, outputs: int) -> None:
+        *inner, last = (self.embedding, *self.hidden)
+        if outputs * last <= self.limit:
+            return
+        fitting = self.limit // outputs
+        narrow = ", ".join(map(str, (*inner[1:], fitting)))
+        advice = f"Narrow its last layer, pfedhn(hidden=[{narrow}])" if fitting else "Take a smaller model"
+        raise MethodError(
+            f"pFedHN's hypernetwork has {last} weights for each of the model's {outputs:,} numbers, {outputs * last:,} in "
+            f"all, and training holds several times that in memory; its limit is {self.limit:,}. {advice}, raise limit, "
+            f"or take fedamp, which relates clients without a hypernetwork."
+        )
 
 
 def own_model(server: Global, client: str) -> Sent:
@@ -150,6 +173,7 @@ def pfedhn(
     *,
     embedding: int = 16,
     seed: int = 0,
+    limit: int = LIMIT,
     local: Phase = Phase(),
     server: Server = averaging(by="uniform"),
 ) -> Method:
@@ -159,6 +183,8 @@ def pfedhn(
         hidden: widths of the hypernetwork's layers; none: θ_k is linear in v_k.
         embedding: numbers of each v_k.
         seed: of φ and v.
+        limit: so many numbers φ has at most: it has as many for each of the model's as its last layer is wide, and training
+            holds six to seven times that. The run is refused before memory is taken.
         local: as in ``methods``; its steps are the algorithm's K.
         server: what the server does; its optimiser's rate is the algorithm's α.
 
@@ -166,8 +192,9 @@ def pfedhn(
         MethodError: a width is not positive, or the server weights clients.
     """
     check_count(1, embedding=embedding, hidden=min(hidden, default=1))
+    check_count(1, limit=limit)
     check_uniform("pfedhn", server)
-    first = FirstHypernetwork(embedding=embedding, hidden=tuple(hidden), seed=seed)
+    first = FirstHypernetwork(embedding=embedding, hidden=tuple(hidden), seed=seed, limit=limit)
     moving = Server(
         state=first,
         send=own_model,
