@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -76,6 +77,17 @@ def test_a_misspelt_command(fedkeep: Command) -> None:
     result = fedkeep("ruun")
     assert result.exit_code == 2
     assert "No such command 'ruun'. Did you mean 'run'?" in result.stderr
+
+
+def test_a_path_begins_at_home_wherever_it_stands(
+    fedkeep: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    assert (
+        fedkeep("flower", "keys", "~/keys").exit_code == 0
+    )  # as from a configuration, and --out=~/x of a shell
+    assert (tmp_path / "keys" / "ca.pem").exists()
 
 
 def test_version(fedkeep: Command) -> None:

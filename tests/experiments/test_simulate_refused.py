@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fedkeep import FederatedData, Phase, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, load_model, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, SplitError
+from fedkeep.data.readers import read_table
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import EarlyStopping
 from fedkeep.store import Default, MemoryStore
@@ -221,6 +222,16 @@ def test_a_folder_is_found_as_a_shell_finds_it(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "run" / "run.json").exists()
     with pytest.raises(RunError):
         simulate(Logits(), methods.fedavg(), DATA, rounds=1, engine="sequential", out=tmp_path / ("x" * 300))
+
+
+def test_a_home_directory_that_nobody_knows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "os.path.expanduser", lambda path: path
+    )  # as where HOME is not set and the user has no name
+    for reads in (load_model, lambda path, _: read_table(path, user="user")):
+        with pytest.raises(ConfigError) as error:
+            reads("~/run", "anna")
+        assert error.value.facts["path"] == "~/run"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
 
 import pytest
 
@@ -71,6 +72,29 @@ def link(tmp_path):
 
 def test_a_node_whose_link_is_there_may_start(node, link, tmp_path):
     node(link(tmp_path / "keys")).check()
+
+
+def test_a_proxy_of_the_environment_stands_before_no_program_of_this_machine(
+    node, link, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("https_proxy", "http://anna:secret@127.0.0.1:1")
+    made = node(link(tmp_path / "keys"))
+    made.check()
+    for environment in (made.environment(), Link(tmp_path / "link", tmp_path / "keys").environment):
+        assert {"127.0.0.1", "localhost"} <= set(environment["no_proxy"].split(","))
+    with pytest.raises(ConfigError, match=r"proxy 127\.0\.0\.1:1 of the environment.*no_proxy") as error:
+        node("link.example.org:8443").check()
+    assert "secret" not in str(error.value)
+    monkeypatch.setenv("no_proxy", "example.org")  # as the message says
+    with pytest.raises(ConfigError, match=r"There is no link at link\.example\.org"):
+        node("link.example.org:8443").check()
+
+
+@pytest.mark.skipif(find_spec("socksio") is not None, reason="then Flower can speak to it")
+def test_a_proxy_that_flower_cannot_speak_to_is_named(node, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"all_proxy.*httpx\[socks\]"):
+        node().check()
 
 
 def test_the_command_names_paths_as_a_whole_and_trusted_keys_go_by_the_environment(node, tmp_path):

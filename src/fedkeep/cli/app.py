@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -76,6 +77,25 @@ def _one_line(paragraph: str) -> str:
     return " ".join(paragraph.split())
 
 
+class _Path(click.Path):
+    """A path, in which ``~`` is the home directory wherever it stands: shells leave ``--out=~/x`` as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path."""
+        from fedkeep.core.files import expanded
+
+        return expanded(value)
+
+
+def _expanding(command: click.Command) -> None:
+    """Let all paths of a command and its own commands be expanded."""
+    for parameter in command.params:
+        if isinstance(parameter.type, click.Path):
+            parameter.type = _Path()
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        _expanding(each)
+
+
 class Commands(TyperGroup):
     """Turns errors that fedkeep raises on purpose, and the system's, into a message and an exit code.
 
@@ -86,6 +106,7 @@ class Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         _as_written(self)
+        _expanding(self)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedkeep.core.errors import RunError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.params import Params, difference_of_names, nonfinite
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -30,6 +30,21 @@ ROUND_KEPT = (
     "Nothing was lost: the last finished round is kept. Free some space or check the rights, then resume."
 )
 BEGIN = 40  # characters of a file's name that the name of what is to take its place begins with
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path as the user means it: ``~`` at its beginning is their home directory.
+
+    Raises:
+        ConfigError: nobody's home directory is known, as in a container without HOME.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            "The home directory of {path!r} is not known here. Set HOME, or write the path out.",
+            path=str(path),
+        ) from error
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeep.core.errors import DataError, check_choice, did_you_mean
+from fedkeep.core.files import expanded
 from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
 from fedkeep.data.checks import as_columns, as_split, check_columns, check_labels, completed
@@ -350,7 +351,7 @@ class FederatedData:
         Raises:
             DataError: the folder holds something already, the disk refuses, or meta is more than JSON can hold.
         """
-        disk.save(Path(folder), self.columns, self.offsets, self.ids, self.bounds, self.meta)
+        disk.save(expanded(folder), self.columns, self.offsets, self.ids, self.bounds, self.meta)
 
     @classmethod
     def load(cls, folder: str | Path, mmap: bool = True) -> FederatedData:
@@ -359,7 +360,7 @@ class FederatedData:
         Raises:
             DataError: the folder is missing, incomplete or damaged. NaN in columns is looked for without ``mmap`` only.
         """
-        columns, offsets, ids, bounds, meta = disk.load(Path(folder), mmap)
+        columns, offsets, ids, bounds, meta = disk.load(expanded(folder), mmap)
         try:
             data = cls(columns, offsets, ids, bounds, meta, check=not mmap)
             check_labels(data.columns, data.meta, data._owner)  # a small column, read in passing

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeep.core.errors import DataError
-from fedkeep.core.files import write_whole
+from fedkeep.core.files import expanded, write_whole
 from fedkeep.data.columns import Ragged, check_max_length, offsets_of
 from fedkeep.data.federated import FederatedData
 from fedkeep.tasks.multiclass import IGNORED
@@ -144,7 +144,7 @@ class Vocabulary(ABC):
         Raises:
             RunError: the file can't be written; an older one is as it was.
         """
-        write_whole(Path(path), json.dumps(self.to_dict(), indent=0).encode())
+        write_whole(expanded(path), json.dumps(self.to_dict(), indent=0).encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -154,7 +154,7 @@ class Vocabulary(ABC):
             DataError: the file is missing, is no JSON, or holds another kind of vocabulary.
         """
         try:
-            entry = json.loads(Path(path).read_text(encoding="utf-8"))
+            entry = json.loads(expanded(path).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise DataError("The vocabulary {file} does not exist.", file=path) from error
         except OSError as error:

@@ -32,6 +32,7 @@ from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
 from fedkeep.core.files import (
     beside,
     check_tensors,
+    expanded,
     layout,
     load_verified,
     state_name,
@@ -73,7 +74,7 @@ class Exported:
     def __init__(
         self, folder: Path | str, model: nn.Module | None = None, method: Method | None = None
     ) -> None:
-        self.folder, self._given = Path(folder), (model, method)
+        self.folder, self._given = expanded(folder), (model, method)
         if not (self.folder / INFO).exists():
             raise RunError(
                 f"{self.folder} holds no exported models: there is no {INFO} in it. Write it with fedkeep export."
@@ -296,7 +297,7 @@ def export_models(
         DataError: there is no such client.
         ConfigError: a client was held out of federation and is not adapted; a package for ONNX is missing.
     """
-    out, chosen = Path(folder), run.members(clients)
+    out, chosen = expanded(folder), run.members(clients)
     check_module(run.method)
     config = _config_text(run)
     if adapt:

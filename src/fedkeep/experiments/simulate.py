@@ -14,7 +14,7 @@ from torch import nn
 
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import ConfigError, DataError, check_whole, did_you_mean
-from fedkeep.core.files import write_tensors
+from fedkeep.core.files import expanded, write_tensors
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, class_counts, hold_out
@@ -142,7 +142,7 @@ def simulate(
         config=config,
         config_text=config_text,
     )
-    return simulation.run(None if out is None else Path(out).expanduser(), resume, progress)
+    return simulation.run(None if out is None else expanded(out), resume, progress)
 
 
 class Simulation:

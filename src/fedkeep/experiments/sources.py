@@ -19,6 +19,7 @@ import numpy as np
 
 from fedkeep import data as room
 from fedkeep.core.errors import ConfigError, DataError, did_you_mean
+from fedkeep.core.files import expanded
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out, readers
 from fedkeep.data.preparation import Encoding, Plain, Raw, Ready, Rules, Source, Summary, Times, prepared
 from fedkeep.experiments.config import Config, DataConfig
@@ -33,7 +34,7 @@ def data_folder(given: Path | None) -> Path | None:
     if given is not None:
         return given
     named = os.environ.get("FEDKEEP_DATA")
-    return Path(named) if named else None
+    return expanded(named) if named else None
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ def located(what: str, place: str, folder: Path | None) -> Path:
     Raises:
         DataError: there is no folder of data; ``what`` wants it.
     """
-    path = Path(place)
+    path = expanded(place)
     try:
         if path.is_absolute():
             return path

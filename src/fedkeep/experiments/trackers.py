@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
 
 from fedkeep.core.errors import ConfigError, check_choice, first_line
-from fedkeep.core.files import write_of_run
+from fedkeep.core.files import expanded, write_of_run
 from fedkeep.core.records import Record, read_records
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id
 from fedkeep.experiments.toml import to_toml
@@ -113,7 +113,7 @@ class TensorBoard:
     name = "tensorboard"
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else expanded(folder)
         self._writer: Any = None
 
     def started(self, facts: Facts) -> None:

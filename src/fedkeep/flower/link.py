@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.toml import to_toml
 from fedkeep.flower import guard
 from fedkeep.flower.keys import check_certificate
-from fedkeep.flower.processes import Processes, check_port, program, search_path
+from fedkeep.flower.processes import Processes, check_port, check_proxies, past_proxies, program, search_path
 
 READY = "Uvicorn running"
 PATIENCE = 180.0  # seconds for a process to be ready; a busy machine needs tens
@@ -143,15 +144,23 @@ def environment(commands: Path) -> dict[str, str]:
     """Return what a link's environment has beside the system's, and write what starts server apps into a folder."""
     path = search_path(commands)
     guard.install_at_link(commands)
-    return {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PATH": path}
+    return {
+        **past_proxies(),
+        "FLWR_HOME": os.environ.get("FLWR_HOME") or str(commands.parent / "flower"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": path,
+    }
 
 
 def check(keys: Path, port: int) -> None:
     """Look at what a link needs before it is started.
 
     Raises:
-        ConfigError: the port is in use, the key is missing, or a certificate is missing or not valid now.
+        ConfigError: the port is in use, the key is missing, or a certificate is missing or not valid now; or the environment's proxy is none that
+            Flower can speak to.
     """
+    check_proxies()
     check_port(port, "the link")
     check_certificate(keys / "link.pem")
     check_certificate(keys / "ca.pem")

@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,8 @@ from fedkeep.core.errors import ConfigError, RunError
 MARK = "FEDKEEP_DEPLOYMENT"
 """Environment variable by which the processes of a deployment, and all that they start, are known."""
 LAST_LINES = 12
+HERE = ("127.0.0.1", "localhost")
+"""This machine, by which programs on it know each other."""
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # which ends a process at once on Windows
 WATCH = Path(__file__).with_name("watch.py")
 
@@ -35,7 +39,7 @@ class Processes:
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self.logs, self.mark = logs, secrets.token_hex(8)
         logs.mkdir(parents=True, exist_ok=True)
-        self.environment = {**os.environ, **(environment or {}), MARK: self.mark}
+        self.environment = {**os.environ, **past_proxies(), **(environment or {}), MARK: self.mark}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -200,6 +204,32 @@ def listed(paths: Iterable[Path]) -> str:
 def search_path(commands: Path) -> str:
     """Return a ``PATH`` that has a folder of ours before Flower's own commands; raises as ``listed``."""
     return os.pathsep.join([listed([commands]), str(program("flwr").parent), os.environ.get("PATH", "")])
+
+
+def past_proxies() -> dict[str, str]:
+    """Return the variables by which programs of this machine talk to each other past the environment's proxies."""
+    listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    names = listed if listed == "*" else ",".join([*filter(None, [listed]), *HERE])
+    return {"no_proxy": names, "NO_PROXY": names}
+
+
+def check_proxies() -> None:
+    """Raise ConfigError if the environment names a proxy that Flower cannot speak to."""
+    for scheme, proxy in urllib.request.getproxies_environment().items():
+        if proxy.startswith("socks") and scheme != "no" and find_spec("socksio") is None:
+            raise ConfigError(
+                f"The environment names a SOCKS proxy ({scheme}_proxy), for which Flower's requests need a package: "
+                f"pip install 'httpx[socks]'. Or take the variable out: env -u {scheme}_proxy -u "
+                f"{scheme.upper()}_PROXY fedkeep ..."
+            )
+
+
+def proxy_before(address: str) -> str:
+    """Return the proxy through which Flower reaches ``host:port``, without its user's name; empty: none."""
+    found, host = urllib.request.getproxies_environment(), address.rpartition(":")[0]
+    if host in HERE or urllib.request.proxy_bypass(host):
+        return ""
+    return (found.get("https") or found.get("all", "")).rpartition("@")[2]
 
 
 def check_port(port: int, what: str, advice: str = "Name another with --port.") -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
@@ -32,7 +34,8 @@ def sign_project(project: Path, key: Path) -> None:
     Raises:
         ConfigError: there is no such key, or the project is none that Flower can bundle, or holds a server's run.
     """
-    from flwr.cli.build import build_fab_from_disk
+    with _home(project):
+        from flwr.cli.build import build_fab_from_disk
 
     signer = _private_key(key)
     try:
@@ -42,6 +45,20 @@ def sign_project(project: Path, key: Path) -> None:
     _check_no_run(project, bundle)
     signature = base64.b64encode(signer.sign(_statement(_files(bundle)))).decode()
     write_whole(project / SIGNATURE, json.dumps({"ed25519": signature}).encode() + b"\n")
+
+
+@contextmanager
+def _home(folder: Path) -> Iterator[None]:
+    """Tell Flower of a folder for its own files, which it wants to know where it is imported: HOME may not be set."""
+    given = os.environ.get("FLWR_HOME")
+    os.environ["FLWR_HOME"] = given or str(folder / ".flwr")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ["FLWR_HOME"]
+        else:
+            os.environ["FLWR_HOME"] = given
 
 
 def _check_no_run(project: Path, bundle: bytes) -> None:

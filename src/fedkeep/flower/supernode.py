@@ -33,7 +33,16 @@ from fedkeep.experiments.config_tables import Strict, made_of
 from fedkeep.flower import guard
 from fedkeep.flower.keys import check_certificate
 from fedkeep.flower.node_context import NODE_CONFIG
-from fedkeep.flower.processes import check_port, check_reachable, listed, program, search_path
+from fedkeep.flower.processes import (
+    check_port,
+    check_proxies,
+    check_reachable,
+    listed,
+    past_proxies,
+    program,
+    proxy_before,
+    search_path,
+)
 from fedkeep.flower.signed import public_key
 
 AHEAD, BEHIND = 5.0, 305.0  # seconds that Flower 1.41 lets a node's clock differ
@@ -86,8 +95,11 @@ class SuperNode:
         for path in self.link.trusted:
             _check_trusted(self._beside(path))
         check_port(self.link.port, "this node", f"Name another in {self.config.name}: port = ... in [link].")
-        check_reachable(self.link.address)
-        self._check_link()
+        check_proxies()
+        proxy = proxy_before(self.link.address)
+        if not proxy:
+            check_reachable(self.link.address)
+        self._check_link(proxy)
 
     def command(self) -> list[str]:
         """Return the command that starts the node."""
@@ -119,6 +131,7 @@ class SuperNode:
         ours = {
             "PATH": search_path(commands),
             guard.TRUSTED: listed(map(self._beside, self.link.trusted)),
+            **past_proxies(),
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -129,17 +142,25 @@ class SuperNode:
     def _beside(self, path: str) -> Path:
         return (self.config.parent / path).resolve()
 
-    def _check_link(self) -> None:
+    def _check_link(self, proxy: str) -> None:
         """Ask the link for its health, by the certificate that the node trusts, and compare clocks."""
         import httpx
 
         trusted = ssl.create_default_context(cafile=self._beside(self.link.certificate))
         try:
-            answer = httpx.get(f"https://{self.link.address}/health", verify=trusted, timeout=10)
+            answer = httpx.get(
+                f"https://{self.link.address}/health", verify=trusted, timeout=10, trust_env=bool(proxy)
+            )
         except httpx.HTTPError as error:
+            through = (
+                f" It was asked through the proxy {proxy} of the environment; if it is reached without, name its host "
+                f"in no_proxy."
+                if proxy
+                else ""
+            )
             raise ConfigError(
                 f"The link at {self.link.address} is not the one that {self.link.certificate} speaks for, or speaks no "
-                f"TLS: {first_line(error)}."
+                f"TLS: {first_line(error)}.{through}"
             ) from error
         check_clock(answer.headers.get("date", ""), time.time())
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.core.files import read_tensors, write_tensors, write_whole
+from fedkeep.core.files import expanded, read_tensors, write_tensors, write_whole
 from fedkeep.core.params import Params
 
 PREFIX = "base_model.model."  # before every name in a file of peft's
@@ -205,9 +205,9 @@ def save_adapter(
         "bias": "none",
         "fan_in_fan_out": turn,
     }
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    write_tensors(Path(folder) / WEIGHTS, {n: v.detach().contiguous() for n, v in written.items()})
-    write_whole(Path(folder) / CONFIG, json.dumps(config, indent=2).encode())
+    expanded(folder).mkdir(parents=True, exist_ok=True)
+    write_tensors(expanded(folder) / WEIGHTS, {n: v.detach().contiguous() for n, v in written.items()})
+    write_whole(expanded(folder) / CONFIG, json.dumps(config, indent=2).encode())
 
 
 def load_adapter(model: nn.Module, folder: str | Path, *, name: str = "default") -> nn.Module:
@@ -217,8 +217,8 @@ def load_adapter(model: nn.Module, folder: str | Path, *, name: str = "default")
         ConfigError: the folder holds another kind of adapter, or one that does not fit the model.
     """
     try:
-        config = json.loads((Path(folder) / CONFIG).read_text("utf-8"))
-        found = {n.removeprefix(PREFIX): v for n, v in read_tensors(Path(folder) / WEIGHTS).items()}
+        config = json.loads((expanded(folder) / CONFIG).read_text("utf-8"))
+        found = {n.removeprefix(PREFIX): v for n, v in read_tensors(expanded(folder) / WEIGHTS).items()}
     except (OSError, ValueError) as error:
         raise ConfigError(
             "Wanted {config} and {weights} in {folder}: {error}",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, check_choice
+from fedkeep.core.files import expanded
 from fedkeep.data.arrays import read_npz
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
 from fedkeep.data.readers.files import existing, sha256, unreadable
@@ -43,7 +44,7 @@ def cifar10(
             the message names the file.
     """
     check_choice("Wanted form", form, ("jpeg", "lossless", "binary"), DataError)
-    place, source = Path(folder), dict[str, str]()
+    place, source = expanded(folder), dict[str, str]()
     if form == "jpeg":
         train, test = (
             read_pictures(place, part, ("label",), SHAPE, len(CIFAR10), source) for part in ("train", "test")
@@ -79,7 +80,7 @@ def cifar100(
     Raises:
         DataError: as for :func:`cifar10`.
     """
-    place, source = Path(folder), dict[str, str]()
+    place, source = expanded(folder), dict[str, str]()
     if form is None:
         packed, alone = any(place.glob("*train*.parquet")), (place / CIFAR100_TEST).exists()
         other: Literal["binary", "parquet", "test"] = "parquet" if packed else "test" if alone else "binary"

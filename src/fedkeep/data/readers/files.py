@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import DataError, Spot, did_you_mean, shown
+from fedkeep.core.files import expanded
 
 NAMING = {
     "user": " Name yours under [data], or as an argument: user = 'COLUMN'.",
@@ -161,7 +162,7 @@ def inside(package: str, path: str, install: str, folder: str | Path | None = No
         DataError: the package is not there, or holds no such data.
     """
     if folder is not None:
-        places = [Path(folder) / package]
+        places = [expanded(folder) / package]
     else:
         spec = importlib.util.find_spec(package)
         places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.files import expanded
 from fedkeep.data.arrays import SHRINKS, read_npz
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
 from fedkeep.data.readers.files import existing, sha256, unreadable
@@ -47,7 +48,7 @@ def fashion_mnist(folder: str | Path) -> ImageSet:
             and labels differ in number, or a label is out of range; the message names the file.
     """
     source: dict[str, str] = {}
-    train, test = (_part(Path(folder), part, source) for part in ("train", "t10k"))
+    train, test = (_part(expanded(folder), part, source) for part in ("train", "t10k"))
     return joined(train, test, FASHION, "fashion_mnist", source)
 
 
@@ -175,7 +176,7 @@ def npz_images(
         DataError: the file is missing or damaged, lacks an array, or one has another shape or type; or a label has no
             name.
     """
-    file = existing(Path(path))
+    file = existing(expanded(path))
     pixels, labels, *named = read_npz(file, [images, label, *([] if names is None else [names])])
     if pixels.ndim == 3:
         pixels = pixels[..., None]

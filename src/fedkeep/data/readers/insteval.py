@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError, first_line
+from fedkeep.core.files import expanded
 from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
 from fedkeep.data.readers.files import sha256, unreadable
 
@@ -38,7 +39,7 @@ def raw_insteval(folder: str | Path = FOLDER) -> Raw:
     Raises:
         DataError: lme4 or the Python package ``rdata`` is not installed, or a file is damaged.
     """
-    index, base = Path(folder) / "Rdata.rdx", Path(folder) / "Rdata.rdb"
+    index, base = expanded(folder) / "Rdata.rdx", expanded(folder) / "Rdata.rdb"
     if not (index.is_file() and base.is_file()):
         raise DataError(
             "InstEval is inside R's package lme4, and {folder} holds no Rdata.rdx and Rdata.rdb. Install "

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.core.errors import DataError, Spot
+from fedkeep.core.files import expanded
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.leave_one_out import leave_one_out
 from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
@@ -38,7 +39,7 @@ def raw_movielens(path: str | Path) -> Raw:
     Raises:
         DataError: the file is missing, empty or malformed, or a rating is out of range; file and line are named.
     """
-    file = _find(Path(path))
+    file = _find(expanded(path))
     separator = SEPARATORS.get(file.name)
     rows: list[tuple[int, int, float, int]] = []
     for number, line in lines(file, "latin-1"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.files import expanded
 from fedkeep.data.preparation import Raw, encoded_alone
 from fedkeep.data.readers.cells import ALIASES, CLASS, SPLIT, TEXT, Cells, Table
 from fedkeep.data.readers.files import sha256
@@ -51,7 +52,7 @@ def raw_review_files(
     Raises:
         DataError: the folder holds no such file, or one is malformed; file and line are named.
     """
-    files = _files(Path(folder))
+    files = _files(expanded(folder))
     named = [_named(file) for file in files]
     _check_once(files, named)
     column = "split" if split is None else split
@@ -66,7 +67,7 @@ def raw_review_files(
     parts = table.each(column, SPLIT) if column in table.columns else []
     words, texts = table.each(label, CLASS), table.each(text, TEXT)
     reviews = Reviews(clients, parts, words, texts, list(range(len(words))))
-    meta = {"name": Path(folder).name, "source": {file.name: sha256(file) for file in files}}
+    meta = {"name": expanded(folder).name, "source": {file.name: sha256(file) for file in files}}
     return raw_reviews(
         reviews,
         meta,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError, check_choice
+from fedkeep.core.files import expanded
 from fedkeep.data.columns import check_max_length
 from fedkeep.data.preparation import (
     About,
@@ -86,7 +87,7 @@ def raw_table(
             "columns to FederatedData.from_columns.",
             got=type(path).__name__,
         )
-    file = Path(path)
+    file = expanded(path)
     wanted, usual = columns_of(user, label, text, features, split=split, time=time, opted_in=opted_in)
     table = load_table(file, wanted, usual)
     return raw_from(
