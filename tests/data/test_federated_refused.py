@@ -263,3 +263,27 @@ def test_a_number_of_classes_that_is_none(classes: Any) -> None:
     with pytest.raises(DataError) as error:
         FederatedData.from_columns(["a", "b"], {"label": [0, 1]}, meta={"classes": classes})
     assert message(error) == f"Wanted meta['classes'] as a whole number of at least 1; got {classes!r}."
+
+
+def test_what_a_message_about_missing_values_says_helps() -> None:
+    x, nothing = np.zeros((3, 2)), (None, float("nan"))
+    for missing in nothing:
+        with pytest.raises(DataError, match="^Row 1: .*missing; drop the row"):
+            FederatedData.from_columns(["a", missing, "b"], {"x": x})
+    with pytest.raises(DataError, match="^Row 1: .*missing; drop the row"):
+        FederatedData.from_columns(np.array([1, np.nan, 2]), {"x": x})
+    with pytest.raises(DataError, match=r"astype\(int\)"):
+        FederatedData.from_columns(np.array([1.0, 3, 2]), {"x": x})
+    FederatedData.from_columns(np.array([1.0, 3, 2]).astype(int), {"x": x})
+    with pytest.raises(DataError, match="^Row 1 of column 'label'.*Drop such rows"):
+        FederatedData.from_columns(["a"] * 3, {"x": x, "label": [0, None, 1]})
+    FederatedData.from_columns(["a"] * 2, {"x": x[:2], "label": [0, 1]})
+    with pytest.raises(DataError, match=r"np\.array\(column\.tolist\(\)\)"):
+        FederatedData.from_columns(["a"] * 3, {"x": np.zeros(3, object)})
+    FederatedData.from_columns(["a"] * 3, {"x": np.array(np.zeros(3, object).tolist())})
+    labels = ["no", "yes", "no"]
+    with pytest.raises(DataError, match=r"np\.unique\(labels, return_inverse=True\)"):
+        FederatedData.from_columns(["a"] * 3, {"x": x, "label": labels})
+    FederatedData.from_columns(
+        ["a"] * 3, {"x": x, "label": np.unique(np.array(labels), return_inverse=True)[1]}
+    )

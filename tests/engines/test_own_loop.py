@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
@@ -18,7 +19,11 @@ from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.core.net import float_type
 from tests.tiny import same_bits
 
-pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop.*_weight_norm:UserWarning"),
+]
 
 RATE, EPOCHS, ROUNDS = 0.3, 2, 2
 LOCAL = Phase(batch_size=16, epochs=EPOCHS, optimizer=sgd(RATE))
@@ -143,6 +148,26 @@ class Spectral(Two):
         nn.utils.parametrizations.spectral_norm(self.a)
 
 
+class Pruned(Two):
+    """A weight that a hook computes at each call, and a tensor made before."""
+
+    def more(self) -> None:
+        prune.l1_unstructured(self.a, "weight", amount=0.5)
+
+
+class Normed(Two):
+    def more(self) -> None:
+        nn.utils.weight_norm(self.a)
+
+
+class LossFirst(Two):
+    """As transformers' models, which put a loss first where labels are given."""
+
+    def forward(self, x: Tensor, label: Tensor | None = None) -> Any:
+        output = self.inner(x)
+        return output if label is None else (nn.functional.cross_entropy(output, label), output)
+
+
 class Merging(Two):
     """Adapters that are merged into a frozen weight for evaluation, in place."""
 
@@ -177,7 +202,7 @@ MODULES = [
     InPlace,
     Recomputed,
 ]
-MODULES += [Reentrant, Merging]
+MODULES += [Reentrant, Merging, Pruned, Normed, LossFirst]
 
 
 def made(kind: type[Two]) -> Two:
@@ -246,6 +271,33 @@ def test_where_a_loss_runs_the_model_twice_too(kind: type[Two], method: Any) -> 
     even = Thrice if kind is InPlace else Plain
     runs = [trained(made(one), clients=3, method=method(local=LOCAL)) for one in (even, Odd)]
     assert same_bits(runs[0].server, runs[1].server)
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_gradients_trains_the_same(off: Any) -> None:
+    with off():
+        module = made(Two)
+        run = trained(module)
+    assert same_bits(run.server, trained(made(Two)).server)
+
+
+class Cached(Two):
+    """Keeps what it computed last."""
+
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        self.last = self.inner(x)
+        return self.last
+
+
+def test_a_model_that_keeps_what_it_computed_is_copied_as_the_error_says() -> None:
+    module = made(Cached)
+    module(torch.ones(1, 4).double())
+    with pytest.raises(MethodError, match="'last'.*None"):
+        trained(module)
+    module.last = None
+    assert same_bits(trained(module).server, trained(made(Two)).server)
 
 
 def test_the_users_own_module_stays_as_it_was() -> None:

@@ -291,3 +291,35 @@ def test_dropout_does_not_disturb_the_global_random_state() -> None:
     before = torch.random.get_rng_state()
     check_split(Noisy(dropout=0.5), Split("user"), batches(), loss=CROSS_ENTROPY)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+class Casts(Weights):
+    """Weights whose forward says of what type its values are."""
+
+    def __init__(self, cast: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.cast, self.table = cast, nn.Embedding(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(self.cast(x) + self.table(x.abs().long().clamp(max=8)))
+        return out
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda x: x.float(),
+        lambda x: (x - torch.tensor([0.1, 0.2, 0.3])).to(torch.float32),
+        lambda x: torch.stack([torch.bincount(row.long().abs(), minlength=9)[:3] for row in x]).float(),
+        lambda x: nn.functional.normalize(x.half().float()),
+        lambda x: torch.as_tensor(x.detach().numpy().astype("f4")),
+    ],
+)
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
+def test_a_forward_that_casts_is_probed_as_it_is_trained(
+    cast: Callable[[Tensor], Tensor], given: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    data = [{**each, "x": each["x"].to(given)} for each in batches()]
+    report = check_split(Casts(cast), Split(["head.*"]), data, loss=CROSS_ENTROPY)
+    assert report.ok and report.probed == (1, 2, 3)

@@ -20,6 +20,7 @@ from fedkeep.audit.looking import Looking
 from fedkeep.audit.report import AuditReport
 from fedkeep.audit.wire import Wire, look_at_bytes
 from fedkeep.core.errors import ConfigError, check_choice
+from fedkeep.core.modes import with_gradients
 from fedkeep.data import FederatedData
 from fedkeep.engines.rehearsal import fit
 from fedkeep.methods import Method
@@ -30,6 +31,7 @@ CLIENTS, ROUNDS = 3, 3
 WIRES: Mapping[str, Wire] = {"fedkeep's own": Packet.to_bytes}
 
 
+@with_gradients
 def audit(
     model: nn.Module,
     method: Method,

@@ -33,14 +33,13 @@ def copied(model: nn.Module) -> nn.Module:
     Raises:
         MethodError: something in it can't be copied, and what; or a parameter has a hook that is never called.
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(value): value.detach().clone() for value in _made_anew(model)}
     try:
         made = copy.deepcopy(model, memo)
     except Exception as error:
         raise MethodError(
-            "The model can't be copied, and fedkeep trains a copy of it{what}: {error}. Let forward make what it "
-            "needs, or keep it outside the model. (Weights under torch.nn.utils.weight_norm can't be copied; those of "
-            "torch.nn.utils.parametrizations.weight_norm can.)",
+            "The model can't be copied, and fedkeep trains a copy of it{what}: {error}. Set the attribute to None "
+            "before, let forward make what it needs, or keep it outside the model.",
             what=_uncopied(model),
             error=error,
         ) from error
@@ -58,6 +57,15 @@ def copied(model: nn.Module) -> nn.Module:
         for hook in (old._backward_hooks or {}).values():
             new.register_hook(wiring.of(hook))  # type: ignore[no-untyped-call]
     return made
+
+
+def _made_anew(model: nn.Module) -> Iterator[Tensor]:
+    """Yield weights that a hook computes from parameters at each call: ``torch.nn.utils.prune``'s and weight_norm's."""
+    for layer in model.modules():
+        for hook in layer._forward_pre_hooks.values():
+            name = getattr(hook, "_tensor_name", getattr(hook, "name", None))
+            if isinstance(name, str) and isinstance(value := vars(layer).get(name), Tensor):
+                yield value
 
 
 def holds_beside(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ moves the ids to where their table lies, but not ``padding_idx``: of all rows of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
+
+Door = TypeVar("Door", bound=Callable[..., Any])
+
+
+def with_gradients(door: Door) -> Door:
+    """Let a function train whatever its caller has switched off: ``torch.no_grad()``, ``torch.inference_mode()``."""
+    return torch.inference_mode(False)(torch.enable_grad()(door))
 
 
 class EagerMode(TorchDispatchMode):

@@ -439,9 +439,15 @@ def _calls_its_own_way(module: nn.Module) -> bool:
 
 
 def logits_of(output: Any) -> Any:
-    """Return what of a model's output is judged: its field ``logits``, else a tuple's first, else all of it."""
+    """Return what of a model's output is judged: its field ``logits``, else a tuple's first, else all of it.
+
+    A loss that stands first in a tuple, as transformers put it there where they are given labels, is passed over.
+    """
     found = getattr(output, "logits", output)
-    return output[0] if found is output and isinstance(output, tuple) and output else found
+    if found is not output or not isinstance(output, tuple) or not output:
+        return found
+    alone = isinstance(output[0], Tensor) and not output[0].dim()
+    return output[1 if alone and len(output) > 1 else 0]
 
 
 class Bound:

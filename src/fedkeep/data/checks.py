@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeep.core.errors import DataError, check_choice, first_line
-from fedkeep.data.columns import Column, Ragged
+from fedkeep.data.columns import Column, Ragged, is_missing
 from fedkeep.data.splits import SPLITS
 from fedkeep.tasks import BINARY, KINDS, MULTICLASS, REGRESSION, Kind
 from fedkeep.tasks.multiclass import IGNORED
@@ -99,11 +99,25 @@ def _as_column(name: str, column: Column) -> Column:
             masked=np.ma.getmaskarray(column).sum(),
         )
     if array.dtype.kind in "OUST":
+        flat = array.ravel().tolist()
+        missing = next((place for place, value in enumerate(flat) if is_missing(value)), None)
+        if missing is not None:
+            raise DataError(
+                "Row {row} of column {column!r} is missing ({got!r}). Drop such rows, or fill in a number.",
+                row=missing // max(1, array[0].size if array.ndim > 1 else 1),
+                column=name,
+                got=flat[missing],
+            )
+        advice = "Encode text with CharVocabulary or WordVocabulary."
+        if name == "label":
+            advice = "Number the labels: names, numbers = np.unique(labels, return_inverse=True)."
+        if all(isinstance(value, int | float | np.number) for value in flat):
+            advice = "They are numbers: give np.array(column.tolist())."
         raise DataError(
-            "Column {column!r} holds {dtype} values, but a model takes numbers. Encode text with "
-            "CharVocabulary or WordVocabulary, map labels to 0..classes-1.",
+            "Column {column!r} holds {dtype} values, but a model takes numbers. {advice}",
             column=name,
             dtype=array.dtype,
+            advice=advice,
         )
     if array.dtype.kind not in "biuf" or array.ndim < 1:
         dates = " Write dates as numbers: column.astype('datetime64[s]').astype('int64') gives seconds."

@@ -122,6 +122,12 @@ Column = np.ndarray[Any, Any] | Ragged
 """A dense array, first axis examples, or a ragged column."""
 
 
+def is_missing(value: object) -> bool:
+    """Tell whether a value stands for none: None, NaN, or what pandas writes there."""
+    nan = isinstance(value, float | np.floating) and bool(np.isnan(value))
+    return value is None or nan or type(value).__name__ in ("NAType", "NaTType")
+
+
 def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
     """Return where each of consecutive pieces starts and the last ends: (0, l₀, l₀ + l₁, …), int64."""
     offsets = np.zeros(len(lengths) + 1, np.int64)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.alike import spellings
-from fedkeep.data.columns import Ragged, offsets_of
+from fedkeep.data.columns import Ragged, is_missing, offsets_of
 
 LONGEST_ID = 200
 RULE = f"A client id is a text of 1 to {LONGEST_ID} printable characters, or an integer"
@@ -44,6 +44,8 @@ def as_id(given: object, where: str = "") -> str:
         why = f"it has more than {LONGEST_ID - 1} digits"
     elif not isinstance(given, str):
         why = f"a {type(given).__name__} is none; use str(...) or .decode()"
+        if is_missing(given):
+            why = "it is missing; drop the row, or say whose it is"
     else:
         text = str(given) if given.isascii() else unicodedata.normalize("NFC", given)
         if 0 < len(text) <= LONGEST_ID and text.isprintable():
@@ -73,10 +75,12 @@ def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:
         given: Sequence[Any] = client
     else:
         array = np.asarray(client)
+        if array.ndim == 1 and array.dtype.kind == "f" and len(missing := np.flatnonzero(np.isnan(array))):
+            as_id(None, f"Row {missing[0]}: ")
         if array.ndim != 1 or array.dtype.kind not in "iuUTO":
             raise DataError(
                 "Wanted one client id per row, texts or integers; got an array of shape {shape} and type "
-                "{dtype}.",
+                "{dtype}. Whole numbers in another type become integers by .astype(int).",
                 shape=array.shape,
                 dtype=array.dtype,
             )

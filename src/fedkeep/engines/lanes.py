@@ -81,7 +81,7 @@ def no_gradient(names: Sequence[str]) -> MethodError:
     some = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
     return MethodError(
         "The loss depends on none of what is trained ({some}), so there is no gradient. Does the model's forward "
-        "detach its outputs, or compute them under torch.no_grad()?",
+        "detach its outputs, or compute them under torch.no_grad()? Take that out there.",
         some=some,
     )
 

@@ -26,6 +26,7 @@ from torch import nn
 
 from fedkeep.core.errors import ConfigError, MethodError, RunError, check_choice
 from fedkeep.core.files import write_of_run
+from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Kind, Optimizer
 from fedkeep.core.params import Params, misfit
@@ -150,6 +151,7 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
     )
 
 
+@with_gradients
 def adapt_clients(
     run: Run,
     clients: Iterable[str | int] | None = None,

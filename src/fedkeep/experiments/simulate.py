@@ -15,6 +15,7 @@ from torch import nn
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import ConfigError, DataError, check_whole, did_you_mean
 from fedkeep.core.files import expanded, write_tensors
+from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, class_counts, hold_out
@@ -51,6 +52,7 @@ from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Examples
 
 
+@with_gradients
 def simulate(
     model: nn.Module,
     method: Method,

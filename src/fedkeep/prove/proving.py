@@ -18,6 +18,7 @@ from fedkeep.audit.bench import quiet, same
 from fedkeep.audit.canaries import kept_rows, opted_out, out_counts, planted, replaced, small, with_opt_out
 from fedkeep.audit.findings import PROTOCOL, Allowed
 from fedkeep.core.errors import FedkeepError
+from fedkeep.core.modes import with_gradients
 from fedkeep.data import FederatedData
 from fedkeep.engines.rehearsal import fit
 from fedkeep.methods import Method
@@ -269,6 +270,7 @@ PACKED = (
 )
 
 
+@with_gradients
 def prove(
     model: nn.Module,
     method: Method,

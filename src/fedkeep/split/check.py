@@ -12,6 +12,7 @@ from torch import nn
 
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import SplitError
+from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.split.can_move import immovable
@@ -62,6 +63,7 @@ def stuck(names: Sequence[str]) -> str:
     )
 
 
+@with_gradients
 def check_split(
     model: nn.Module,
     split: Split,
@@ -85,7 +87,8 @@ def check_split(
     Args:
         model: the module; it is left as it was.
         split: which parameters are private, and which are frozen.
-        batches: a batch of each of at least two users; without them the check is static only.
+        batches: a batch of each of at least two users; without them the check is static only. Floating columns take the
+            model's type, as in training.
         loss: the local loss, ``(net, params, batch, received) -> scalar``; needed for probes unless ``joint`` is given.
         joint: your own joint training step, to check losses over the whole user table or other aggregations.
         seed: seeds the private values and the perturbations.
@@ -111,20 +114,17 @@ def check_split(
         raise SplitError(
             "A probe needs a loss: pass loss=..., e.g. methods.terms.cross_entropy(), or joint=...."
         )
-    begin, exact = _exact(net.initial() if start is None else start), [_exact(batch) for batch in batches]
+    begin = net.initial() if start is None else start
+    batches = [
+        {n: v.to(net.float_type) if v.is_floating_point() else v for n, v in each.items()} for each in batches
+    ]
     violations: tuple[Violation, ...] = ()
     stays: tuple[str, ...] = ()
-    with Held(model, exact=True) as held:
+    with Held(model) as held:
         if joint is not None and equations:
-            violations = Probe(halves, begin, exact, joint, held, seed).violations()
+            violations = Probe(halves, begin, batches, joint, held, seed).violations()
         if loss is not None and batches:
             names = halves.trainable if trains is None else trains
-            stays = immovable(net, halves, begin, exact, [(loss, names)], seed=seed)
+            stays = immovable(net, halves, begin, batches, [(loss, names)], seed=seed)
     probed = (1, 2, 3) if equations else ()
     return CheckReport(table=table, violations=violations, probed=probed, immovable=stays)
-
-
-def _exact(values: Params) -> Params:
-    return {
-        n: v.detach().double() if v.is_floating_point() else v.detach().clone() for n, v in values.items()
-    }

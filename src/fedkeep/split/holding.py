@@ -17,11 +17,10 @@ class Held:
 
     Args:
         module: to hold.
-        exact: the copies are in double precision.
     """
 
-    def __init__(self, module: nn.Module, *, exact: bool = False) -> None:
-        self.module, self.exact = module, exact
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
 
     def __enter__(self) -> Self:
         self._first = [(part, dict(vars(part))) for part in self.module.modules()]
@@ -62,8 +61,7 @@ class Held:
             if not isinstance(each, Tensor) or isinstance(each, nn.Parameter):
                 return each
             if id(each) not in tensors:
-                copy = each.detach().clone()
-                tensors[id(each)] = copy.double() if self.exact and copy.is_floating_point() else copy
+                tensors[id(each)] = each.detach().clone()
             return tensors[id(each)]
 
         return _contained(value, copied)

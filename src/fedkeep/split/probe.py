@@ -99,8 +99,8 @@ class Probe:
 
     Args:
         halves: of the module.
-        start: all values, in double precision.
-        batches: a batch of each user, in double precision.
+        start: all values.
+        batches: a batch of each user.
         joint: the training step.
         held: the module, held still.
         seed: seeds the noise.
