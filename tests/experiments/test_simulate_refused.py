@@ -189,10 +189,7 @@ def test_a_run_that_fails_after_a_round_keeps_it(tmp_path: Any, monkeypatch: pyt
     assert (tmp_path / "run" / "commit.json").exists()
 
 
-def test_data_without_a_split_or_a_column() -> None:
-    unsplit = FederatedData.from_columns(["a", "b"], {"x": np.zeros((2, 3)), "label": np.array([0, 1])})
-    with pytest.raises(DataError, match="not split yet"):
-        simulate(Logits(), FURL, unsplit, rounds=1)
+def test_data_without_a_column() -> None:
     with pytest.raises(MethodError, match=r"^Logits.forward wants the column 'x'; the data have "):
         simulate(Logits(), FURL, texts(), rounds=1)
 

@@ -11,6 +11,7 @@ from fedkeep.data.readers import (
     fashion_mnist,
     huggingface,
     movielens,
+    read_frame,
     read_table,
     review_files,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "movielens",
     "next_tokens",
     "opt_out",
+    "read_frame",
     "read_table",
     "read_word_vectors",
     "review_files",

@@ -30,6 +30,12 @@ def as_columns(columns: Mapping[str, Column], rows: int | None = None) -> dict[s
     Raises:
         DataError: no column or no row, a name that no argument can have, unequal lengths, text or objects.
     """
+    if not isinstance(columns, Mapping):
+        raise DataError(
+            "Wanted columns by name, e.g. {{'x': features, 'label': labels}}; got {got}. fedkeep.data.read_frame takes "
+            "a data frame.",
+            got=type(columns).__name__,
+        )
     if not columns:
         raise DataError(
             "Wanted at least one column; got none. Give for example {'x': features, 'label': labels}."

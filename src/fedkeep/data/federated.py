@@ -23,6 +23,7 @@ from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
 from fedkeep.data.checks import as_columns, as_split, check_columns, check_labels, completed
 from fedkeep.data.columns import Column, Ragged, Rows, as_offsets, check_offsets, offsets_of
+from fedkeep.data.datasets import OfClient, columns_of_datasets
 from fedkeep.data.ids import RangeIds, as_id, check_ids, group_rows
 from fedkeep.tasks import KINDS, Kind
 
@@ -105,6 +106,28 @@ class FederatedData:
             DataError: as for the constructor; rows are named as they were given.
         """
         return cls.from_groups(*group_rows(client), columns, split, meta)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        datasets: Mapping[str | int, OfClient],
+        names: Sequence[str] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> FederatedData:
+        """Take the examples of PyTorch data sets, one a client; each is read once, into memory.
+
+        Args:
+            datasets: by client id, a data set with a length and numbered examples (``torch.utils.data.Dataset``), or
+                a mapping from "train", "valid" and "test" to data sets. An example is a mapping from columns to
+                values, or a tuple. Values are tensors, arrays or numbers of one shape; sequences of whole numbers may
+                have different lengths (:class:`Ragged`).
+            names: of a tuple's values: names of ``forward``'s arguments, and "label". Two are "x" and "label".
+            meta: as for the constructor.
+
+        Raises:
+            DataError: as for the constructor; or an example is not like the first of all, and is named.
+        """
+        return cls.from_columns(*columns_of_datasets(datasets, names), meta)
 
     @classmethod
     def from_groups(

@@ -172,6 +172,7 @@ class Simulation:
         check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
         check_kind("data", data, FederatedData, "a data set, e.g. fedkeep.FederatedData.from_columns(...)")
         check_whole({"seed": seed})
+        data = divided(data)
         method = fit(method, model, data)
         module, self.head = method.made_for(model, settings.accelerate), method.tells_head(model)
         check_device(settings.device)
@@ -364,6 +365,18 @@ class Simulation:
             "partition_counts": partition_counts(data),
         }
         return self.conductor.about(about, in_use(self.engine, self.reason), more, self.settings.device)
+
+
+def divided(data: FederatedData) -> FederatedData:
+    """Return data that are split; those that are not, by the usual rule, which is said."""
+    if data.bounds is not None:
+        return data
+    warnings.warn(
+        "The data were not split: of each client's examples 80 % train, 10 % are valid and 10 % test, drawn with seed 0. "
+        "data.split_per_user(...) divides them otherwise.",
+        stacklevel=4,
+    )
+    return data.split_per_user()
 
 
 def check_splits(settings: RunSettings, method: Method, data: FederatedData, clients: np.ndarray) -> None:

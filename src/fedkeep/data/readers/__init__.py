@@ -17,7 +17,7 @@ from fedkeep.data.readers.movielens import (
 )
 from fedkeep.data.readers.review_files import raw_review_files, review_files
 from fedkeep.data.readers.shakespeare import shakespeare
-from fedkeep.data.readers.tables import raw_table, read_table
+from fedkeep.data.readers.tables import raw_table, read_frame, read_table
 
 __all__ = [
     "cifar10",
@@ -35,6 +35,7 @@ __all__ = [
     "raw_movielens_100k",
     "raw_review_files",
     "raw_table",
+    "read_frame",
     "read_table",
     "review_files",
     "shakespeare",

@@ -10,7 +10,7 @@ import csv
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,64 @@ def load_table(
     return table
 
 
+def frame_table(frame: Any, wanted: Sequence[str], optional: Sequence[str]) -> Table:
+    """Take the columns ``wanted``, and those of ``optional`` that there are, of a data frame; truth values are 1 and 0.
+
+    Raises:
+        DataError: it is no frame, has no row or two columns of one name, lacks a column, or mixes types in one.
+    """
+    import pyarrow
+
+    found = _arrow(frame)
+    what = "The data frame"
+    chosen = _chosen(what, found.column_names, wanted, optional, {})
+    if not found.num_rows:
+        raise DataError("{what} has no row.", what=what)
+    _check_no_dates(what, {name: found.schema.field(name).type for name in chosen})
+    cells = {}
+    for name in chosen:
+        truths = pyarrow.types.is_boolean(found.schema.field(name).type)
+        cells[name] = Cells(found[name].cast("int8") if truths else found[name])
+    return Table(cells, lambda row: f"{what}, row {row}")
+
+
+def numeric_columns(frame: Any, named: Sequence[str], others: Collection[str]) -> list[str]:
+    """Return the names of a data frame's columns of numbers and truth values but those ``named`` and ``others``.
+
+    Raises:
+        DataError: there is no column that is ``named``, or one that is in neither holds something else.
+    """
+    import pyarrow
+
+    tests = (pyarrow.types.is_integer, pyarrow.types.is_floating, pyarrow.types.is_boolean)
+    schema = _arrow(frame).schema
+    check_names("The data frame", schema.names, named, {})
+    fields = [field for field in schema if field.name not in {*named, *others}]
+    if other := [field for field in fields if not any(test(field.type) for test in tests)]:
+        raise DataError(
+            "The column {column!r} holds {got}, and a feature is a number. Name the columns to use, as features=[...], "
+            "or one of texts, as text=....",
+            column=other[0].name,
+            got=str(other[0].type),
+        )
+    return [field.name for field in fields]
+
+
+def _arrow(frame: Any) -> Any:
+    import pyarrow
+
+    try:
+        return pyarrow.table(frame)
+    except Exception as error:  # a frame's library raises whatever it likes
+        raise DataError(
+            "Wanted the path of a table, or a data frame of pandas, polars or pyarrow; got {got}: {why}",
+            got=type(frame).__name__,
+            why=first_line(error),
+        ) from error
+
+
 def _chosen(
-    path: Path,
+    path: object,
     names: Sequence[str],
     wanted: Sequence[str],
     optional: Sequence[str],
@@ -213,27 +269,32 @@ def _read_json_lines(
 def _read_parquet(
     path: Path, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str]
 ) -> Table:
-    import pyarrow
     from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(path)
         chosen = _chosen(path, file.schema_arrow.names, wanted, optional, naming)
-        for name in chosen:
-            if pyarrow.types.is_temporal(kind := file.schema_arrow.field(name).type):
-                raise DataError(
-                    "{file}: the column {column!r} holds dates or times, {got}.{advice}",
-                    file=path,
-                    column=name,
-                    got=kind,
-                    advice=DATES,
-                )
+        _check_no_dates(path, {name: file.schema_arrow.field(name).type for name in chosen})
         found = file.read(columns=chosen)
     except DataError:
         raise
     except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
         raise damaged_parquet(path, error) from error
     return Table({name: Cells(found[name]) for name in chosen}, lambda row: Spot(path, row, "row"))
+
+
+def _check_no_dates(file: object, types: Mapping[str, Any]) -> None:
+    import pyarrow
+
+    for name, kind in types.items():
+        if pyarrow.types.is_temporal(kind):
+            raise DataError(
+                "{file}: the column {column!r} holds dates or times, {got}.{advice}",
+                file=file,
+                column=name,
+                got=kind,
+                advice=DATES,
+            )
 
 
 def damaged_parquet(path: Path, error: Exception) -> DataError:

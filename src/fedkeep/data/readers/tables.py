@@ -12,6 +12,7 @@ import numpy as np
 from fedkeep.core.errors import DataError, check_choice
 from fedkeep.core.files import expanded
 from fedkeep.data.columns import check_max_length
+from fedkeep.data.federated import FederatedData
 from fedkeep.data.preparation import (
     About,
     Features,
@@ -27,7 +28,7 @@ from fedkeep.data.preparation import (
 from fedkeep.data.preparation.texts import USUAL
 from fedkeep.data.readers.cells import CLASS, DECIMAL_CLASS, ID, SPLIT, TEXT, TRUTH, Table, labels_between
 from fedkeep.data.readers.files import sha256
-from fedkeep.data.readers.load import load_table
+from fedkeep.data.readers.load import frame_table, load_table, numeric_columns
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 from fedkeep.tasks import KINDS, MULTI_LABEL, of_numbers, of_several
 
@@ -35,7 +36,7 @@ TASKS = tuple(name for name, kind in KINDS.items() if kind.from_table)
 
 
 def raw_table(
-    path: str | Path,
+    path: str | Path | Any,
     *,
     user: str = "user",
     text: str | None = None,
@@ -54,7 +55,8 @@ def raw_table(
     """Read a table with one example a row.
 
     Args:
-        path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``) or ``.parquet`` file.
+        path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``) or ``.parquet`` file; or a data frame of pandas,
+            polars or pyarrow.
         user: name of the column of client ids.
         split, time, opted_in: names of further columns: splits (train, valid, test; also validation, val, dev, eval),
             numbers, and true and false, or 1 and 0 (see `fedkeep.data.opt_out`). One that is named must be there. None:
@@ -81,15 +83,13 @@ def raw_table(
         DataError: the file is missing, empty, truncated or malformed, a column is missing, or a value is not
             what its column wants; the message names the file and the line.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise DataError(
-            "Wanted the path of a file; got {got}. Write a table in memory into a file, or give its "
-            "columns to FederatedData.from_columns.",
-            got=type(path).__name__,
-        )
-    file = expanded(path)
     wanted, usual = columns_of(user, label, text, features, split=split, time=time, opted_in=opted_in)
-    table = load_table(file, wanted, usual)
+    if isinstance(path, str | os.PathLike):
+        file = expanded(path)
+        table = load_table(file, wanted, usual)
+        meta = {"name": file.name.split(".")[0], "source": {file.name: sha256(file)}}
+    else:
+        table, meta = frame_table(path, wanted, usual), {"name": "frame"}
     return raw_from(
         table,
         user=user,
@@ -105,12 +105,33 @@ def raw_table(
         tokens=tokens,
         vocabulary=vocabulary,
         max_length=max_length,
-        meta={"name": file.name.split(".")[0], "source": {file.name: sha256(file)}},
+        meta=meta,
     )
 
 
 read_table = encoded_alone(raw_table)
 """Read a table as :func:`raw_table` does, and encode it."""
+
+
+def read_frame(
+    frame: Any, *, client: str = "client", label: str | Sequence[str] = "label", **options: Any
+) -> FederatedData:
+    """Take the rows of a data frame of pandas, polars or pyarrow as examples.
+
+    Args:
+        frame: one example a row.
+        client: name of the column of client ids.
+        label: name of the column of labels, which may be texts.
+        options: further arguments of :func:`fedkeep.data.read_table`. Without ``features`` and ``text``, all other
+            columns of numbers are features, in the frame's order.
+
+    Raises:
+        DataError: as of ``read_table``; or a column that nobody named holds no numbers.
+    """
+    if not {"features", "text"} & options.keys():
+        others = {options.get(name) or name for name in ("split", "time", "opted_in")}
+        options["features"] = numeric_columns(frame, [client, *names_in(label)], others)
+    return read_table(frame, user=client, label=label, **options)
 
 
 def columns_of(

@@ -1,0 +1,140 @@
+"""PyTorch data sets, one a client, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.columns import Column, Ragged
+from fedkeep.data.splits import SPLITS
+
+PAIR = ("x", "label")
+"""What an example of two values without names holds."""
+
+
+class Examples(Protocol):
+    """What ``torch.utils.data.Dataset`` is to a reader: examples by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+OfClient = Examples | Mapping[str, Examples]
+"""A client's examples, or those of each of its splits."""
+
+
+def columns_of_datasets(
+    datasets: Mapping[str | int, OfClient], names: Sequence[str] | None
+) -> tuple[list[str | int], dict[str, Column], list[str] | None]:
+    """Read every example once; return whose each is, the columns, and each one's split where splits are given.
+
+    Raises:
+        DataError: a client has no data set, only some clients are split, or an example is not like the first.
+    """
+    if not isinstance(datasets, Mapping) or not datasets:
+        raise DataError(
+            "Wanted a data set for each client, as {{id: dataset}}; got {got}.", got=type(datasets).__name__
+        )
+    clients: list[str | int] = []
+    splits: list[str] = []
+    rows: dict[str, list[NDArray[Any]]] = {}
+    divided = isinstance(next(iter(datasets.values())), Mapping)
+    for client, split, number, example in _examples(datasets, divided):
+        place = f"Example {number} of client {client!r}" + (f", {split}" if split else "")
+        values = _named(example, names, place)
+        if rows and values.keys() != rows.keys():
+            raise DataError(
+                "{place} holds {got}; the first one of all holds {wanted}.",
+                place=place,
+                got=sorted(values),
+                wanted=sorted(rows),
+            )
+        for name, value in values.items():
+            rows.setdefault(name, []).append(_array(value, f"{place}, {name!r},"))
+        clients.append(client)
+        splits.append(split)
+    if not clients:
+        raise DataError("No client's data set holds an example.")
+    columns = {name: _column(name, values, clients) for name, values in rows.items()}
+    return clients, columns, splits if divided else None
+
+
+def _examples(
+    datasets: Mapping[str | int, OfClient], divided: bool
+) -> Iterator[tuple[str | int, str, int, Any]]:
+    for client, given in datasets.items():
+        if isinstance(given, Mapping) != divided or (
+            isinstance(given, Mapping) and not set(given) <= set(SPLITS)
+        ):
+            raise DataError(
+                "Wanted a data set of each client, or of each of its splits {splits}, and the same for all; "
+                "got {got} of client {client!r}.",
+                splits=SPLITS,
+                got=list(given) if isinstance(given, Mapping) else type(given).__name__,
+                client=client,
+            )
+        parts: Mapping[str, Examples] = given if isinstance(given, Mapping) else {"": given}
+        for split, dataset in parts.items():
+            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+                raise DataError(
+                    "Wanted a data set with a length and numbered examples of client {client!r}; got {got}.",
+                    client=client,
+                    got=type(dataset).__name__,
+                )
+            for number in range(len(dataset)):
+                yield client, split, number, dataset[number]
+
+
+def _named(example: Any, names: Sequence[str] | None, place: str) -> dict[str, Any]:
+    """Return an example's values by the names of their columns."""
+    if isinstance(example, Mapping):
+        return {str(name): value for name, value in example.items()}
+    values = tuple(example) if isinstance(example, tuple | list) else (example,)
+    wanted = names or (PAIR if len(values) == 2 else None)
+    if wanted is None or len(wanted) != len(values):
+        raise DataError(
+            "{place} holds {got} values and {wanted} names. Pass names=..., one for each: those of forward's "
+            'arguments, and "label".',
+            place=place,
+            got=len(values),
+            wanted="no" if wanted is None else len(wanted),
+        )
+    return dict(zip(wanted, values, strict=True))
+
+
+def _array(value: Any, place: str) -> NDArray[Any]:
+    if isinstance(value, torch.Tensor):
+        return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            "{place} is {got}; wanted a tensor or numbers. Let the data set turn it into one, e.g. by its transform.",
+            place=place,
+            got=type(value).__name__,
+        )
+    return array.astype(np.float32) if isinstance(value, float) else array
+
+
+def _column(name: str, values: Sequence[NDArray[Any]], clients: Sequence[str | int]) -> Column:
+    """Return values as one array; sequences of whole numbers of different lengths as a ragged column."""
+    shapes = [value.shape for value in values]
+    if all(shape == shapes[0] for shape in shapes):
+        return np.stack(values)
+    if all(value.ndim == 1 and value.dtype.kind in "iu" for value in values):
+        return Ragged.from_rows(values)
+    other = next(row for row, shape in enumerate(shapes) if shape != shapes[0])
+    raise DataError(
+        "{name!r} has the shape {got} in an example of client {client!r}, and {wanted} in the first of client "
+        "{first!r}. Bring them to one shape, e.g. by the data set's transform.",
+        name=name,
+        got=shapes[other],
+        client=clients[other],
+        wanted=shapes[0],
+        first=clients[0],
+    )
