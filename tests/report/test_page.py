@@ -206,7 +206,11 @@ def test_metrics_that_runs_asked_for(write_run: Write) -> None:
         add_records(folder, "".join(map(to_line, found)))
     assert "Each class counted alike" not in plain
     row = "| configuration | test macro-F1 |\n|:---|---:|\n| Personalized FL | 55.0 ± 7.1 % |"
-    assert row in words(*folders)
+    shown = words(*folders)
+    assert row in shown
+    assert "At the rounds of accuracy. ± is the sample standard deviation over 2 seeds." in shown
+    assert "Lines are means over 2 seeds" in shown
+    assert "seeds" not in words(folders[0])
 
 
 def test_settings_that_differ_stand_side_by_side(write_run: Write) -> None:

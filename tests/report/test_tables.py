@@ -35,6 +35,12 @@ def test_mean_and_deviation_by_hand() -> None:
     assert std is None
 
 
+def test_a_cell_without_a_value_is_never_bold() -> None:
+    table = Table(("a", "b"), (("x", "–"), ("y", "1")), bold=frozenset({(0, 1), (1, 1)}))
+    assert table.bold == {(1, 1)}
+    assert "**–**" not in to_markdown(table)
+
+
 BOLD = Table(
     ("method", "acc"), (("a_b", "62.4 ± 0.5 %"), ("c", "−1 %")), note="100 % of it", bold=frozenset({(0, 1)})
 )

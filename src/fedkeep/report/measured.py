@@ -27,6 +27,8 @@ def cards(groups: Sequence[Configuration], metric: str) -> Iterator[Card]:
         if math.isnan(value):
             value, std = mean_std(r.value for r in g.best_valid(metric))
             note = "nothing measured yet" if math.isnan(value) else f"valid {name} so far"
+        if std is not None:
+            note += f" · {wording.count(len(g.runs), 'seed')}"
         spread = wording.spread(value, std, metric).partition(" ± ")[2].removesuffix(" %")
         yield Card(g.label, wording.number(value, metric), f"± {spread}" if spread else "", note, g.slot)
 
@@ -87,12 +89,21 @@ def results_table(groups: Sequence[Configuration], metric: str, title: str = "")
     )
     if any(g.best is not None and g.best == g.best_global for g in groups):
         note += " Best possible: for a model without private parameters, without knowing the user."
-    if any(len(g.runs) > 1 for g in groups):
-        numbers = {len(g.runs) for g in groups}
-        each = ", ".join(f"{g.label} {len(g.runs)}" for g in groups)
-        many = f"{numbers.pop()} seeds" if len(numbers) == 1 else f"seeds ({each})"
-        note += f" ± is the sample standard deviation over {many}."
-    return Table((*columns, f"best valid {name}"), tuple(rows), title, note)
+    return Table((*columns, f"best valid {name}"), tuple(rows), title, note + _deviation(groups))
+
+
+def _deviation(groups: Sequence[Configuration]) -> str:
+    """Say what ± is; empty where no configuration has several seeds."""
+    several = any(len(g.runs) > 1 for g in groups)
+    return f" ± is the sample standard deviation over {_seeds(groups)}." if several else ""
+
+
+def _seeds(groups: Sequence[Configuration]) -> str:
+    """Say over how many seeds each configuration's numbers are taken."""
+    numbers = {len(g.runs) for g in groups}
+    if len(numbers) == 1:
+        return wording.count(numbers.pop(), "seed")
+    return f"seeds ({', '.join(f'{g.label} {len(g.runs)}' for g in groups)})"
 
 
 def class_table(groups: Sequence[Configuration], metric: str, title: str) -> Iterator[Table]:
@@ -105,7 +116,8 @@ def class_table(groups: Sequence[Configuration], metric: str, title: str) -> Ite
         rows = [(g.label, *(wording.spread(*g.selected(n, metric), n) for n in found)) for g in groups]
         columns = ("configuration", *(f"test {wording.metric_inline(n)}" for n in found))
         title = ": ".join(t for t in (title, "Each class counted alike") if t)
-        yield Table(columns, tuple(rows), title, f"At the rounds of {wording.metric_inline(metric)}.")
+        note = f"At the rounds of {wording.metric_inline(metric)}.{_deviation(groups)}"
+        yield Table(columns, tuple(rows), title, note)
 
 
 def runs_table(scenes: Sequence[Scene]) -> Table:
@@ -173,14 +185,15 @@ def curves(groups: Sequence[Configuration], metrics: Sequence[str], scene: str =
         series, word = _series(groups, metric, "valid")
         if any(len(s.x) > 1 for s in series):
             title = f"{wording.metric_name(metric)} on valid{tail}"
-            yield _curves_figure(title, [_lines(series, metric, "valid", word, references)])
+            yield _curves_figure(title, [_lines(series, metric, "valid", word, references)], _seeds(groups))
     panels = []
     for split in ("train", "valid"):
         series, word = _series(groups, "loss", split)
         if any(len(s.x) > 1 for s in series) and not (split == "valid" and "loss" in metrics):
             panels.append(_lines(series, "loss", split, word, ()))
     if panels:
-        yield _curves_figure(f"{panels[0].y_label}{tail}" if len(panels) == 1 else f"Loss{tail}", panels)
+        title = f"{panels[0].y_label}{tail}" if len(panels) == 1 else f"Loss{tail}"
+        yield _curves_figure(title, panels, _seeds(groups))
 
 
 def _lines(
@@ -197,7 +210,7 @@ def _lines(
     )
 
 
-def _curves_figure(title: str, charts: Sequence[Lines]) -> Figure:
+def _curves_figure(title: str, charts: Sequence[Lines], seeds: str) -> Figure:
     rows, data = [], []
     for chart in charts:
         name = title if len(charts) == 1 else chart.y_label
@@ -212,7 +225,7 @@ def _curves_figure(title: str, charts: Sequence[Lines]) -> Figure:
     notes = []
     if any(s.low for s in everything):
         bands = "" if many else ", bands reach from the lowest to the highest seed"
-        notes.append(f"Lines are means over seeds{bands}.")
+        notes.append(f"Lines are means over {seeds}{bands}.")
     if any(len(s.x) > MOST_PLACES for s in everything):
         notes.append(
             f"Of curves with more than {MOST_PLACES} places the means of {MOST_PLACES} equal parts are shown."
@@ -275,7 +288,7 @@ def users(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = 
         title = f"{wording.metric_name(metric)} of each user on test" + (f" · {scene}" if scene else "")
         caption = "Each user counts once, whatever the number of examples. The triangle marks the mean."
         if len(runs) > len(groups):
-            caption += " A user's value is the mean over seeds."
+            caption += f" A user's value is the mean over {_seeds(groups)}."
         if len(metrics) > 1:
             caption += f" {wording.BY_FIRST_TASK}"
         data = [{"name": label, **asdict(summary)} for label, summary in summaries]

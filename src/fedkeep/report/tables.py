@@ -23,7 +23,7 @@ class Table:
         title: shown above; may be empty.
         note: shown below; may be empty.
         left: how many columns from the left hold text; the others hold numbers and are aligned right.
-        bold: (row, column) of the cells that are set in bold.
+        bold: (row, column) of the cells that are set in bold; a cell without a value never is.
     """
 
     columns: tuple[str, ...]
@@ -37,6 +37,8 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{len(row)} cells in a table of {len(self.columns)} columns: {row}")
+        known = frozenset((i, j) for i, j in self.bold if not self.rows[i][j].startswith(wording.MISSING))
+        object.__setattr__(self, "bold", known)
 
 
 def to_text(table: Table) -> str:

@@ -142,9 +142,10 @@ def table(sweep: Sweep, found: Sequence[Result]) -> Table:
     seeds = f"seed{'s' if len(sweep.seeds) > 1 else ''} {', '.join(map(str, sweep.seeds))}"
     note = (
         f"Every method had {trials}, each with the {seeds}. Chosen by {metric} on valid, at each run's best epoch; it "
-        f"is the best of many, so it flatters. Test values were read once, at the end, of the chosen settings alone. ± "
-        f"is the deviation over seeds."
+        f"is the best of many, so it flatters. Test values were read once, at the end, of the chosen settings alone."
     )
+    if len(sweep.seeds) > 1:
+        note += f" ± is the sample standard deviation over {len(sweep.seeds)} seeds."
     note = " ".join([note, *filter(None, map(_unfinished, found))])
     columns = ("method", "chosen", f"valid {metric}", f"test {metric}", "trials", "rounds", "time")
     return Table(columns, tuple(rows), note=note, left=2)
