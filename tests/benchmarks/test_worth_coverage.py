@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.measure import RESULTS
-from benchmarks.worth_coverage import RARE, SCENES, Harm, covered, differences, drawn, missed, named, outside
+from benchmarks.worth_coverage import (
+    RARE,
+    SCENES,
+    Cases,
+    Harm,
+    Methods,
+    bold,
+    covered,
+    differences,
+    drawn,
+    missed,
+    named,
+    outside,
+)
 from tests.documents import ROOT
 
 
@@ -61,11 +75,15 @@ def test_claims_that_are_not_reached_are_named() -> None:
         "false_discoveries": 0.02,
         "at_least_says_too_much": 0.0,
     }
-    assert missed([cell], [row]) == []
+    assert missed([cell], [row], []) == []
     assert outside([cell | {"these_covered": 0.98}], 0.93, 0.97) == ["none, 5 clients, 3 seeds, these: 0.980"]
-    assert missed([cell | {"these_helps": 0.06}], [row]) == ["no gain, 5 clients, 3 seeds: 'helps' too often"]
-    assert missed([cell], [row | {"power": 0.7}]) == ["20% harm, 100 examples: power 0.70"]
-    assert missed([cell], [row | {"power": 0.7, "discordant": 0.4}]) == ["20% harm, 100 examples: power 0.70"]
+    assert missed([cell | {"these_helps": 0.06}], [row], []) == [
+        "no gain, 5 clients, 3 seeds: 'helps' too often"
+    ]
+    assert missed([cell], [row | {"power": 0.7}], []) == ["20% harm, 100 examples: power 0.70"]
+    assert missed([cell], [row | {"power": 0.7, "discordant": 0.4}], []) == [
+        "20% harm, 100 examples: power 0.70"
+    ]
 
 
 def test_the_page_says_what_was_measured() -> None:
@@ -78,8 +96,9 @@ def test_the_page_says_what_was_measured() -> None:
     each = [cell[f"{name}_covered"] for cell in cells for name in ("like_these", "these")]
     wide = outside(cells, *found["wanted"])
     weak = [r for r in found["named"] if r["harmed"] and r["power"] < 0.8]
-    assert len(missed(cells, found["named"])) == len(wide) + len(weak)  # nothing else is missed
-    assert found["claims_that_failed"] == missed(cells, found["named"])
+    told = missed(cells, found["named"], found["tables"])
+    assert len(told) == len(wide) + len(weak)  # nothing else is missed
+    assert found["claims_that_failed"] == told
     assert f"The {len(wide)} cases in which coverage misses" in text
     assert f"of 65 to 66 %, as the {len(wide) + len(weak)} claims that failed." in text
     rare = {c["clients"]: c for c in found["rare"]["coverage"]}
@@ -104,3 +123,35 @@ def test_the_page_says_what_was_measured() -> None:
         power[r["examples"], r["discordant"]].add(f"{100 * r['power']:.0f}" if r["harmed"] else "")
     assert (power[100, 0.3], power[400, 0.3]) == ({"86", "88"}, {"83", "84"})
     assert power[100, 0.4] | power[400, 0.4] <= {"65", "66"}
+
+
+def test_the_best_is_bold_as_the_page_says() -> None:
+    found = json.loads((RESULTS / "worth-coverage.json").read_text(encoding="utf-8"))
+    tables = {(t["models"], t["users"], t["seeds"], t["spread"]): t for t in found["tables"]}
+    text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    low = min(t["best_is_bold"] for t in tables.values())
+    assert f"the best method is bold in {100 * low:.1f} % of tables or more" in " ".join(text.split())
+    assert low >= 0.95
+    for seeds in (1, 3, 5):
+        for users in (20, 100):
+            equal, wide = tables[24, users, seeds, 0.0], tables[24, users, seeds, 0.1]
+            assert wide["bold"] < wide["bold_by_holm_over_all_pairs"] < 24
+            shares = f"{100 * equal['best_is_bold']:.1f} % | {100 * wide['best_is_bold']:.1f} %"
+            many = f"{wide['bold']:.1f} | {wide['bold_by_holm_over_all_pairs']:.1f}"
+            assert f"{users} users | {shares} | {many} |" in text
+
+
+def test_a_method_that_is_far_behind_is_not_bold() -> None:
+    found = bold(Methods(3, 20, 1, 0.3), 20, np.random.default_rng(0))
+    assert found["best_is_bold"] == 1.0
+    assert found["bold"] == 1.0
+    assert missed([], [], [{**vars(Methods(3, 20, 1, 0.0)), "best_is_bold": 0.9}])
+
+
+def test_finished_cases_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.worth_coverage.RESULTS", tmp_path)
+    first = Cases(5, again=False)({"a": 1}, lambda rng: {"value": rng.random()})
+    later = Cases(5, again=False)
+    assert later({"a": 1}, lambda rng: {"value": 2.0}) == first
+    assert later({"a": 2}, lambda rng: {"value": 2.0}) == {"a": 2, "value": 2.0}
+    assert Cases(5, again=True)({"a": 1}, lambda rng: {"value": 3.0})["value"] == 3.0

@@ -87,12 +87,13 @@ def test_the_best_and_what_cannot_be_told_from_it() -> None:
         "method",
         "Accuracy, mean over users",
         "difference to the best (points)",
-        "p (Holm)",
+        "p (corrected)",
         "up",
     )
     assert shown.rows[0] == ("a", "80.0 %", "best", "", "1 kB")
-    # one client of twelve has one example of ten less: −0.1 / 12, and t with 11 degrees is 2.201
-    assert shown.rows[1] == ("b", "79.2 %", "−0.8 (−2.7 to 1.0)", "0.34", "2 kB")
+    # one client of twelve has one example of ten less: −0.1 / 12, and t.975 with 11 degrees, of two comparisons, is 2.593
+    assert shown.rows[1] == ("b", "79.2 %", "−0.8 (−3.0 to 1.3)", "0.68", "2 kB")
+    assert "Each interval is 97.5 %, for users like these" in shown.note
     assert shown.bold == {(0, 1), (1, 1)}
     assert "these users" in said(made([8] * 5, [1] * 5))
 
@@ -113,7 +114,7 @@ def test_losses_are_lower_where_they_are_better() -> None:
 def test_rows_of_a_csv_file_hold_plain_numbers() -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(plain_rows(made([8] * 12, [4, 5] * 6, seeds=2))))))
     assert float(rows[1]["mean"]) == pytest.approx(0.45)
-    assert (rows[0]["bold"], rows[1]["bold"], rows[0]["p_holm"]) == ("yes", "no", "")
+    assert (rows[0]["bold"], rows[1]["bold"], rows[0]["p_corrected"]) == ("yes", "no", "")
     assert float(rows[1]["seed_1"]) == pytest.approx(0.45)
     assert (rows[0]["users"], rows[0]["seeds"]) == ("12", "2")
 
@@ -207,7 +208,7 @@ def test_one_method_is_no_comparison() -> None:
 def test_no_dash_is_bold() -> None:
     nobody = Standing(mean=math.nan, by_seed=(math.nan,), behind=None, p=1.0, is_best=True)
     assert not nobody.close
-    c = replace(made([5, 6]), labels=("a",), standings=(nobody,))
+    c = replace(made([5, 6]), labels=("a", "b"), standings=(nobody, replace(nobody, is_best=False)))
     assert table(c).rows[0][1] == "–"
     assert table(c).bold == frozenset()
     assert best_of([np.array([math.nan]), np.array([math.inf]), np.array([0.1])]) == 2
@@ -232,7 +233,7 @@ def test_without_an_interval_nothing_is_told_apart() -> None:
     assert said(c) == f"Best: b, 100.0 % (accuracy, mean over users, topic). {why}"
     assert table(c).note.endswith(f"best on valid by the first one. {why}")
     assert [row["bold"] for row in plain_rows(c)] == ["", "yes"]
-    assert [row["p_holm"] for row in plain_rows(c)] == [None, None]
+    assert [row["p_corrected"] for row in plain_rows(c)] == [None, None]
     assert [row["gain_to_best"] for row in plain_rows(c)] == [-0.5, 0.0]
     assert [one["told_apart"] for one in ranks_figure(c).data] == [False, None]
     assert [one["gain"] for one in ranks_figure(c).data] == [0.0, -0.5]  # it was drawn at 0

@@ -52,9 +52,9 @@ from fedkeep.experiments.run import Run
 from fedkeep.methods import Adapt, Method, Phase, Sent
 from fedkeep.methods.base import Predict
 from fedkeep.metrics.scores import Personalized, ap
-from fedkeep.metrics.worth.best import holm
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.metrics.worth.intervals import Interval, chance_of_users, users_like_these
+from fedkeep.metrics.worth.signs import holm
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.report.wording import is_fraction, lower_is_better
 from fedkeep.store import Default, MemoryStore, PrivateStore

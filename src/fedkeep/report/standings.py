@@ -1,6 +1,6 @@
 """Several methods in one table, as a page, and as tables and figures for papers.
 
-Bold: no significant difference from the best; not just the largest number.
+Bold: a method that may be the best; not just the largest number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import write_whole
 from fedkeep.metrics import CLASS_METRICS
-from fedkeep.metrics.worth.best import Standing, standings
+from fedkeep.metrics.worth.best import Standing, level, standings
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.report import facts, measured, pairing, wording
 from fedkeep.report.blocks import Block, Content, Figure, Section, Text
@@ -72,6 +72,11 @@ class Compared:
     def best(self) -> int:
         """The place of the best."""
         return next(i for i, s in enumerate(self.standings) if s.is_best)
+
+    @property
+    def level(self) -> str:
+        """The level of each interval, e.g. ``99.8 %``."""
+        return f"{100 * level(len(self.labels)):.4g} %"
 
     @property
     def name(self) -> str:
@@ -224,7 +229,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str] = ()) -> Table:
-    """Return a line for each method; its mean is bold where it does not differ significantly from the best.
+    """Return a line for each method; its mean is bold where it may be the best.
 
     Args:
         c: the comparison.
@@ -238,14 +243,14 @@ def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str]
     bold = frozenset((i, 1) for i, s in enumerate(c.standings) if s.close)
     whom = "users like these" if c.users >= FEW else "these users"
     note = (
-        "Bold: not distinguishable from the best at 5 %, by paired tests over users and seeds, with Holm's correction "
-        "over all pairs of methods. "
-        f"Intervals are 95 %, for {whom}; {_counts(c.metric)}."
+        "Bold: may be the best. With 95 % confidence the best method is among those in bold (multiple comparisons with the "
+        f"best: paired tests over users and seeds, 5 % divided by {len(c.labels) - 1}, the number of other methods). "
+        f"Where a method is bold, its interval holds 0. Each interval is {c.level}, for {whom}; {_counts(c.metric)}."
         f"{f' {wording.BY_FIRST_TASK}' if c.task else ''}{c.untested}"
     )
     if len(c.seeds) > 1:
         note += f" ± is the sample standard deviation over {len(c.seeds)} seeds."
-    columns = ("method", c.name, f"difference to the best ({c.unit})", "p (Holm)", *names)
+    columns = ("method", c.name, f"difference to the best ({c.unit})", "p (corrected)", *names)
     return Table(columns, tuple(rows), "", note, bold=bold)
 
 
@@ -281,7 +286,7 @@ def plain_rows(c: Compared) -> list[dict[str, Any]]:
                 "gain_to_best": c.distance(s),
                 "low": None if gap is None else gap.low,
                 "high": None if gap is None else gap.high,
-                "p_holm": s.p if tested and not s.is_best else None,
+                "p_corrected": s.p if tested and not s.is_best else None,
                 "bold": "yes" if s.close else "no" if tested else "",
             }
             | {f"seed_{seed}": sign * v for seed, v in zip(c.seeds, s.by_seed, strict=True)}
@@ -295,7 +300,9 @@ def ranks_figure(c: Compared) -> Figure:
     for label, s in sorted(zip(c.labels, c.standings, strict=True), key=lambda one: -one[1].mean):
         gap, near, mean = s.behind, s.close, c.distance(s)
         low, high = (None, None) if gap is None else (gap.low, gap.high)
-        tip = "\n".join([label, c.value(s), c.behind(s), *([] if s.is_best else [f"p {p_text(s.p)} (Holm)"])])
+        tip = "\n".join(
+            [label, c.value(s), c.behind(s), *([] if s.is_best else [f"p {p_text(s.p)} (corrected)"])]
+        )
         ranks.append(Rank(label, c.value(s), mean, low, high, "o", near, "0" if near else "x", tip))
         data.append(
             {
@@ -308,13 +315,13 @@ def ranks_figure(c: Compared) -> Figure:
         )
     chart = Ranks(
         tuple(ranks),
-        f"difference to the best ({c.unit}), 95 % intervals",
+        f"difference to the best ({c.unit}), {c.level} intervals",
         c.gap,
         "best",
     )
     caption = (
-        "Filled marks and bold names: not distinguishable from the best. Intervals are paired: both methods see the "
-        "same examples and seeds. They are of single comparisons, while bold goes by Holm's correction; "
+        "Filled marks and bold names: may be the best, as the interval holds 0. Intervals are paired: both methods see the "
+        "same examples and seeds. Their level is that of one among all comparisons with the best; "
         f"a method whose results vary more may be bold with a smaller mean.{c.untested}"
     )
     title = f"{c.name}: distance to the best"

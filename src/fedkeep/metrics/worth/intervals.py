@@ -1,7 +1,7 @@
 """Intervals for a mean gain over clients, with seeds crossed with clients.
 
 Y_ks is client k's mean gain under seed s, Ȳ_k and Ȳ_s are its means over seeds and over clients, and m is the mean of
-all: each client counts once. The interval is m ± t_{.975, f} √(A + B). A is the variance that comes from clients, B the
+all: each client counts once. The interval is m ± t √(A + B), with P(|T_f| < t) = 95 %. A is the variance that comes from clients, B the
 one that comes from seeds, and f = (A + B)² / (A² / f_A + B² / (S − 1)) (Satterthwaite, 1946). With one seed B is 0, and
 the interval is about these trained models. Where nothing varies A + B is 0: the ends are then the mean, which is no
 interval of anything, and ``Paired.interval`` gives none.
@@ -26,14 +26,14 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and its 95 % interval."""
+    """A mean and its interval, 95 % where nothing else is said."""
 
     mean: float
     low: float
     high: float
 
 
-def users_like_these(y: Floats) -> Floats:
+def users_like_these(y: Floats, inside: float = 0.95) -> Floats:
     """Return mean, low and high end for users like these: the clients are a sample of many more.
 
     A = Var_k(Ȳ_k) / K with f_A = K − 1, and B = max(0, Var_s(Ȳ_s) / S − C) with
@@ -41,11 +41,12 @@ def users_like_these(y: Floats) -> Floats:
 
     Args:
         y: (..., S, K) mean gain of each client under each seed; at least two clients.
+        inside: the interval's level.
 
     Returns:
         (..., 3).
     """
-    return _around(*_spread_of_users(y))
+    return _around(*_spread_of_users(y), inside)
 
 
 def _spread_of_users(y: Floats) -> tuple[Floats, Floats, Floats, Floats, int]:
@@ -61,7 +62,7 @@ def _spread_of_users(y: Floats) -> tuple[Floats, Floats, Floats, Floats, int]:
     return mean, a, b, a**2 / (clients - 1), seeds
 
 
-def these_users(y: Floats, variance: Floats, examples: Floats) -> Floats:
+def these_users(y: Floats, variance: Floats, examples: Floats, inside: float = 0.95) -> Floats:
     """Return mean, low and high end for these users: only their test examples, and the seeds, are a sample.
 
     A = Σ v_k with v_k = Var_i(d̄_ki) / (n_k K²) and f_A = A² / Σ (v_k² / (n_k − 1)); B = Var_s(Ȳ_s) / S.
@@ -70,11 +71,12 @@ def these_users(y: Floats, variance: Floats, examples: Floats) -> Floats:
         y: (..., S, K) mean gain of each client under each seed.
         variance: (..., K) sample variance over a client's examples of the gain, averaged over seeds first.
         examples: (..., K) each client's number of examples, at least two.
+        inside: the interval's level.
 
     Returns:
         (..., 3).
     """
-    return _around(*_spread_of_examples(y, variance, examples))
+    return _around(*_spread_of_examples(y, variance, examples), inside)
 
 
 def chance_of_users(y: Floats) -> Floats:
@@ -117,9 +119,11 @@ def jackknife(whole: float, without: Sequence[float] | Floats) -> Interval:
     return Interval(*map(float, found))
 
 
-def _around(mean: Floats, a: Floats, b: Floats, a_squared_over_degrees: Floats, seeds: int) -> Floats:
+def _around(
+    mean: Floats, a: Floats, b: Floats, a_squared_over_degrees: Floats, seeds: int, inside: float = 0.95
+) -> Floats:
     total, degrees = _total(mean, a, b, a_squared_over_degrees, seeds)
-    half = t_quantile(degrees) * np.sqrt(total)
+    half = t_quantile(degrees, inside) * np.sqrt(total)
     return np.stack([mean, mean - half, mean + half], -1)
 
 

@@ -152,3 +152,18 @@ def examples_needed(discordant: float, difference: float = 0.1) -> int:
     share = max(discordant, difference)
     root = 2.65 * math.sqrt(share) + 0.84 * math.sqrt(share - difference**2)
     return math.ceil(root**2 / difference**2)
+
+
+def holm(p: Sequence[float] | Floats) -> Floats:
+    """Return p corrected for their number (Holm, 1979); NaN stays NaN, and counts as a test.
+
+    Of all that are at most 5 %, the chance that any is there wrongly is at most 5 %.
+
+    Args:
+        p: (M,).
+    """
+    values = np.asarray(p, np.float64)
+    order = np.argsort(values)  # NaN comes last
+    out = np.full_like(values, np.nan)
+    out[order] = np.minimum(np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)), 1.0)
+    return out
