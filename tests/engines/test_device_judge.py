@@ -13,10 +13,11 @@ from torch import nn
 
 from fedkeep import Adapt, FederatedData, Phase, Split, declare, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError
-from fedkeep.engines import Adaptation, LocalDevice, Sampler, Sequential, first_global, orders_of
+from fedkeep.engines import Adaptation, LocalDevice, Sequential, orders_of
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.tally import Leaves
-from fedkeep.experiments.drive import Drive, Plan
+from fedkeep.experiments.conductor import Conductor, Members
+from fedkeep.experiments.drive import Drive
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Model
@@ -292,37 +293,35 @@ def test_a_run_needs_no_more_than_a_roster_and_a_device(leaves: Leaves) -> None:
     """The server's side reaches data and private values through the device alone."""
     work = job(Logits().double(), FURL, DATA)
     ids = tuple(map(str, DATA.ids))
-    plan = Plan(
+    run = Conductor(
+        RunSettings(rounds=3, cohort=3, evaluate_every=1, evaluate_shared=True),
+        Members(
+            clients=Names(ids),
+            trains=np.arange(6),
+            judged=range(6),
+            tasks=tasks_in(DATA.meta),
+            meta=DATA.meta,
+        ),
         name="far",
+        seed=0,
         method=FURL,
-        settings=RunSettings(rounds=3, evaluate_shared=True),
-        rounds=3,
-        sampler=Sampler(6, 3, "shuffled", 0),
-        roster=ids,
-        judged=range(6),
-        tasks=tuple(tasks_in(DATA.meta)),
-        meta=DATA.meta,
-        every=1,
-        faults=Faults(),
-        progress=False,
+        net=work.net,
     )
-    server = first_global(FURL, work.net, DATA).but(clients=Names(ids))
-    drive = Drive(plan=plan, server=server, device=LocalDevice(work, Sequential(), leaves=leaves))
-    kept = [drive.plan, drive.server]
-    drive.go()
+    device = LocalDevice(work, Sequential(), leaves=leaves)
+    Drive(run, device, Faults(), progress=False).go()
     done = simulate(Logits().double(), FURL, DATA, rounds=3, cohort=3, evaluate_every=1, evaluate_shared=True)
-    assert same_bits(drive.server.params, done.server)
+    assert same_bits(run.server.params, done.server)
     wanted = [r for r in done.history if leaves != "sums" or r.client is None]
-    assert [(r.split, r.client, r.metric, r.n) for r in drive.history] == [
+    assert [(r.split, r.client, r.metric, r.n) for r in run.history] == [
         (r.split, r.client, r.metric, r.n) for r in wanted
     ]
-    values = [[r.value for r in history] for history in (drive.history, wanted)]
+    values = [[r.value for r in history] for history in (run.history, wanted)]
     assert values[0] == pytest.approx(values[1], abs=1e-14)
     if leaves == "examples":
-        assert drive.history == done.history
-    assert (drive.examples is not None) == (leaves == "examples")
+        assert run.history == done.history
+    assert (run.examples is not None) == (leaves == "examples")
     assert not any(
-        a.shape[:1] == (len(DATA.columns["label"]),) for a in arrays([*kept, drive.server, drive.history])
+        a.shape[:1] == (len(DATA.columns["label"]),) for a in arrays([run.members, run.server, run.history])
     )
 
 

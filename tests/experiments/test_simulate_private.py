@@ -119,7 +119,7 @@ def test_a_round_is_charged_before_anything_of_it_is_judged_or_written(
 
     def charged(self: Drive) -> None:
         ledger = Ledger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r"))
-        seen.append(len(ledger.rounds) - self.server.round)
+        seen.append(len(ledger.rounds) - self.conductor.server.round)
 
     def judging(self: Drive, server: Any) -> Any:
         charged(self)
@@ -153,7 +153,7 @@ def stopped_in_round(
     """Stop a run in a round that was charged, before it was committed."""
 
     def stop(self: Drive, *given: Any) -> None:
-        if self.server.round == number + 1:
+        if self.conductor.server.round == number + 1:
             raise KeyboardInterrupt
         commit(self, *given)
 

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import datetime
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeep.core.describe import describe, digest
 from fedkeep.core.errors import ConfigError, RunError, check_choice
+from fedkeep.core.files import check_tensors, layout
 from fedkeep.core.net import Net, tensors_of
-from fedkeep.core.params import Params, to
+from fedkeep.core.optim import OptimizerState
+from fedkeep.core.params import Params, prefixed, under
 from fedkeep.core.records import Record
-from fedkeep.engines import Device, Engine, Sampler, first_global, first_kept
-from fedkeep.engines.faults import Faults
+from fedkeep.engines import Centralised, Engine, Sampler, first_global
 from fedkeep.engines.first_values import declared
-from fedkeep.experiments.drive import Drive, Plan, after_round, restored
 from fedkeep.experiments.environment import environment
-from fedkeep.experiments.run_directory import RunDirectory, failure_noted
+from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.experiments.run_settings import RunSettings
-from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
+from fedkeep.experiments.trackers import Tracker, named_trackers
 from fedkeep.methods import Global, Method, SecureMean, differentially_private
 from fedkeep.methods.private import check_variances
 from fedkeep.methods.server import Roster
@@ -73,7 +72,7 @@ class Members:
 
 
 class Conductor:
-    """What a run is, checked and drawn before its first round; then its folder, its rounds and its end.
+    """What a run is, checked and drawn before its first round; then its folder, and what its rounds go on from.
 
     Args:
         settings: what the run is asked for.
@@ -238,7 +237,7 @@ class Conductor:
         """Return to the last round of the folder, if there is one; of one that is read no more is to be spent.
 
         Args:
-            engine: as for ``drive.restored``.
+            engine: as for ``restored``.
             store: of what clients keep, where they live in this process; the committed versions count from then on.
         """
         directory = self.directory
@@ -259,77 +258,72 @@ class Conductor:
             self.sampler.seed = int(directory.read_info().get("cohort_seed", self.sampler.seed))
             draw_anew(self.sampler, self.ledger, directory)
 
-    def drive(
-        self,
-        link: Device,
-        faults: Faults,
-        *,
-        method: Method | None = None,
-        state: Callable[[], Params] = dict,
-        train: Callable[..., Any] | None = None,
-        progress: bool | None = None,
-    ) -> Drive:
-        """Return the loop over rounds.
-
-        Args:
-            link: carries orders to clients.
-            faults: what rounds do about clients that break down, send something malformed, or are lost.
-            method: as the link's rounds have it; None: the run's.
-            state, train: as for ``Drive``.
-            progress: True or False to force or forbid the bar; None: shown on a terminal.
-        """
-        method, members = method or self.method, self.members
-        personal = bool(first_kept(method, self.net)) or method.predict is not method.predict_shared
-        plan = Plan(
-            name=self.name,
-            method=method,
-            settings=self.settings,
-            rounds=self.rounds,
-            sampler=self.sampler,
-            roster=members.clients.ids,
-            judged=members.judged,
-            tasks=members.tasks,
-            meta=members.meta,
-            every=self.every,
-            faults=faults,
-            trained=members.trained,
-            reference="shared" if personal else "own",
-            declared=to(declared(method, self.net), "cpu"),
-            progress=progress,
-        )
-        return Drive(
-            plan=plan,
-            server=self.server,
-            device=link,
-            history=self.history,
-            best=self.best,
-            examples=self.examples,
-            directory=self.directory,
-            state=state,
-            train=train,
-            pending=self.pending,
-            ledger=self.ledger,
-        )
-
-    @contextmanager
-    def under_way(self, drive: Drive) -> Iterator[None]:
-        """Tell trackers and the folder of a run while it trains, and the folder of its end."""
-        directory = self.directory
-        settings = self.config or {"seed": self.seed, "rounds": self.rounds, "method": self.method.name}
-        told = tracked(self.trackers, directory, drive.history, self.name, settings)
-        with failure_noted(directory), told as drive.told:
-            yield
-        if directory is not None and drive.server.round == self.rounds:
-            info = {n: v for n, v in directory.read_info().items() if n != "never_drawn"}
-            directory.write_info({**info, "status": "finished", **self._undrawn()})
-
-    def _undrawn(self) -> dict[str, Any]:
+    def undrawn(self) -> dict[str, Any]:
         """Return what ``run.json`` says of clients that no round drew: how many, and the first ones' ids."""
         if self.settings.centralised or self.secretly:
             return {}
         never = self.sampler.never(self.rounds)
         ids = [str(self.members.clients.ids[c]) for c in never[:NAMED]]
         return {"never_drawn": {"count": len(never), "ids": ids}} if never else {}
+
+
+def checkpoint(server: Global) -> Params:
+    """Return all that a server needs to go on, as named tensors."""
+    state = prefixed("params/", server.params) | prefixed("state/", server.state)
+    state |= prefixed("links/", server.links)
+    return state | prefixed("optimizer/", server.optimizer.tensors())
+
+
+def centralised_state(engine: Engine) -> Params:
+    """Return what centralised training needs to go on beside the server: its optimisers' states."""
+    states = (engine.states or ()) if isinstance(engine, Centralised) else ()
+    return {
+        name: value
+        for number, phase in enumerate(states)
+        for name, value in prefixed(f"centralised/{number}/", phase.tensors()).items()
+    }
+
+
+def restored(
+    folder: Path, tensors: Mapping[str, Tensor], server: Global, engine: Engine, phases: int
+) -> Global:
+    """Return the server that ``checkpoint`` was made of; a centralised engine's optimisers are put back.
+
+    Args:
+        folder: the run's, for messages.
+        tensors: what ``checkpoint`` and ``centralised_state`` returned, on the device.
+        server: a new one; gives what does not change in a run, and names, shapes and types.
+        engine: as for ``centralised_state``.
+        phases: the method's.
+
+    Raises:
+        RunError: a name is missing or not known, a shape or type differs, or a value is NaN or infinite.
+    """
+    for part in ("params", "state", "links"):
+        want, have = getattr(server, part), under(f"{part}/", tensors)
+        check_tensors(folder, layout(want), layout(have), have)
+    prefixes = [f"centralised/{k}/" for k in range(phases)] if isinstance(engine, Centralised) else []
+    steps = {f"{prefix}step": "int64 scalar" for prefix in ("optimizer/", *prefixes)}
+    counted = {name: tensors[name] for name in steps if name in tensors}
+    check_tensors(folder, steps, layout(counted), counted)
+    if isinstance(engine, Centralised):
+        engine.states = [OptimizerState.from_tensors(under(prefix, tensors)) for prefix in prefixes]
+    return server.but(
+        params=ordered(under("params/", tensors), server.params),
+        state=ordered(under("state/", tensors), server.state),
+        links=under("links/", tensors),
+        optimizer=OptimizerState.from_tensors(under("optimizer/", tensors)),
+    )
+
+
+def after_round(server: Global, round: int, rounds: int) -> Global:
+    """Return a restored server as it was after a round, by its number from 1, of a run of so many."""
+    return server.but(round=round, progress=max(0, round - 1) / max(1, rounds))
+
+
+def ordered(tensors: Params, like: Params) -> Params:
+    """Return the tensors in the order of names of others: a file has none, and sums over names go by it."""
+    return {**{name: tensors[name] for name in like if name in tensors}, **tensors}
 
 
 def check_judging(method: Method, shared: bool, adapted: bool) -> None:

@@ -17,7 +17,6 @@ from fedkeep.core.errors import ConfigError, DataError, check_whole, did_you_mea
 from fedkeep.core.files import expanded, write_tensors
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
-from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, class_counts, hold_out
 from fedkeep.data.alike import label_warnings
 from fedkeep.data.federated import best_possible
@@ -38,18 +37,17 @@ from fedkeep.engines.lanes import made_of_all
 from fedkeep.engines.rehearsal import fit, model_warnings
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.workers import workers as processes
-from fedkeep.experiments.conductor import Conductor, Members
-from fedkeep.experiments.drive import Drive, centralised_state, in_use
+from fedkeep.experiments.conductor import Conductor, Members, centralised_state
+from fedkeep.experiments.drive import Drive, in_use
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, removed_if_it_fails
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.trackers import Tracker
-from fedkeep.methods import Global, Method
+from fedkeep.methods import Method
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.store import Default, MemoryStore, PrivateStore
 from fedkeep.tasks import tasks_in
-from fedkeep.tasks.results import Examples
 
 
 @with_gradients
@@ -228,7 +226,7 @@ class Simulation:
                 store = self._store(out, resume)
                 conductor.recover(self.engine, store)
                 drive = self._drive(store, resume, progress)
-                with conductor.under_way(drive):
+                with drive.under_way():
                     drive.go()
                 self._note_engine()
             finally:
@@ -236,7 +234,7 @@ class Simulation:
                 if conductor.directory is not None:
                     conductor.directory.close()
         name, reason = in_use(self.engine, self.reason)
-        return self._run(out, store, drive.server, drive.history, drive.examples, name, reason)
+        return self._run(out, store, name, reason)
 
     def read(self, folder: Path) -> Run:
         """Return what the folder of such a run holds after its last committed round; nothing in it is touched.
@@ -252,19 +250,17 @@ class Simulation:
         finally:
             directory.close()
         engine = str(directory.read_info()["engine"])
-        return self._run(folder, store, conductor.server, conductor.history, conductor.examples, engine)
+        return self._run(folder, store, engine)
 
     def _run(
         self,
         folder: Path | None,
         store: PrivateStore,
-        server: Global,
-        history: list[Record],
-        examples: Examples | None,
         engine: str,
         reason: str = "",
     ) -> Run:
         conductor, ids = self.conductor, self.data.ids
+        server = conductor.server
         return Run(
             net=self.net,
             method=self.method,
@@ -275,13 +271,13 @@ class Simulation:
             rounds_per_epoch=conductor.sampler.rounds_per_epoch,
             clients=SomeIds(ids, self.clients),
             held_out=SomeIds(ids, self.held_out),
-            history=history,
+            history=conductor.history,
             round=server.round,
             folder=folder,
             device=self.settings.device,
             engine_reason=reason,
             state=server.state,
-            examples=examples,
+            examples=conductor.examples,
             last=server,
             metrics=conductor.metrics,
         )
@@ -321,7 +317,8 @@ class Simulation:
             warnings.warn(text, stacklevel=2)
         policy = settings.on_nonfinite
         device = LocalDevice(job, self.engine, leaves="examples", judges="all", ledger=conductor.versions)
-        drive = conductor.drive(
+        drive = Drive(
+            conductor,
             device,
             Faults(broken=policy, malformed=policy, minimum=settings.min_clients),
             state=lambda: centralised_state(self.engine),

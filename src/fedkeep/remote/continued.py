@@ -48,7 +48,7 @@ class Older:
         encoding: of its data, as JSON.
         charged: what it and those before it have charged, rate, noise and number of rounds of each kind; None: it has
             no noise that protects.
-        values: what its server had after that round, see ``drive.checkpoint``; None where the new run has finished
+        values: what its server had after that round, see ``conductor.checkpoint``; None where the new run has finished
             rounds of its own, and goes on with those.
     """
 

@@ -209,17 +209,17 @@ class _Serving:
         conductor, drive = self._conductor, self._drive(progress)
         kept = Kept(self.out, keep_rounds)
         self.fleet.after_commit = kept.keep
-        with conductor.under_way(drive):
+        with drive.under_way():
             retries = Retries(pause)
-            while drive.server.round < conductor.rounds:
+            while conductor.server.round < conductor.rounds:
                 try:
                     drive.go()
                 except RoundError as error:
-                    wait = retries.after(error, drive.server.round)
+                    wait = retries.after(error, conductor.server.round)
                     self.events.note("round", f"{error} It is tried again in {wait:g} s.")
                     self._pass(wait)
-            self.fleet.settle(orders_of(conductor.method, drive.server, map(str, self.roster.ids)))
-        return drive.history
+            self.fleet.settle(orders_of(conductor.method, conductor.server, map(str, self.roster.ids)))
+        return conductor.history
 
     def finish(self, only: Only) -> list[Record]:
         """Judge all clients with what they keep and what the server has, or let them adapt to it."""
@@ -353,7 +353,7 @@ class _Serving:
         train: Any = run_round
         if federation.policy.mode == "buffered":
             train = Buffered(method, self.fleet, self._cohort, sampler.cohort, sampler.count)
-        return conductor.drive(self.fleet, faults, method=method, train=train, progress=progress)
+        return Drive(conductor, self.fleet, faults, method=method, train=train, progress=progress)
 
     def _cohort(self, number: int) -> list[str]:
         return [str(self.roster.ids[place]) for place in self._conductor.sampler(number)]
