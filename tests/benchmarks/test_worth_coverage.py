@@ -115,7 +115,11 @@ def test_the_page_says_what_was_measured() -> None:
         in text
     )
     below = [c for c in cells if min(c["like_these_covered"], c["these_covered"]) < 0.93]
-    assert {(c["scene"], c["seeds"], c["clients"]) for c in below} == {("normal", 3, 600), ("normal", 5, 600), ("skewed", 3, 600)}
+    assert {(c["scene"], c["seeds"], c["clients"]) for c in below} == {
+        ("normal", 3, 600),
+        ("normal", 5, 600),
+        ("skewed", 3, 600),
+    }
     nothing = [cell for cell in cells if cell["scene"] == "none"]
     assert f"at most {100 * max(max(c['like_these_helps'], c['these_helps']) for c in nothing):.1f} %" in text
     power = {(r["examples"], r["discordant"]): set() for r in found["named"]}

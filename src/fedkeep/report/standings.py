@@ -243,9 +243,9 @@ def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str]
     bold = frozenset((i, 1) for i, s in enumerate(c.standings) if s.close)
     whom = "users like these" if c.users >= FEW else "these users"
     note = (
-        "Bold: may be the best. With 95 % confidence the best method is among those in bold (multiple comparisons with the "
-        f"best: paired tests over users and seeds, 5 % divided by {len(c.labels) - 1}, the number of other methods). "
-        f"Where a method is bold, its interval holds 0. Each interval is {c.level}, for {whom}; {_counts(c.metric)}."
+        "Bold: may be the best, as the interval holds 0. With 95 % confidence the best method is among these (multiple "
+        f"comparisons with the best: paired tests over users and seeds, 5 % divided by {len(c.labels) - 1}, the number of "
+        f"other methods). Each interval is {c.level}, for {whom}; {_counts(c.metric)}."
         f"{f' {wording.BY_FIRST_TASK}' if c.task else ''}{c.untested}"
     )
     if len(c.seeds) > 1:
