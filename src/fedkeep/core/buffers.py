@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedkeep.core.declared import declared
 from fedkeep.core.errors import MethodError, SplitError
-from fedkeep.core.seeds import position
+from fedkeep.core.seeds import others_draw, position
 
 EVERY_MODULES = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
@@ -266,7 +266,7 @@ class Still:
                 who=who,
                 generator=moved[0],
             )
-        if self.draws and position() != self.place:
+        if self.draws and position() != self.place and not others_draw():
             raise MethodError(
                 "{who}: the model or its loss drew random numbers from random or numpy.random, which the "
                 "run's seed does not govern. Draw from torch alone, e.g. torch.rand(()).",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 
 from fedkeep.core.errors import MethodError
+from fedkeep.core.modes import EagerMode
 
 
 def stream(seed: int, purpose: str, client: str = "", round: int = 0) -> int:
@@ -35,6 +38,7 @@ def numpy_generator(seed: int, purpose: str, client: str = "", round: int = 0) -
 
 
 T = TypeVar("T")
+LOOK = 0.02  # seconds in which a thread that draws all the time has drawn
 
 
 def position() -> tuple[object, ...]:
@@ -61,20 +65,61 @@ def seed_all(seed: int, device: str) -> None:
             torch.cuda.manual_seed(seed)
 
 
+def states(device: str) -> list[torch.Tensor]:
+    """Return how far torch's own generators have come, of the CPU and of a GPU."""
+    cuda = [torch.cuda.get_rng_state(device)] if device.startswith("cuda") else []
+    return [torch.get_rng_state(), *cuda]
+
+
+class Draws(EagerMode):
+    """While it is active, this thread's operations that draw from torch's own generators are noted in ``seen``.
+
+    Args:
+        generator: what they draw from instead, to the same bits; other threads draw from torch's own. None: from these.
+    """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.generator, self.seen = generator, list[str]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Note an operation that draws, and call it."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            given = {a.name: a.default_value for a in func._schema.arguments}  # which are not passed on
+            given |= dict(zip(given, args, strict=False)) | (kwargs or {})
+            none = any(given.get(name) == 0 for name in ("dropout", "dropout_p"))
+            if given.get("generator") is None and not none:
+                self.seen.append(str(func))
+                if self.generator is not None:
+                    return func.overloadpacket(*args, **{**(kwargs or {}), "generator": self.generator})
+        return func(*args, **(kwargs or {}))
+
+
+def others_draw(look: Callable[[], object] = position) -> bool:
+    """Tell whether another thread of this process draws: whether a generator moves while nothing of ours runs."""
+    if threading.active_count() == 1:
+        return False
+    before = look()
+    time.sleep(LOOK)
+    return look() != before
+
+
 def without_draws(what: str, hook: Callable[[], T], device: str) -> T:
-    """Return what a hook gives that runs on a device.
+    """Return what a hook gives that runs on a device; where other threads draw, it may be called a second time.
 
     Raises:
         MethodError: it drew random numbers, so that its result would depend on the order of clients.
     """
-    cuda = device.startswith("cuda")
-
-    def states() -> list[torch.Tensor]:
-        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
-
-    before, place = states(), position()
+    before, place = states(device), position()
     found = hook()
-    if position() != place or not all(map(torch.equal, before, states())):
+    drew = not all(map(torch.equal, before, states(device)))
+    if drew and threading.active_count() > 1:
+        with Draws() as draws:
+            found = hook()
+        drew = bool(draws.seen)
+    if drew or (position() != place and not others_draw()):
         raise MethodError(
             "The {what} drew random numbers, so its result would depend on the order of clients. A model "
             "may draw in training alone, e.g. functional.dropout(x, p, self.training); a hook draws from "
@@ -82,3 +127,47 @@ def without_draws(what: str, hook: Callable[[], T], device: str) -> T:
             what=what,
         )
     return found
+
+
+class Undisturbed:
+    """Steps of one thread that may draw from torch's own generators, which all threads of a process share.
+
+    Where there are other threads, it is looked at between two steps whether a generator has moved.
+
+    Args:
+        who: takes the steps, for messages.
+        device: where.
+    """
+
+    def __init__(self, who: object, device: str) -> None:
+        self.who, self.device = who, device
+        self.left: list[torch.Tensor] = []
+
+    def seeded(self) -> None:
+        """Begin: the generators have just been seeded."""
+        self.left = states(self.device) if threading.active_count() > 1 else []
+
+    def step(self, take: Callable[[], T]) -> T:
+        """Return what a step gives.
+
+        Raises:
+            MethodError: it draws, and so does another thread.
+        """
+        if not self.left:
+            return take()
+        if all(map(torch.equal, self.left, states(self.device))):
+            found = take()
+        else:
+            with Draws() as draws:
+                found = take()
+            if draws.seen:
+                raise MethodError(
+                    "{who}: training draws random numbers ({operation}) from torch's own generator, and so does another "
+                    "thread of this process ({threads} run): no seed would govern it. Let the other thread draw from a "
+                    "torch.Generator of its own, or train in a process of its own, e.g. with engine='workers'.",
+                    who=self.who,
+                    operation=draws.seen[0],
+                    threads=threading.active_count(),
+                )
+        self.left = states(self.device)
+        return found

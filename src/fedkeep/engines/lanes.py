@@ -33,7 +33,7 @@ from fedkeep.core.errors import DataError, MethodError, NonFiniteError, SplitErr
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, clone, gradients, is_state, nonfinite, to
-from fedkeep.core.seeds import forked, seed_all, stream, without_draws
+from fedkeep.core.seeds import Undisturbed, forked, seed_all, stream, without_draws
 from fedkeep.engines.batches import (
     Loaded,
     Stream,
@@ -780,7 +780,7 @@ class LanePass(Pass):
 
     def __init__(self, lane: Lane, number: int) -> None:
         super().__init__(lane, number)
-        self.state = lane.states[number]
+        self.state, self.undisturbed = lane.states[number], lane.undisturbed
         self.total = torch.zeros((), dtype=torch.float32)  # losses of fewer bits are summed in these
         self.planned = 0
         if lane.falls:
@@ -820,7 +820,8 @@ class LanePass(Pass):
     def gradients(self, step: Step) -> Params:
         """Return the gradients of the loss on a mini-batch, of tables those of the rows that it looks up."""
         with self.one_step:
-            return self._gradients(step.batch())
+            batch = step.batch()
+            return self.undisturbed.step(lambda: self._gradients(batch))
 
     def _gradients(self, batch: Batch) -> Params:
         received: Mapping[str, Tensor] = self.lanes.received
@@ -881,6 +882,7 @@ class Lane(Lanes):
     def hold(self, params: Params, received: Params, states: Sequence[OptimizerState] | None) -> None:
         """Take the values to train from: copies of them, tables cut to local rows."""
         rows, valid, client = self.rows[0], self.valid[0], self.client
+        self.undisturbed = Undisturbed(self.draws[0], self.device)
         rehearse(self.net, params, self.data, rows, self.device)
         cut = local_tables(self.net, client.phases, params, self.data, rows, valid, client.tables)
         mine = narrow(params, cut)
@@ -907,6 +909,7 @@ class Lane(Lanes):
         draws = self.draws[0]
         seed = stream(draws.seed, f"noise/{number}", draws.client, draws.round)
         seed_all(seed, self.device)
+        self.undisturbed.seeded()
 
     def mini_batches(self, number: int) -> Iterator[Loaded]:
         """Yield the mini-batches of a phase, gathered several at a time."""
