@@ -61,7 +61,7 @@ from fedkeep.methods import Client, EarlyStopping, Phase
 from fedkeep.split import Split
 from fedkeep.split.halves import Frozen
 
-MODEL_ERRORS = (ValueError, IndexError, RuntimeError, AssertionError, DataError)
+MODEL_ERRORS = (ValueError, LookupError, RuntimeError, AssertionError, DataError)
 """What a model raises that does not fit its data."""
 
 
@@ -678,7 +678,7 @@ class Pass(ABC):
         lanes, rows = self.lanes, self.watched[position]
         self.catch_up()
         params, received = self.lane(position)
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
         with lanes.net.judging(dict(params)) as values:
             for start in range(0, len(rows), EVALUATION_BATCH):
                 chosen = rows[start : start + EVALUATION_BATCH]
@@ -781,7 +781,9 @@ class LanePass(Pass):
     def __init__(self, lane: Lane, number: int) -> None:
         super().__init__(lane, number)
         self.state, self.undisturbed = lane.states[number], lane.undisturbed
-        self.total = torch.zeros((), dtype=torch.float32)  # losses of fewer bits are summed in these
+        self.total = torch.zeros(
+            (), dtype=torch.float32, device=lane.device
+        )  # losses of fewer bits are summed in these
         self.planned = 0
         if lane.falls:
             examples = len(usable(lane.data, lane.rows[0], self.phase, lane.draws[0]))

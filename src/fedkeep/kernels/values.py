@@ -49,7 +49,7 @@ def fold(
     """
     before = [each for each in (total, held) if each is not None]
     if _takes(given) and all(map(_takes, before)) and (held is None or held.dtype == given.dtype):
-        found = torch.empty(given.shape, dtype=torch.float64) if total is None else total
+        found = torch.empty(given.shape, dtype=torch.float64, device=given.device) if total is None else total
         place = native.address(given)
         _call(FOLD, given, place, native.address(held), native.address(found), total is None, weight, share)
         return found

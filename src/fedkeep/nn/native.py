@@ -115,9 +115,9 @@ class _Passes(Operation):
         chunks = native.chunks(c.sequences)
         copies = c.directions * (1 if ids is None else chunks)
         several = () if chunks == 1 else (chunks,)
-        found = [torch.empty((*several, *w.shape), dtype=w.dtype) for w in weights]
+        found = [torch.empty((*several, *w.shape), dtype=w.dtype, device=w.device) for w in weights]
         if input_grad:
-            found.append(torch.empty((copies, *inputs.shape), dtype=inputs.dtype))
+            found.append(torch.empty((copies, *inputs.shape), dtype=inputs.dtype, device=inputs.device))
             unwritten = copies if chunks > 1 else 1  # one chunk writes the same rows of all copies
             found[-1][:unwritten].zero_()
         pointers = [0, 0, kept.data_ptr(), *[0] * (2 - len(grads)), *map(native.address, grads)]
