@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import methods, simulate
+from fedkeep import Phase, methods, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params
 from fedkeep.data import toy
@@ -101,3 +101,21 @@ def test_the_hosts_default_device_changes_nothing(engine: str) -> None:
     finally:
         torch.set_default_device(None)
     assert same_bits(found, wanted)
+
+
+class Summed(Net):
+    """Adds one number to every output, so that a vector's gradient is that number, expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.shift.sum().exp()
+
+
+def test_an_expanded_gradient_is_clipped() -> None:
+    method = methods.fedavg(local=Phase(clip_norm=0.01))
+    found, wanted = (trained(made(Summed), engine, method) for engine in ("sequential", "vectorised"))
+    for name, value in found.items():
+        torch.testing.assert_close(value, wanted[name])

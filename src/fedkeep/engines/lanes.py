@@ -938,8 +938,10 @@ class Lane(Lanes):
 
 @torch.no_grad()
 def clip_(grads: Params, bound: float) -> None:
-    """Scale gradients in place so that their joint L2 norm is at most ``bound``."""
+    """Put scaled gradients in the dict, so that their joint L2 norm is at most ``bound``."""
     if grads:
         norms = torch._foreach_norm(list(grads.values()))
         norm = torch.linalg.vector_norm(torch.stack(list(norms)))
-        torch._foreach_mul_(list(grads.values()), (bound / (norm + 1e-6)).clamp(max=1.0))
+        # Not in place: a gradient may be one number, expanded.
+        scaled = torch._foreach_mul(list(grads.values()), (bound / (norm + 1e-6)).clamp(max=1.0))
+        grads.update(zip(list(grads), scaled, strict=True))

@@ -98,7 +98,7 @@ def model_warnings(
         terms = losses(net, method, data)
         if batches and moving:
             still = cannot_move(net, method, batches, start, terms)
-    except (FedkeepError, RuntimeError, ValueError, IndexError):
+    except (FedkeepError, RuntimeError, ValueError, LookupError):
         return  # the model does not fit the data: training says so, and for which client
     if still:
         yield stuck(still)

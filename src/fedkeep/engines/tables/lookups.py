@@ -75,7 +75,7 @@ NUMBERS = frozenset(
     ["item", "tolist", "numpy", "data_ptr", "__array__", "__bool__", "__int__", "__float__", "__index__"]
 )
 """What turns a tensor into numbers of Python."""
-TRACE_FAILS = (FedkeepError, RuntimeError, ValueError, IndexError, TypeError)
+TRACE_FAILS = (FedkeepError, RuntimeError, ValueError, LookupError, TypeError)
 
 
 @dataclass(frozen=True, kw_only=True)
