@@ -3,6 +3,7 @@
 # make check   lint, formatting, types, import contracts
 # make slow    the tests that take minutes or need real data (FEDKEEP_DATA)
 # make bench   the benchmarks, each of which asserts its claim
+# make strangers  strangers' modules by every method, with torchvision, transformers and Lightning
 # make fuzz    property tests with hostile inputs for some time (SECONDS=60)
 # make docs    the site in site/, strict: a dead link fails
 # make wheels  in dist/: the source, wheels for Linux on x86-64 (glibc 2.28 or newer) and for every platform
@@ -38,7 +39,7 @@ SOURCES := pyproject.toml papers/pyproject.toml $(wildcard setup.py) $(wildcard 
 # it has compiled, even where the environment tells it not to: the tests start hundreds of processes.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help demo test check slow bench fuzz docs wheels format install clean
+.PHONY: help demo test check slow bench strangers fuzz docs wheels format install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -72,6 +73,19 @@ slow: $(VENV)/dev.stamp
 
 bench: $(VENV)/run.stamp
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+# Of PyPI's builds of torch the later ones import torchvision; they bring what a GPU needs, too: some gigabytes.
+STRANGERS := $(abspath $(VENV))/strangers/bin/python
+
+$(VENV)/strangers.stamp: pyproject.toml $(wildcard setup.py)
+	@test -x $(STRANGERS) || $(PYTHON) -m venv $(VENV)/strangers
+	@echo "Installing torch 2.14 or later, torchvision, transformers and Lightning ..."
+	@$(STRANGERS) -m pip install -qq --disable-pip-version-check --no-compile 'torch>=2.14' torchvision \
+	    'transformers>=5' lightning --editable .
+	@touch $@
+
+strangers: $(VENV)/strangers.stamp
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(STRANGERS) -m benchmarks.strangers $(ARGS)
 
 fuzz: $(VENV)/dev.stamp
 	@end=$$((SECONDS + $(SECONDS))); while [ $$SECONDS -lt $$end ]; do \
