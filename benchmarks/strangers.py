@@ -27,7 +27,7 @@ import torch
 from benchmarks.measure import RESULTS, processor
 from fedkeep.experiments.environment import commit
 from fedkeep.methods import METHODS
-from tests.strangers.loops import ENGINES, ROUNDS, SEED, row
+from tests.strangers.loops import ENGINES, PLAIN, ROUNDS, SEED, row
 from tests.strangers.modules import CLIENTS, EXAMPLES, STRANGERS
 
 DIED = {"sequential": "crashed: the process died"}
@@ -85,27 +85,28 @@ def main() -> None:
     rows: dict[str, Any] = json.loads(given.out.read_text())["modules"] if given.out.exists() else {}
     for file in given.join:
         rows |= json.loads(file.read_text())["modules"]
+    there = {}
     for module in [name for name in list(STRANGERS)[part::parts] if given.only in name]:
-        stranger = STRANGERS[module]
         try:
-            stranger.make()
+            STRANGERS[module].make()
         except ImportError as error:
             rows[module] = {"skipped": str(error)}
             print(f"{module}: skipped ({error})", flush=True)
             continue
-        cells = rows[module] = {} if "skipped" in rows.get(module, {}) else rows.get(module, {})
+        there[module] = rows[module] = {} if "skipped" in rows.get(module, {}) else rows.get(module, {})
+    for method in sorted(given.methods, key=lambda name: name not in PLAIN):
         began = time.perf_counter()
-        for method in given.methods:
+        for module, cells in there.items():
             if method in cells and not given.again:
                 continue
             cells[method] = DIED
             save(given.out, rows)
-            cells[method] = row(stranger, method, engines(module, method))
+            cells[method] = row(STRANGERS[module], method, engines(module, method))
             for engine, result in cells[method].items():
                 if result.startswith(("wrong", "crashed", "trained alone", "trained, ")):
                     print(f"{module}, {method}, {engine}: {result}", flush=True)
         save(given.out, rows)
-        print(f"{module}: {counted({module: cells})}, {time.perf_counter() - began:.1f} s", flush=True)
+        print(f"{method}: {time.perf_counter() - began:.0f} s", flush=True)
     found = counted(rows)
     print(found)
     assert not found["wrong"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -66,9 +65,9 @@ def tensors(module: nn.Module) -> State:
     return {n: v.detach().clone() for n, v in (*module.named_parameters(), *module.named_buffers())}
 
 
-def holding(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy of a module with these values in place, as who trains several clients makes it."""
-    mine = copy.deepcopy(module)
+def holding(stranger: Stranger, state: Mapping[str, Tensor]) -> nn.Module:
+    """Return the module, made anew for a client, with these values in place."""
+    mine = made(stranger)
     with torch.no_grad():
         for name, value in (*mine.named_parameters(), *mine.named_buffers()):
             value.copy_(state[name])
@@ -90,12 +89,11 @@ def loss_of(stranger: Stranger, module: nn.Module, batch: State) -> Tensor:
 
 def plainly(stranger: Stranger, name: str) -> list[tuple[State, float]]:
     """Return what FedAvg, FedProx or training alone makes of each client's model, and its loss on test examples."""
-    data, module = stranger.read(), made(stranger)
-    server = tensors(module)
+    data, server = stranger.read(), tensors(made(stranger))
     mine = [dict(server) for _ in range(CLIENTS)]
     for round in range(ROUNDS):
         for client in range(CLIENTS):
-            model = holding(module, mine[client])
+            model = holding(stranger, mine[client])
             with contextlib.suppress(NotImplementedError):  # torch.export's have no modes
                 model.train()
             stepper = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], RATE)
@@ -116,7 +114,7 @@ def plainly(stranger: Stranger, name: str) -> list[tuple[State, float]]:
             mine = [dict(server) for _ in range(CLIENTS)]
     found = []
     for client, state in enumerate(mine):
-        model = holding(module, state)
+        model = holding(stranger, state)
         with contextlib.suppress(NotImplementedError):
             model.eval()
         with torch.no_grad():

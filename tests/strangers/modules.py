@@ -312,7 +312,10 @@ def vision(name: str) -> Callable[[], nn.Module]:
         if name == "densenet":
             return known.DenseNet(4, (2, 2), 8, num_classes=CLASSES)
         if name == "mobilenet":
-            return trained_norms(known.mobilenet_v2(num_classes=CLASSES, width_mult=0.1))
+            net = trained_norms(known.mobilenet_v2(width_mult=0.1))
+            net.features = net.features[:4]
+            net.classifier = nn.Linear(net.features[-1].out_channels, CLASSES)
+            return net
         if name.startswith("resnet"):  # its first stages, as who has small pictures takes them
             net = known.resnet18(num_classes=CLASSES, zero_init_residual=name == "resnet, zeros")
             net.layer3, net.layer4, net.fc = nn.Identity(), nn.Identity(), nn.Linear(128, CLASSES)
@@ -1264,12 +1267,16 @@ def seen() -> nn.Module:
 
 def scripted() -> nn.Module:
     """A module of TorchScript."""
-    return torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)))  # type: ignore[no-any-return]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)))  # type: ignore[no-any-return]
 
 
 def traced() -> nn.Module:
     """A traced one."""
-    return torch.jit.trace(Two().double(), torch.zeros(2, 6).double())  # type: ignore[no-any-return]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(Two().double(), torch.zeros(2, 6).double())  # type: ignore[no-any-return]
 
 
 def graph() -> nn.Module:
@@ -1439,7 +1446,7 @@ STRANGERS: dict[str, Stranger] = {
     "small GPT-2": Stranger(Gpt2, words(), draws=True),
     "one layer in a sequence": Stranger(lambda: nn.Sequential(nn.Linear(6, CLASSES)), SIX),
     "torchvision's ResNet-18": Stranger(vision("resnet"), PHOTO),
-    "torchvision's MobileNetV2": Stranger(vision("mobilenet"), PHOTO, draws=True),
+    "torchvision's MobileNetV2": Stranger(vision("mobilenet"), PHOTO),
     "torchvision's DenseNet": Stranger(vision("densenet"), PHOTO),
     "torchvision's ViT": Stranger(vision("vit"), PHOTO),
     "transformers' BERT": Stranger(written("bert"), words(7, "x"), logits, draws=True),

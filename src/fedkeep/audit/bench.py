@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.audit.canaries import out_counts
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import FailedError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
@@ -220,7 +221,7 @@ class Bench:
         federation = Federation(
             name="audit",
             text="audit",
-            build=lambda encoding: (copy.deepcopy(self.model), self.method),
+            build=lambda encoding: (copied(self.model), self.method),
             encode=_encode,
             summarise={},
             clients=len(self.data),
@@ -249,7 +250,7 @@ class Bench:
             Ready(data=data),
             folder,
             terms,
-            lambda text, _: (copy.deepcopy(self.model), self.method),
+            lambda text, _: (copied(self.model), self.method),
             tell=self.told.append,
         )
 
@@ -279,7 +280,7 @@ class Bench:
         data = self.device if data is None else data
         with quiet():
             made = self._made(method or self.method)
-            module = copy.deepcopy(made.module)
+            module = copied(made.module)
             net = Net(module)
             own = made.method
             default = Default(copy.deepcopy(made.kept), own.client.keep.value, self.seed, net.buffers())
@@ -295,7 +296,7 @@ class Bench:
     def _made(self, method: Method) -> _Made:
         """Return what a device makes of a method before it has any data, made once."""
         if id(method) not in self._ready:
-            module = method.made_for(copy.deepcopy(self.model))
+            module = method.made_for(copied(self.model))
             self._ready[id(method)] = _Made(method, module, first_kept(method, Net(module)))
         return self._ready[id(method)]
 

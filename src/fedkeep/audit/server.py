@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from fedkeep.audit.bench import Bench, Recorded, quiet, same
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import FedkeepError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, prefixed
@@ -49,14 +49,14 @@ class _Replayed:
 def begun(bench: Bench, data: FederatedData) -> Params:
     """Return what a simulation's server has before the first round: it is handed the data as the list of clients."""
     with quiet():
-        net = Net(bench.method.made_for(copy.deepcopy(bench.model)))
+        net = Net(bench.method.made_for(copied(bench.model)))
         return _values(first_global(bench.method, net, data))
 
 
 def followed(bench: Bench, heard: Mapping[str, Recorded]) -> list[Params]:
     """Return what the server has after each round, given the recorded answers."""
     with quiet():
-        net = Net(bench.method.made_for(copy.deepcopy(bench.model)))
+        net = Net(bench.method.made_for(copied(bench.model)))
         server, found, method = first_global(bench.method, net, bench.data), [], bench.method
         rounds: dict[int, dict[str, Answer]] = {}
         for recorded in heard.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from fedkeep.core.buffers import (
     with_buffers,
     written,
 )
-from fedkeep.core.copying import holds_beside
+from fedkeep.core.copying import copied, holds_beside
 from fedkeep.core.declared import declared
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.heads import FEATURES, STEPS, found_head, step_of
@@ -537,7 +536,7 @@ def on_cpu(net: Net) -> Net:
     """Return a model that computes on the CPU: the same, or of one elsewhere a copy."""
     if all(t.device.type == "cpu" for t in net.initial().values()):
         return net
-    found = Net(copy.deepcopy(net.module).cpu())
+    found = Net(copied(net.module).cpu())
     found.lookup = net.lookup
     return found
 

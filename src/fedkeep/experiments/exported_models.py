@@ -11,7 +11,6 @@ is read a single time, however many are loaded.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import shutil
@@ -26,6 +25,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedkeep.core.copying import copied
 from fedkeep.core.declared import declared
 from fedkeep.core.describe import check_kind, describe, differences
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
@@ -313,7 +313,7 @@ def export_models(
         if onnx:
             from fedkeep.experiments.onnx_files import write_onnx
 
-            bare = None if config else copy.deepcopy(run.net.module).cpu()
+            bare = None if config else copied(run.net.module).cpu()
             exported = Exported(part, bare, run.method)
             for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
                 path = (part / "clients" / state_name(name)).with_suffix(".onnx")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import ConfigError, DataError, MethodError
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Params, State, is_state, to
@@ -303,7 +303,7 @@ def as_module(bare: nn.Module, method: Method | None, values: Params) -> nn.Modu
         method: None: the module predicts by itself.
         values: of all of the module's tensors, and the method's state beside them.
     """
-    module, state = copy.deepcopy(bare), {n: v for n, v in values.items() if is_state(n)}
+    module, state = copied(bare), {n: v for n, v in values.items() if is_state(n)}
     found = {n: v for n, v in values.items() if n not in state}
     module.load_state_dict({**module.state_dict(), **Net(module).placed(found)})  # what is no tensor stays
     if method is None or method.predict is forward:

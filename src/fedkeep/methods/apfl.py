@@ -9,7 +9,6 @@ server takes the plain mean, w ← Σ_k w_k / m over the m clients of the cohort
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
@@ -46,7 +46,7 @@ class AddShare:
         """Return a copy of ``module`` with both."""
         kind = next(v.dtype for v in module.parameters() if v.is_floating_point())
         share = nn.Parameter(torch.tensor(self.alpha, dtype=kind))
-        return extended(module, {SHARE: share, "own": copy.deepcopy(module)}, copied="own")
+        return extended(module, {SHARE: share, "own": copied(module)}, copies="own")
 
 
 def mixed(net: Net, params: Params, alpha: float | None) -> Params:

@@ -11,13 +11,13 @@ Nothing is federated: a server sees all examples. It trains with ``centralised=T
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import MethodError
 from fedkeep.core.heads import found_head
 from fedkeep.core.net import Net
@@ -75,7 +75,7 @@ class AddPrivateModel:
     def __call__(self, module: nn.Module) -> nn.Module:
         """Return a copy of ``module`` with both parts."""
         size, known = width(module, self.classifier), found_head(module)
-        encoder = copy.deepcopy(module if known else part(module, self.encoder))
+        encoder = copied(module if known else part(module, self.encoder))
         if moving := updated_buffers(encoder):
             raise MethodError(
                 f"ASP-MTL trains all clients' encoders in one pass, which knows no statistics of a client's own "
@@ -86,7 +86,7 @@ class AddPrivateModel:
                 encoder.set_submodule(known.layer, nn.Identity())
                 classifier: nn.Module = nn.Linear(2 * size, len(no_counts(module, self.classifier)))
             else:
-                classifier = widened(copy.deepcopy(part(module, self.classifier)), 2 * size)
+                classifier = widened(copied(part(module, self.classifier)), 2 * size)
             for layer in [*encoder.modules(), *classifier.modules()]:
                 reset = getattr(layer, "reset_parameters", None)
                 if callable(reset):

@@ -73,7 +73,7 @@ class TwoBranches:
             with drawn_for(module, "projections"):
                 added["projection"] = nn.Linear(size, size)
                 own.add_module("projection", nn.Linear(size, size))
-        return extended(module, added, copied="private")
+        return extended(module, added, copies="private")
 
     def shared(self, net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the model's features h̄, the shared branch's a = P_s(h̄), and its logits."""

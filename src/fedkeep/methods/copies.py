@@ -6,13 +6,13 @@ model's ``forward`` computes with the federated values; ``copy_of`` renames, so 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from fedkeep.core.copying import copied
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, under
 from fedkeep.methods.client import Finish, Finished
@@ -27,7 +27,7 @@ COPY = Split((f"{PREFIX}*",))
 
 def with_copy(module: nn.Module) -> nn.Module:
     """Return a copy of ``module`` with a further copy of it in the submodule ``own``; see ``extended``."""
-    return extended(module, {"own": copy.deepcopy(module)}, copied="own")
+    return extended(module, {"own": copied(module)}, copies="own")
 
 
 def copy_of(params: Params) -> Params:

@@ -6,7 +6,6 @@ what ``forward`` does. Of any other model the head is found, and features are wh
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.copying import copied
 from fedkeep.core.declared import declare, declared
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import MethodError, did_you_mean
@@ -242,18 +242,18 @@ def one_hot(label: Tensor, counts: Tensor) -> Tensor:
     return nn.functional.one_hot(label, classes).to(counts.dtype)
 
 
-def extended(module: nn.Module, added: Mapping[str, nn.Module | nn.Parameter], copied: str = "") -> nn.Module:
+def extended(module: nn.Module, added: Mapping[str, nn.Module | nn.Parameter], copies: str = "") -> nn.Module:
     """Return a copy of a model with further parts, which its own ``forward`` does not meet; see ``core.net``.
 
     Args:
         module: the model.
         added: parts and parameters by name.
-        copied: which of these holds copies of the model's own parts; their tables are looked up by the same columns.
+        copies: which of these holds copies of the model's own parts; their tables are looked up by the same columns.
 
     Raises:
         MethodError: the model has something of such a name already.
     """
-    both = copy.deepcopy(module)
+    both = copied(module)
     for name, new in added.items():
         if hasattr(module, name):
             raise MethodError(
@@ -263,8 +263,8 @@ def extended(module: nn.Module, added: Mapping[str, nn.Module | nn.Parameter], c
         setattr(both, name, new)
     mark_added(both, list(added))
     tables = declared(module).lookup
-    own = {name for name, _ in both.named_parameters() if copied}
-    if more := {f"{copied}.{n}": c for n, c in tables.items() if f"{copied}.{n}" in own}:
+    own = {name for name, _ in both.named_parameters() if copies}
+    if more := {f"{copies}.{n}": c for n, c in tables.items() if f"{copies}.{n}" in own}:
         declare(both, lookup={**tables, **more})
     return both
 

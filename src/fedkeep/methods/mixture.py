@@ -10,7 +10,6 @@ global expert stays as it was.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from fedkeep.core.copying import copied
 from fedkeep.core.declared import declare, declared
 from fedkeep.core.errors import MethodError
 from fedkeep.core.heads import caught, found_head, is_convolution
@@ -188,8 +188,8 @@ class Experts:
                 f"parts. Join three networks: models.MixtureOfExperts(global_expert, local_expert, gate)."
             )
         with drawn_for(module, "gate"):
-            gate = FeatureGate(copy.deepcopy(module), self.head)
-        whole = MixtureOfExperts(module, copy.deepcopy(module), gate)
+            gate = FeatureGate(copied(module), self.head)
+        whole = MixtureOfExperts(module, copied(module), gate)
         tables = {
             f"{prefix}{name}": column
             for prefix in (GLOBAL, LOCAL)

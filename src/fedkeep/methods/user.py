@@ -6,13 +6,13 @@ h: V is federated, u and b_u (private) start at zero, so that the model starts a
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import MethodError
 from fedkeep.core.heads import is_convolution
 from fedkeep.methods.features import drawn_for, linear_layers, no_counts, part, width
@@ -38,7 +38,7 @@ class AddUser:
         Raises:
             MethodError: the head has parameters of these names already.
         """
-        both = copy.deepcopy(module)
+        both = copied(module)
         layer = part(both, self.head)
         if any(hasattr(layer, name) for name in (VECTOR, BIAS, WEIGHT)):
             raise MethodError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from fedkeep.core.copying import copied
 from fedkeep.core.net import is_compiled
 from fedkeep.nn.swapped import FastGRU, FastLinear, FastLSTM, FastSequential, hooked, pools
 
@@ -56,7 +56,7 @@ def accelerate(model: nn.Module) -> nn.Module:
 
     ``simulate`` does this by itself, unless it is told not to.
     """
-    return swap_(copy.deepcopy(model))
+    return swap_(copied(model))
 
 
 def swap_(model: nn.Module) -> nn.Module:

@@ -7,7 +7,6 @@ B = 0 at first. A layer ``X`` keeps its own weights, frozen, as ``X.base_layer.w
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.core.files import expanded, read_tensors, write_tensors, write_whole
 from fedkeep.core.params import Params
@@ -104,7 +104,7 @@ def adapters(
             dropout=dropout,
             name=name,
         )
-    model = copy.deepcopy(model)
+    model = copied(model)
     layers = dict(_layers(model))
     chosen = {id(layer): layer for layer_name, layer in layers.items() if _any(layer_name, on)}
     patterns = [on] if isinstance(on, str) else on

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.audit.canaries import OUT
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net, every_tensor
 from fedkeep.core.params import Batch, Params, clone, is_state
@@ -272,7 +273,7 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
     reduce = method.server.reduce
     if isinstance(reduce, SecureMean):  # masks are on top of what is proved here
         method = method.on_server(reduce=reduce.mean)
-    net = Net(method.made_for(copy.deepcopy(model)))
+    net = Net(method.made_for(copied(model)))
     labelled = Labelled(data.columns, data.offsets, data.ids, data.bounds, data.meta, check=False)
     tracer = labelled.tracer = Tracer(net.module)
     method = with_declared_tables(method, net, data)

@@ -7,12 +7,12 @@ the versions of the older run's ledger. With differential privacy what the older
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import layout
 from fedkeep.core.net import Net
@@ -209,7 +209,7 @@ def begun(net: Net, method: Method, older: Older, on_change: OnChange, events: E
             events.note(
                 "began", f"{what} is not taken over, it starts from its initial values: {_some(names)}."
             )
-    module = copy.deepcopy(net.module)
+    module = copied(net.module)
     module.load_state_dict({name: params[name] for name in same}, strict=False)
     return Net(module)
 

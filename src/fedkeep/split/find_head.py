@@ -10,7 +10,6 @@ flow into it and through it, and a pass whose head is given the features that we
 
 from __future__ import annotations
 
-import copy
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import MethodError, did_you_mean, first_line
 from fedkeep.core.heads import ADVICE, Head, features_last, put_in, the_tensor
 from fedkeep.core.net import Takes, aliases, logits_of
@@ -115,7 +115,7 @@ def find_head(model: nn.Module, batch: Batch, wanted: Head | None = None) -> Hea
     Raises:
         MethodError: the model cannot be taken apart before its head; one sentence says why, and what to do.
     """
-    module = copy.deepcopy(model).cpu()
+    module = copied(model).cpu()
     takes = Takes(f"{type(module).__name__}.forward", module.forward)
     arguments = {n: v.cpu() for n, v in takes.of(batch).items()}
     examples = next((len(v) for v in arguments.values() if v.dim()), 0)

@@ -212,7 +212,7 @@ class AddKeptFusion(AddFusion):
         whole = super().__call__(module)
         if self.operator != "conv":
             nn.init.constant_(whole.fusion.gamma, self.gamma)  # type: ignore[arg-type, union-attr]
-        return extended(whole, {"own": nn.ModuleDict(copy.deepcopy(kept))}, copied="own")
+        return extended(whole, {"own": nn.ModuleDict(copy.deepcopy(kept))}, copies="own")
 
 
 def fused_with_own(net: Net, params: Params, batch: Batch) -> Tensor:
