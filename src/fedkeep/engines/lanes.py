@@ -834,7 +834,15 @@ class LanePass(Pass):
         self.total = self.total + loss.detach()
         if self.lazy is not None:
             self.total = self.total + self.lazy.penalty
-        found = slopes(loss, {n: self.seen[n] for n in self.names})
+        try:
+            found = slopes(loss, {n: self.seen[n] for n in self.names})
+        except (
+            *MODEL_ERRORS,
+            TypeError,
+            AttributeError,
+        ) as error:  # of a hook or a function of the user's that is called on the way back
+            who, examples = str(self.lanes.draws[0]), len(next(iter(batch.values())))
+            raise model_error(who, examples, error) from error
         if self.unreached:
             self.unreached -= found.keys()
         self.lanes.net.settle()

@@ -83,7 +83,11 @@ class Statistics:
 
         for (found, first), batch in done.outputs(both):
             mine = one_hot(class_of(batch, self.label), counts)
-            counts, sums, before = counts + mine.sum(0), sums + mine.T @ found, before + mine.T @ first
+            counts, sums, before = (
+                counts + mine.sum(0),
+                sums + mine.T @ found.to(mine.dtype),
+                before + mine.T @ first.to(mine.dtype),
+            )
             squares = squares + first.square().sum()
         n = counts.sum().clamp_min(1)
         v = (squares / n - (before / n).square().sum()).clamp_min(0) / n

@@ -93,7 +93,7 @@ class SumFeatures:
         counts = sums.new_zeros(len(sums))
         for found, batch in done.outputs(pooled_features):
             mine = one_hot(class_of(batch, self.label), counts)
-            sums, counts = sums + mine.T @ found, counts + mine.sum(0)
+            sums, counts = sums + mine.T @ found.to(mine.dtype), counts + mine.sum(0)
         return Finished(sends={"sums": sums, "counts": counts})
 
 

@@ -146,7 +146,8 @@ class FeatureGate(nn.Module):
     def logit(self, **columns: Tensor) -> Tensor:
         """Return log(h / (1 − h)) of the local expert's share h, shape (B,)."""
         layer = self.network.get_submodule(self.head)
-        found = caught(layer, partial(self.network, **self._takes.of(columns)), self.head)
+        mine = {n: v for n, v in columns.items() if n not in ("local_logits", "global_logits")}
+        found = caught(layer, partial(self.network, **self._takes.of(mine)), self.head)
         found = found.movedim(1, -1) if self.channels else found
         logit: Tensor = self.score(pooled_by("mean", found, columns)).squeeze(1)
         return logit
