@@ -16,12 +16,13 @@ from fedkeep import data as data_room
 from fedkeep import models
 from fedkeep.core.declared import declared
 from fedkeep.core.describe import differences
-from fedkeep.core.errors import ConfigError, check_choice, first_line
+from fedkeep.core.errors import ConfigError, DataError, check_choice, first_line
 from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready
-from fedkeep.experiments.config import Config, LossConfig, MethodConfig, ReduceConfig
+from fedkeep.engines.rehearsal import fit
+from fedkeep.experiments.config import Config, LossConfig, MethodConfig, ReduceConfig, parse_config
 from fedkeep.experiments.config_tables import accepted, check_options
 from fedkeep.experiments.personalize import add_curve, check_task
 from fedkeep.experiments.plugins import Offered, imported, is_own, says_it_returns
@@ -71,6 +72,7 @@ __all__ = [
     "simulation_of",
     "sizes_of",
     "start_from_vectors",
+    "with_head_named",
 ]
 
 LOCAL: dict[str, Any] = {
@@ -423,6 +425,25 @@ def simulation_of(
         config=config.model_dump(),
         config_text=text,
     )
+
+
+def with_head_named(text: str, folder: Path | None = None) -> str:
+    """Return a configuration's text that names its method's head, where that is to be found: on its data.
+
+    A server across machines has no examples to find it on. Where the data are not here the text is left as it is.
+
+    Raises:
+        FedkeepError: the configuration is wrong, or the head is not found.
+    """
+    config = parse_config(text)
+    try:
+        data = build_data(config, folder)
+    except (ConfigError, DataError):
+        return text
+    method = fit(build_method(config.method), build_model(config, data, folder), data)
+    if method.head is None or config.method.head is not None:
+        return text
+    return parse_config(text, overrides={"method.head": method.head.layer}).to_toml()
 
 
 def build_loss(config: LossConfig) -> terms.Term:

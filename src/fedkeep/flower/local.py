@@ -13,6 +13,7 @@ from typing import Any
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.experiments.build import with_head_named
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.run_directory import locked
 from fedkeep.experiments.sources import build_source, located, offered_readers
@@ -250,6 +251,7 @@ def local_of(folder: Path, text: str, data_folder: Path | None, nodes: int, port
         ConfigError, DataError: the configuration is wrong, or a fault in the data.
     """
     federation_of(text)
+    text = with_head_named(text, data_folder)
     config = parse_config(text)
     ids = [str(client) for client in build_source(config.data, config.seed, data_folder).ids]
     return Local(
