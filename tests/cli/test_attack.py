@@ -73,7 +73,7 @@ def test_trackers_are_not_told_of_what_an_attacker_trains(
         told.append(trackers)
         return tracked({}, *rest)
 
-    monkeypatch.setattr("fedkeep.experiments.conductor.tracked", watched)
+    monkeypatch.setattr("fedkeep.experiments.drive.tracked", watched)
     asked = ("attack", "toy.toml", "--attacks", "who", "--epsilons", "none", "--clients", 5)
     assert fedkeep(*asked, "--set", 'run.trackers=["tensorboard"]').exit_code == 0
     assert told

@@ -224,27 +224,6 @@ def test_weight_decay_does_not_learn_a_share() -> None:
     assert methods.apfl(adaptive=False, local=phase).client.phases[0].optimizer.weight_decay == 0.5
 
 
-class Normal(nn.Module):
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.head = norm, nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.norm(x))
-        return out
-
-
-def test_pfedme_refuses_statistics_that_its_shared_model_never_gets() -> None:
-    data = classes(kind="f4")
-    with pytest.raises(MethodError) as error:
-        simulate(Normal(nn.BatchNorm1d(3)), methods.pfedme(), data, rounds=1, progress=False)
-    assert str(error.value) == (
-        "pFedMe trains w by its distance from θ alone, so w's statistics 'norm.num_batches_tracked' would stay as they "
-        "began, and the shared part could not predict. Take group or layer normalisation, or Ditto."
-    )
-    simulate(Normal(nn.LayerNorm(3)), methods.pfedme(), data, rounds=1, progress=False)
-
-
 def test_centralised_training_refuses_what_it_cannot_do() -> None:
     with pytest.raises(MethodError, match="^'fedrecon' is stateless: its"):
         trained("fedrecon", centralised=True)

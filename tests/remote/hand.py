@@ -66,7 +66,9 @@ class Hand:
 
     def __post_init__(self) -> None:
         self.encoding = Encoding.of(Ready(data=self.data).summary())
-        self.net = Net(self.method.made_for(self.make()))
+        model = self.make()
+        self.given, self.method = self.method, self.method.fitted(model)  # a node fits it itself
+        self.net = Net(self.method.made_for(model))
         self.parts = fingerprint.parts(self.net.module, self.method, self.net.initial(), self._plain())
         self.nodes: list[Node] = []
         self.place: dict[str, Node] = {}
@@ -78,7 +80,7 @@ class Hand:
         return plain
 
     def experiment(self, text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:
-        return self.make(), self.method
+        return self.make(), self.given
 
     def node(self, folder: Path, clients: Sequence[int], **terms: Any) -> Node:
         """Return a node with some clients."""

@@ -430,7 +430,7 @@ class OldWeightNorm(Two):
 
     def more(self) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore", FutureWarning)
             nn.utils.weight_norm(self.a)
 
 
@@ -446,7 +446,7 @@ class OldSpectral(Two):
 
     def more(self) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore", FutureWarning)
             nn.utils.spectral_norm(self.a)
 
 
@@ -1268,14 +1268,14 @@ def seen() -> nn.Module:
 def scripted() -> nn.Module:
     """A module of TorchScript."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)))  # type: ignore[no-any-return]
 
 
 def traced() -> nn.Module:
     """A traced one."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.trace(Two().double(), torch.zeros(2, 6).double())  # type: ignore[no-any-return]
 
 

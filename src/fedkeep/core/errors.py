@@ -34,11 +34,24 @@ A sentence with facts is a plain text, never an f-string: each fact is named onc
 from __future__ import annotations
 
 import difflib
+import inspect
 import string
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
+
+INSIDE = ("fedkeep", "torch", "contextlib")
+"""Packages whose functions stand between a warning and whoever asked for what it is about."""
+
+
+def warn(text: str) -> None:
+    """Warn of something, at the line outside fedkeep that led to it."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in INSIDE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 class FedkeepError(Exception):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError, check_choice, first_line
+from fedkeep.core.errors import DataError, check_choice, first_line, warn
 from fedkeep.data.columns import Column, Ragged, is_missing
 from fedkeep.data.splits import SPLITS
 from fedkeep.tasks import BINARY, KINDS, MULTICLASS, REGRESSION, Kind
@@ -282,10 +281,9 @@ def check_close(labels: NDArray[np.int64], where: Callable[[int], str], way_out:
             way_out=way_out,
         )
     if labels.min() == 1 and largest == different > 1:
-        warnings.warn(
+        warn(
             f"Labels are 1 to {largest}, so there are {largest + 1} classes: no example has the label 0. Number labels "
-            f"from 0, or give {way_out}.",
-            stacklevel=3,
+            f"from 0, or give {way_out}."
         )
 
 

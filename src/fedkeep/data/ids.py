@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import unicodedata
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -17,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, warn
 from fedkeep.data.alike import spellings
 from fedkeep.data.columns import Ragged, is_missing, offsets_of
 
@@ -100,7 +99,7 @@ def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:
     place = {name: number for number, name in enumerate(ids)}
     number = np.fromiter((place[name] for name in names), np.int64, len(names))[seen]
     if said := spellings("client ids", ids, np.bincount(number, minlength=len(ids))):
-        warnings.warn(said, stacklevel=3)
+        warn(said)
     return ids, number
 
 

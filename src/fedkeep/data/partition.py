@@ -8,14 +8,13 @@ is needed: ``FederatedData.from_columns(client=domain, ...)``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, check_choice
+from fedkeep.core.errors import DataError, check_choice, warn
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.columns import Ragged, Rows, offsets_of
 from fedkeep.data.federated import FederatedData
@@ -368,10 +367,9 @@ def _tell_left_out(images: ImageSet, left_out: Counts) -> None:
     """Warn of test images, by class, that go to nobody as nobody trains on their class."""
     if len(classes := np.flatnonzero(left_out)):
         more = f" and {len(classes) - 1} more" if len(classes) > 1 else ""
-        warnings.warn(
+        warn(
             f"{left_out.sum():,} of the {len(images) - images.train:,} official test images of {images.name} are left "
-            f"out: nobody has a training image of their classes, {images.label_names[classes[0]]!r}{more}.",
-            stacklevel=4,
+            f"out: nobody has a training image of their classes, {images.label_names[classes[0]]!r}{more}."
         )
 
 

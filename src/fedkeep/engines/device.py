@@ -8,7 +8,6 @@ transport is another one.
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 import numpy as np
 import torch
 
-from fedkeep.core.errors import ConfigError, LostError, MethodError
+from fedkeep.core.errors import ConfigError, LostError, MethodError, warn
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, row
 from fedkeep.data import FederatedData
@@ -254,7 +253,7 @@ class LocalDevice:
                 store.stage(result.client, result.kept, self._attempt, round)
                 self._trained[order.client] = (result.client,)
             if result.note:
-                warnings.warn(result.note, stacklevel=2)
+                warn(result.note)
             answer = Answer(client=order.client, upload=result.upload, loss=result.loss, fault=result.fault)
             del result  # its upload is large: it goes before the next client is trained
             yield answer

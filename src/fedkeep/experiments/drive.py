@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
@@ -11,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fedkeep.core.errors import warn
 from fedkeep.core.params import Params, to
 from fedkeep.core.records import Record, improves
 from fedkeep.engines import (
@@ -100,7 +100,7 @@ class Drive:
                 self.told(records, timings)
                 bar.update(done, shown)
         if self.method.note is not None and (note := self.method.note(run.history, run.members.meta)):
-            warnings.warn(note, stacklevel=4)  # whoever called simulate
+            warn(note)
 
     @contextmanager
     def under_way(self) -> Iterator[None]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from fedkeep.core.copying import copied
 from fedkeep.core.declared import declared
 from fedkeep.core.describe import check_kind, describe, differences
-from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
+from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean, warn
 from fedkeep.core.files import (
     beside,
     check_tensors,
@@ -351,10 +350,9 @@ def _check(run: Run, chosen: SomeIds) -> None:
     if not own and any(
         map(split.is_private, (n for p in method.adapt.phases for n in p.trained_names(split, names)))
     ):
-        warnings.warn(
+        warn(
             f"Clients of {method.name!r} get models of their own by adapting, so each file holds the shared model. "
-            f"--adapt (adapt=True) fits each client's.",
-            stacklevel=3,
+            f"--adapt (adapt=True) fits each client's."
         )
     for client in set(chosen) & set(run.held_out):
         raise ConfigError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from fedkeep.core.describe import check_kind
-from fedkeep.core.errors import ConfigError, DataError, check_whole, did_you_mean
+from fedkeep.core.errors import ConfigError, DataError, check_whole, did_you_mean, warn
 from fedkeep.core.files import expanded, write_tensors
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
@@ -314,7 +313,7 @@ class Simulation:
         )
         said = model_warnings(job.method, self.net, self.data, conductor.seed, settings.device)
         for text in (*label_warnings(self.data), *said):
-            warnings.warn(text, stacklevel=2)
+            warn(text)
         policy = settings.on_nonfinite
         device = LocalDevice(job, self.engine, leaves="examples", judges="all", ledger=conductor.versions)
         drive = Drive(
@@ -368,10 +367,9 @@ def divided(data: FederatedData) -> FederatedData:
     """Return data that are split; those that are not, by the usual rule, which is said."""
     if data.bounds is not None:
         return data
-    warnings.warn(
+    warn(
         "The data were not split: of each client's examples 80 % train, 10 % are valid and 10 % test, drawn with seed 0. "
-        "data.split_per_user(...) divides them otherwise.",
-        stacklevel=4,
+        "data.split_per_user(...) divides them otherwise."
     )
     return data.split_per_user()
 

@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
 
-from fedkeep.core.errors import ConfigError, check_choice, first_line
+from fedkeep.core.errors import ConfigError, check_choice, first_line, warn
 from fedkeep.core.files import expanded, write_of_run
 from fedkeep.core.records import Record, read_records
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id
@@ -398,10 +397,9 @@ class _Telling:
 
     def _warn(self, name: str, error: Exception) -> None:
         resumed = "" if self.directory is None else " A resumed run tells it what it missed."
-        warnings.warn(
+        warn(
             f"The tracker {name!r} failed and is told nothing more: {type(error).__name__}: {first_line(error)}. The "
-            f"run goes on and keeps all its records.{resumed}",
-            stacklevel=3,
+            f"run goes on and keeps all its records.{resumed}"
         )
 
     def _mark(self) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeep.core.errors import warn
 from fedkeep.kernels.native import in_memory
 from fedkeep.nn.operation import second, stacked, unstacked
 
@@ -175,10 +175,7 @@ def _kernels(device: torch.device, gates: int, width: int) -> Any:
     try:
         module.tried(device, gates, width)
     except Exception as error:  # noqa: BLE001  (whatever a compiler raises; the steps give the same)
-        warnings.warn(
-            f"LSTM and GRU of {width} units run step by step on {device}, which takes longer: {error}",
-            stacklevel=2,
-        )
+        warn(f"LSTM and GRU of {width} units run step by step on {device}, which takes longer: {error}")
         return None
     return module
 

@@ -20,6 +20,13 @@ class OwnError(Exception):
         super().__init__(code, text)
 
 
+class Quoting(Exception):
+    """Says its argument as ``KeyError`` does."""
+
+    def __str__(self) -> str:
+        return repr(self.args[0])
+
+
 class Difficult(Exception):
     """An error that can't be made from its message."""
 
@@ -31,7 +38,7 @@ class Difficult(Exception):
     "error",
     [
         OwnError(3, "text"),
-        KeyError("column"),
+        ArithmeticError("column"),
         MethodError("A message."),
         MethodError("Wanted {wanted}.", wanted=3),
         ZeroDivisionError(),
@@ -51,7 +58,7 @@ def test_an_error_in_a_worker_is_raised_here(engine: Workers, error: BaseExcepti
 
 @pytest.mark.parametrize(
     ("error", "text"),
-    [(Difficult(1, 2), "Difficult: 1 and 2"), (KeyError(Path("a")), f"KeyError: {Path('a')!r}")],
+    [(Difficult(1, 2), "Difficult: 1 and 2"), (Quoting(Path("a")), f"Quoting: {Path('a')!r}")],
     ids=["difficult", "not plain"],
 )
 def test_an_error_that_cannot_be_made_again_is_told(engine: Workers, error: Exception, text: str) -> None:
@@ -72,9 +79,9 @@ def test_what_the_model_raises_is_a_method_error_as_ever(engine: Workers) -> Non
 
 def test_of_two_errors_the_first_in_the_cohort_is_raised(engine: Workers) -> None:
     """Whichever happens first: ``bad`` is the largest client, so it is trained first, but its turn comes later."""
-    data = dict(scripted(throw(KeyError("bad"))))
+    data = dict(scripted(throw(ArithmeticError("bad"))))
     data["data"].columns["x"][0] = 13.0
-    with pytest.raises(KeyError):
+    with pytest.raises(ArithmeticError):
         rounds(engine, [[2, 1, 0]], **data)
     with pytest.raises(NonFiniteError) as error:
         rounds(engine, [[0, 1, 2]], model=Fragile, method=METHOD, data=BROKEN)

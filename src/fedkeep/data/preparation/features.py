@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, warn
 from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
 
@@ -190,19 +189,17 @@ class FeatureCode(Code):
         largest = np.abs(values).max(0, initial=0.0)
         if len(large := np.flatnonzero(largest >= LARGE)):
             more = f", and {len(large) - 1} more are as large" if len(large) > 1 else ""
-            warnings.warn(
+            warn(
                 f"The feature {self.names[large[0]]!r} reaches {largest[large[0]]:.3g}{more}. From such numbers "
                 f"training diverges easily, or learns from nothing else. Let features be standardised "
-                f"([preparation] standardise = true), or scale them.",
-                stacklevel=2,
+                f"([preparation] standardise = true), or scale them."
             )
         for feature in np.flatnonzero(largest >= APART).tolist() if single is not values else ():
             before, after = (len(np.unique(v[:, feature])) for v in (values, single))
             if after < before:
-                warnings.warn(
+                warn(
                     f"The {before:,} different values of the feature {self.names[feature]!r} are {after:,} in float32. "
-                    f"Let features be standardised ([preparation] standardise = true), or subtract a base first.",
-                    stacklevel=2,
+                    f"Let features be standardised ([preparation] standardise = true), or subtract a base first."
                 )
         return single
 

@@ -11,7 +11,6 @@ The same passes show whether a term reads a table other than through the model, 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -24,7 +23,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedkeep.core.declared import declared as of_module
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import FedkeepError, warn
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Batch, Params, clone, is_state, tensors_in, to
 from fedkeep.core.seeds import forked
@@ -201,10 +200,9 @@ def _warn(
     for name, reason in why.items():
         ids = columns.get(tables[name])
         if ids is not None and rows is not None:
-            warnings.warn(
+            warn(
                 f"The table {name!r} is trained and sent whole, though the first client's examples use "
-                f"{len(np.unique(ids_of(ids, rows)))} of its rows: {reason}.",
-                stacklevel=3,
+                f"{len(np.unique(ids_of(ids, rows)))} of its rows: {reason}."
             )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from fedkeep.core.allocator import is_tuned
-from fedkeep.core.errors import ConfigError, WorkerError
+from fedkeep.core.errors import ConfigError, WorkerError, warn
 from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import Params, prefixed
 from fedkeep.engines.client_step import Job
@@ -149,10 +149,9 @@ class Pool:
         asked = {w.connection: w for w in self.workers if not w.ready or w.place is not None}
         answers = wait(list(asked), SILENCE if block else 0)
         if block and not answers:
-            warnings.warn(
+            warn(
                 f"No worker has answered for {SILENCE:g} s. If no client takes that long, something that was locked "
-                f"when the processes began never ends in them: stop the run, and go on with engine='sequential'.",
-                stacklevel=2,
+                f"when the processes began never ends in them: stop the run, and go on with engine='sequential'."
             )
             answers = wait(list(asked))
         found = [asked[c] for c in answers]  # type: ignore[index]

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedkeep.core.errors import ConfigError, did_you_mean, shown
+from fedkeep.core.errors import ConfigError, did_you_mean, shown, warn
 from fedkeep.experiments.build import offered_methods
 from fedkeep.experiments.config import parse_toml, read_text
 from fedkeep.experiments.plugins import is_own
@@ -245,9 +244,7 @@ def _range(place: str, given: Mapping[str, Any]) -> Range:
     else:
         found = _between(place, given)
     if len(found.ends) == 1 or (not found.choices and found.low == found.high):
-        warnings.warn(
-            f"{place}: there is one value only, {found.ends[0]!r}, so nothing is chosen.", stacklevel=2
-        )
+        warn(f"{place}: there is one value only, {found.ends[0]!r}, so nothing is chosen.")
     return found
 
 

@@ -67,7 +67,7 @@ def quantised() -> nn.Module:
 
 def exported() -> nn.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore", DeprecationWarning)
         return torch.export.export(Net(), (torch.randn(9, 4),)).module()
 
 
