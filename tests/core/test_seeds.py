@@ -123,8 +123,10 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_training_beside_a_thread_that_draws_has_the_same_bits_or_says_what_it_needs(
-    neighbour: Start, rate: float
+    neighbour: Start, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedkeep.core.seeds.EVERY", 0.0)  # the neighbour begins between two looks
+
     def run(engine: str) -> Params:
         given = {"rounds": 2, "evaluate_every": 0, "engine": engine}
         return simulate(model, methods.fedavg(), toy(users=6, examples=40), **given).server

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ def numpy_generator(seed: int, purpose: str, client: str = "", round: int = 0) -
 
 T = TypeVar("T")
 LOOK = 0.02  # seconds in which a thread that draws all the time has drawn
+EVERY = 1.0  # seconds between two looks
 
 
 def position() -> tuple[object, ...]:
@@ -132,12 +133,18 @@ def without_draws(what: str, hook: Callable[[], T], device: str) -> T:
 class Undisturbed:
     """Steps of one thread that may draw from torch's own generators, which all threads of a process share.
 
-    Where there are other threads, it is looked at between two steps whether a generator has moved.
+    Where there are other threads, it is looked at once a second, and between two steps, whether a generator moves by
+    itself. A thread that draws seldom, and only while a step is under way, is not seen.
 
     Args:
         who: takes the steps, for messages.
         device: where.
     """
+
+    looked: ClassVar[float] = -EVERY
+    """When this process was last looked at, in seconds of its clock."""
+    disturbed: ClassVar[bool] = False
+    """Whether another thread drew then."""
 
     def __init__(self, who: object, device: str) -> None:
         self.who, self.device = who, device
@@ -145,7 +152,11 @@ class Undisturbed:
 
     def seeded(self) -> None:
         """Begin: the generators have just been seeded."""
-        self.left = states(self.device) if threading.active_count() > 1 else []
+        several = threading.active_count() > 1
+        if several and time.monotonic() - self.looked >= EVERY:
+            Undisturbed.disturbed = others_draw(lambda: [state.tolist() for state in states(self.device)])
+            Undisturbed.looked = time.monotonic()
+        self.left = states(self.device) if several else []
 
     def step(self, take: Callable[[], T]) -> T:
         """Return what a step gives.
@@ -155,7 +166,7 @@ class Undisturbed:
         """
         if not self.left:
             return take()
-        if all(map(torch.equal, self.left, states(self.device))):
+        if not self.disturbed and all(map(torch.equal, self.left, states(self.device))):
             found = take()
         else:
             with Draws() as draws:
