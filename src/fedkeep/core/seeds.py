@@ -39,6 +39,7 @@ def numpy_generator(seed: int, purpose: str, client: str = "", round: int = 0) -
 
 T = TypeVar("T")
 LOOK = 0.02  # seconds in which a thread that draws all the time has drawn
+LOOK_BEFORE_BLAME = 1.0  # the same, where many threads wait for a core
 EVERY = 1.0  # seconds between two looks
 
 
@@ -98,13 +99,21 @@ class Draws(EagerMode):
         return func(*args, **(kwargs or {}))
 
 
-def others_draw(look: Callable[[], object] = position) -> bool:
-    """Tell whether another thread of this process draws: whether a generator moves while nothing of ours runs."""
+def others_draw(look: Callable[[], object] = position, seconds: float = LOOK_BEFORE_BLAME) -> bool:
+    """Tell whether another thread of this process draws: whether a generator moves while nothing of ours runs.
+
+    Args:
+        look: returns how far the generators have come.
+        seconds: to look for at most.
+    """
     if threading.active_count() == 1:
         return False
-    before = look()
-    time.sleep(LOOK)
-    return look() != before
+    before, end = look(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(LOOK)
+        if look() != before:
+            return True
+    return False
 
 
 def without_draws(what: str, hook: Callable[[], T], device: str) -> T:
@@ -154,7 +163,9 @@ class Undisturbed:
         """Begin: the generators have just been seeded."""
         several = threading.active_count() > 1
         if several and time.monotonic() - self.looked >= EVERY:
-            Undisturbed.disturbed = others_draw(lambda: [state.tolist() for state in states(self.device)])
+            Undisturbed.disturbed = others_draw(
+                lambda: [state.tolist() for state in states(self.device)], LOOK
+            )
             Undisturbed.looked = time.monotonic()
         self.left = states(self.device) if several else []
 
