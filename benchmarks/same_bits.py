@@ -70,7 +70,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
 
     def trained(name: str, dtype: str, **options: Any) -> Any:
         make, method = ROWS[name]
-        method = weighed(method)
+        method = with_defaults_named(method)
         data = DATA
         model = make()
         if dtype == "float32":
@@ -141,8 +141,18 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     )
 
 
-def weighed(method: Any) -> Any:
-    """Return a method of ``PLAIN_MEANS`` with the mean of its paper named, as checkouts have other defaults."""
+def with_defaults_named(method: Any) -> Any:
+    """Return a method with values named whose defaults checkouts may have otherwise.
+
+    They are the means of ``PLAIN_MEANS``, and whether a last mini-batch of one example joins the one before it, where the
+    model normalises by batches (``mixture``).
+    """
+    if method.name == "mixture":
+        client, adapt = (
+            replace(part, phases=tuple(replace(phase, merge_single=True) for phase in part.phases))
+            for part in (method.client, method.adapt)
+        )
+        return method.but(client=client, adapt=adapt)
     if method.name not in PLAIN_MEANS:
         return method
     reduce = method.server.reduce
@@ -168,7 +178,7 @@ def summed(name: str, engine: str) -> Any:
     make, method = ROWS[name]
     return fedkeep.simulate(
         make().double(),
-        securely(method, SecureSums(clip=1.0, heaviest=5.0)),
+        securely(with_defaults_named(method), SecureSums(clip=1.0, heaviest=5.0)),
         DATA,
         **{**COMMON, "engine": engine},
     )
@@ -199,7 +209,7 @@ def train_and_die(name: str, engine: str, out: str) -> None:
     make, method = ROWS[name]
     fedkeep.simulate(
         make().double(),
-        weighed(method),
+        with_defaults_named(method),
         DATA,
         engine=engine,
         out=out,
