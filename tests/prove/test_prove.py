@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,6 +56,21 @@ def test_uploads_are_reached_by_declared_channels_alone(name: str, verdict: str)
     assert {i.falsifier for i in uploads} == {AGREES}
     assert proof.verdict("weight") == "independent"
     assert proof.ok
+
+
+@pytest.mark.parametrize("name", ["furl", "kteps"])
+def test_a_process_with_other_threads_proves_the_same(name: str) -> None:
+    make, method = ROWS[name]
+    alone, done = prove(make(), method, DATA), threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        beside = prove(make(), method, DATA)
+    finally:
+        done.set()
+        thread.join()
+    assert alone.ok
+    assert beside.plain() == alone.plain()
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("ifca", "independent"), ("fedala", "declared")])

@@ -73,6 +73,11 @@ def states(device: str) -> list[torch.Tensor]:
     return [torch.get_rng_state(), *cuda]
 
 
+def unmoved(before: Sequence[torch.Tensor], device: str) -> bool:
+    """Return whether torch's own generators stand where they stood."""
+    return all(map(torch.equal, before, states(device)))
+
+
 class Draws(EagerMode):
     """While it is active, this thread's operations that draw from torch's own generators are noted in ``seen``.
 
@@ -124,7 +129,7 @@ def without_draws(what: str, hook: Callable[[], T], device: str) -> T:
     """
     before, place = states(device), position()
     found = hook()
-    drew = not all(map(torch.equal, before, states(device)))
+    drew = not unmoved(before, device)
     if drew and threading.active_count() > 1:
         with Draws() as draws:
             found = hook()
@@ -163,9 +168,8 @@ class Undisturbed:
         """Begin: the generators have just been seeded."""
         several = threading.active_count() > 1
         if several and time.monotonic() - self.looked >= EVERY:
-            Undisturbed.disturbed = others_draw(
-                lambda: [state.tolist() for state in states(self.device)], LOOK
-            )
+            before = states(self.device)
+            Undisturbed.disturbed = others_draw(lambda: unmoved(before, self.device), LOOK)
             Undisturbed.looked = time.monotonic()
         self.left = states(self.device) if several else []
 
@@ -177,7 +181,7 @@ class Undisturbed:
         """
         if not self.left:
             return take()
-        if not self.disturbed and all(map(torch.equal, self.left, states(self.device))):
+        if not self.disturbed and unmoved(self.left, self.device):
             found = take()
         else:
             with Draws() as draws:

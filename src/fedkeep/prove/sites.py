@@ -43,7 +43,9 @@ SITES: dict[tuple[str, str], Site] = {
     ("fedkeep.core.params", "nonfinite"): Site("whether training broke down", "status"),
     ("fedkeep.kernels.values", "is_finite"): Site("whether training broke down", "status"),
     (f"{_ENGINES}.client_step", "_nonfinite"): Site("whether a hook broke down", "status"),
-    ("fedkeep.core.seeds", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
+    ("fedkeep.core.seeds", "unmoved"): Site(
+        "whether a hook, or another thread, drew random numbers: an error"
+    ),
     (f"{_ENGINES}.client_step", "nowhere_else"): Site("which tensors share memory; no value is read"),
     (f"{_ENGINES}.rehearsal", "_place"): Site("where tensors are; no value is read"),
     (f"{_ENGINES}.rehearsal", "_written"): Site("what forward writes into, also unseen, which is an error"),
