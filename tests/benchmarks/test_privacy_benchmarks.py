@@ -58,6 +58,12 @@ def test_a_killed_run_has_charged_what_it_released(tmp_path: Path) -> None:
     assert [found[fault] for fault in ("under", "over the budget", "ended wrongly")] == [0, 0, 0]
 
 
+def test_a_ledger_that_was_cut_swapped_or_replayed_never_counts_too_little(tmp_path: Path) -> None:
+    found = fault_budget.fuzz(40, 1, tmp_path)
+    assert found["under-counts"] == 0
+    assert found["refused"] > 60
+
+
 def test_a_small_secure_sum_is_exact_and_counted() -> None:
     found = secure.measured(5, 50, 1)
     assert (found["steps_off"], found["threshold"], found["dropped_out"]) == (0, 4, 1)

@@ -95,7 +95,7 @@ def test_bad_input(fedkeep: Command, refused: Callable[..., str]) -> None:
     path = Path("r") / "budget.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:3]) + "\n")
-    assert "is not the ledger that the run's last commit knows, of 4 charges" in refused("budget", "r")
+    assert "is not the ledger that the run knows, of 4 charges" in refused("budget", "r")
     lines[2] = json.dumps(json.loads(lines[2]) | {"round": 9})
     path.write_text("\n".join(lines) + "\n")
     assert refused("budget", "r").startswith("Error: r/budget.jsonl, line 4: damaged or edited")

@@ -171,10 +171,12 @@ def test_a_charged_round_that_is_run_again_has_coins_of_its_own_as_its_charge_sa
     asked, seen = DifferentialPrivacy(noise=2.0, clip=0.1, delta=1e-2), cohorts(monkeypatch)
     stopped_in_round(1, tmp_path / "r", asked, monkeypatch)
     run(asked, out=tmp_path / "r", rounds=3, resume=True)
-    run(asked, out=tmp_path / "r", resume=True)  # nothing is run again: the secret stays
+    once = json.loads((tmp_path / "r" / "run.json").read_text())["cohort_seed"]
+    run(asked, out=tmp_path / "r", resume=True)  # drawn anew each time that it goes on
     assert [number for number, _ in seen] == [0, 1, 1, 2, 3]
     secret = json.loads((tmp_path / "r" / "run.json").read_text())["cohort_seed"]
-    for (number, cohort), seed in zip(seen, [0, 0, secret, secret, secret], strict=True):
+    assert secret != once
+    for (number, cohort), seed in zip(seen, [0, 0, once, once, secret], strict=True):
         assert cohort == tuple(sorted(f"user-{k}" for k in Sampler(8, 3, "poisson", seed)(number)))
     ledger = Ledger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r"))
     exact = dp_accounting.pld.PLDAccountant()

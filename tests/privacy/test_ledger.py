@@ -40,22 +40,12 @@ def test_every_line_holds_the_hash_of_the_line_before(tmp_path: Path) -> None:
 def test_going_on_charges_a_round_that_is_run_again(tmp_path: Path) -> None:
     mark = begun(tmp_path, 2).mark
     begun(tmp_path, 0).charge(2)  # killed after this: the commit knows of two charges, the ledger of three
-    again = Ledger.open(tmp_path / "budget.jsonl", "run-1", TERMS, mark)
+    again = Ledger.open(tmp_path / "budget.jsonl", "run-1", TERMS, [mark])
+    assert again.resumed
     again.charge(2)
     assert again.rounds == [0, 1, 2, 2]
     assert again.repeated == 1
     assert Ledger.read(tmp_path / "budget.jsonl", "run-1").rounds == [0, 1, 2, 2]
-
-
-@pytest.mark.parametrize("more", [[], [2], [2, 3], [1, 1]])
-def test_charges_that_the_commit_does_not_know_are_counted_when_it_is_opened(
-    tmp_path: Path, more: list[int]
-) -> None:
-    """Those rounds may have been released, whether they are run for the second time or not."""
-    mark = begun(tmp_path, 2).mark
-    for round in more:
-        begun(tmp_path, 0).charge(round)
-    assert Ledger.open(tmp_path / "budget.jsonl", "run-1", TERMS, mark).uncommitted == len(more)
 
 
 def test_a_charge_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +67,7 @@ def test_a_ledger_that_is_changed_during_a_run_stops_it_before_the_next_release(
 ) -> None:
     ledger, path = begun(tmp_path, 2), tmp_path / "budget.jsonl"
     if opened:
-        ledger = Ledger.open(path, "run-1", TERMS, ledger.mark)
+        ledger = Ledger.open(path, "run-1", TERMS, [ledger.mark])
         ledger.charge(2)
     mark, content = ledger.mark, path.read_bytes()
     path.unlink() if damage is None else path.write_bytes(damage and content + damage)
@@ -93,7 +83,7 @@ def test_a_line_that_was_cut_short_is_of_a_round_that_was_not_released(tmp_path:
     begun(tmp_path, 0).charge(2)
     os.truncate(path, size + left)
     assert Ledger.read(path, "run-1").rounds == [0, 1]
-    again = Ledger.open(path, "run-1", TERMS, mark)
+    again = Ledger.open(path, "run-1", TERMS, [mark])
     again.charge(2)
     assert Ledger.read(path, "run-1").rounds == [0, 1, 2]
 
@@ -111,7 +101,7 @@ def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
     for place in range(0, len(content), 3):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(RunError):
-            Ledger.open(path, "run-1", TERMS, mark)
+            Ledger.open(path, "run-1", TERMS, [mark])
 
 
 def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
@@ -120,11 +110,11 @@ def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
     earlier = path.read_bytes()
     mark = begun(tmp_path, 2).mark
     path.write_bytes(earlier)
-    with pytest.raises(RunError, match="last commit knows, of 3 charges"):
-        Ledger.open(path, "run-1", TERMS, mark)
+    with pytest.raises(RunError, match="the run knows, of 3 charges"):
+        Ledger.open(path, "run-1", TERMS, [mark])
     path.unlink()
     with pytest.raises(RunError, match="There is no ledger"):
-        Ledger.open(path, "run-1", TERMS, mark)
+        Ledger.open(path, "run-1", TERMS, [mark])
     with pytest.raises(RunError, match="the run has no differential privacy, or the file was lost"):
         Ledger.read(path, "run-1")
 
@@ -132,8 +122,8 @@ def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
 def test_a_ledger_that_lacks_the_last_charge_alone_is_refused(tmp_path: Path) -> None:
     path, mark = tmp_path / "budget.jsonl", begun(tmp_path, 3).mark
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(RunError, match="last commit knows, of 3 charges"):
-        Ledger.open(path, "run-1", TERMS, mark)
+    with pytest.raises(RunError, match="the run knows, of 3 charges"):
+        Ledger.open(path, "run-1", TERMS, [mark])
 
 
 def test_a_ledger_of_another_run_or_of_other_terms_is_refused(tmp_path: Path) -> None:
@@ -182,7 +172,7 @@ def test_a_round_beyond_the_budget_is_refused_and_not_written(tmp_path: Path) ->
     for round in range(2):
         ledger.check(round, planned=9 - round)
         ledger.charge(round)
-    ledger = Ledger.open(tmp_path / "budget.jsonl", "run-1", terms, ledger.mark)
+    ledger = Ledger.open(tmp_path / "budget.jsonl", "run-1", terms, [ledger.mark])
     assert ledger.room(9) == 1
     ledger.check(2, planned=7)
     ledger.check(2, planned=7)  # it failed, and is tried again

@@ -27,12 +27,12 @@ def budget(
 
     RUN is the folder that fedkeep run wrote, of a configuration with a table [privacy].
     """
-    from fedkeep.privacy.ledger import FILE, Ledger
+    from fedkeep.privacy.ledger import FILE, Ledger, marks
 
     if accountant is not None:
         check_choice("--accountant must be", accountant, list(WORDS))
     info = read_info(run)
-    ledger = Ledger.read(run / FILE, info["run"], read_commit(run, info).extra.get("ledger"))
+    ledger = Ledger.read(run / FILE, info["run"], marks(info, read_commit(run, info).extra))
     terms, shown = ledger.terms, ledger.terms.delta if delta is None else delta
     if delta is not None and not 0 < delta * terms.clients < 1:
         raise ConfigError(

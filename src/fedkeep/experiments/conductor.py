@@ -31,7 +31,7 @@ from fedkeep.methods.server import Roster
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms, epsilon
-from fedkeep.privacy.ledger import FILE
+from fedkeep.privacy.ledger import FILE, marks
 from fedkeep.privacy.secure.messages import LEAST
 from fedkeep.store import PrivateStore, VersionLedger
 from fedkeep.tasks import Task, kinds_of
@@ -422,14 +422,16 @@ def ledger_of(terms: Terms | None, directory: RunDirectory | None) -> Ledger | N
     """Return the ledger of a run, to go on with or begun; None without differential privacy.
 
     Raises:
-        RunError: the ledger of a run that goes on is missing, damaged, or older than its last commit.
+        RunError: the ledger of a run that goes on is missing or damaged, or lacks a charge.
     """
     if terms is None or directory is None:
         return None if terms is None else Ledger(terms)
-    known = directory.extra.get("ledger")
+    known = marks(directory.read_info(), directory.extra)
     if directory.round and not known:
         raise RunError(f"{directory.folder / 'commit.json'} knows of no ledger. Restore the run from a copy.")
-    return Ledger.open(directory.folder / FILE, directory.id, terms, known)
+    ledger = Ledger.open(directory.folder / FILE, directory.id, terms, known)
+    ledger.bind = directory.charged
+    return ledger
 
 
 def secret_seed() -> int:
@@ -438,11 +440,11 @@ def secret_seed() -> int:
 
 
 def draw_anew(sampler: Sampler, ledger: Ledger | None, directory: RunDirectory) -> None:
-    """Draw cohorts by a new secret where rounds that may have been released are run again.
+    """Draw cohorts by a new secret whenever a run goes on: rounds that may have been released may come again.
 
     One cohort that is released twice costs more than two, each by coins of its own, which is what is charged. Noise
     from a seed comes again too, and then nothing new is released.
     """
-    if ledger is not None and ledger.uncommitted and not ledger.terms.repeatable:
+    if ledger is not None and ledger.resumed and not ledger.terms.repeatable:
         sampler.seed = secret_seed()
         directory.write_info({**directory.read_info(), "cohort_seed": sampler.seed})

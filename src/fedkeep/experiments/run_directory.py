@@ -174,6 +174,10 @@ class RunDirectory:
         """Replace ``run.json``."""
         write_of_run(self.folder / "run.json", sealed_bytes(info))
 
+    def charged(self, mark: Mapping[str, Any]) -> None:
+        """Note how far the ledger of privacy has come, see ``privacy.ledger``."""
+        self.write_info({**self.read_info(), "charged": dict(mark)})
+
     def store(self, default: Default, ids: Sequence[str]) -> SqliteStore:
         """Return the run's store of private states; ``recover`` lets the committed versions count.
 

@@ -5,8 +5,9 @@
 Each line holds the SHA-256 of the line before it, and is flushed to the disk before anything that the round computed
 leaves the server's memory. So a run that is killed anywhere has charged at least what it released. A round that comes
 again after its charge is charged again, as its noise is another; one that fails, e.g. as no client answers, is not.
-A last line without a newline is a write that was cut short: its round was not released. The run's commit knows how
-many lines there were and the last one's hash, so a ledger that was put back to an earlier state is refused.
+A last line without a newline is a write that was cut short: its round was not released. After each charge ``run.json``
+notes the ledger's mark, how many charges there are and the last line's hash, before anything of the round is released;
+the run's commit notes it too. So a ledger that was cut, changed, swapped or put back to an earlier state is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -76,30 +77,31 @@ class Ledger:
         path: the file; None: nothing is written, e.g. for a run without a folder.
         rounds: the number of the round of each charge, in order.
         head: the SHA-256 of the last line.
-        uncommitted: how many charges the run's last commit did not know of when it was opened: of rounds that may have
-            been released and are run again.
+        resumed: whether it was there before, so that rounds may have been released.
+        bind: is told the mark after each charge, and keeps it where the run is.
     """
 
     terms: Terms
     path: Path | None = None
     rounds: list[int] = field(default_factory=list)
     head: str = ""
-    uncommitted: int = 0
+    resumed: bool = False
+    bind: Callable[[dict[str, Any]], None] = lambda mark: None
     _room: int = 0
     _size: int = 0
 
     @classmethod
-    def open(cls, path: Path, run: str, terms: Terms, known: Mapping[str, Any] | None = None) -> Ledger:
+    def open(cls, path: Path, run: str, terms: Terms, known: Sequence[Mapping[str, Any]] = ()) -> Ledger:
         """Open a run's ledger to go on with it, or begin one.
 
         Args:
             path: its file.
             run: the run's id.
             terms: of the run.
-            known: what the run's last commit says of it, see ``mark``; None: it says nothing.
+            known: what the run's folder says of it, see ``marks``.
 
         Raises:
-            RunError: the ledger is damaged, missing, of another run, or older than the commit.
+            RunError: the ledger is damaged, missing, of another run, or lacks a charge that the folder knows of.
         """
         content = _read(path) if path.exists() or known else b""
         whole = content[: content.rfind(b"\n") + 1]
@@ -119,14 +121,14 @@ class Ledger:
                 terms=ledger.terms,
                 got=terms,
             )
-        ledger._check(known or {}, whole)
+        ledger._check(known, whole)
         with whole_or_error(path):
             os.truncate(path, len(whole))
-        ledger.uncommitted = len(ledger.rounds) - (known or {}).get("charges", 0)
+        ledger.resumed = True
         return ledger
 
     @classmethod
-    def read(cls, path: Path, run: str, known: Mapping[str, Any] | None = None) -> Ledger:
+    def read(cls, path: Path, run: str, known: Sequence[Mapping[str, Any]] = ()) -> Ledger:
         """Return a run's ledger; nothing is touched.
 
         Raises:
@@ -135,12 +137,12 @@ class Ledger:
         content = _read(path)
         whole = content[: content.rfind(b"\n") + 1]
         ledger = _parsed(path, whole, run)
-        ledger._check(known or {}, whole)
+        ledger._check(known, whole)
         return ledger
 
     @property
     def mark(self) -> dict[str, Any]:
-        """What a commit keeps of the ledger: how many charges there are, and the last line's hash."""
+        """What the run's folder keeps of the ledger: how many charges there are, and the last line's hash."""
         return {"charges": len(self.rounds), "head": self.head}
 
     @property
@@ -188,6 +190,7 @@ class Ledger:
         """
         self._append({"round": round})
         self.rounds.append(round)
+        self.bind(self.mark)
         self._room = max(0, self._room - 1)
 
     def room(self, most: int) -> int:
@@ -228,17 +231,28 @@ class Ledger:
                 os.fsync(file.fileno())
         self.head, self._size = hashlib.sha256(line).hexdigest(), self._size + len(line)
 
-    def _check(self, known: Mapping[str, Any], whole: bytes) -> None:
-        """Raise RunError unless the ledger holds all that the run's commit knows of it."""
-        charges, head = known.get("charges", 0), known.get("head", "")
+    def _check(self, known: Sequence[Mapping[str, Any]], whole: bytes) -> None:
+        """Raise RunError unless the ledger holds all that the run's folder knows of it."""
         lines = whole.splitlines(keepends=True)
-        if known and (charges + 1 > len(lines) or hashlib.sha256(lines[charges]).hexdigest() != head):
-            raise RunError(
-                "{path} is not the ledger that the run's last commit knows, of {charges} charges: it would "
-                "count too little. Restore both from the same copy.",
-                path=self.path,
-                charges=charges,
-            )
+        for mark in known:
+            charges, head = mark["charges"], mark["head"]
+            if charges + 1 > len(lines) or hashlib.sha256(lines[charges]).hexdigest() != head:
+                raise RunError(
+                    "{path} is not the ledger that the run knows, of {charges} charges: it would count too little. "
+                    "Restore the run from a copy.",
+                    path=self.path,
+                    charges=charges,
+                )
+
+
+def marks(info: Mapping[str, Any], extra: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a run's folder knows of its ledger: by the last charge, and by the last commit.
+
+    Args:
+        info: the content of ``run.json``.
+        extra: of the commit.
+    """
+    return [mark for mark in (info.get("charged"), extra.get("ledger")) if mark]
 
 
 def _read(path: Path) -> bytes:

@@ -22,7 +22,7 @@ from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
 from fedkeep.privacy import Ledger as Budget
 from fedkeep.privacy import Release, Terms
-from fedkeep.privacy.ledger import FILE
+from fedkeep.privacy.ledger import FILE, marks
 from fedkeep.remote.events import Events
 from fedkeep.remote.ledger import Ledger, Roster
 from fedkeep.remote.migration import OnChange
@@ -165,7 +165,7 @@ def older_for(folder: Path | None, out: Path | None) -> Older | None:
 
 def _charged(directory: RunDirectory) -> list[list[float]] | None:
     """Return what a run and those before it have charged; None: it has no noise that protects."""
-    known = directory.extra.get("ledger")
+    known = marks(directory.read_info(), directory.extra)
     if not known:
         return None
     ledger = Budget.read(directory.folder / FILE, directory.id, known)

@@ -5,8 +5,8 @@
 Records and ledger only grow, so a commit's extents give them back. Devices follow a server that was rolled back as far as they
 keep old versions of private states themselves, and refuse by name where they do not.
 
-What differential privacy has charged stays charged, as the rounds that are taken back were released. So the server
-that goes on finds charges that its commit does not know of, and draws cohorts by another secret.
+What differential privacy has charged stays charged, as the rounds that are taken back were released, and the server
+that goes on draws cohorts by another secret.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import beside, sync_folder, whole_or_error, write_of_run
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.privacy.ledger import FILE, Ledger
+from fedkeep.privacy.ledger import FILE, Ledger, marks
 
 FOLDER = "kept"
 
@@ -82,7 +82,7 @@ def roll_back(folder: Path, round: int) -> None:
         info.pop("error", None)  # of a round that is taken back
         commit = read_commit(place, info)
         if "ledger" in commit.extra:  # what was released up to now stays charged
-            Ledger.read(folder / FILE, str(info["run"]), read_commit(folder, info).extra.get("ledger"))
+            Ledger.read(folder / FILE, str(info["run"]), marks(info, read_commit(folder, info).extra))
         directory.write_info(info)
         with whole_or_error(folder):
             for name in _files(commit):
