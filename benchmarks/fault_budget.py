@@ -22,7 +22,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,17 +137,18 @@ def campaign(kills: int, seed: int, folder: Path) -> dict[str, Any]:
 
 def stopped(folder: Path, number: int) -> list[bytes]:
     """Make a run that is stopped thrice between a charge and its commit; return its ledger after each stop."""
-    found, made = list[bytes](), config(bounded=False)
+    found, made, committed = list[bytes](), config(bounded=False), drive.Drive._commit
     short = made.model_copy(update={"run": replace(made.run, rounds=number % 2 + 3)})
     for stop in range(3):
         left = itertools.count()
 
-        def commit_or_stop(self: drive.Drive, *given: Any, stop: int = stop, left: Any = left) -> None:
+        def commit_or_stop(
+            self: drive.Drive, *given: Any, stop: int = stop, left: Iterator[int] = left
+        ) -> None:
             if next(left) == stop % 2:
                 raise KeyboardInterrupt
             committed(self, *given)
 
-        committed = drive.Drive._commit
         with patch.object(drive.Drive, "_commit", commit_or_stop), contextlib.suppress(KeyboardInterrupt):
             run_config(short, out=folder, resume=bool(found), progress=False)
         found.append((folder / FILE).read_bytes())
@@ -192,7 +193,8 @@ def tampered(draw: random.Random, own: Sequence[bytes], other: Sequence[bytes]) 
 
 def fuzz(tries: int, seed: int, folder: Path) -> dict[str, Any]:
     """Return what became of so many ledgers that were tampered with: none may count too little."""
-    draw, ends = random.Random(seed), Counter(dict.fromkeys(("refused", "counted in full", "under-counts"), 0))  # noqa: S311
+    draw = random.Random(seed)  # noqa: S311
+    ends = Counter(dict.fromkeys(("refused", "counted in full", "under-counts"), 0))
     runs = [folder / f"stopped-{number}" for number in range(4)]
     known = [stopped(run, number) for number, run in enumerate(runs)]
     for number in range(tries):

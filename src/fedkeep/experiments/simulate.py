@@ -95,7 +95,7 @@ def simulate(
         seed: everything random follows from it.
         out: a folder for the run: configuration, records, states. Every round is committed there. None: memory only.
         resume: go on with the run in ``out``; it ends with the same bits as one that was never stopped. With
-            differential privacy and noise from the system it does not: rounds that are run again draw new cohorts.
+            differential privacy and noise from the system it does not: a run that goes on draws new cohorts.
         private: a store to begin with, e.g. of another task's run (only without ``out``). It stays as it is. Clients are
             the same where their ids are; one that the store lacks begins with the default.
         privacy: differential privacy of clients; it wants ``sampling="poisson"``. A run with a folder keeps a ledger
