@@ -72,7 +72,7 @@ class TestStatus:
 
 class TestExport:
     def test_the_version_accepted_last_is_written(self, fedkeep: Command, states: Path) -> None:
-        result = fedkeep("device", "export", "states", "--client", "b", "--out", "b.safetensors")
+        result = fedkeep("device", "export", "states", "--kept", "--client", "b", "--out", "b.safetensors")
         assert result.exit_code == 0, result.output
         values = load_file("b.safetensors")
         assert (values["user"].tolist(), int(values["client/count"])) == after(2)
@@ -95,7 +95,7 @@ class TestExport:
         store = opened(Path("states"))
         store.file.drop([v.number for v in store.file.versions() if v.accepted])
         store.close()
-        result = fedkeep("device", "export", "states", "--client", "a", "--out", "a")
+        result = fedkeep("device", "export", "states", "--kept", "--client", "a", "--out", "a")
         assert "(round 1, not accepted by the server yet)" in result.stdout
         assert json.loads(Path("a.json").read_text())["accepted"] is False
 
@@ -112,13 +112,13 @@ class TestExport:
                 "Error: states keeps nothing of the run 'abc12'; it keeps abc123, other. Did you mean 'abc123'?",
             ),
         ):
-            assert refused("device", "export", "states", *given) == said
+            assert refused("device", "export", "states", "--kept", *given) == said
         assert Path("there").read_bytes() == b""
 
     def test_what_a_client_adapted_to_is_written_where_it_is_asked_for(
         self, fedkeep: Command, refused: Callable[..., str], states: Path
     ) -> None:
-        export = ["device", "export", "states", "--client", "b", "--out", "b", "--adapted"]
+        export = ["device", "export", "states", "--kept", "--client", "b", "--out", "b", "--adapted"]
         assert "has not adapted in the run abc123" in refused(*export)
         store = opened(states, accept=by_share)
         kept = begun(store, "b", line_in(2))
@@ -129,7 +129,9 @@ class TestExport:
         assert load_file("b")["body"].tolist() == [1.0, 1.0, 1.0]
         told = json.loads(Path("b.json").read_text())
         assert (told["adapted"], told["version"], told["round"]) == (True, 2, 2)
-        assert fedkeep("device", "export", "states", "--client", "b", "--out", "kept").exit_code == 0
+        assert (
+            fedkeep("device", "export", "states", "--kept", "--client", "b", "--out", "kept").exit_code == 0
+        )
         assert load_file("kept")["user"].tolist() == kept["user"].tolist()
         rows = lines(fedkeep("device", "status", "states", "--run", RUN).stdout)
         assert [(row[0], row[-1]) for row in rows if len(row) == 7 and row[0] in "abc"] == [
@@ -145,7 +147,7 @@ class TestExport:
     ) -> None:
         made(Path("states"), agreed={"left_to_adapting": ["user"]})
         train_rounds(Path("states"), 2)
-        said = refused("device", "export", "states", "--client", "b", "--out", "b")
+        said = refused("device", "export", "states", "--kept", "--client", "b", "--out", "b")
         assert "No round of the run abc123 trains 'user'" in said
         assert not Path("b").exists()
 
@@ -156,7 +158,7 @@ class TestExport:
         store.flush()
         store.close()
         said = "Error: Client 'a' has states of the runs abc123, other. Name one with --run."
-        assert refused("device", "export", "states", "--client", "a", "--out", "o") == said
+        assert refused("device", "export", "states", "--kept", "--client", "a", "--out", "o") == said
 
 
 class TestForget:
@@ -184,7 +186,9 @@ class TestForget:
         store.close()
         typed = ["--client", "e\u0301"]
         assert "round 5" in fedkeep("device", "status", "states", *typed).stdout
-        assert fedkeep("device", "export", "states", *typed, "--out", "o.safetensors").exit_code == 0
+        assert (
+            fedkeep("device", "export", "states", "--kept", *typed, "--out", "o.safetensors").exit_code == 0
+        )
         assert fedkeep("device", "forget", "states", *typed, "--yes").exit_code == 0
         assert fedkeep("device", "status", "states", *typed).exit_code == 2
 

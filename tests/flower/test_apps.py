@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedkeep import export_models, load_model
-from fedkeep.core.errors import ConfigError, RunError, StoreError
+from fedkeep.core.errors import ConfigError, StoreError
 from fedkeep.core.files import load_verified
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments import progress
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.load import load_run
 from fedkeep.flower import node_context as nodes
 from fedkeep.flower import server_app
 from fedkeep.flower.array_records import from_records, to_records
@@ -27,7 +25,6 @@ from fedkeep.flower.served import federation_of
 from fedkeep.flower.status import read_status
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import DeviceFile
-from fedkeep.remote.node_config import experiment
 from fedkeep.remote.roll_back import kept_rounds
 from fedkeep.remote.server import serve_run
 from tests.flower.loopback import Loopback, context
@@ -110,36 +107,6 @@ def test_a_run_over_flowers_wire_equals_a_simulation_to_the_bit(text, tmp_path):
                 compared += 1
         file.close()
     assert compared >= 4
-
-
-def test_a_device_joins_what_it_keeps_with_the_servers_values(tmp_path):
-    place, grid = federation(tmp_path / "place")
-    serve_run(
-        replace(federation_of(CONFIG), clients=6), GridTransport(grid), place.run, progress=False, poll=0.01
-    )
-    with pytest.raises(RunError, match="is a federation's run:"):
-        load_run(place.run)
-    simulated = run_config(
-        parse_config(CONFIG, "", {"run.engine": "sequential"}), out=tmp_path / "simulation"
-    )
-    export_models(simulated, tmp_path / "models")
-    info = read_info(place.run)
-    commit = read_commit(place.run, info)
-    server = load_verified(place.run / commit.server, commit.server_sha256)
-    shared = {n.removeprefix("params/"): v for n, v in server.items() if n.startswith("params/")}
-    joined = 0
-    for name in place.clients:
-        file = DeviceFile(next((place.folder / "nodes" / name / "state").glob("*.db")), name)
-        for client in place.clients[name]:
-            if accepted := [version for version in file.versions(client) if version.accepted]:
-                model, method = experiment(info["config_text"], info["encoding"])
-                module = method.made_for(model)
-                module.load_state_dict({**module.state_dict(), **shared, **file.values(accepted[-1])})
-                wanted = load_model(tmp_path / "models", client).state_dict()
-                assert all(torch.equal(value, wanted[n]) for n, value in module.state_dict().items())
-                joined += 1
-        file.close()
-    assert joined >= 4
 
 
 def test_the_seed_of_batches_is_the_only_thing_of_the_servers_data_that_a_device_is_told(tmp_path):

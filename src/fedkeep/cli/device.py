@@ -8,11 +8,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedkeep.cli.output import complain, say, show_table
+from fedkeep.cli.evaluate import show_clients
+from fedkeep.cli.output import complain, metrics_table, say, show_table
+from fedkeep.cli.predict import (
+    JsonOption,
+    ModelOfOption,
+    RowsOption,
+    SharedOption,
+    TableOption,
+    UserOption,
+    check_asked,
+    write_predictions,
+)
 from fedkeep.cli.settings import needs_flower
 from fedkeep.core.errors import ConfigError, StoreError, did_you_mean
 from fedkeep.report.wording import size
@@ -20,6 +31,7 @@ from fedkeep.report.wording import size
 if TYPE_CHECKING:
     from fedkeep.core.params import Params
     from fedkeep.remote.device_file import DeviceFile
+    from fedkeep.remote.published import Models
     from fedkeep.store.version_file import Version
 
 PATIENCE = 5.0
@@ -30,7 +42,7 @@ BEYOND = (
 device = typer.Typer(
     name="device",
     no_args_is_help=True,
-    help="What a device of a federation keeps of its clients: show it, take it out, forget it.",
+    help="This machine as a device of a federation: take part, adapt, predict, show what is kept, forget it.",
     epilog="Example: fedkeep device status node.toml",
 )
 
@@ -115,23 +127,169 @@ def _of_round(version: Version) -> str:
     return f"version {version.version}, round {version.round + 1}" if version.version else "as it began"
 
 
-@device.command(epilog="Example: fedkeep device export states --client ann --out ann.safetensors")
+NodeArgument = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The device's configuration.")]
+PublishedOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--published",
+        metavar="FILE",
+        help="What fedkeep flower publish has written. It is kept for later. [default: what was given last]",
+    ),
+]
+ClientsOption = Annotated[
+    list[str] | None,
+    typer.Option("--client", metavar="ID", help="Whose; may be repeated. [default: all of this device]"),
+]
+AdaptedOption = Annotated[
+    bool,
+    typer.Option(
+        "--adapted", help="What clients adapted to last, where rounds have trained their own values too."
+    ),
+]
+
+
+@device.command(epilog="Example: fedkeep device adapt node.toml --published run.published")
+@needs_flower
+def adapt(
+    config: NodeArgument,
+    published: PublishedOption = None,
+    client: ClientsOption = None,
+    run: RunOption = None,
+) -> None:
+    """Let clients adapt to what the server published, on all of their training examples; nothing leaves.
+
+    A client that took part in no round may adapt too. The result is kept on this device.
+    """
+    from fedkeep.flower.publishing import models_of
+
+    models = models_of(config, published, run)
+    done = models.adapt(client)
+    _tell_unfit(models)
+    names = ", ".join(done[:3]) + (", …" if len(done) > 3 else "")
+    say(f"{len(done)} clients have adapted to round {models.published.round}: {names}.")
+
+
+@device.command(epilog="Example: fedkeep device evaluate node.toml --published run.published")
+@needs_flower
+def evaluate(
+    config: NodeArgument,
+    published: PublishedOption = None,
+    client: ClientsOption = None,
+    run: RunOption = None,
+    split: Annotated[
+        Literal["train", "valid", "test"],
+        typer.Option("--split", help="On which of each client's own examples."),
+    ] = "test",
+    adapted: AdaptedOption = False,
+) -> None:
+    """Measure each client's own model on this device, on all of its own examples; nothing leaves."""
+    from fedkeep.flower.publishing import models_of
+
+    models = models_of(config, published, run)
+    chosen = models.of(client, adapted=adapted)
+    metrics_table(
+        f"Round {models.published.round} of the run {models.published.run}", {split: chosen.evaluate(split)}
+    )
+    if len(chosen.clients) > 1:
+        show_clients(chosen, split)
+    _tell_unfit(models)
+
+
+@device.command(epilog="Example: fedkeep device predict node.toml --data new.csv --out predicted.csv")
+@needs_flower
+def predict(
+    config: NodeArgument,
+    data: RowsOption,
+    published: PublishedOption = None,
+    client: ModelOfOption = None,
+    user: UserOption = None,
+    shared: SharedOption = False,
+    adapted: AdaptedOption = False,
+    run: RunOption = None,
+    out: TableOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the rows of a table by the models of this device's clients, as fedkeep predict does after a simulation.
+
+    Each row is predicted by the model of the client that its column of users names; on a device of one client, or with
+    --client, by that one.
+    """
+    from fedkeep.flower.publishing import models_of
+
+    check_asked(client, user, shared, out)
+    models = models_of(config, published, run)
+    found = models.predict(data, client=client, user=user, shared=shared, adapted=adapted)
+    write_predictions(found, out, as_json)
+
+
+def _tell_unfit(models: Models) -> None:
+    for client, fault in models.unfit.items():
+        complain(f"Client {client!r} is left out: {fault}")
+
+
+@device.command(epilog="Example: fedkeep device export node.toml --published run.published --out models")
+@needs_flower
 def export(
     place: PlaceArgument,
-    client: Annotated[str, typer.Option("--client", metavar="ID", help="Whose values.")],
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="A new safetensors file; FILE.json says what it is.")
+        Path, typer.Option("--out", metavar="DIR", help="A new folder; with --kept a new safetensors file.")
     ],
+    published: PublishedOption = None,
+    client: ClientsOption = None,
     run: RunOption = None,
-    adapted: Annotated[
-        bool, typer.Option("--adapted", help="What the client adapted to last, in place of what rounds left.")
+    adapted: AdaptedOption = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write ONNX files too, each compared with torch's numbers.")
+    ] = False,
+    kept: Annotated[
+        bool,
+        typer.Option(
+            "--kept", help="Write what one client keeps, and nothing that the server has published."
+        ),
     ] = False,
 ) -> None:
-    """Write what a client keeps, as its server accepted it last, to a file that other programs can read.
+    """Write clients' whole models into a folder that fedkeep predict and fedkeep.load_model read, as fedkeep export does.
 
-    With --adapted it is what the client adapted to last: for methods whose rounds train nothing of a client's own, its
-    model.
+    Values that nothing has trained are not written as if they were. With --kept it is what a client keeps, as its
+    server accepted it last, or with --adapted what it adapted to last; FILE.json says what it is.
     """
+    if not kept:
+        if not place.is_file():
+            raise ConfigError(
+                f"A whole model wants the device's configuration, node.toml; got {place}. Or say --kept."
+            )
+        _export_models(place, out, published, client, run, adapted=adapted, onnx=onnx)
+    elif onnx or published is not None or len(client or ()) != 1:
+        raise ConfigError(
+            "--kept writes what one client keeps: name it, --client ID, without --onnx and --published."
+        )
+    else:
+        _export_kept(place, out, (client or [""])[0], run, adapted)
+
+
+def _export_models(
+    config: Path,
+    out: Path,
+    published: Path | None,
+    client: list[str] | None,
+    run: str | None,
+    *,
+    adapted: bool,
+    onnx: bool,
+) -> None:
+    from fedkeep.flower.publishing import models_of
+
+    models = models_of(config, published, run)
+    ids = models.export(out, client, adapted=adapted, onnx=onnx)
+    _tell_unfit(models)
+    say(
+        f"{out}: {len(ids)} model{'s' if len(ids) > 1 else ''} of {models.run.method.name}, after round "
+        f"{models.run.round}. They hold private values: keep the folder safe."
+    )
+    say(f"Load one: fedkeep.load_model({str(out)!r}, {ids[0]!r})")
+
+
+def _export_kept(place: Path, out: Path, client: str, run: str | None, adapted: bool) -> None:
     from safetensors.torch import save
 
     from fedkeep.core.files import layout
@@ -171,7 +329,11 @@ def _kept(file: DeviceFile, client: str) -> tuple[dict[str, Any], Params, str]:
     untrained = file.about.agreed.get("left_to_adapting", ())
     if untrained or not file.about.columns:
         what = f"{untrained[0]!r} of a client" if untrained else "anything of a client's own"
-        mend = "Export that: --adapted." if client in file.adapted() else "Let it adapt first."
+        mend = (
+            "Export that: --adapted."
+            if client in file.adapted()
+            else "Let it adapt first: fedkeep device adapt."
+        )
         raise ConfigError(
             f"No round of the run {file.run} trains {what}: it is {client!r}'s own only after it has adapted. {mend}"
         )
@@ -195,7 +357,7 @@ def _adapted_to(file: DeviceFile, client: str) -> tuple[dict[str, Any], Params, 
     found = file.adapted().get(client)
     if found is None:
         raise ConfigError(
-            f"Client {client!r} has not adapted in the run {file.run}. Its server lets it: --only adapt, only = 'adapt'."
+            f"Client {client!r} has not adapted in the run {file.run}. Let it: fedkeep device adapt."
         )
     about = {"adapted": True, "version": found.version, "round": found.round}
     return about, file.adapted_values(found), f"adapted after round {found.round}"

@@ -41,10 +41,10 @@ def evaluate(
 
 def show_clients(run: Run, split: str) -> None:
     """Print a table with a row for every user."""
-    for judged in run.judge(("own",), split):
+    for judged in run.judge((run.personal,), split):
         metric = judged.task.client_metric
         rows = [
             [client, f"{count:,}", number(value, metric)]
-            for client, (value, count) in judged.per_client("own").items()
+            for client, (value, count) in judged.per_client(run.personal).items()
         ]
         show_table(f"Users, on {split}", ["User", "Examples", metric_name(metric)], rows)

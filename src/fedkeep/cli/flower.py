@@ -113,6 +113,55 @@ def link(
     os.execve(words[0], words, {**os.environ, **environment(place / "bin")})
 
 
+@app.command(
+    "publish", epilog="Example: fedkeep flower publish runs/visits --project visits --key keys/publisher.key"
+)
+@needs_flower
+def publish(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The server's folder of the run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="By default RUN.published, beside the run.")
+    ] = None,
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            "--project",
+            metavar="DIR",
+            help="The signed project of the run; by default project, beside the run.",
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            "--key", help="The key that the project names; by default keys/publisher.key beside the run."
+        ),
+    ] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--client", metavar="ID", help="For whom, where a method sends each client something else."
+        ),
+    ] = None,
+) -> None:
+    """Write one file of what the server has after its last round, by which devices predict, evaluate, adapt and export.
+
+    It holds federated values and nothing of any client, and is signed. Any number of devices may have it.
+    """
+    from fedkeep.flower.publishing import ENDING
+    from fedkeep.flower.publishing import publish as write
+
+    run = run.resolve()
+    out = run.with_name(f"{run.name}{ENDING}") if out is None else out
+    found = write(
+        run,
+        out,
+        project=run.parent / "project" if project is None else project,
+        key=run.parent / "keys" / "publisher.key" if key is None else key,
+        clients=client or (),
+    )
+    say(f"{out}: what the run {found.run} has after round {found.round}. On a device: --published {out.name}")
+
+
 @app.command("roll-back", epilog="Example: fedkeep flower roll-back /var/lib/fedkeep/visits --round 40")
 def roll_back(
     run: Annotated[

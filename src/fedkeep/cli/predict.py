@@ -17,29 +17,35 @@ if TYPE_CHECKING:
     from fedkeep.experiments.predicting import Predicted, Prediction
 
 
+RowsOption = Annotated[
+    Path,
+    typer.Option("--data", metavar="FILE", help="A table of new examples: CSV, TSV, JSON lines or Parquet."),
+]
+ModelOfOption = Annotated[
+    str | None, typer.Option("--client", metavar="ID", help="Whose model predicts every row.")
+]
+UserOption = Annotated[
+    str | None,
+    typer.Option("--user", metavar="COLUMN", help="The column of users; by default as in training."),
+]
+SharedOption = Annotated[
+    bool,
+    typer.Option("--shared", help="Predict rows of users without a model here by the shared part alone."),
+]
+TableOption = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write there, not to standard output.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write a JSON object a row, not CSV.")]
+
+
 def predict(
     models: Annotated[Path, typer.Argument(metavar="MODELS", help="The folder that fedkeep export wrote.")],
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data", metavar="FILE", help="A table of new examples: CSV, TSV, JSON lines or Parquet."
-        ),
-    ],
-    client: Annotated[
-        str | None, typer.Option("--client", metavar="ID", help="Whose model predicts every row.")
-    ] = None,
-    user: Annotated[
-        str | None,
-        typer.Option("--user", metavar="COLUMN", help="The column of users; by default as in training."),
-    ] = None,
-    shared: Annotated[
-        bool,
-        typer.Option("--shared", help="Predict rows of users without a model here by the shared part alone."),
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write there, not to standard output.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write a JSON object a row, not CSV.")] = False,
+    data: RowsOption,
+    client: ModelOfOption = None,
+    user: UserOption = None,
+    shared: SharedOption = False,
+    out: TableOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Predict the rows of a table by exported models: labels with probabilities, or numbers.
 
@@ -49,15 +55,25 @@ def predict(
     Further examples: fedkeep predict models --data new.csv --out predicted.csv, and
     fedkeep predict models --data new.parquet --shared --json
     """
-    from fedkeep.core.files import write_whole
     from fedkeep.experiments.predicting import predict_table
 
+    check_asked(client, user, shared, out)
+    write_predictions(predict_table(models, data, client=client, user=user, shared=shared), out, as_json)
+
+
+def check_asked(client: str | None, user: str | None, shared: bool, out: Path | None) -> None:
+    """Raise ConfigError where options don't go together, or nothing can be written."""
     if client is not None and (shared or user is not None):
         raise ConfigError("--client names the model of every row. Leave out --user and --shared.")
     if out is not None and (out.is_dir() or not out.parent.is_dir()):  # before minutes of work are lost
         fault = f"{out} is a folder" if out.is_dir() else f"there is no folder {out.parent}"
         raise ConfigError(f"--out wants a file in a folder that is there; {fault}.")
-    found = predict_table(models, data, client=client, user=user, shared=shared)
+
+
+def write_predictions(found: Sequence[Predicted], out: Path | None, as_json: bool) -> None:
+    """Write predictions to a file, or to standard output."""
+    from fedkeep.core.files import write_whole
+
     text = "".join(map(_line, found)) if as_json else _csv(found)
     if out is None:
         typer.echo(text, nl=False)

@@ -66,14 +66,20 @@ class Exported:
         model: the module, as its method made it for training, where the run had no configuration; it is copied.
         method: the method that it was trained by; where the module predicts by itself it may be left out.
 
+    Attributes:
+        name, advice: what messages call it, and what they say to do where a client has no model there.
+
     Raises:
         RunError: the folder holds no models, or is damaged.
     """
+
+    advice = "Export their models: fedkeep export RUN --client ID --adapt --out DIR"
 
     def __init__(
         self, folder: Path | str, model: nn.Module | None = None, method: Method | None = None
     ) -> None:
         self.folder, self._given = expanded(folder), (model, method)
+        self.name = str(self.folder)
         if not (self.folder / INFO).exists():
             raise RunError(
                 f"{self.folder} holds no exported models: there is no {INFO} in it. Write it with fedkeep export."
@@ -277,6 +283,7 @@ def export_models(
     *,
     adapt: bool = False,
     onnx: bool = False,
+    config: str | None = None,
 ) -> list[str]:
     """Write clients' personalised models into a new folder.
 
@@ -286,6 +293,7 @@ def export_models(
         clients: their ids; by default of all that took part in federation.
         adapt: fit what is a client's own on all of its examples first, as ``fedkeep personalize`` does.
         onnx: write each client's model as ONNX too, computed by onnxruntime and compared with torch's numbers.
+        config: the configuration that the models follow, as TOML; None: the one that the run's folder keeps.
 
     Returns:
         The clients' ids.
@@ -298,7 +306,7 @@ def export_models(
     """
     out, chosen = expanded(folder), run.members(clients)
     check_module(run.method)
-    config = _config_text(run)
+    config = _config_text(run) if config is None else config
     if adapt:
         run = adapt_clients(run, chosen)
     elif not isinstance(run, AdaptedRun):
@@ -376,6 +384,8 @@ def _write(run: Run, part: Path, chosen: SomeIds, config: str) -> None:
         shared |= {n: values[n] for n in same}
         content = {n: v for n, v in values.items() if n not in same}
         entries[name] = _tensors(part / "clients" / state_name(name), content)
+    if not entries:
+        shared = {n: v for n, v in whole.items() if not (plain and is_state(n))}
     info = {
         "kind": "personalised models",
         "format": FORMAT,

@@ -26,7 +26,7 @@ def run_folder_config(folder: Path) -> tuple[Config, str]:
     if info.get("engine") == "remote":
         raise RunError(
             f"{folder} is a federation's run: examples and private values are on its devices, not here. fedkeep report "
-            f"and fedkeep budget read this folder; on a device fedkeep device export writes what a client keeps. "
+            f"and fedkeep budget read this folder; fedkeep flower publish lets devices predict, evaluate and export. "
             f"For everything in one place, run the same configuration with fedkeep run."
         )
     path = folder / "config.toml"

@@ -59,12 +59,17 @@ class Predicted:
 
 
 def predict_table(
-    folder: Path, file: Path, *, client: str | None = None, user: str | None = None, shared: bool = False
+    folder: Path | Exported,
+    file: Path,
+    *,
+    client: str | None = None,
+    user: str | None = None,
+    shared: bool = False,
 ) -> list[Predicted]:
     """Return predictions for a table's rows, in their order.
 
     Args:
-        folder: what ``fedkeep export`` wrote.
+        folder: what ``fedkeep export`` wrote, or that opened.
         file: a table with the columns that the models read, in a format that ``read_table`` reads.
         client: whose model predicts every row; None: that of the row's user.
         user: the column of users; by default the one that the configuration names.
@@ -77,14 +82,14 @@ def predict_table(
         DataError: the table is malformed, lacks a column, or a value does not fit it.
         MethodError: the shared part cannot predict alone, or there is a task that gives neither classes nor numbers.
     """
-    exported = Exported(folder)
+    exported = folder if isinstance(folder, Exported) else Exported(folder)
     config, clients, encoding = exported.config, list(exported.clients), exported.encoding
     tasks = tasks_in(encoding.meta)
     for task in tasks:
         if task.kind.says is None:
             raise MethodError(
                 f"fedkeep predict gives classes and numbers; these models were trained for {task.kind.name!r}. Call "
-                f"fedkeep.load_model({str(folder)!r}, ID) in Python."
+                f"fedkeep.load_model({str(exported.folder)!r}, ID) in Python."
             )
     takes = _takes(exported.shared() if shared else exported.model(clients[0] if client is None else client))
     wanted = _columns(encoding, config, takes, {task.label for task in tasks})
@@ -160,7 +165,7 @@ def _check_known(table: Table, owners: Sequence[str | None], exported: Exported)
         owner, row = min(unknown.items(), key=lambda pair: pair[1])
         plural = "s" if len(unknown) > 2 else ""
         more = f", nor of {len(unknown) - 1} other user{plural} of the table" if len(unknown) > 1 else ""
-        advice = "Export their models: fedkeep export RUN --client ID --adapt --out DIR"
+        advice = exported.advice
         try:
             exported.shared()
         except (ConfigError, MethodError):
@@ -168,7 +173,7 @@ def _check_known(table: Table, owners: Sequence[str | None], exported: Exported)
         else:
             advice += "; or say --shared to predict such rows by the shared part alone"
         raise RunError(
-            f"{table.where(row)}: {exported.folder} holds no model of {owner!r}{more}."
+            f"{table.where(row)}: {exported.name} holds no model of {owner!r}{more}."
             f"{did_you_mean(str(owner), known)} {advice}."
         )
 

@@ -27,6 +27,8 @@ from fedkeep.store import PrivateStore
 from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Examples, Model
 
+ALL = ""
+"""Stands for every client, where a server sends all the same."""
 Metric = Callable[[np.ndarray, np.ndarray], float]
 """A metric of all examples: outputs, (examples, …), and labels, (examples,), to a number."""
 
@@ -80,6 +82,7 @@ class Run:
         examples: each test example's result at the round that was best on ``valid``; None where there is none.
         last: what the server had after the last round; ``server``, ``state`` and ``round`` go before its own.
         metrics: what ``simulate`` was told to measure beside the usual.
+        published: of a run whose server is elsewhere, what that sends by client's id, or ``ALL`` alike; None: it is here.
     """
 
     net: Net
@@ -100,6 +103,7 @@ class Run:
     examples: Examples | None = None
     last: Global = field(default_factory=lambda: Global(params={}))
     metrics: tuple[str, ...] = ()
+    published: Mapping[str, Sent] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -223,7 +227,9 @@ class Run:
         Raises:
             DataError: there is no such client.
         """
-        return orders_of(self.method, self.whole, self.members(clients))
+        if self.published is None:
+            return orders_of(self.method, self.whole, self.members(clients))
+        return (Order(round=self.round, client=c, sent=self.sent(c)) for c in self.members(clients))
 
     def parameters(self, client: str | int) -> Params:
         """Return a client's whole model on the run's device, given the client's id: all parameters by name."""
@@ -243,8 +249,22 @@ class Run:
         return as_module(self.net.module, self.method, to(values, self.device))
 
     def sent(self, client: str | int) -> Sent:
-        """Return what the server would send a client now, given the client's id."""
-        return self.method.server.sent(self.whole, str(self.data.ids[self.data.index(client)]))
+        """Return what the server would send a client now, given the client's id.
+
+        Raises:
+            DataError: there is no such client.
+            ConfigError: the server is elsewhere, and has published nothing for this client.
+        """
+        name = str(self.data.ids[self.data.index(client)])
+        if self.published is None:
+            return self.method.server.sent(self.whole, name)
+        found = self.published.get(name, self.published.get(ALL))
+        if found is None:
+            raise ConfigError(
+                f"What was published is for {', '.join(map(repr, self.published))}, and not for {name!r}. Ask the server's "
+                f"owner for it: fedkeep flower publish RUN --client {name}."
+            )
+        return found
 
     def own(self, client: str | int) -> Params:
         """Return what is a client's own, by name, its state as ``client/NAME``; of one never trained the default."""

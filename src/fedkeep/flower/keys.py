@@ -1,8 +1,8 @@
 """Keys and certificates of a deployment: who the link is, which nodes may join, and whose projects devices answer.
 
 A folder of keys holds ``ca.pem`` and ``ca.key`` (our own authority), ``link.pem`` and ``link.key`` (the link's
-certificate), ``NAME.key`` and ``NAME.pub`` of each node (P-384, as Flower wants them), and ``signer.key`` and
-``signer.pub`` (Ed25519, for projects). Files that end in ``.key`` are private: 0600, and only on the machine that uses
+certificate), ``NAME.key`` and ``NAME.pub`` of each node (P-384, as Flower wants them), ``signer.key`` and ``signer.pub``
+(Ed25519, for projects), and ``publisher.key`` and ``publisher.pub`` (Ed25519, for what a run publishes). Files that end in ``.key`` are private: 0600, and only on the machine that uses
 them. So of a pair the public part alone may be here.
 """
 
@@ -35,6 +35,7 @@ DAYS = 365
 LOOPBACK = ("localhost", "127.0.0.1")
 """Stand in every link's certificate: the process that starts server apps reaches the link so, whatever its name is."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+RESERVED = ("ca", "link", "signer", "publisher")
 HOST = re.compile(r"[A-Za-z0-9_*][A-Za-z0-9._*-]*")
 _PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
@@ -56,9 +57,9 @@ def make_keys(folder: Path, *, hosts: Sequence[str], nodes: Sequence[str], days:
             that is needed was taken away, or one is no key.
     """
     for name in nodes:
-        if not NAME.fullmatch(name) or name in ("ca", "link", "signer"):
+        if not NAME.fullmatch(name) or name in RESERVED:
             raise ConfigError(
-                f"A node's name is letters, digits, '.', '_' and '-', and not ca, link or signer; got {name[:80]!r}."
+                f"A node's name is letters, digits, '.', '_' and '-', and not {', '.join(RESERVED)}; got {name[:80]!r}."
             )
     names = [_host(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
     _check_there(folder, hosts)
@@ -69,7 +70,8 @@ def make_keys(folder: Path, *, hosts: Sequence[str], nodes: Sequence[str], days:
         _write_link(folder, names, days)
     for name in nodes:
         _write_pair(folder, name, lambda: ec.generate_private_key(ec.SECP384R1()))
-    _write_pair(folder, "signer", ed25519.Ed25519PrivateKey.generate)
+    for name in ("signer", "publisher"):
+        _write_pair(folder, name, ed25519.Ed25519PrivateKey.generate)
 
 
 def _check_there(folder: Path, hosts: Sequence[str]) -> None:

@@ -12,8 +12,9 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
@@ -25,26 +26,80 @@ from fedkeep.core.errors import ConfigError, RunError, first_line
 from fedkeep.core.files import write_whole
 
 SIGNATURE = "fedkeep-signature.json"
+PUBLISHER = "publisher.json"
+"""Names the key that signs what a run of the project publishes."""
 LARGEST = 16 << 20  # bytes of all files of a bundle; Flower's own limit for the packed bundle is 10 MiB
 
 
 def sign_project(project: Path, key: Path) -> None:
-    """Write the signature of a Flower project beside its files.
+    """Write the signature of a Flower project beside its files; ``publisher.json`` names who publishes its runs.
+
+    That is the public key ``publisher.pub`` beside ``key``, where there is one.
 
     Raises:
         ConfigError: there is no such key, or the project is none that Flower can bundle, or holds a server's run.
     """
+    signer, publisher = private_key(key), key.with_name("publisher.pub")
+    if publisher.exists():
+        public_key(publisher)
+        content = {"ed25519": publisher.read_text(encoding="utf-8").strip()}
+        write_whole(project / PUBLISHER, json.dumps(content).encode() + b"\n")
+    bundle = _bundle(project)
+    _check_no_run(project, bundle)
+    signature = base64.b64encode(signer.sign(_statement(_hashes(_files(bundle))))).decode()
+    write_whole(project / SIGNATURE, json.dumps({"ed25519": signature}).encode() + b"\n")
+
+
+def _bundle(project: Path) -> bytes:
     with _home(project):
         from flwr.cli.build import build_fab_from_disk
-
-    signer = _private_key(key)
     try:
-        bundle = build_fab_from_disk(project)
+        made: bytes = build_fab_from_disk(project)
     except (ValueError, OSError) as error:
         raise ConfigError(f"{project} cannot be bundled by Flower: {first_line(error)}") from error
-    _check_no_run(project, bundle)
-    signature = base64.b64encode(signer.sign(_statement(_files(bundle)))).decode()
-    write_whole(project / SIGNATURE, json.dumps({"ed25519": signature}).encode() + b"\n")
+    return made
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A project as its signature names it, without most of what is in it.
+
+    Attributes:
+        hashes: SHA-256 of each file, by name.
+        contents: the texts of its configurations, and of ``publisher.json``.
+        signature: of the hashes, in base64.
+    """
+
+    hashes: Mapping[str, str]
+    contents: Mapping[str, str]
+    signature: str
+
+    @classmethod
+    def of(cls, project: Path) -> Signed:
+        """Return a signed project's.
+
+        Raises:
+            ConfigError: it is none that Flower can bundle, or nobody has signed it.
+        """
+        bundle = _bundle(project)
+        files, signature = _files(bundle), _signature(bundle)
+        if signature is None:
+            raise ConfigError(f"{project} is not signed: fedkeep flower sign {project} --key KEY.")
+        wanted = {n: c.decode() for n, c in files.items() if n.endswith(".toml") or n == PUBLISHER}
+        return cls(_hashes(files), wanted, base64.b64encode(signature).decode())
+
+    def check(self, trusted: Iterable[Path]) -> dict[str, bytes]:
+        """Return its contents by name.
+
+        Raises:
+            RunError: no key that is trusted has signed it, or a content is not the one that was signed.
+            ConfigError: one of the keys is none.
+        """
+        contents = {name: text.encode() for name, text in self.contents.items()}
+        if any(self.hashes.get(name) != one for name, one in _hashes(contents).items()):
+            raise RunError("The project's files are not those that were signed.")
+        _verify([public_key(path) for path in trusted], self.hashes, base64.b64decode(self.signature))
+        return contents
 
 
 @contextmanager
@@ -99,16 +154,25 @@ def check_signed(bundle: bytes, trusted: Iterable[Path]) -> dict[str, bytes]:
             "This device refuses a project that nobody has signed. Sign it with fedkeep flower sign DIR --key KEY, by "
             "a key that the device trusts."
         )
-    for key in keys:
-        try:
-            key.verify(signature, _statement(files))
-        except InvalidSignature:
-            continue
-        return files
-    raise RunError(
-        "This device refuses the project: no key that it trusts has signed these files. Sign it with fedkeep flower "
-        "sign DIR --key KEY after the last change."
-    )
+    _verify(keys, _hashes(files), signature)
+    return files
+
+
+def _verify(keys: Sequence[Ed25519PublicKey], hashes: Mapping[str, str], signature: bytes) -> None:
+    if not any(is_signed(key, _statement(hashes), signature) for key in keys):
+        raise RunError(
+            "This device refuses the project: no key that it trusts has signed these files. Sign it with fedkeep flower "
+            "sign DIR --key KEY after the last change."
+        )
+
+
+def is_signed(key: Ed25519PublicKey, statement: bytes, signature: bytes) -> bool:
+    """Tell whether a key has signed a statement."""
+    try:
+        key.verify(signature, statement)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _files(bundle: bytes) -> dict[str, bytes]:
@@ -122,9 +186,12 @@ def _files(bundle: bytes) -> dict[str, bytes]:
         return {name: files.read(name) for name in names}
 
 
-def _statement(files: Mapping[str, bytes]) -> bytes:
-    hashed = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    return b"fedkeep project\n" + json.dumps(hashed, sort_keys=True).encode()
+def _hashes(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+def _statement(hashes: Mapping[str, str]) -> bytes:
+    return b"fedkeep project\n" + json.dumps(dict(hashes), sort_keys=True).encode()
 
 
 def _signature(bundle: bytes) -> bytes | None:
@@ -134,7 +201,12 @@ def _signature(bundle: bytes) -> bytes | None:
         return base64.b64decode(json.loads(files.read(SIGNATURE))["ed25519"], validate=True)
 
 
-def _private_key(path: Path) -> Ed25519PrivateKey:
+def private_key(path: Path) -> Ed25519PrivateKey:
+    """Return a key that signs.
+
+    Raises:
+        ConfigError: there is none, or it is no Ed25519 key.
+    """
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
     except OSError as error:
@@ -142,7 +214,9 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path} is no private key in OpenSSH's form without a password.") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path} is no Ed25519 key; projects are signed by signer.key.")
+        raise ConfigError(
+            f"{path} is no Ed25519 key; projects are signed by signer.key, publications by publisher.key."
+        )
     return key
 
 

@@ -165,6 +165,16 @@ class SuperNode:
         check_clock(answer.headers.get("date", ""), time.time())
 
 
+def trusted_by(config: Path) -> list[Path]:
+    """Return the public keys that a device's configuration trusts.
+
+    Raises:
+        ConfigError: its table ``[link]`` is missing or wrong.
+    """
+    node = SuperNode.read(config, config.parent)
+    return [node._beside(path) for path in node.link.trusted]
+
+
 def check_clock(told: str, now: float) -> None:
     """Raise ConfigError if the link's time, as HTTP writes it, is so far from ours that it would refuse our name."""
     try:

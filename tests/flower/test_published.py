@@ -1,0 +1,367 @@
+"""A device's clients and what their server has published: the simulation's models to the bit, at each hospital."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from fedkeep import export_models, load_model
+from fedkeep.cli import app
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.experiments.build import run_config
+from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.load import load_run
+from fedkeep.experiments.predicting import predict_table
+from fedkeep.flower import node_context
+from fedkeep.flower.client_app import serve
+from fedkeep.flower.grid import GridTransport
+from fedkeep.flower.keys import make_keys
+from fedkeep.flower.project import new_project
+from fedkeep.flower.publishing import publish
+from fedkeep.flower.served import federation_of
+from fedkeep.flower.signed import sign_project
+from fedkeep.remote.device_file import DeviceFile
+from fedkeep.remote.server import serve_run
+from tests.flower.loopback import Loopback, context
+from tests.tiny import same_bits
+
+SITES = ("north", "south", "west")
+CONFIG = """
+name = "visits"
+[preparation]
+standardise = true
+[model]
+{model}
+[method]
+{method}
+batch_size = 8
+[run]
+rounds = {rounds}
+cohort = 3
+accelerate = false
+[rounds]
+clients = 3
+"""
+LINEAR = 'kind = "linear"'
+TWO_LAYERS = 'kind = "tests.flower.test_published:TwoLayers"'
+MIXTURE = """kind = "mixture_of_experts"
+global_expert = { kind = "linear" }
+local_expert = { kind = "linear" }
+gate = { kind = "confidence_gate" }"""
+
+
+class TwoLayers(nn.Module):
+    """A stranger's module, with a head that methods name."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(features, 5), nn.Linear(5, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        out: Tensor = self.head(torch.relu(self.body(x)))
+        return out
+
+
+def rows(site: int, start: int = 0, count: int = 30) -> list[tuple[float, float, str]]:
+    draws = np.random.default_rng(site + 10 * start)
+    found = []
+    for age, dose in draws.normal((50, 2), (9, 1), (count, 2)).round(2).tolist():
+        ill = age + (site - 1) * 9 * dose + draws.normal(0, 3) > 50
+        found.append((age, dose, "ill" if ill else "well"))
+    return found
+
+
+class Hospitals:
+    """Three hospitals and an owner: keys, signed project, node.toml and a table each; the link is in this process."""
+
+    def __init__(self, folder: Path, method: str, model: str = LINEAR, rounds: int = 3) -> None:
+        self.folder, self.run, self.made, self.rounds = folder, folder / "run", 0, rounds
+        self.text = CONFIG.format(method=method, model=model, rounds=rounds)
+        make_keys(folder / "keys", hosts=[], nodes=[])
+        new_project(folder / "project", self.text, "visits", out=self.run)
+        sign_project(folder / "project", folder / "keys" / "signer.key")
+        everyone = ["user,age,dose,label"]
+        for number, name in enumerate(SITES):
+            everyone += self.site(name, number)
+        (folder / "all.csv").write_text("\n".join(everyone))
+
+    def site(self, name: str, number: int) -> list[str]:
+        home = self.folder / name
+        home.mkdir()
+        lines = [f"{name},{age},{dose},{label}" for age, dose, label in rows(number)]
+        (home / "mine.csv").write_text("\n".join(["user,age,dose,label", *lines]))
+        new = [f"{name},{age},{dose}" for age, dose, _ in rows(number, 1)]
+        (home / "new.csv").write_text("\n".join(["user,age,dose", *new]))
+        (home / "node.toml").write_text(f"""
+[data]
+reader = "table"
+path = "mine.csv"
+features = ["age", "dose"]
+[device]
+owner = "{name}"
+folder = "states"
+[link]
+address = "localhost:1"
+certificate = "ca.pem"
+key = "{name}.key"
+trusted = ["../keys/signer.pub"]
+""")
+        return lines
+
+    def train(self, sites: tuple[str, ...] = SITES, only: Any = "") -> None:
+        node_context._configured.cache_clear()
+        contexts = [
+            context(7 + k, **{node_context.NODE_CONFIG: str(self.folder / name / "node.toml")})
+            for k, name in enumerate(sites)
+        ]
+        made = replace(federation_of(self.text), clients=len(sites))
+        grid = GridTransport(Loopback(serve, contexts))
+        serve_run(made, grid, self.run, progress=False, poll=0.01, only=only)
+
+    def go_on(self, rounds: int) -> None:
+        self.text = self.text.replace(f"rounds = {self.rounds}\n", f"rounds = {rounds}\n")
+        self.train()
+
+    def publish(self, *clients: str) -> Path:
+        self.made += 1
+        out = self.folder / f"{self.made}.published"
+        publish(
+            self.run,
+            out,
+            project=self.folder / "project",
+            key=self.folder / "keys" / "publisher.key",
+            clients=clients,
+        )
+        return out
+
+    def simulated(self) -> Any:
+        data = f'data = {{ reader = "table", path = "{self.folder}/all.csv", features = ["age", "dose"] }}\n'
+        text = data + self.text.replace("[rounds]\nclients = 3\n", "")
+        return run_config(
+            parse_config(text, "", {"run.engine": "sequential"}), out=self.folder / "simulation"
+        )
+
+
+def device(folder: Path, verb: str, *words: object) -> Any:
+    given = ["device", verb, str(folder / "node.toml"), *map(str, words)]
+    return CliRunner().invoke(app, given, prog_name="fedkeep")
+
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "adapts"),
+    [
+        ('kind = "furl"', LINEAR, False),
+        ('kind = "mixture"\nlocal_epochs = 2\nmixture_epochs = 2', MIXTURE, True),
+        slow('kind = "fine_tuned"', LINEAR, True),
+        slow('kind = "fedbabu"\nhead = "head"', TWO_LAYERS, True),
+        slow('kind = "apfl"', LINEAR, False),
+        slow('kind = "fedpac"\nhead = "head"', TWO_LAYERS, False),
+    ],
+    ids=["furl", "mixture", "fine_tuned", "fedbabu", "apfl", "fedpac"],
+)
+@pytest.mark.filterwarnings("ignore:Clients of 'fedpac'")
+def test_at_each_hospital_the_models_are_those_of_the_simulation_to_the_bit(
+    method: str, model: str, adapts: bool, tmp_path: Path
+) -> None:
+    hospitals = Hospitals(tmp_path, method, model)
+    hospitals.train()
+    run = hospitals.simulated()
+    export_models(run, tmp_path / "models", adapt=adapts)
+    for name in SITES:
+        home, apart = tmp_path / name, run.method.server.send is not None
+        published = hospitals.publish(*[name] * apart)
+        if adapts:
+            early = device(home, "export", "--out", home / "early", "--published", published)
+            assert early.exit_code == 2, early.output
+            assert "fedkeep device adapt" in early.stderr
+            assert not (home / "early").exists()
+            done = device(home, "adapt")
+            assert done.exit_code == 0, done.output
+        said = device(
+            home,
+            "predict",
+            "--data",
+            home / "new.csv",
+            "--out",
+            home / "predicted.csv",
+            "--published",
+            published,
+        )
+        assert said.exit_code == 0, said.output
+        exported = device(home, "export", "--out", home / "models")
+        assert exported.exit_code == 0, exported.output
+        wanted = predict_table(tmp_path / "models", home / "new.csv")
+        assert predict_table(home / "models", home / "new.csv") == wanted
+        assert [line.split(",")[:2] for line in (home / "predicted.csv").read_text().splitlines()[1:]] == [
+            [one.client, one.tasks[0].value] for one in wanted
+        ]
+        own, other = (
+            load_model(folder, name).state_dict() for folder in (home / "models", tmp_path / "models")
+        )
+        assert [n for n in other if not torch.equal(own[n], other[n])] == []
+        found = device(home, "evaluate")
+        assert found.exit_code == 0, found.output
+
+
+def adapted(home: Path) -> tuple[Any, Any]:
+    """Return what a hospital's client has adapted to, and the row that says from what."""
+    (path,) = (home / "states").glob("*.db")
+    file = DeviceFile(path, home.name)
+    row = file.adapted()[home.name]
+    values = file.adapted_values(row)
+    file.close()
+    return values, row
+
+
+def test_offline_a_device_adapts_to_the_bits_of_the_servers_order_and_may_do_both(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, 'kind = "fine_tuned"')
+    hospitals.train()
+    published, home = hospitals.publish(), tmp_path / "north"
+    assert device(home, "adapt", "--published", published).exit_code == 0
+    alone, _ = adapted(home)
+    hospitals.train(only="adapt")
+    ordered, row = adapted(home)
+    assert row.attempt > 0
+    assert same_bits(alone, ordered)
+    assert device(home, "adapt").exit_code == 0
+    assert adapted(home)[1] == row
+
+
+def test_a_hospital_that_joins_after_training_adapts_and_predicts(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, 'kind = "furl"')
+    run = hospitals.simulated()
+    hospitals.train()
+    published, home = hospitals.publish(), tmp_path / "east"
+    hospitals.site("east", 1)
+    refused = device(home, "predict", "--data", home / "new.csv", "--published", published)
+    assert refused.exit_code == 2
+    assert "no round has trained it" in refused.stderr
+    shared = device(home, "predict", "--data", home / "new.csv", "--published", published, "--shared")
+    assert shared.exit_code == 0, shared.output
+    assert device(home, "adapt", "--published", published).exit_code == 0
+    said = device(home, "predict", "--data", home / "new.csv", "--out", home / "predicted.csv")
+    assert said.exit_code == 0, said.output
+    export_models(run, tmp_path / "models")
+    shared_values = load_model(tmp_path / "models", "north").state_dict()
+    device(home, "export", "--out", home / "models")
+    own = load_model(home / "models", "east").state_dict()
+    assert [n for n in own if not torch.equal(own[n], shared_values[n])] == ["user"]
+    assert own["user"].any()
+    folder = home / "models" / "clients"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Hospitals:
+    """Three hospitals after four rounds, with what was published after the second and the fourth."""
+    made = Hospitals(tmp_path_factory.mktemp("trained"), 'kind = "furl"', rounds=2)
+    made.train()
+    made.publish()
+    made.go_on(4)
+    made.publish()
+    return made
+
+
+def refusal(home: Path, published: Path) -> str:
+    found = device(home, "evaluate", "--published", published)
+    assert found.exit_code == 2, found.output
+    return " ".join(found.stderr.split())
+
+
+def test_an_older_version_is_refused_before_and_after_a_newer_one_was_used(trained: Hospitals) -> None:
+    home = trained.folder / "north"
+    assert "of round 2" in refusal(home, trained.folder / "1.published")
+    assert device(home, "evaluate", "--published", trained.folder / "2.published").exit_code == 0
+    assert "older" in refusal(home, trained.folder / "1.published")
+    assert device(home, "evaluate").exit_code == 0
+
+
+def changed(path: Path, out: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
+    """Write what was published with header or values changed, and the signature as it was."""
+    with safe_open(str(path), framework="pt") as file:
+        about = file.metadata()
+    header, tensors = json.loads(about["published"]), load_file(path)
+    change(header, tensors)
+    save_file(tensors, out, metadata={**about, "published": json.dumps(header)})
+    return out
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("round", "has not signed it"),
+        ("run", "has not signed it"),
+        ("value", "has not signed it"),
+        ("project", "not those that were signed"),
+        ("stranger", "no key that it trusts has signed"),
+        ("garbage", "nothing that a run published"),
+        ("missing", "There is no file"),
+    ],
+)
+def test_what_was_changed_or_is_a_strangers_is_refused(
+    what: str, said: str, trained: Hospitals, tmp_path: Path
+) -> None:
+    true, out = trained.folder / "2.published", tmp_path / "x.published"
+    if what == "garbage":
+        out.write_bytes(true.read_bytes()[:300])
+    elif what == "stranger":
+        make_keys(tmp_path / "keys", hosts=[], nodes=[])
+        new_project(tmp_path / "project", trained.text, "visits", out=tmp_path / "run")
+        sign_project(tmp_path / "project", tmp_path / "keys" / "signer.key")
+        publish(trained.run, out, project=tmp_path / "project", key=tmp_path / "keys" / "publisher.key")
+    elif what != "missing":
+
+        def change(header: dict[str, Any], tensors: dict[str, Any]) -> None:
+            if what == "value":
+                tensors[next(iter(tensors))] += 1
+            elif what == "project":
+                header["project"]["contents"]["config.toml"] += "\n"
+            else:
+                header[what] = {"round": 9, "run": "another"}[what]
+
+        changed(true, out, change)
+    assert said in refusal(trained.folder / "south", out)
+
+
+def test_the_owner_is_told_what_cannot_be_published(trained: Hospitals, tmp_path: Path) -> None:
+    project, key = trained.folder / "project", trained.folder / "keys" / "publisher.key"
+    with pytest.raises(ConfigError, match="names another key"):
+        publish(trained.run, tmp_path / "x", project=project, key=key.with_name("signer.key"))
+    with pytest.raises(ConfigError, match="sends all clients the same"):
+        publish(trained.run, tmp_path / "x", project=project, key=key, clients=["north"])
+    with pytest.raises(RunError, match="is a federation's run:"):
+        load_run(trained.run)
+    with pytest.raises(RunError, match="holds no run"):
+        publish(tmp_path, tmp_path / "x", project=project, key=key)
+    new_project(tmp_path / "other", trained.text.replace("furl", "fedavg"), "visits", out=tmp_path / "run")
+    sign_project(tmp_path / "other", key.with_name("signer.key"))
+    with pytest.raises(RunError, match="not in the signed project"):
+        publish(trained.run, tmp_path / "x", project=tmp_path / "other", key=key)
+    assert not (tmp_path / "x").exists()
+
+
+def test_by_the_command_the_owner_publishes_beside_the_run(trained: Hospitals) -> None:
+    found = CliRunner().invoke(app, ["flower", "publish", str(trained.run)], prog_name="fedkeep")
+    assert found.exit_code == 0, found.output
+    assert (
+        device(trained.folder / "west", "evaluate", "--published", trained.folder / "run.published").exit_code
+        == 0
+    )
