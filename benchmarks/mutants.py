@@ -7,7 +7,8 @@ A mutant is a copy of CHECKOUT's library with one place changed: a comparison, a
 condition turned round, a statement left out. None is in a string or a docstring. Each runs against tests of its room and the
 conformance table of the methods, which stop at the first failure: of the tests that run the changed line, the ``SMALLEST``
 that run the fewest lines, and ``OTHERS`` drawn from the rest; of a line that no test runs in its own process (module level, a
-worker's), all. It is killed if a test fails, or takes longer than ``LIMIT``. FILE holds a line a mutant; a second call goes on
+worker's), ``SMALLEST`` + ``OTHERS`` drawn from all. It is killed if a test fails that passes without the change, or takes
+longer than ``LIMIT``. FILE holds a line a mutant; a second call goes on
 where the first stopped. At the end the share of those killed is printed, with its 95 % interval (Wilson), and who survived.
 """
 
@@ -18,6 +19,7 @@ import ast
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -191,10 +193,32 @@ class Tests:
         here = [test for test in found if test.startswith(tuple(wanted))]
         ordered = sorted(here, key=lambda test: (self.sizes[test], test))
         if not ordered:
-            return wanted
+            rest = sorted(test for test in self.sizes if test.startswith(tuple(wanted)))
+            order = np.random.default_rng([self.seed, line]).permutation(len(rest))[: SMALLEST + OTHERS]
+            return [rest[i] for i in order]
         rest = ordered[SMALLEST:]
         order = np.random.default_rng([self.seed, line]).permutation(len(rest))[:OTHERS]
         return ordered[:SMALLEST] + [rest[i] for i in order]
+
+
+def run(copy: Path, tests: Sequence[str]) -> tuple[str | None, str]:
+    """Run tests in a copy until one fails; return which failed, None if all passed, and pytest's last line."""
+    listed = copy / "listed.txt"
+    listed.write_text("\n".join(tests), encoding="utf-8")
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-rfE", f"@{listed}"]
+    try:
+        done = subprocess.run(
+            words, cwd=copy, env=environment(copy), capture_output=True, text=True, timeout=LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return "", "timeout"
+    last = done.stdout.strip().rsplit("\n", 1)[-1]
+    if done.returncode == 0:
+        return None, last
+    if done.returncode == 5:  # no test ran
+        raise RuntimeError(f"{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return (found[1] if found else ""), last
 
 
 def tried(tests: Tests, checkout: Path, file: str, number: int) -> dict[str, Any]:
@@ -209,28 +233,24 @@ def tried(tests: Tests, checkout: Path, file: str, number: int) -> dict[str, Any
         copy = Path(folder) / "copy"
         left_out = shutil.ignore_patterns(".git", ".venv", "results", "__pycache__", "docs", "site", MAP)
         shutil.copytree(checkout, copy, ignore=left_out)
-        (copy / file).write_text(ast.unparse(ast.fix_missing_locations(tree)) + "\n", encoding="utf-8")
-        listed = Path(folder) / "tests"
-        listed.write_text("\n".join(chosen), encoding="utf-8")
-        words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"@{listed}"]
-        try:
-            done = subprocess.run(
-                words, cwd=copy, env=environment(copy), capture_output=True, text=True, timeout=LIMIT
-            )
-            if done.returncode == 5:  # no test ran
-                raise RuntimeError(f"{file}:{line}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-            killed, why = done.returncode != 0, done.stdout.strip().rsplit("\n", 1)[-1]
-        except subprocess.TimeoutExpired:
-            killed, why = True, "timeout"
-    changed_line = text.splitlines()[line - 1].strip()
+        while True:
+            (copy / file).write_text(ast.unparse(ast.fix_missing_locations(tree)) + "\n", encoding="utf-8")
+            by, why = run(copy, chosen)
+            if by not in chosen:
+                break
+            (copy / file).write_text(text, encoding="utf-8")
+            if run(copy, [by])[0] is None:
+                break
+            chosen = [test for test in chosen if test != by]  # fails in a copy whatever is changed
     return {
         "file": file,
         "place": number,
         "line": line,
         "kind": kind,
-        "text": changed_line,
+        "text": text.splitlines()[line - 1].strip(),
         "tests": len(chosen),
-        "killed": killed,
+        "killed": by is not None,
+        "by": by,
         "why": why,
     }
 
