@@ -31,7 +31,7 @@ def test_a_nodes_two_keys_belong_together_and_private_ones_are_private(tmp_path)
         assert isinstance(private.curve, ec.SECP384R1)
         assert private.public_key() == load_ssh_public_key((tmp_path / f"{name}.pub").read_bytes())
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("*.key")} == {0o600}
-    assert len(list(tmp_path.glob("*.key"))) == 5
+    assert len(list(tmp_path.glob("*.key"))) == 6
 
 
 def test_keys_that_are_there_are_kept_when_a_node_is_added(tmp_path):
