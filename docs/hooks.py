@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from mkdocs.structure.files import File
 
@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 LINK = re.compile(r"(\]\()((?:\.\./)*)([^)#:\s]+)((?:#[^)]*)?\))")
 ROOM = re.compile(r"^::: (fedkeep[\w.]*)$", re.MULTILINE)
+MADE_BY = {"adapters": "fedkeep reproduce channel-adapters"}
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 ALWAYS = ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
 
@@ -32,6 +33,120 @@ def notebook_page(path: Path) -> str:
         printed = "".join(line for output in cell["outputs"] for line in output["text"])
         parts += [f"```text\n{printed.rstrip()}\n```"] if printed else []
     return "\n\n".join(parts) + f"\n\n[This page as a notebook]({path.name})\n"
+
+
+def results_list() -> str:
+    """Return a list of the tables in results/, each with its title and the command that makes it."""
+    rows = ["| table | made by |", "|---|---|"]
+    for path in sorted(ROOT.glob("results/*.md")):
+        text = path.read_text(encoding="utf-8")
+        name, cut, _ = path.stem.partition("-medium")
+        made = re.search(r"`(python -m benchmarks\.\w+)", text)
+        scale = "medium" if cut else "full"
+        command = made[1] if made else MADE_BY.get(name, f"fedkeep reproduce {name}") + f" --scale {scale}"
+        command = "python -m benchmarks.own_models" if name.startswith("own-models") else command
+        title = re.search(r"^# (.*)$", text, re.MULTILINE)  # a table alone has none
+        rows.append(f"| [{title[1] if title else name}](../results/{path.name}) | `{command}` |")
+    return "\n".join(rows)
+
+
+def meanings(owner: Any) -> dict[str, str]:
+    """Return what the docstrings of a class and of its bases say of each attribute, in one line."""
+    base = meanings(owner.__base__) if getattr(owner, "__base__", object) is not object else {}
+    text = inspect.cleandoc(owner.__doc__ or "")
+    part = re.search(r"^Attributes:\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", part[1] if part else "", re.MULTILINE | re.DOTALL)
+    return base | {name: " ".join(what.split()) for name, what in found}
+
+
+def shown(hint: Any) -> str:
+    """Return a type as one reads it."""
+    text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+    return re.sub(r"\b(?:[a-z_]\w*\.)+", "", text).replace("NoneType", "None")
+
+
+def keys_of(owner: Any) -> list[tuple[str, str, str, str]]:
+    """Return the keys of a table: name, type, default, and what its class says of it."""
+    said, rows = meanings(owner), []
+    hints = get_type_hints(owner)
+    for name, key in inspect.signature(owner).parameters.items():
+        if key.kind is key.VAR_KEYWORD:
+            continue
+        hint, default = hints.get(name), key.default
+        kind = shown(hint)
+        plain = default is None or isinstance(default, bool | int | float | str | tuple)
+        rows.append((name, kind, "" if default is key.empty else repr(default) if plain else "…", said.get(name, "")))
+    return rows
+
+
+def configuration_keys() -> str:
+    """Return every table of a configuration with its keys, from the classes that check them."""
+    from fedkeep.experiments import config
+    from fedkeep.experiments.build import LOCAL, SERVER
+    from fedkeep.experiments.run_settings import RunSettings
+    from fedkeep.remote.node_config import OwnDevice
+    from fedkeep.remote.policy import RoundPolicy
+
+    hints = get_type_hints(config.Config) | {"run": RunSettings, "rounds": RoundPolicy, "device": OwnDevice}
+    hints |= {f"method.{name}": hint for name, hint in get_type_hints(config.MethodConfig).items()}
+    hints |= {"data.partition": config.PartitionConfig}
+    tables: dict[str, Any] = {"": config.Config}
+    for name, hint in hints.items():
+        owners = [each for each in (hint, *get_args(hint)) if getattr(each, "__module__", "").startswith("fedkeep")]
+        tables |= {name: each for each in owners if inspect.isclass(each)}
+    parts = []
+    for name, owner in sorted(tables.items()):
+        text = inspect.cleandoc(owner.__doc__ or "").split("\n\nAttributes:")[0].split("\n\nRaises:")[0]
+        parts.append(f"### {f'[{name}]' if name else 'The file'}\n\n{text}\n")
+        rows = [row for row in keys_of(owner) if name or row[0] not in tables]
+        if name == "method":
+            phase = {**dict.fromkeys(LOCAL, "of local training"), **dict.fromkeys(SERVER, "of the mean of uploads")}
+            rows += [(key, shown({**LOCAL, **SERVER}[key]), "the method's", what) for key, what in phase.items()]
+        parts.append("| key | type | default | meaning |\n|---|---|---|---|")
+        parts += ["| " + " | ".join([f"`{k}`", *(cell(c) for c in rest)]) + " |" for k, *rest in rows]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def cell(text: str) -> str:
+    """Return a text as a cell of a table."""
+    return text.replace("|", "\\|")
+
+
+def command_options() -> str:
+    """Return every command with its arguments and options, from the command line itself."""
+    from typer.main import get_command
+
+    from fedkeep.cli import app
+
+    parts: list[str] = []
+
+    def describe(command: Any, path: str) -> None:
+        if inner := getattr(command, "commands", None):
+            for name, each in sorted(inner.items()):
+                describe(each, f"{path} {name}")
+            return
+        text = inspect.cleandoc(command.help or "").replace("\b", "")
+        parts.append(f"### `{path}`\n\n{text}\n")
+        rows = [
+            (", ".join(option.opts) if option.param_type_name == "option" else option.name.upper(), option)
+            for option in command.params
+            if option.name != "help"
+        ]
+        if rows:
+            parts.append("| option | meaning |\n|---|---|")
+            parts.extend(f"| `{name}` | {cell(' '.join((getattr(o, 'help', '') or '').split()))} |" for name, o in rows)
+            parts.append("")
+
+    describe(get_command(app), "fedkeep")
+    return "\n".join(parts)
+
+
+MADE_HERE = {
+    "<!-- every table of results/ -->": results_list,
+    "<!-- every key of a configuration -->": configuration_keys,
+    "<!-- every option of every command -->": command_options,
+}
 
 
 def reference(match: re.Match[str]) -> str:
@@ -55,7 +170,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add notebooks as pages, and what the repository has outside of docs/ that pages link to."""
     for path in sorted(ROOT.glob("docs/notebooks/*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook_page(path)))
-    queue = [ROOT / name for name in ALWAYS] + [
+    queue = [ROOT / name for name in ALWAYS] + sorted(ROOT.glob("results/*.md")) + [
         (ROOT / "docs" / page.src_uri).parent / link
         for page in files.documentation_pages()
         if page.abs_src_path
@@ -88,5 +203,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             up = up.removeprefix("../")
         return start + up + re.sub(r"\.ipynb$", kept, name) + end
 
+    for mark, make in MADE_HERE.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, make().replace("``", "`"))
     parts = FENCED.split(ROOM.sub(reference, markdown))
     return "".join(part if part.startswith("```") else LINK.sub(moved, part) for part in parts)

@@ -94,7 +94,7 @@ def test_the_command_starts_the_documented_link_with_that_command_first(tmp_path
 
 
 def documented_link():
-    text = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    text = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8").replace("\\\n", " ")
     return shlex.split(next(line for line in text.splitlines() if line.startswith("flower-superlink")))[1:]
 
 

@@ -72,7 +72,7 @@ def check(command, said, printed):
 
 
 def test_there_are_transcripts_and_their_commands_stand_in_a_page():
-    shown = "\n".join(b.text for page in (ROOT / "docs").glob("*.md") for b in blocks(page, "sh"))
+    shown = "\n".join(b.text for page in (ROOT / "docs").rglob("*.md") for b in blocks(page, "sh"))
     shown = shown.replace("\\\n    ", "")
     assert len(TRANSCRIPTS) == 3
     for path in TRANSCRIPTS:
@@ -108,8 +108,8 @@ def test_a_transcript_is_what_the_commands_say(path, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(bool(reason()), reason=reason())
 def test_the_transcript_of_four_machines_is_what_they_say(tmp_path):
-    files = {one.text.split('"')[1]: one.text for one in blocks(ROOT / "docs" / "machines.md", "toml")}
-    flower = blocks(ROOT / "docs" / "machines.md", "ini")[0].text
+    files = {one.text.split('"')[1]: one.text for one in blocks(ROOT / "docs" / "how-to" / "deploy.md", "toml")}
+    flower = blocks(ROOT / "docs" / "how-to" / "deploy.md", "ini")[0].text
     with Hosts(tmp_path, NAMES, environment(HOME="/srv")) as hosts:
         link = tmp_path / "link"
         (link / ".flwr").mkdir()

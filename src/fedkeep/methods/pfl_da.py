@@ -2,7 +2,7 @@
 
 Source: Peterson, Kanani and Marathe, Private Federated Learning with Domain Adaptation, arXiv 1912.06733; its general
 model is trained with noise, which ``Method.upload`` can add. Nothing there asks the general model to predict by
-itself: on FDU-MTL it falls to chance (docs/measured/kteps.md).
+itself: on FDU-MTL it falls to chance (results/kteps-baselines.md).
 One round: (1) a cohort downloads the general model M_G; (2) each client joins it with its own whole model M_k and gate;
 (3) it trains all jointly on L(α M_G(x) + (1 − α) M_k(x)), probabilities, with α = sigmoid(uᵀh̄ + c), h̄ the features of
 M_G; (4) it uploads the change of M_G; (5) the server averages, and the client keeps M_k, u and c.

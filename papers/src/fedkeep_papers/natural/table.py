@@ -22,7 +22,7 @@ NAME = "natural-users"
 ABOUT = """\
 Every method has the same model, mini-batches, learning rates and number of rounds on a data set, set by hand for FURL
 on the validation examples and not searched for the others. A run is judged at its round that is best on validation.
-Data, splits and models: docs/natural.md. "Published" is the mixed model of lme4 on the same examples."""
+Data and licences: docs/how-to/reproduce.md. "Published" is the mixed model of lme4 on the same examples."""
 
 
 def natural_users(request: Request) -> Path:
