@@ -75,7 +75,9 @@ def keys_of(owner: Any) -> list[tuple[str, str, str, str]]:
         hint, default = hints.get(name), key.default
         kind = shown(hint)
         plain = default is None or isinstance(default, bool | int | float | str | tuple)
-        rows.append((name, kind, "" if default is key.empty else repr(default) if plain else "…", said.get(name, "")))
+        rows.append(
+            (name, kind, "" if default is key.empty else repr(default) if plain else "…", said.get(name, ""))
+        )
     return rows
 
 
@@ -92,16 +94,23 @@ def configuration_keys() -> str:
     hints |= {"data.partition": config.PartitionConfig}
     tables: dict[str, Any] = {"": config.Config}
     for name, hint in hints.items():
-        owners = [each for each in (hint, *get_args(hint)) if getattr(each, "__module__", "").startswith("fedkeep")]
-        tables |= {name: each for each in owners if inspect.isclass(each)}
+        owners = [
+            each for each in (hint, *get_args(hint)) if getattr(each, "__module__", "").startswith("fedkeep")
+        ]
+        tables.update((name, each) for each in owners if inspect.isclass(each))
     parts = []
     for name, owner in sorted(tables.items()):
         text = inspect.cleandoc(owner.__doc__ or "").split("\n\nAttributes:")[0].split("\n\nRaises:")[0]
         parts.append(f"### {f'[{name}]' if name else 'The file'}\n\n{text}\n")
         rows = [row for row in keys_of(owner) if name or row[0] not in tables]
         if name == "method":
-            phase = {**dict.fromkeys(LOCAL, "of local training"), **dict.fromkeys(SERVER, "of the mean of uploads")}
-            rows += [(key, shown({**LOCAL, **SERVER}[key]), "the method's", what) for key, what in phase.items()]
+            phase = {
+                **dict.fromkeys(LOCAL, "of local training"),
+                **dict.fromkeys(SERVER, "of the mean of uploads"),
+            }
+            rows += [
+                (key, shown({**LOCAL, **SERVER}[key]), "the method's", what) for key, what in phase.items()
+            ]
         parts.append("| key | type | default | meaning |\n|---|---|---|---|")
         parts += ["| " + " | ".join([f"`{k}`", *(cell(c) for c in rest)]) + " |" for k, *rest in rows]
         parts.append("")
@@ -135,7 +144,9 @@ def command_options() -> str:
         ]
         if rows:
             parts.append("| option | meaning |\n|---|---|")
-            parts.extend(f"| `{name}` | {cell(' '.join((getattr(o, 'help', '') or '').split()))} |" for name, o in rows)
+            parts.extend(
+                f"| `{name}` | {cell(' '.join((getattr(o, 'help', '') or '').split()))} |" for name, o in rows
+            )
             parts.append("")
 
     describe(get_command(app), "fedkeep")
@@ -170,12 +181,18 @@ def on_files(files: Any, config: Any) -> Any:
     """Add notebooks as pages, and what the repository has outside of docs/ that pages link to."""
     for path in sorted(ROOT.glob("docs/notebooks/*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook_page(path)))
-    queue = [ROOT / name for name in ALWAYS] + sorted(ROOT.glob("results/*.md")) + [
-        (ROOT / "docs" / page.src_uri).parent / link
-        for page in files.documentation_pages()
-        if page.abs_src_path
-        for link in re.findall(r"\]\((\.\./[^)#\s]+)", Path(page.abs_src_path).read_text(encoding="utf-8"))
-    ]
+    queue = (
+        [ROOT / name for name in ALWAYS]
+        + sorted(ROOT.glob("results/*.md"))
+        + [
+            (ROOT / "docs" / page.src_uri).parent / link
+            for page in files.documentation_pages()
+            if page.abs_src_path
+            for link in re.findall(
+                r"\]\((\.\./[^)#\s]+)", Path(page.abs_src_path).read_text(encoding="utf-8")
+            )
+        ]
+    )
     while queue:
         path = queue.pop().resolve()
         source = path.relative_to(ROOT).as_posix()

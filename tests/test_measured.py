@@ -94,7 +94,9 @@ def test_natural_users(label: str) -> None:
 def test_a_mixed_model_stands_beside_furl() -> None:
     (ours,) = [mean("natural-users", "InstEval, ratings", "FURL", "rmse")]
     known = next(
-        r["published"] for r in results("natural-users") if r["scene"] == "InstEval, ratings" and r["published"]
+        r["published"]
+        for r in results("natural-users")
+        if r["scene"] == "InstEval, ratings" and r["published"]
     )
     check_line(PAGE, r"error is (\S+) % above", 100 * (ours / known - 1))
 
@@ -106,7 +108,9 @@ def test_furl() -> None:
         100 * mean("furl-table3", SCENES[0], name)
         for name in ("(each user's most frequent label)", "(local memory alone)")
     )
-    check_line(PAGE, r"Personalized FL predicts (\S+) % .*? in one place, predicts (\S+) %", ours[0], server[0])
+    check_line(
+        PAGE, r"Personalized FL predicts (\S+) % .*? in one place, predicts (\S+) %", ours[0], server[0]
+    )
     check_line(PAGE, r"bag of words it is (\S+) % against (\S+) %", ours[1], server[1])
     check_line(PAGE, r"channel is right for (\S+) %, .*? messages for (\S+) %", counted, recalled)
     timed = "federated text + private count prior and memory", "local memory alone"
@@ -124,7 +128,9 @@ def test_new_users() -> None:
 def test_kteps() -> None:
     rows = {r["method"]: r for r in results("kteps-table3") if r["metric"] == "accuracy_ap"}
     wanted = [
-        100 * rows[name][of] for name in ("FedAvg", "KTEPS", "KTEPS⋆", "Indiv") for of in ("value", "published")
+        100 * rows[name][of]
+        for name in ("FedAvg", "KTEPS", "KTEPS⋆", "Indiv")
+        for of in ("value", "published")
     ]
     check_line(PAGE, r"\| Ap \|(.*?\|.*?\|.*?\|.*?)\|", *wanted)
 
@@ -143,7 +149,9 @@ def test_kteps() -> None:
 def test_mixture() -> None:
     rows = results("moe-table2")
     table = [r for r in rows if "paper's protocol" in r["scene"] and r["published"]]
-    check_line(PAGE, r"within (\S+) points of the", max(100 * abs(r["value"] - r["published"]) for r in table))
+    check_line(
+        PAGE, r"within (\S+) points of the", max(100 * abs(r["value"] - r["published"]) for r in table)
+    )
     scene = "CIFAR-10, 5 × 500, p = 0.8, paper's protocol"
     wanted = (100 * mean("moe-table2", scene, name) for name in ("Mixture", "Fine-tuned", "Local"))
     check_line(PAGE, r"mixture has (\S+) %, fine-tuning (\S+) %, local training (\S+) %", *wanted)

@@ -108,7 +108,9 @@ def test_a_transcript_is_what_the_commands_say(path, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(bool(reason()), reason=reason())
 def test_the_transcript_of_four_machines_is_what_they_say(tmp_path):
-    files = {one.text.split('"')[1]: one.text for one in blocks(ROOT / "docs" / "how-to" / "deploy.md", "toml")}
+    files = {
+        one.text.split('"')[1]: one.text for one in blocks(ROOT / "docs" / "how-to" / "deploy.md", "toml")
+    }
     flower = blocks(ROOT / "docs" / "how-to" / "deploy.md", "ini")[0].text
     with Hosts(tmp_path, NAMES, environment(HOME="/srv")) as hosts:
         link = tmp_path / "link"
