@@ -22,6 +22,7 @@ def test_users_and_models_are_as_they_are_said() -> None:
     assert drawn(scene, 5, 3, np.random.default_rng(0))[2].shape[:2] == (3, 2)
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_left_out() -> None:
     found = covered(SCENES["10 classes"], 9, 1, 3, np.random.default_rng(0))
     assert found == {"tried": 0}

@@ -57,6 +57,7 @@ def found() -> dict[tuple[str, str, str], Finding]:
     return {(f.attack, f.measure, f.protection): f for f in result.findings}
 
 
+@pytest.mark.slow
 def test_the_private_part_names_nobody_with_the_split_and_names_clients_without(
     found: dict[tuple[str, str, str], Finding],
 ) -> None:
@@ -161,6 +162,7 @@ def members(config: Config, data: FederatedData) -> dict[str, Finding]:
     return {f.measure: f for f in attack(config, SHADOWS, run=run).findings if f.protection == "split"}
 
 
+@pytest.mark.slow
 def test_membership_is_of_the_clients_that_are_attacked_whatever_their_ids() -> None:
     """Ids that are other clients' positions, and ids that are nobody's, change no number but the draws of clients."""
     config = parse_config(MEMBERS)

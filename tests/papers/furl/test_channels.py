@@ -57,6 +57,7 @@ def test_by_time_a_count_prior_knows_earlier_messages_only() -> None:
     assert np.array_equal(changed[:3], beside[:3])  # a message's own label, and later ones, change nothing
 
 
+@pytest.mark.slow
 def test_by_time_late_shares_are_exact_over_years() -> None:
     """Ages are whole half-lives, so that a recursion in fractions is exact; some sums are below 2^-1000."""
     draw = np.random.default_rng(0)

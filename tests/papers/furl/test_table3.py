@@ -158,6 +158,7 @@ def test_what_is_kept_of_a_run_is_enough(
         reproduce("furl-table3", request(second))
 
 
+@pytest.mark.slow
 def test_a_run_of_other_settings_or_data_is_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +281,7 @@ def test_what_cannot_be_run_in_pieces(tmp_path: Path) -> None:
         reproduce("kteps-table1", request(tmp_path, only=("*",)))
 
 
+@pytest.mark.slow
 def test_a_sweep_multiplies_all_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "SCENES", (scene(),))
     monkeypatch.setattr(sweep, "FACTORS", (0.5, 1e30))

@@ -21,6 +21,7 @@ def finish(tasks: list[CellJob], **numbers: Any) -> None:
         task.slot.write(Numbers(task.cell.name, {}, {}, **numbers))
 
 
+@pytest.mark.slow
 def test_readings_change_the_method_and_nothing_else(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_ag_of_the_usual_rounds_and_of_one_more(
     assert len(found) == 3
 
 
+@pytest.mark.slow
 def test_branches_of_table_8_predict_alone_on_the_same_models(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ def shops(data: Path) -> Path:
     return data
 
 
+@pytest.mark.slow
 def test_a_folder_of_reviews_takes_fdus_place(
     shops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +56,7 @@ def test_a_folder_of_reviews_takes_fdus_place(
     assert (read.scene, read.value, read.published) == ("reviews", 6, None)
 
 
+@pytest.mark.slow
 def test_with_validation_reviews_accuracies_are_the_last_rounds_too(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

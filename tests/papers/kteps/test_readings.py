@@ -35,6 +35,7 @@ def asked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     }
 
 
+@pytest.mark.slow
 def test_every_reading_is_asked_for_once(asked: dict[str, CellJob]) -> None:
     assert len(asked) == 8 + 6
     assert len({task.slot.file.name.rpartition("-")[2] for task in asked.values()}) == len(asked)
@@ -43,6 +44,7 @@ def test_every_reading_is_asked_for_once(asked: dict[str, CellJob]) -> None:
         assert (config.data.options["valid"], task.cell.split) == (4, "valid")
 
 
+@pytest.mark.slow
 def test_what_the_readings_set(asked: dict[str, CellJob], data: Path) -> None:
     def loss(name: str) -> BranchLoss:
         found = build_method(asked[name].cell.resolved().method).client.phases[0].loss
@@ -65,6 +67,7 @@ def test_what_the_readings_set(asked: dict[str, CellJob], data: Path) -> None:
     assert model.mean_over == 200
 
 
+@pytest.mark.slow
 def test_a_reading_is_judged_on_held_out_reviews(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +132,7 @@ def test_the_best_reading_is_trained_on_all_reviews_and_tested(
     assert cell is None or len(read_numbers(cell).curves["0.01"]["own"]) == 16
 
 
+@pytest.mark.slow
 def test_a_reading_that_waits_may_be_named(
     data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

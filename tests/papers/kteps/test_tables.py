@@ -271,6 +271,7 @@ def test_the_cells_of_the_other_tables(
         assert task.cell.resolved().seed == 0
 
 
+@pytest.mark.slow
 def test_a_scene_without_its_folder_shows_what_is_published_alone(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

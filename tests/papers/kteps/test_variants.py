@@ -102,6 +102,7 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     assert computed == [f"fdu-variant-fedavg-{slugs[chosen]}-full-1"]
 
 
+@pytest.mark.slow
 def test_no_variant_is_chosen_while_one_is_not_tried(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def test_no_variant_is_chosen_while_one_is_not_tried(
     assert {method for method, _ in rows(tmp_path, "kteps-variants")} == {"KTEPS", "FedAvg"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The training loss of the last")
 def test_variants_that_all_break_down_are_an_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

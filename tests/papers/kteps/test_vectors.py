@@ -12,6 +12,7 @@ from fedkeep_papers.kteps.cells import CellJob, Numbers
 from tests.papers.kteps.runs import read_numbers, request, rows
 
 
+@pytest.mark.slow
 def test_each_method_from_each_kind_of_vectors(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,6 +36,7 @@ def test_each_method_from_each_kind_of_vectors(
     assert ratios["fdu-kteps-no-vectors-full-0"] == ratios["fdu-kteps-full-0"] == (1.0, 0.1, 0.01, 0.001)
 
 
+@pytest.mark.slow
 def test_glove_is_asked_for_where_its_files_are(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +85,7 @@ def test_glove_is_asked_for_where_its_files_are(
     assert ("Indiv, ours, 150 numbers", "accuracy_ag") not in lines
 
 
+@pytest.mark.slow
 def test_how_far_kteps_is_ahead_is_paired_by_seed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

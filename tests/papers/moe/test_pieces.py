@@ -64,6 +64,7 @@ def test_a_table_is_run_in_pieces(tmp_path: Path) -> None:
     assert own[first, "Mixture"] == found[first, "Mixture"]
 
 
+@pytest.mark.slow
 def test_other_images_take_the_papers_place(tmp_path: Path) -> None:
     labels = np.arange(300) % 10
     np.savez(tmp_path / "signs.npz", images=drawn(labels, 1, 28, 0)[:, 0], kind=labels)

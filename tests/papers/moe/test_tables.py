@@ -158,6 +158,7 @@ def test_figures_3_and_5_share_cells_and_nothing_is_computed_twice(
     assert {p.stem for p in (out / "moe-figure5-quick").iterdir()} == {"paper", "clean"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Classes that are in the test split alone:UserWarning")
 @pytest.mark.usefixtures("undrawn")
 def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
@@ -176,6 +177,7 @@ def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
     assert [f for f in files if "f0.1" in f] == ["cifar100-n10-N6-p0.6-q0-s0-r1-e1-f0.1-a1x1x1.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Classes that are in the test split alone:UserWarning")
 @pytest.mark.usefixtures("undrawn")
 def test_figure_2_of_the_official_test_images_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +260,7 @@ def test_differences_by_hand() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe_methods, "Scene", moe.Scene)
     monkeypatch.setattr(moe_methods, "TABLE2", {0.8: TABLE2[0.8]})
@@ -356,6 +359,7 @@ def test_what_cannot_be_divided_says_what_is_missing(tmp_path: Path) -> None:
         reproduce("moe-tabel2", request(images, tmp_path))
 
 
+@pytest.mark.slow
 def test_variants_and_other_federations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe, "TABLE2", {0.8: TABLE2[0.8]})
     more = replace(
