@@ -49,7 +49,7 @@ def main(folder: Path | None = None, epochs: int = 40) -> dict[str, float]:
         local=Phase(loss=loss, optimizer=fedkeep.sgd(0.1, rates={"item*": 1.0}), batch_size=8),
     )
     run = fedkeep.simulate(model, method, data, epochs=epochs, cohort=10, evaluate_every=0)
-    own, shared = run.evaluate("test")["rmse"], run.evaluate("test", shared=True)["rmse"]
+    own, shared = run.evaluate("test")["rmse"], run.evaluate("test", stage="shared")["rmse"]
     print(f"{data}\nRMSE on test: {own:.3f} with the users' own rows, {shared:.3f} without them")
     return {"own": own, "shared": shared}
 

@@ -36,7 +36,7 @@ def main() -> dict[str, float]:
     model = MatrixFactorization(FILMS, 8)
     run = fedkeep.simulate(model, method, watched(), rounds=20, cohort=10, evaluate_every=0)
     found = run.evaluate("test")
-    found["shared"] = run.evaluate("test", shared=True)["hr10"]
+    found["shared"] = run.evaluate("test", stage="shared")["hr10"]
     print(
         f"HR@10 {found['hr10']:.3f}, NDCG@10 {found['ndcg10']:.3f}; shared part alone HR@10 {found['shared']:.3f}"
     )

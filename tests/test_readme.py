@@ -40,7 +40,7 @@ def test_the_snippet_keeps_its_private_part_private(readme: tuple[dict[str, Any]
     assert set(run.server) == {"shared.weight", "shared.bias"}
     own = [run.parameters(name)["user"] for name in ("user-7", "user-8")]
     assert not torch.equal(own[0], own[1])
-    assert run.evaluate("test")["accuracy"] > run.evaluate("test", shared=True)["accuracy"]
+    assert run.evaluate("test")["accuracy"] > run.evaluate("test", stage="shared")["accuracy"]
 
 
 def test_make_targets_that_are_named_exist() -> None:

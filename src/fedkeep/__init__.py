@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedkeep.core.optim import adagrad, adam, sgd
     from fedkeep.data import FederatedData
     from fedkeep.experiments import trackers
-    from fedkeep.experiments.exported_models import export_models, load_encoding, load_model
+    from fedkeep.experiments.exported_models import load_encoding, load_model
     from fedkeep.experiments.run import Run
     from fedkeep.experiments.simulate import simulate
     from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
@@ -48,7 +48,6 @@ __all__ = [
     "data",
     "declare",
     "errors",
-    "export_models",
     "load_adapter",
     "load_encoding",
     "load_model",
@@ -65,7 +64,7 @@ _HOME = {
     "core.declared": ("declare",),
     "core.optim": ("adagrad", "adam", "sgd"),
     "data": ("FederatedData",),
-    "experiments.exported_models": ("export_models", "load_encoding", "load_model"),
+    "experiments.exported_models": ("load_encoding", "load_model"),
     "experiments.run": ("Run",),
     "experiments.simulate": ("simulate",),
     "methods": (

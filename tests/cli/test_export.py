@@ -21,10 +21,10 @@ from torch import Tensor, nn
 import fedkeep as library
 from fedkeep.core.errors import ConfigError, MethodError, RunError
 from fedkeep.core.files import state_name
+from fedkeep.engines.use import PersonalModel
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.onnx_files import write_onnx
-from fedkeep.experiments.personalize import adapt_clients
-from fedkeep.experiments.run import PersonalModel, Run
+from fedkeep.experiments.run import Run, adapt_clients
 from tests.cli.conftest import Command
 from tests.engines.vectorised.cohorts import TEXTS
 from tests.engines.vectorised.test_suits import Packed
@@ -82,7 +82,7 @@ def test_a_client_is_the_same_however_its_id_is_written(tmp_path: Path) -> None:
     run = library.simulate(nn.Linear(4, 3), library.methods.fedrep("bias"), data, rounds=1, cohort=2)
     model = nn.Linear(4, 3)
     for given, kept in ((7, "7"), ("e\u0301", "\u00e9")):
-        library.export_models(run, tmp_path / kept, [given])
+        run.export(tmp_path / kept, [given])
         own = run.kept(kept).params["bias"]
         assert torch.equal(run.kept(given).params["bias"], own)
         assert torch.equal(run.parameters(given)["bias"], own)
@@ -121,30 +121,30 @@ def test_what_is_beside_a_model_moves_with_it() -> None:
     assert model.state_dict().keys() == names == {"module.weight", "module.bias"}
 
 
-def test_adapted_models(trained: Callable[..., Run], fedkeep: Command, refused: Callable[..., str]) -> None:
+def test_who_was_held_out_is_fitted_first(
+    trained: Callable[..., Run], fedkeep: Command, refused: Callable[..., str]
+) -> None:
     run = trained("run.hold_out=0.4")
     name = run.held_out[0]
-    assert refused("export", "r", "--client", name, "--out", "m") == (
-        f"Error: {name!r} was held out of federation, so it has no values of its own yet. Fit them on its examples: "
-        "--adapt (adapt=True)."
-    )
+    said = refused("export", "r", "--client", name, "--out", "m")
+    assert f"{name!r} was held out" in said
+    assert f"fedkeep personalize RUN --client {name}" in said
     assert not Path("m").exists()
-    assert fedkeep("export", "r", "--client", name, "--adapt", "--out", "m").exit_code == 0
+    assert fedkeep("personalize", "r", "--client", name).exit_code == 0
+    assert fedkeep("export", "r", "--client", name, "--out", "m").exit_code == 0
     own = adapt_clients(run, [name]).own(name)
     assert own["user"].abs().sum() > 0
     assert torch.equal(library.load_model("m", name).state_dict()["user"], own["user"])
 
 
-def test_copies_that_are_yet_to_be_adapted_are_told_of(trained: Callable[..., Run], fedkeep: Command) -> None:
+def test_copies_are_what_every_client_fitted(trained: Callable[..., Run], fedkeep: Command) -> None:
     run = trained('method={kind="fine_tuned"}')
     name = str(run.data.ids[0])
-    with pytest.warns(UserWarning, match="^Clients of 'fine_tuned' get"):
-        assert fedkeep("export", "r", "--client", name, "--out", "m").exit_code == 0
-    assert fedkeep("export", "r", "--client", name, "--adapt", "--out", "a").exit_code == 0
-    plain, adapted = (library.load_model(folder, name).state_dict() for folder in ("m", "a"))
+    assert fedkeep("export", "r", "--client", name, "--out", "m").exit_code == 0
+    written, own = library.load_model("m", name).state_dict(), adapt_clients(run, [name]).own(name)
     for key, value in run.server.items():
-        assert torch.equal(plain[key], value)
-        assert not torch.equal(adapted[key], value)
+        assert torch.equal(written[key], own[key])
+        assert not torch.equal(written[key], value)
 
 
 def test_raw_rows_are_encoded_as_the_data_were(
@@ -177,7 +177,7 @@ def test_texts_are_encoded_by_the_exported_vocabulary(trained: Callable[..., Run
     )
     assert fedkeep("run", "t.toml", "--data", "data", "--out", "r").exit_code == 0
     run = load_run(Path("r"), data_folder=Path("data"))
-    library.export_models(run, "m")
+    run.export("m")
     columns = library.load_encoding("m").batch(text=["good day", "day of nobody"])
     words = {word: run.data.meta["vocabulary"]["symbols"].index(word) + 2 for word in ("good", "day")}
     assert columns["text"].tolist() == [[words["good"], words["day"], 0], [words["day"], 1, 1]]
@@ -218,7 +218,7 @@ def test_a_client_with_short_texts_has_an_onnx_file_for_texts_of_any_length() ->
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     for folder, run in (("one", worded(*"yznyznyzny")), ("none", worded("", "", *"yznyznyz"))):
-        library.export_models(run, folder, ["a"], onnx=True)
+        run.export(folder, ["a"], onnx=True)
         session = onnxruntime.InferenceSession(
             (Path(folder) / "clients" / state_name("a")).with_suffix(".onnx")
         )
@@ -261,7 +261,7 @@ def test_onnx_gives_what_is_judged(form: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     run = saying(form)
-    library.export_models(run, tmp_path / "m", ["user-1"], onnx=True)
+    run.export(tmp_path / "m", ["user-1"], onnx=True)
     session = onnxruntime.InferenceSession(
         (tmp_path / "m" / "clients" / state_name("user-1")).with_suffix(".onnx")
     )
@@ -296,7 +296,7 @@ def test_onnx_that_nothing_computes_is_refused(
         monkeypatch.setitem(sys.modules, name, package)
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(save=Path.touch))
     with pytest.raises(MethodError, match=f"^{re.escape(message)}"):
-        library.export_models(run, tmp_path / "m", ["user-1"], onnx=True)
+        run.export(tmp_path / "m", ["user-1"], onnx=True)
     assert not (tmp_path / "m").exists()
 
 
@@ -304,7 +304,7 @@ def test_a_run_of_ones_own_module(tmp_path: Path) -> None:
     model = library.models.Linear(4, 3)
     run = library.simulate(model, library.methods.furl("user"), library.data.toy(), rounds=1, cohort=2)
     folder = tmp_path / "m"
-    assert library.export_models(run, folder, ["user-1"]) == ["user-1"]
+    assert run.export(folder, ["user-1"]) == ["user-1"]
     with pytest.raises(ConfigError, match=r"give it, load_model\(..., model=MyModule\(\)\)\."):
         library.load_model(folder, "user-1")
     loaded = library.load_model(folder, "user-1", model=model)
@@ -325,7 +325,7 @@ def test_a_run_of_ones_own_module(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is damaged: its hash is not the committed one"):
         library.load_model(folder, "user-1", model=model)
     with pytest.raises(RunError, match="already exists; it is not overwritten"):
-        library.export_models(run, folder)
+        run.export(folder)
 
 
 def gated() -> nn.Module:
@@ -353,7 +353,7 @@ def test_an_adapted_result_is_judged_written_and_predicts_with_the_same_numbers(
     data = library.data.toy()
     run = library.simulate(make(), method, data, rounds=1, cohort=4)
     found = adapt_clients(run)
-    assert library.export_models(found, tmp_path / "m") == list(data.ids)
+    assert found.export(tmp_path / "m") == list(data.ids)
     given = {"model": make(), "method": method}
     right = losses = count = 0.0
     for client in data.ids[:3]:
@@ -367,10 +367,10 @@ def test_an_adapted_result_is_judged_written_and_predicts_with_the_same_numbers(
         right += int((logits.argmax(1) == label).sum())
         losses += float(nn.functional.cross_entropy(logits, label, reduction="sum"))
         count += len(label)
-    judged = found.evaluate(clients=data.ids[:3])
+    judged, before = (found.evaluate(clients=data.ids[:3], stage=s) for s in ("own", "before"))  # type: ignore[arg-type]
     assert judged["accuracy"] == right / count
     assert judged["loss"] == pytest.approx(losses / count, rel=1e-5)
-    assert judged["loss"] != run.evaluate(clients=data.ids[:3])["loss"]
+    assert judged["loss"] != before["loss"]
     if method.name == "kteps":
         with pytest.raises(ConfigError, match="'kteps' predicts in a way of its own"):
             library.load_model(tmp_path / "m", data.ids[0], model=make())
@@ -382,9 +382,7 @@ def test_an_adapted_result_is_judged_written_and_predicts_with_the_same_numbers(
 def test_what_cannot_be_exported_leaves_nothing(
     tmp_path: Path, trained: Callable[..., Run], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = trained()
-    with pytest.raises(MethodError, match="'knn_per' looks at a client's own examples to predict"):
-        library.export_models(replace(run, method=library.methods.knn_per()), "m")
+    trained()
     assert refused("export", "r", "--out", "m") == (
         "Error: Say whose models: --client ID, which may be repeated, or --all."
     )
@@ -398,7 +396,7 @@ def test_what_cannot_be_exported_leaves_nothing(
     monkeypatch.setattr("fedkeep.experiments.exported_models.sealed_bytes", full)
     before = set(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        library.export_models(plain, "m")
+        plain.export("m")
     assert set(tmp_path.iterdir()) == before
 
 
@@ -432,7 +430,7 @@ def test_every_file_is_flushed_once_before_the_folder_has_its_name(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", named)
-    library.export_models(run, "m", ["user-1", "user-2"])
+    run.export("m", ["user-1", "user-2"])
     files = ["model.json", "shared.safetensors", *(f"clients/{state_name(f'user-{k}')}" for k in (1, 2))]
     assert done == [dict.fromkeys([".", "clients", *files], 1)]
     assert flushed[-1] == Path.cwd().stat().st_ino  # the name itself

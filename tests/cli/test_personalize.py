@@ -10,10 +10,12 @@ import pytest
 from safetensors.torch import load_file
 
 from fedkeep.cli.personalize import parse_k
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import state_name
+from fedkeep.core.run_files import read_info
+from fedkeep.experiments.fitted import read_fitted
 from fedkeep.experiments.load import load_run
-from fedkeep.experiments.personalize import adapt_clients
+from fedkeep.experiments.run import adapt_clients
 from tests.cli.conftest import Command
 from tests.cli.test_run import states
 from tests.refusals import raises
@@ -100,8 +102,7 @@ def test_all_clients_adapt(config: str, fedkeep: Command) -> None:
         assert mean[column] == pytest.approx(sum(row[column] for row in clients) / len(clients))
     assert [row[2] for row in clients] != [row[1] for row in clients]
     loaded = load_run(run)
-    shared = config == "mixture.toml"  # before it adapts, a client has the global expert alone
-    assert mean[3] == pytest.approx(loaded.evaluate("test", shared=shared)["accuracy_user_mean"])
+    assert mean[3] == pytest.approx(loaded.evaluate("test", stage="before")["accuracy_user_mean"])
     assert mean[4] == pytest.approx(adapt_clients(loaded).evaluate("test")["accuracy_user_mean"])
     assert states(run) == before
     assert fedkeep("report", "r", "--out", "page").exit_code == 0
@@ -111,8 +112,8 @@ def test_all_clients_adapt(config: str, fedkeep: Command) -> None:
 
 def test_all_goes_with_nothing_that_names_some(fedkeep: Command, refused: Callable[..., str]) -> None:
     folder_of(fedkeep)
-    wanted = "Error: --all adapts every client on all of its examples; leave out --client, --k and --out."
-    for further in (("--k", "3"), ("--client", "user-1"), ("--client", "user-1", "--out", "mine")):
+    wanted = "Error: --all adapts every client on all of its examples; leave out --client and --k."
+    for further in (("--k", "3"), ("--client", "user-1")):
         assert refused("personalize", "r", "--all", *further) == wanted
     assert refused("personalize", "r", "--workers", "2") == "Error: --workers goes with --all."
 
@@ -124,55 +125,53 @@ def test_no_held_out_users(fedkeep: Command, refused: Callable[..., str]) -> Non
     )
 
 
-def test_a_named_user_keeps_its_private_values(fedkeep: Command, refused: Callable[..., str]) -> None:
+def kept_in(folder: Path) -> dict[str, str]:
+    clients: dict[str, str] = json.loads((folder / "fitted" / "fitted.json").read_text("utf-8"))["clients"]
+    return clients
+
+
+def test_what_a_named_user_fits_is_kept_in_the_run(fedkeep: Command) -> None:
     run = folder_of(fedkeep)
     before = states(run)
-    result = fedkeep(
-        "personalize", "r", "--client", "user-1", "--client", "user-3", "--k", "0,all", "--out", "mine"
-    )
+    named = ("--client", "user-1", "--client", "user-3")
+    result = fedkeep("personalize", "r", *named, "--k", "0,all")
     assert result.exit_code == 0, result.output
-    assert {p.name for p in Path("mine").iterdir()} == {state_name("user-1"), state_name("user-3")}
-    values = load_file(Path("mine") / state_name("user-1"))
+    assert kept_in(run).keys() == {"user-1", "user-3"}
+    values = load_file(run / "fitted" / f"{kept_in(run)['user-1']}.safetensors")
     assert set(values) == {"user"}  # no federated name
     assert values["user"].shape == (3,)
     assert values["user"].abs().sum() > 0
     assert states(run) == before
-    content = (Path("mine") / state_name("user-1")).read_bytes()
-    again = refused("personalize", "r", "--client", "user-1", "--out", "mine")
-    assert again == (
-        f"Error: {Path('mine') / state_name('user-1')} already exists; it is not overwritten. Move it, or name "
-        "another folder with --out."
-    )
-    assert (Path("mine") / state_name("user-1")).read_bytes() == content
+    loaded = load_run(run)
+    assert loaded.own("user-1")["user"].equal(values["user"])
+    assert not loaded.own("user-1", stage="before")["user"].equal(values["user"])
+    assert fedkeep("personalize", "r", "--client", "user-2").exit_code == 0  # beside those that are there
+    assert kept_in(run).keys() == {"user-1", "user-2", "user-3"}
+    assert len(list((run / "fitted").glob("*.safetensors"))) == 3
 
 
-def test_no_example_leaves_the_default_values(fedkeep: Command) -> None:
-    folder_of(fedkeep)
-    assert fedkeep("personalize", "r", "--client", "user-1", "--k", "0", "--out", "mine").exit_code == 0
-    assert load_file(Path("mine") / state_name("user-1"))["user"].tolist() == [0, 0, 0]
+def test_damaged_or_older_fitted_values_are_told_of(fedkeep: Command, refused: Callable[..., str]) -> None:
+    run = folder_of(fedkeep)
+    assert fedkeep("personalize", "r", "--client", "user-1").exit_code == 0
+    with pytest.warns(UserWarning, match="fitted after round"):
+        assert read_fitted(run, read_info(run)["run"], 99) == {}
+    with pytest.raises(RunError, match="of another run"):
+        read_fitted(run, "other", 99)
+    (run / "fitted" / f"{kept_in(run)['user-1']}.safetensors").write_bytes(b"")
+    assert "is damaged" in refused("evaluate", "r")
 
 
-def test_an_id_with_path_characters_names_no_other_place(fedkeep: Command, csv: Callable[..., Path]) -> None:
-    csv()
-    assert fedkeep("run", "table.toml", "--data", "data", "--out", "r").exit_code == 0
-    before = {p for p in Path.cwd().rglob("*") if "mine" not in p.parts}
-    result = fedkeep(
-        "personalize", "r", "--data", "data", "--client", "../eve", "--k", "all", "--out", "mine/deep"
-    )
-    assert result.exit_code == 0, result.output
-    assert [p.name for p in Path("mine/deep").iterdir()] == [state_name("../eve")]
-    assert {p for p in Path.cwd().rglob("*") if "mine" not in p.parts} == before
-
-
-def test_a_users_file_is_the_same_however_the_id_is_written(
+def test_an_id_names_no_other_place_and_is_the_same_however_it_is_written(
     fedkeep: Command, csv: Callable[..., Path]
 ) -> None:
-    csv(*(f"e\u0301,{i},1,{i % 2}" for i in range(10)))
+    csv(*(f"{user},{i},1,{i % 2}" for i in range(10) for user in ("e\u0301", "../eve")))
     assert fedkeep("run", "table.toml", "--data", "data", "--out", "r").exit_code == 0
-    named = ("--client", "e\u0301", "--client", "\u00e9")
-    result = fedkeep("personalize", "r", "--data", "data", *named, "--k", "1", "--out", "mine")
+    before = {p for p in Path.cwd().rglob("*") if "fitted" not in p.parts}
+    named = ("--client", "e\u0301", "--client", "\u00e9", "--client", "../eve")
+    result = fedkeep("personalize", "r", "--data", "data", *named, "--k", "1")
     assert result.exit_code == 0, result.output
-    assert [p.name for p in Path("mine").iterdir()] == [state_name("\u00e9")]
+    assert kept_in(Path("r")).keys() == {"\u00e9", "../eve"}
+    assert {p for p in Path.cwd().rglob("*") if "fitted" not in p.parts} == before
 
 
 def test_names_of_states_are_hashes() -> None:
@@ -183,21 +182,16 @@ def test_names_of_states_are_hashes() -> None:
 
 def test_an_unknown_user(fedkeep: Command, refused: Callable[..., str]) -> None:
     folder_of(fedkeep)
-    assert refused("personalize", "r", "--client", "user-1", "--client", "usr-3", "--out", "mine") == (
+    assert refused("personalize", "r", "--client", "user-1", "--client", "usr-3") == (
         "Error: No client of these data has the id 'usr-3' (6 clients). Did you mean 'user-3'?"
     )
-    assert not Path("mine").exists()
+    assert not Path("r/fitted").exists()
 
 
 def test_a_method_that_cannot_adapt(fedkeep: Command, refused: Callable[..., str]) -> None:
     folder_of(fedkeep, "--set", "method.kind=fedavg")
     message = refused("personalize", "r", "--client", "user-1")
     assert message == "Error: 'fedavg' has no phases of adaptation, so there is nothing to personalise."
-
-
-def test_out_wants_users(refused: Callable[..., str]) -> None:
-    message = "Error: --out keeps the private values of users named by --client; name at least one."
-    assert refused("personalize", "r", "--out", "mine") == message
 
 
 def test_k() -> None:

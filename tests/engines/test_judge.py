@@ -62,10 +62,10 @@ def test_evaluation_equals_a_plain_loop(
         chosen = range(6) if clients is None else clients
         named = None if clients is None else users(clients)
         assert run.evaluate(split, clients=named) == pytest.approx(loop(run, split, chosen), abs=1e-12)
-    assert run.evaluate("test", shared=True) == pytest.approx(
+    assert run.evaluate("test", stage="shared") == pytest.approx(
         loop(run, "test", range(6), default=True), abs=1e-12
     )
-    assert run.evaluate("test", shared=True) != run.evaluate("test")
+    assert run.evaluate("test", stage="shared") != run.evaluate("test")
 
 
 @pytest.mark.parametrize("kind", [Logits, Unsaid])
@@ -278,5 +278,5 @@ def test_a_method_whose_shared_part_cannot_predict_says_so() -> None:
     run = simulate(Logits().double(), methods.local(), classes(), rounds=1)
     assert run.evaluate()["accuracy"] >= 0
     with pytest.raises(MethodError) as error:
-        run.evaluate(shared=True)
+        run.evaluate(stage="shared")
     assert str(error.value) == "The shared part of 'local' cannot predict alone, so it has no global metric."

@@ -164,9 +164,9 @@ def test_clients_without_training_examples_are_judged_but_never_drawn() -> None:
     assert run.private.seen([0, 1, 2]) == [True, True, False]
     assert run.rounds_per_epoch == 1
     some = [data.ids[0], data.ids[2]]
-    own, default = run.evaluate(clients=some), run.evaluate(clients=some, shared=True)
+    own, default = run.evaluate(clients=some), run.evaluate(clients=some, stage="shared")
     assert own["loss"] != default["loss"]
-    assert run.evaluate(clients=some[1:]) == run.evaluate(clients=some[1:], shared=True)
+    assert run.evaluate(clients=some[1:]) == run.evaluate(clients=some[1:], stage="shared")
     assert [r.n for r in run.history if (r.split, r.metric) == ("test", "accuracy") and r.client is None] == [
         2
     ] * 3

@@ -26,7 +26,7 @@ from fedkeep.experiments.analyses import (
     user_vectors,
     write_analyses,
 )
-from fedkeep.experiments.personalize import adapt_clients
+from fedkeep.experiments.run import adapt_clients
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.report.runs import read_sealed_analyses
 from fedkeep.split import Upload
@@ -183,8 +183,8 @@ def test_clients_before_and_after_adapting_and_their_means() -> None:
     assert form["columns"] == ["client", "accuracy on test, before", "accuracy on test, after"]
     assert [row[0] for row in form["rows"]] == ["user-0", "user-1", "mean over clients"]
     for place, client in enumerate(found.clients):
-        before = run.evaluate("test", clients=[client], shared=True)["accuracy"]
-        assert form["rows"][place][1:] == [before, found.accuracies()[place]]
+        before = run.evaluate("test", clients=[client], stage="shared")["accuracy"]
+        assert form["rows"][place][1:] == [before, found.clients_frame()["accuracy"].to_pylist()[place]]
     for column in (1, 2):
         assert form["rows"][2][column] == (form["rows"][0][column] + form["rows"][1][column]) / 2
 

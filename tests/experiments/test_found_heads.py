@@ -9,7 +9,7 @@ import torch
 
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.exported_models import export_models, load_model
+from fedkeep.experiments.exported_models import load_model
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run_directory import read_info
 
@@ -37,7 +37,7 @@ def test_a_run_is_read_and_exported_with_the_head_that_it_found(kind: str, tmp_p
     again = load_run(tmp_path / "run", data=data)
     assert again.method.head == run.method.head
     assert again.evaluate("test") == run.evaluate("test")
-    export_models(run, tmp_path / "models")
+    run.export(tmp_path / "models")
     client = str(data.ids[0])
     rows = data.rows(0, "test")
     batch = data.batch(range(rows.start, rows.stop))

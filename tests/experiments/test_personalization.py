@@ -135,7 +135,7 @@ def test_before_the_first_step_it_is_the_run_s_own_evaluation(run: Run) -> None:
 def test_remark_4_fedavg_s_ag_is_the_curve_s_first_value() -> None:
     run = trained(methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4)))
     first = personalization_curve(run, STEEP).scores().curve[0]
-    assert first == pytest.approx(run.evaluate("test", shared=True)["accuracy_user_mean"])
+    assert first == pytest.approx(run.evaluate("test", stage="shared")["accuracy_user_mean"])
 
 
 def opposite(net: Net, params: Params, batch: Batch) -> torch.Tensor:

@@ -17,7 +17,8 @@ from fedkeep.core.optim import Optimizer
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.experiments.analyses import cold_start_form, falls_in_words
-from fedkeep.experiments.personalize import ColdStart, adapt_clients, cold_start
+from fedkeep.experiments.personalize import ColdStart, cold_start
+from fedkeep.experiments.run import adapt_clients
 from fedkeep.methods import Global, Sent
 from tests.fitting import first_examples, fit_private
 from tests.refusals import raises
@@ -299,7 +300,7 @@ def test_an_interval_of_a_fraction_does_not_go_beyond_a_hundred_points() -> None
 
 def test_no_example_is_the_shared_model(run: Run) -> None:
     found = cold_start(run, ks=(0,))
-    assert found.pooled[0] == run.evaluate("test", clients=run.held_out, shared=True)["accuracy"]
+    assert found.pooled[0] == run.evaluate("test", clients=run.held_out, stage="shared")["accuracy"]
 
 
 def test_it_is_reproducible(run: Run) -> None:
@@ -311,9 +312,9 @@ def test_one_client_before_and_after(run: Run) -> None:
     found = adapt_clients(run, ["user-5"], begin="default", examples=3)
     fitted = fit_private(run, "user-5", first_examples(run, "user-5", 3))
     assert torch.equal(found.own("user-5")["user"], fitted["user"])
-    assert found.evaluate()["loss"] != run.evaluate(clients=["user-5"], shared=True)["loss"]
+    assert found.evaluate()["loss"] != run.evaluate(clients=["user-5"], stage="shared")["loss"]
     none = adapt_clients(run, ["user-5"], begin="default", examples=0)
-    assert none.evaluate()["loss"] == run.evaluate(clients=["user-5"], shared=True)["loss"]
+    assert none.evaluate()["loss"] == run.evaluate(clients=["user-5"], stage="shared")["loss"]
     assert none.own("user-5")["user"].tolist() == [0.125] * 3
 
 

@@ -158,7 +158,7 @@ def test_the_shared_part_is_evaluated_where_it_is_asked_for() -> None:
     own = [(r.round, r.client) for r in run.history if r.split == "test" and r.client is not None]
     assert [(r.round, r.client) for r in shared if r.client is not None] == own != []
     last = {r.metric: r.value for r in shared if r.round == 3 and r.client is None}
-    assert last == run.evaluate("test", shared=True)
+    assert last == run.evaluate("test", stage="shared")
     assert last != run.evaluate("test")
     rest = [r for r in run.history if r.split != "test/shared"]
     assert rest == simulate(Logits(), FURL, DATA, rounds=3, cohort=6, evaluate_every=2).history

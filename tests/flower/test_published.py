@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from fedkeep import export_models, load_model
+from fedkeep import load_model
 from fedkeep.cli import app
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.build import run_config
@@ -176,14 +176,13 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
     ],
     ids=["furl", "mixture", "fine_tuned", "fedbabu", "apfl", "fedpac"],
 )
-@pytest.mark.filterwarnings("ignore:Clients of 'fedpac'")
 def test_at_each_hospital_the_models_are_those_of_the_simulation_to_the_bit(
     method: str, model: str, adapts: bool, tmp_path: Path
 ) -> None:
     hospitals = Hospitals(tmp_path, method, model)
     hospitals.train()
     run = hospitals.simulated()
-    export_models(run, tmp_path / "models", adapt=adapts)
+    run.export(tmp_path / "models")
     for name in SITES:
         home, apart = tmp_path / name, run.method.server.send is not None
         published = hospitals.publish(*[name] * apart)
@@ -258,7 +257,7 @@ def test_a_hospital_that_joins_after_training_adapts_and_predicts(tmp_path: Path
     assert device(home, "adapt", "--published", published).exit_code == 0
     said = device(home, "predict", "--data", home / "new.csv", "--out", home / "predicted.csv")
     assert said.exit_code == 0, said.output
-    export_models(run, tmp_path / "models")
+    run.export(tmp_path / "models")
     shared_values = load_model(tmp_path / "models", "north").state_dict()
     device(home, "export", "--out", home / "models")
     own = load_model(home / "models", "east").state_dict()

@@ -111,4 +111,4 @@ def test_that_the_server_keeps_models_is_said() -> None:
     run = run_of(methods.fedamp(local=LOCAL), rounds=1)
     assert run.state[KNOWN].nonzero().squeeze(1).tolist() == sorted(plan(LOCAL, 1)[0])
     with pytest.raises(MethodError, match=r"^The shared part of 'fedamp' cannot predict alone"):
-        run.evaluate(shared=True)
+        run.evaluate(stage="shared")

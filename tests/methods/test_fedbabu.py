@@ -53,8 +53,8 @@ def test_fedbabu_equals_a_plain_loop() -> None:
     assert apart(run.server, {n: v for n, v in w.items() if n not in HEAD}) < 1e-12
     losses = [loss_of(w, examples_of(k, "test")) for k in range(len(DATA))]  # 3 test examples each
     expected = pytest.approx(float(torch.stack(losses).mean()), abs=1e-12)
-    assert run.evaluate()["loss"] == expected
-    assert run.evaluate(shared=True)["loss"] == expected
+    assert run.evaluate(stage="before")["loss"] == expected
+    assert run.evaluate(stage="shared")["loss"] == expected
 
 
 def test_the_head_is_frozen_in_rounds() -> None:
@@ -64,7 +64,7 @@ def test_the_head_is_frozen_in_rounds() -> None:
     assert set(run.server) == {"body.weight", "body.bias"}
     assert everyone(run.private, 6) == {}
     for k in range(len(DATA)):
-        assert same_bits({n: run.parameters(DATA.ids[k])[n] for n in HEAD}, first)
+        assert same_bits({n: run.parameters(DATA.ids[k], stage="before")[n] for n in HEAD}, first)
     for metric in ("upload_bytes", "download_bytes"):
         assert {r.value for r in run.history if r.metric == metric} == {(4 * 3 + 4) * 8}
     for result in results(job(Deep().double(), methods.fedbabu(local=LOCAL), DATA), [0, 1]):
@@ -90,14 +90,16 @@ def test_fine_tuning_equals_a_plain_loop(tunes: Any) -> None:
         w = {n: v - 0.3 * g[n] if tunes == "all" or n in HEAD else v for n, v in w.items()}
     own = fit_private(run, "user-1", rows)
     assert apart(own, {n: v for n, v in w.items() if tunes == "all" or n in HEAD}) < 1e-12
-    assert all(not same_bits({n: v}, {n: run.parameters("user-1")[n]}) for n, v in own.items())
+    assert all(
+        not same_bits({n: v}, {n: run.parameters("user-1", stage="before")[n]}) for n, v in own.items()
+    )
     assert everyone(run.private, 6) == {}
 
 
 def test_fine_tuning_may_train_a_part_of_the_head() -> None:
     part = Phase(trains=("head.bias",), batch_size=4, examples="all")
     run = run_of(methods.fedbabu(local=LOCAL).adapting(phases=(part,)))
-    own, first = fit_private(run, "user-1", rows_of(DATA, 1)), run.parameters("user-1")
+    own, first = fit_private(run, "user-1", rows_of(DATA, 1)), run.parameters("user-1", stage="before")
     assert [n for n, v in own.items() if not same_bits({n: v}, {n: first[n]})] == ["head.bias"]
     with pytest.raises(MethodError) as error:  # said before anything is trained
         methods.fedbabu(local=part.but(examples="opted_in")).check(Deep())

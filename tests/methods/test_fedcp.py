@@ -102,9 +102,9 @@ def test_rounds_equal_plain_pytorch(lam: float, engine: str) -> None:
         ):
             output = both(w, body(w, batch["x"]), w[OWN[0]].sum(0))
             expected = float(nn.functional.cross_entropy(output, batch["label"]))
-            assert run.evaluate(clients=[f"user-{k}"], shared=shared)["loss"] == pytest.approx(
-                expected, abs=1e-9
-            )
+            assert run.evaluate(clients=[f"user-{k}"], stage="shared" if shared else "own")[
+                "loss"
+            ] == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_condition_is_the_column_sums_of_the_own_head() -> None:

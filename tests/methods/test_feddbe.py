@@ -78,7 +78,7 @@ def test_rounds_equal_plain_pytorch(momentum: float, engine: str) -> None:
             batch = examples_of(k, "test")
             losses.append(nn.functional.cross_entropy(logits(server, offset[k], batch["x"]), batch["label"]))
         mean = float(torch.stack(losses).mean())  # every client has 3 test examples
-        assert run.evaluate(shared=shared)["loss"] == pytest.approx(mean, abs=1e-9)
+        assert run.evaluate(stage="shared" if shared else "own")["loss"] == pytest.approx(mean, abs=1e-9)
 
 
 def test_the_mean_is_agreed_on_once_and_then_stays() -> None:

@@ -151,7 +151,7 @@ def test_a_client_gets_its_own_head_and_no_other() -> None:
     assert not torch.equal(one.params[HEAD[0]], two.params[HEAD[0]])
     assert run.kept("user-0").params == run.kept("user-0").state == {}
     with pytest.raises(MethodError, match=r"^The shared part of 'fedpac' cannot predict alone"):
-        run.evaluate(shared=True)
+        run.evaluate(stage="shared")
 
 
 def test_who_has_opted_out_of_everything_changes_nobodys_head() -> None:

@@ -90,7 +90,9 @@ def test_rounds_equal_plain_pytorch() -> None:
             losses[shared][0] += float(nn.functional.cross_entropy(output, batch["label"], reduction="sum"))
             losses[shared][1] += len(output)
     for shared, (total, count) in losses.items():
-        assert run.evaluate(shared=shared)["loss"] == pytest.approx(total / count, abs=1e-9)
+        assert run.evaluate(stage="shared" if shared else "own")["loss"] == pytest.approx(
+            total / count, abs=1e-9
+        )
 
 
 def test_with_equal_classes_the_shared_part_is_fedavg() -> None:

@@ -110,7 +110,7 @@ def test_k_models_are_sent_and_one_is_uploaded() -> None:
     for metric, value in (("download_bytes", 3 * size), ("upload_bytes", size + 8)):
         assert {r.value for r in run.history if r.metric == metric} == {value}
     with pytest.raises(MethodError, match=r"^The shared part of 'ifca' cannot predict alone"):
-        run.evaluate(shared=True)
+        run.evaluate(stage="shared")
 
 
 def test_tables_are_uploaded_by_rows_whichever_model_is_picked() -> None:

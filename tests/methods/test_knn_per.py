@@ -67,7 +67,7 @@ def test_predictions_equal_a_loop_over_neighbours(k: int) -> None:
         assert run.evaluate(clients=[f"user-{c}"])["loss"] == pytest.approx(mine.mean(), abs=1e-12)
     fedavg = trained(methods.fedavg(local=LOCAL))
     assert same_bits(run.server, fedavg.server)
-    assert run.evaluate(shared=True) == fedavg.evaluate() != run.evaluate()
+    assert run.evaluate(stage="shared") == fedavg.evaluate() != run.evaluate()
 
 
 def test_every_client_chooses_its_weight_on_its_validation_examples() -> None:
@@ -161,8 +161,8 @@ def hit(w: Params, client: int) -> float:
 def test_a_client_without_examples_predicts_as_the_shared_model() -> None:
     data = classes(counts=(5, 0, 6, 7))
     run = trained(methods.knn_per(3, weight=1.0, local=LOCAL), data, cohort=3)
-    assert run.evaluate(clients=["user-1"]) == run.evaluate(clients=["user-1"], shared=True)
-    assert run.evaluate(clients=["user-0"]) != run.evaluate(clients=["user-0"], shared=True)
+    assert run.evaluate(clients=["user-1"]) == run.evaluate(clients=["user-1"], stage="shared")
+    assert run.evaluate(clients=["user-0"]) != run.evaluate(clients=["user-0"], stage="shared")
 
 
 @dataclass(frozen=True)

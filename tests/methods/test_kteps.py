@@ -308,7 +308,7 @@ def test_the_reference_agrees_with_the_formula_written_out() -> None:
 
 def test_the_shared_part_predicts_with_the_shared_branch() -> None:
     run = trained(methods.kteps(local=LOCAL))
-    shared, own = run.evaluate(shared=True), run.evaluate()
+    shared, own = run.evaluate(stage="shared"), run.evaluate()
     branches = TwoBranches()
     assert run.method.predict_shared == PredictBranches(branches, "s")
     run.method = run.method.but(predict=PredictBranches(branches, "s"))

@@ -79,8 +79,8 @@ def test_before_adapting_a_client_has_the_global_expert_alone() -> None:
     plain = simulate(Expert(1).double(), methods.fedavg(local=LOCAL), DATA, rounds=4, cohort=3, seed=5)
     for split in ("valid", "test"):
         assert (
-            run.evaluate(split)
-            == run.evaluate(split, shared=True)
+            run.evaluate(split, stage="before")
+            == run.evaluate(split, stage="shared")
             == pytest.approx(plain.evaluate(split), abs=1e-12)
         )
     ours, theirs = ([r for r in found.history if r.split == "test"] for found in (run, plain))

@@ -17,7 +17,8 @@ from fedkeep.core.net import Net
 from fedkeep.data import opt_out
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
-from fedkeep.experiments.personalize import adapt_clients, rooted
+from fedkeep.experiments.personalize import rooted
+from fedkeep.experiments.run import adapt_clients
 from fedkeep.methods import Phase, mixture
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.fitting import first_examples
@@ -117,7 +118,7 @@ def test_adapting_equals_plain_pytorch(tune: Any, mix: Any, init: Any) -> None:
     expected, _ = by_hand(run, 0, tune, mix, init)
     output = expected(x=batch["x"]) if mix == "probability" else expected.log_mixture(x=batch["x"])  # type: ignore[operator]
     right = (output.argmax(1) == batch["label"]).double().mean()
-    assert found.accuracies("test")[0] == pytest.approx(float(right))
+    assert found.clients_frame("test")["accuracy"].to_pylist()[0] == pytest.approx(float(right))
 
 
 def test_what_step_3_trains() -> None:
@@ -153,7 +154,7 @@ def test_step_2_is_local_training_and_fine_tuning_bit_for_bit() -> None:
         for client in users(range(4)):
             assert same_bits(part(found.own(client), "local_expert."), baseline.own(client))
             assert found.stopped[client][0] == baseline.stopped[client][0] > 0
-    assert local.accuracies() != fine.accuracies()
+    assert local.clients_frame()["accuracy"].to_pylist() != fine.clients_frame()["accuracy"].to_pylist()
 
 
 def test_opted_out_clients_get_the_global_expert_and_their_own() -> None:

@@ -158,7 +158,7 @@ def test_a_client_gets_its_model_and_no_other_state() -> None:
     size = 8.0 * sum(v.numel() for v in initial().values())
     assert {r.value for r in run.history if r.split == "traffic"} == {size}
     with pytest.raises(MethodError, match=r"^The shared part of 'pfedhn' cannot predict alone"):
-        run.evaluate(shared=True)
+        run.evaluate(stage="shared")
 
 
 def test_a_client_adapts_the_model_that_it_is_sent() -> None:

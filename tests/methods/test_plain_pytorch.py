@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Method, WeightedMean, methods, sgd, simulate
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
-from fedkeep.experiments.personalize import adapt_clients, cold_start
+from fedkeep.experiments.personalize import cold_start
+from fedkeep.experiments.run import adapt_clients
 from fedkeep.methods import Phase
 from tests.engines.reference import averaged, close, cohorts, rows_of
 from tests.fitting import fit_private
@@ -195,7 +196,7 @@ def test_private_copies_equal_plain_pytorch(name: str, step: Callable[..., None]
             logits = torch.func.functional_call(plain.model, values, batch["x"])
             losses.append(nn.functional.cross_entropy(logits, batch["label"], reduction="none"))
     assert run.evaluate()["loss"] == pytest.approx(float(torch.cat(mine).mean()), abs=1e-10)
-    assert run.evaluate(shared=True)["loss"] == pytest.approx(float(torch.cat(shared).mean()), abs=1e-10)
+    assert run.evaluate(stage="shared")["loss"] == pytest.approx(float(torch.cat(shared).mean()), abs=1e-10)
     assert any(not torch.equal(kept[f"own.{n}"][0], v) for n, v in run.server.items())
     assert name == "ditto" or len(set(plain.share)) == 6
 
@@ -232,7 +233,7 @@ def test_a_fine_tuned_copy_equals_plain_pytorch() -> None:
             float(nn.functional.cross_entropy(local(batch["x"]), batch["label"]))
         )
     curve = cold_start(run, users(range(6)), (0, None))
-    assert curve.pooled[0] == run.evaluate()["accuracy"]
+    assert curve.pooled[0] == run.evaluate(stage="before")["accuracy"]
 
 
 def test_reconstruction_is_how_a_client_of_fedrecon_predicts() -> None:

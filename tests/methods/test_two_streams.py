@@ -158,7 +158,7 @@ def test_pfl_da_equals_plain_pytorch() -> None:
     expected = -probabilities({**server, **own[1]}, batch).gather(1, batch["label"][:, None]).log().mean()
     assert run.evaluate(clients=["user-1"])["loss"] == pytest.approx(float(expected), abs=1e-9)
     general = nn.functional.cross_entropy(linear(server, "classifier", h(server, batch)), batch["label"])
-    assert run.evaluate(clients=["user-1"], shared=True)["loss"] == pytest.approx(float(general), abs=1e-9)
+    assert run.evaluate(clients=["user-1"], stage="shared")["loss"] == pytest.approx(float(general), abs=1e-9)
 
 
 def test_the_gate_starts_even_and_nothing_of_the_private_model_leaves() -> None:

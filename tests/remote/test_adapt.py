@@ -18,8 +18,7 @@ from fedkeep.core.errors import ConfigError, FailedError, LostError, MethodError
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record, from_line
 from fedkeep.engines import Adaptation
-from fedkeep.experiments.personalize import adapt_clients
-from fedkeep.experiments.run import Run
+from fedkeep.experiments.run import Run, adapt_clients
 from fedkeep.remote.device_file import DeviceFile, file_of
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.fleet import Fleet

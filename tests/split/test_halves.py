@@ -306,6 +306,6 @@ def test_what_a_layer_keeps_besides_tensors_stays_in_it(tmp_path: Path) -> None:
     run = fedkeep.simulate(
         model, fedkeep.methods.furl("bias"), fedkeep.data.toy(users=3, examples=9, classes=3), rounds=1
     )
-    fedkeep.export_models(run, tmp_path / "models")
+    run.export(tmp_path / "models")
     kept = fedkeep.load_model(tmp_path / "models", "user-1", model=Counting(4, 3))
     assert torch.equal(kept.state_dict()["bias"], run.parameters("user-1")["bias"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -12,17 +12,24 @@ from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.report.wording import metric_name, number
 
 if TYPE_CHECKING:
-    from fedkeep.experiments.run import Run
+    from fedkeep.experiments.run import Run, Stage
 
 
 def evaluate(
     run: RunArgument,
     split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "test",
+    stage: Annotated[
+        str,
+        typer.Option(
+            "--stage",
+            help="own: what users predict with. before: without a last step of the method's own. shared: the shared part.",
+        ),
+    ] = "own",
     per_client: Annotated[bool, typer.Option("--per-client", help="Show every user too.")] = False,
     data: DataOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Judge every user's own model after the run's last round. RUN is the folder that fedkeep run wrote."""
+    """Judge every user's model after the run's last round, as it predicts. RUN is the folder that fedkeep run wrote."""
     from fedkeep.data import SPLITS
     from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
@@ -33,18 +40,22 @@ def evaluate(
         )
     loaded = load_run(run, data_folder=data_folder(data), device=device)
     warn_of_unfinished([run])
-    metrics = loaded.evaluate(split)
-    metrics_table(f"{run}: after round {loaded.round}", {split: metrics})
+    metrics = loaded.evaluate(split, stage=cast("Stage", stage))
+    metrics_table(f"{run}: after round {loaded.round}{_marked(stage)}", {split: metrics})
     if per_client:
-        show_clients(loaded, split)
+        show_clients(loaded, split, cast("Stage", stage))
 
 
-def show_clients(run: Run, split: str) -> None:
+def _marked(stage: str) -> str:
+    return {"own": "", "before": ", before the method's last step"}.get(stage, ", the shared part alone")
+
+
+def show_clients(run: Run, split: str, stage: Stage = "own") -> None:
     """Print a table with a row for every user."""
-    for judged in run.judge((run.personal,), split):
-        metric = judged.task.client_metric
-        rows = [
-            [client, f"{count:,}", number(value, metric)]
-            for client, (value, count) in judged.per_client(run.personal).items()
-        ]
-        show_table(f"Users, on {split}", ["User", "Examples", metric_name(metric)], rows)
+    frame = run.clients_frame(split, stage=stage)
+    names = frame.column_names[2:]
+    rows = [
+        [row["client"], f"{row['examples']:,}", *(number(row[name], name) for name in names)]
+        for row in frame.to_pylist()
+    ]
+    show_table(f"Users, on {split}", ["User", "Examples", *map(metric_name, names)], rows)

@@ -21,27 +21,23 @@ def export(
     everyone: Annotated[
         bool, typer.Option("--all", help="Every client that took part in federation.")
     ] = False,
-    adapt: Annotated[
-        bool, typer.Option("--adapt", help="Fit private values on all of a client's examples first.")
-    ] = False,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write ONNX files too, each compared with torch's numbers.")
     ] = False,
     data: DataOption = None,
 ) -> None:
-    """Write clients' personalised models: what they share once, and what is each client's own.
+    """Write clients' models, as fedkeep evaluate judges them: what they share once, and what is each client's own.
 
     Load one with fedkeep.load_model(DIR, ID). RUN is the folder that fedkeep run wrote; nothing in it changes.
     """
     from fedkeep.experiments.build import data_folder
-    from fedkeep.experiments.exported_models import export_models
     from fedkeep.experiments.load import load_run
 
     if bool(client) == everyone:
         raise ConfigError("Say whose models: --client ID, which may be repeated, or --all.")
     loaded = load_run(run, data_folder=data_folder(data))
     warn_of_unfinished([run])
-    ids = export_models(loaded, out, client, adapt=adapt, onnx=onnx)
+    ids = loaded.export(out, client, onnx=onnx)
     say(
         f"{out}: {len(ids)} model{'s' if len(ids) > 1 else ''} of {loaded.method.name}, after round {loaded.round}."
     )

@@ -10,11 +10,10 @@ import typer
 
 from fedkeep.cli.output import say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError
 from fedkeep.report.wording import MISSING, interval, metric_name, number
 
 if TYPE_CHECKING:
-    from fedkeep.core.params import Params
     from fedkeep.experiments.run import Run
 
 K = "0,1,2,5,10,20,50,all"
@@ -38,39 +37,30 @@ def personalize(
         ),
     ] = False,
     workers: Annotated[int, typer.Option("--workers", min=1, help="With --all: processes side by side.")] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Keep each named user's private values here, fitted on the last k."
-        ),
-    ] = None,
     data: DataOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Fit only private parameters on k own examples: the federated part is frozen, nothing is uploaded.
+    """Fit only private parameters on own examples: the federated part is frozen, nothing is uploaded.
 
-    RUN is the folder that fedkeep run wrote. Without --client, all users that it held out of federation are measured;
-    with --all, every client adapts on all of its examples, those who took part from their kept private values.
+    RUN is the folder that fedkeep run wrote. Without --client, all users that it held out of federation are measured on
+    k of their examples. With --client these are measured, and what they fit to all of their examples is kept in RUN, so
+    that evaluate, export and predict know them; with --all so for every client, those who took part from what they kept.
     """
     from fedkeep.data.ids import as_id
     from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
 
-    if everyone and (client or out is not None or k is not None):
-        raise ConfigError(
-            "--all adapts every client on all of its examples; leave out --client, --k and --out."
-        )
+    if everyone and (client or k is not None):
+        raise ConfigError("--all adapts every client on all of its examples; leave out --client and --k.")
     if workers > 1 and not everyone:
         raise ConfigError("--workers goes with --all.")
     ks = parse_k(k or K)
-    if out is not None and not client:
-        raise ConfigError("--out keeps the private values of users named by --client; name at least one.")
     loaded = load_run(run, data_folder=data_folder(data), device=device)
     warn_of_unfinished([run])
     if everyone:
         _everyone(loaded, run, workers)
     elif client:
-        _named(loaded, list(dict.fromkeys(map(as_id, client))), ks, out)
+        _named(loaded, list(dict.fromkeys(map(as_id, client))), ks)
     else:
         _held_out(loaded, run, ks)
 
@@ -93,17 +83,16 @@ def parse_k(text: str) -> list[int | None]:
 
 def _everyone(run: Run, folder: Path, workers: int) -> None:
     from fedkeep.experiments.analyses import adapted_form, write_analyses
-    from fedkeep.experiments.personalize import adapt_clients
 
-    found = adapt_clients(run, workers=workers)
-    analysis = adapted_form(found)
+    clients = list(run.data.ids)
+    analysis = adapted_form(run.fit(clients, workers=workers), clients)
     metric = str(analysis["metric"])
     rows = [
         [str(cell) if i == 0 else number(cell, metric) for i, cell in enumerate(row)]
         for row in analysis["rows"]
     ]
     show_table(
-        f"{metric_name(metric)} of {len(found.clients)} clients before and after adapting",
+        f"{metric_name(metric)} of {len(clients)} clients before and after adapting",
         analysis["columns"],
         rows,
         note="Nothing was uploaded.",
@@ -154,25 +143,17 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
         say(f"Kept for the report: fedkeep report {folder}")
 
 
-def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None) -> None:
-    from fedkeep.core.files import state_name
-    from fedkeep.experiments.personalize import adapt_clients
+def _named(run: Run, clients: list[str], ks: list[int | None]) -> None:
+    from fedkeep.experiments.run import adapt_clients
     from fedkeep.tasks import tasks_in
 
-    task = tasks_in(run.data.meta)[0]
-    metric = task.headline
-    for name in clients:
-        run.data.index(name)
-        if out is not None:
-            _check_free(out / state_name(name))
+    metric = tasks_in(run.data.meta)[0].headline
     found = [adapt_clients(run, clients, begin="default", examples=k, progress=False) for k in ks]
     rows = []
     for name in clients:
         own = (one.judge(("adapted",), clients=[name])[0].metrics("adapted").get(metric) for one in found)
         has = run.data.count(run.data.index(name), "train")
         rows.append([name, f"{has:,}", *(number(value, metric) for value in own)])
-        if out is not None:
-            _keep(out / state_name(name), found[-1].own(name))
     heads = ["k = all" if k is None else f"k = {k}" for k in ks]
     show_table(
         f"{metric_name(metric)} on the user's test examples after fitting on k of its own",
@@ -180,26 +161,9 @@ def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None)
         rows,
         note="Only private parameters were fitted; nothing was uploaded.",
     )
-    if out is not None:
-        for name in clients:
-            say(f"Private values of {name}: {out / state_name(name)}")
+    run.fit(clients)
+    say(f"Kept in {run.folder}: what {_users(clients)} fitted to all of their examples.")
 
 
-def _check_free(path: Path) -> None:
-    if path.exists():
-        raise RunError(
-            f"{path} already exists; it is not overwritten. Move it, or name another folder with --out."
-        )
-
-
-def _keep(path: Path, values: Params) -> None:
-    import torch
-
-    from fedkeep.core.files import write_tensors
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"Cannot make the folder {path.parent}: {error.strerror}.") from error
-    _check_free(path)
-    write_tensors(path, {name: torch.as_tensor(value) for name, value in values.items()})
+def _users(clients: list[str]) -> str:
+    return clients[0] if len(clients) == 1 else f"{len(clients)} users"

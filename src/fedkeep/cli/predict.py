@@ -14,7 +14,7 @@ import typer
 from fedkeep.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedkeep.experiments.predicting import Predicted, Prediction
+    from fedkeep.engines.use import Predicted, Prediction
 
 
 RowsOption = Annotated[

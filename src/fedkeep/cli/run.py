@@ -71,6 +71,8 @@ def run(
     except KeyboardInterrupt as stop:
         complain(_stopped(folder, data))
         raise typer.Exit(130) from stop
+    if finished.method.adapt.everyone and not finished.fitted:
+        finished.fit(workers=workers or 1)
     show_result(finished, found)
     if finished.engine_reason:
         say(f"Engine: {finished.engine}, because {finished.engine_reason}.")
@@ -100,12 +102,19 @@ def show_result(run: Run, found: Found) -> None:
     chosen = f"the best by {metric_inline(metric)} on valid" if best.valid else "the last; there is no valid"
     if best.valid and math.isnan(best.valid.get(metric, math.nan)):
         chosen = f"the last; {metric_inline(metric)} is not defined on valid"
-    columns = {"valid": best.valid, "test": best.test} if best.valid else {"test": best.test}
+    last = run.method.adapt.everyone
+    test = "test, before the last step" if last else "test"
+    columns = {"valid": best.valid, test: best.test} if best.valid else {test: best.test}
     then = [r for r in run.history if r.split == SHARED and r.client is None and r.round == best.round]
     shared = {r.metric: r.value for r in then}
     if shared:
         columns["test, shared part"] = shared
     metrics_table(f"{name}: epoch {best.epoch:g} of {run.epoch:g}, {chosen}", columns, note)
+    if last:
+        splits = [s for s in ("valid", "test") if run.data.counts(s)[run.clients.positions].any()]
+        metrics_table(
+            f"{name}: after the last round, and each user's last step", {s: run.evaluate(s) for s in splits}
+        )
     tuned = scores_of(run.history)
     if tuned is not None:
         before, after = tuned.curve[0], tuned.last

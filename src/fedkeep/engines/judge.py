@@ -250,13 +250,7 @@ class Window:
         if not _recalls(way):
             return {}
         assert isinstance(way.predict, Recalls)
-        job, client = self.job, self.clients[place]
-
-        def outputs_of(function: Predict, split: str) -> Iterator[tuple[Any, Params]]:
-            return outputs(job, params, job.rows(client, split), function)
-
-        given = Recall(net=job.net, params=params, outputs=outputs_of)
-        return prefixed(CLIENT, way.predict.recall(given))
+        return recalled(self.job, way.predict, params, self.clients[place])
 
     def _side_by_side(self, way: Way, own: Params, piece: Piece, batch: Params) -> Any:
         """Return the predictions of clients with equally many examples, one client's after the other's."""
@@ -283,6 +277,22 @@ class Window:
         names = [repr(str(self.job.data.ids[c])) for c in np.unique(owner)]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return f"Judging the {self.split} examples of {', '.join(names[:3])}{more}"
+
+
+def recalled(job: Job, predict: Recalls, params: Params, client: int) -> Params:
+    """Return what a way to predict makes of a client's own examples, as the client's state by name.
+
+    Args:
+        job: what all clients have in common.
+        predict: the way.
+        params: the client's whole model, on the job's device.
+        client: its index.
+    """
+
+    def outputs_of(function: Predict, split: str) -> Iterator[tuple[Any, Params]]:
+        return outputs(job, params, job.rows(client, split), function)
+
+    return prefixed(CLIENT, predict.recall(Recall(net=job.net, params=params, outputs=outputs_of)))
 
 
 def _recalls(way: Way) -> bool:

@@ -23,7 +23,7 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
-from fedkeep.experiments.personalize import AdaptedRun, ColdStart, labels_of
+from fedkeep.experiments.personalize import ColdStart, labels_of
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import locked
 from fedkeep.methods.aggregate import RunningMean
@@ -210,8 +210,8 @@ def falls_in_words(result: ColdStart) -> str:
     )
 
 
-def adapted_form(found: AdaptedRun) -> dict[str, Any]:
-    """Return clients before and after adapting as a table in the form that reports read: a row a client, the mean last.
+def adapted_form(found: Run, clients: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return clients (by default those in federation) before and after adapting as a table in the form that reports read: a row a client, the mean last.
 
     Before: each client's model as federation left it (the shared part where there is no other). A split without
     examples is left out.
@@ -220,7 +220,7 @@ def adapted_form(found: AdaptedRun) -> dict[str, Any]:
     metric = task.client_metric
     columns, values = ["client"], []
     for split in ("valid", "test"):
-        judged = found.judge((found.before, "adapted"), split)[0]
+        judged = found.judge((found.before, "adapted"), split, clients)[0]
         before, after = (judged.per_client(found.before), judged.per_client("adapted"))
         if not before:
             continue
@@ -228,7 +228,7 @@ def adapted_form(found: AdaptedRun) -> dict[str, Any]:
         values += [before, after]
     rows = [
         [client, *(each[client][0] if client in each else None for each in values)]
-        for client in found.clients
+        for client in found.members(clients)
     ]
     means = [float(np.mean([value for value, _ in v.values()])) for v in values]
     return {

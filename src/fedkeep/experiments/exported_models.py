@@ -11,51 +11,37 @@ is read a single time, however many are loaded.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
-from fedkeep.core.copying import copied
 from fedkeep.core.declared import declared
-from fedkeep.core.describe import check_kind, describe, differences
-from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean, warn
+from fedkeep.core.describe import check_kind, differences
+from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
 from fedkeep.core.files import (
-    beside,
     check_tensors,
     expanded,
     layout,
     load_verified,
     state_name,
-    sync_folder,
-    sync_tree,
 )
 from fedkeep.core.heads import Head
 from fedkeep.core.net import Net, tensors_of
-from fedkeep.core.params import SERVER, Params, is_state, prefixed
-from fedkeep.core.run_files import read_info
-from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
-from fedkeep.data.ids import SomeIds, as_id
+from fedkeep.core.params import Params, is_state
+from fedkeep.core.sealed import read_sealed
+from fedkeep.data import FederatedData
+from fedkeep.data.ids import as_id
 from fedkeep.engines.first_values import first_kept
-from fedkeep.experiments.personalize import AdaptedRun, adapt_clients
-from fedkeep.experiments.run import Run, as_module, check_module
+from fedkeep.engines.use import Predicted, as_module, predict_rows
+from fedkeep.experiments.run import INFO, SHARED, told_of
 from fedkeep.methods import Method
-from fedkeep.methods.base import forward
-from fedkeep.version import __version__
 
 if TYPE_CHECKING:
     from fedkeep.data.preparation import Encoding
     from fedkeep.experiments.config import Config
-
-INFO, SHARED = "model.json", "shared.safetensors"
 
 
 class Exported:
@@ -73,7 +59,7 @@ class Exported:
         RunError: the folder holds no models, or is damaged.
     """
 
-    advice = "Export their models: fedkeep export RUN --client ID --adapt --out DIR"
+    advice = "Fit and export their models: fedkeep personalize RUN --client ID, then fedkeep export"
 
     def __init__(
         self, folder: Path | str, model: nn.Module | None = None, method: Method | None = None
@@ -151,6 +137,10 @@ class Exported:
         check_tensors(path, wanted, layout(found), found)
         return as_module(bare, method, values)
 
+    def predict(self, client: str | int, rows: Mapping[str, Any] | FederatedData) -> list[Predicted]:
+        """Return what a client's model says of new examples, as ``Run.predict``."""
+        return predict_rows(self.model(client), rows, self.encoding, as_id(client))
+
     def shared(self) -> nn.Module:
         """Return the model of nobody in particular: the shared part alone.
 
@@ -167,7 +157,7 @@ class Exported:
         if method.predict_shared is None:
             raise MethodError(
                 f"The shared part of {method.name!r} cannot predict alone. Take clients' own models (--client ID), or "
-                f"fit new clients': fedkeep export RUN --client ID --adapt."
+                f"fit new clients': fedkeep personalize RUN --client ID."
             )
         begins = first_kept(method, Net(bare))
         if config.model.word_vectors and set(begins) & {
@@ -225,12 +215,6 @@ def fitting(info: Mapping[str, Any], model: nn.Module, method: Method) -> Method
     return (method if known is None else method.but(head=Head(**known))).fitted(model)
 
 
-def told_of(method: Method) -> Any:
-    """Return what tells how a method's models predict; nothing where they do by themselves."""
-    plain = method.predict is forward and method.extend is None
-    return {} if plain else {"predict": describe(method.predict), "extend": describe(method.extend)}
-
-
 def load_model(
     folder: Path | str, client: str | int, *, model: nn.Module | None = None, method: Method | None = None
 ) -> nn.Module:
@@ -274,148 +258,3 @@ def load_encoding(folder: Path | str) -> Encoding:
         ConfigError: the data were numbers already when they came, and no configuration says more of them.
     """
     return Exported(folder).encoding
-
-
-def export_models(
-    run: Run,
-    folder: Path | str,
-    clients: Iterable[str | int] | None = None,
-    *,
-    adapt: bool = False,
-    onnx: bool = False,
-    config: str | None = None,
-) -> list[str]:
-    """Write clients' personalised models into a new folder.
-
-    Args:
-        run: a run, or what ``adapt_clients`` made of it.
-        folder: must not exist.
-        clients: their ids; by default of all that took part in federation.
-        adapt: fit what is a client's own on all of its examples first, as ``fedkeep personalize`` does.
-        onnx: write each client's model as ONNX too, computed by onnxruntime and compared with torch's numbers.
-        config: the configuration that the models follow, as TOML; None: the one that the run's folder keeps.
-
-    Returns:
-        The clients' ids.
-
-    Raises:
-        RunError: the folder exists or cannot be written.
-        MethodError: the method's models cannot be written to files.
-        DataError: there is no such client.
-        ConfigError: a client was held out of federation and is not adapted; a package for ONNX is missing.
-    """
-    out, chosen = expanded(folder), run.members(clients)
-    check_module(run.method)
-    config = _config_text(run) if config is None else config
-    if adapt:
-        run = adapt_clients(run, chosen)
-    elif not isinstance(run, AdaptedRun):
-        _check(run, chosen)
-    if out.exists():
-        raise RunError(f"{out} already exists; it is not overwritten. Move it, or name another folder.")
-    part = beside(out.absolute())
-    try:
-        (part / "clients").mkdir(parents=True)
-        _write(run, part, chosen, config)
-        if onnx:
-            from fedkeep.experiments.onnx_files import write_onnx
-
-            bare = None if config else copied(run.net.module).cpu()
-            exported = Exported(part, bare, run.method)
-            for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
-                path = (part / "clients" / state_name(name)).with_suffix(".onnx")
-                write_onnx(exported.model(name), run.data, client, path)
-        sync_tree(part)
-        os.rename(part, out)
-        sync_folder(out.absolute().parent)
-    except OSError as error:
-        raise RunError(f"Cannot write {out}: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return list(chosen)
-
-
-def _config_text(run: Run) -> str:
-    """Return the configuration that a run was made from; empty where there was none.
-
-    What reads configurations loads pydantic, so it is imported where it is needed: ``import fedkeep`` stays light.
-    """
-    if run.folder is None or not (run.folder / "run.json").exists():
-        return ""
-    from fedkeep.experiments.load import run_folder_config
-
-    return run_folder_config(run.folder)[1] if read_info(run.folder).get("config") else ""
-
-
-def _check(run: Run, chosen: SomeIds) -> None:
-    method = run.method
-    if run.personal == "shared":
-        raise MethodError(
-            f"Clients of {method.name!r} have models of their own only after adapting: say --adapt (adapt=True)."
-        )
-    split, own = method.adapt.split or method.split, method.split.halves(run.net.module).private_names
-    names = sorted(run.net.trainable())
-    if not own and any(
-        map(split.is_private, (n for p in method.adapt.phases for n in p.trained_names(split, names)))
-    ):
-        warn(
-            f"Clients of {method.name!r} get models of their own by adapting, so each file holds the shared model. "
-            f"--adapt (adapt=True) fits each client's."
-        )
-    for client in set(chosen) & set(run.held_out):
-        raise ConfigError(
-            f"{client!r} was held out of federation, so it has no values of its own yet. Fit them "
-            f"on its examples: --adapt (adapt=True)."
-        )
-
-
-def _write(run: Run, part: Path, chosen: SomeIds, config: str) -> None:
-    plain = run.method.predict is forward
-    frozen = run.method.split.halves(run.net.module).frozen(run.net.initial())
-    whole = {**frozen, **run.server, **prefixed(SERVER, run.state)}
-    shared: Params = {}
-    entries = {}
-    for name in chosen:
-        own = run.own(name)
-        values = {**frozen, **run.sent(name).flat, **own}
-        if plain:
-            values = {n: v for n, v in values.items() if not is_state(n)}
-        same = {n for n in values.keys() & whole.keys() - own.keys() if torch.equal(values[n], whole[n])}
-        shared |= {n: values[n] for n in same}
-        content = {n: v for n, v in values.items() if n not in same}
-        entries[name] = _tensors(part / "clients" / state_name(name), content)
-    if not entries:
-        shared = {n: v for n, v in whole.items() if not (plain and is_state(n))}
-    info = {
-        "kind": "personalised models",
-        "format": FORMAT,
-        "fedkeep": __version__,
-        "method": run.method.name,
-        "predicts": told_of(run.method),
-        "head": None if run.method.head is None else asdict(run.method.head),
-        "round": run.round,
-        "config": config,
-        "encoding": _encoding(run, config),
-        "shared": _tensors(part / SHARED, shared),
-        "clients": entries,
-    }
-    (part / INFO).write_bytes(sealed_bytes(info))
-
-
-def _encoding(run: Run, config: str) -> str:
-    """Return what the data say of themselves, and how their columns came to be numbers; empty where nothing says so."""
-    from fedkeep.data.preparation import Encoding
-    from fedkeep.experiments.build import encoding_of
-
-    agreed = run.data.meta.get("encoded_by")
-    if agreed is None:
-        return encoding_of(run.data).to_json() if config else ""
-    found, codes = encoding_of(run.data), Encoding.from_json(agreed, "The data's encoding").columns
-    return replace(found, columns={**found.columns, **codes}).to_json()
-
-
-def _tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors into a folder that has no name yet; return the file's hash."""
-    content = save({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()})
-    path.write_bytes(content)
-    return hashlib.sha256(content).hexdigest()

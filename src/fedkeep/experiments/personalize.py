@@ -13,43 +13,33 @@ method's own loss, a fresh optimiser and a small learning rate; every few steps 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import get_args
 
 import numpy as np
-import torch
 from torch import nn
 
 from fedkeep.core.errors import ConfigError, MethodError, RunError, check_choice
 from fedkeep.core.files import write_of_run
-from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Kind, Optimizer
-from fedkeep.core.params import Params, misfit
+from fedkeep.core.params import misfit
 from fedkeep.core.records import Record, read_sealed_records, sealed_records
 from fedkeep.core.run_files import read_info
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import (
-    Adaptation,
-    Adapted,
-    Fitting,
-    Job,
-    LocalDevice,
     first_default,
     first_global,
-    fit,
     to_records,
 )
-from fedkeep.engines.adapt import Fits, Tuning, first_rows, one_by_one, own_default, own_split
-from fedkeep.experiments.processes import processes
+from fedkeep.engines.adapt import Tuning, first_rows
 from fedkeep.experiments.progress import make_progress
-from fedkeep.experiments.run import Run
-from fedkeep.methods import Adapt, Method, Phase, Sent
+from fedkeep.experiments.run import Run, adapt_clients
+from fedkeep.methods import Method, Phase
 from fedkeep.methods.base import Predict
 from fedkeep.metrics.scores import Personalized, ap
 from fedkeep.metrics.worth.gains import FEW
@@ -57,57 +47,8 @@ from fedkeep.metrics.worth.intervals import Interval, chance_of_users, users_lik
 from fedkeep.metrics.worth.signs import holm
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.report.wording import is_fraction, lower_is_better
-from fedkeep.store import Default, MemoryStore, PrivateStore
+from fedkeep.store import MemoryStore
 from fedkeep.tasks import Task, tasks_in
-from fedkeep.tasks.results import Model
-
-
-@dataclass(kw_only=True, repr=False)
-class AdaptedRun(Run):
-    """A run whose clients have adapted: it is judged, written and predicts with what is each client's own since.
-
-    Attributes:
-        clients: the clients that adapted.
-        private: what they kept in federation, as in the run that they adapted from.
-        adapted: the store of what is each client's own now.
-        stopped: by client's id, the pass that each phase with early stopping kept (0: none).
-    """
-
-    adapted: PrivateStore
-    stopped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, run: Run, clients: SomeIds, adapted: PrivateStore, stopped: Mapping[str, tuple[int, ...]]
-    ) -> AdaptedRun:
-        """Return a run with clients that have adapted; the run itself stays as it is."""
-        known = {f.name: getattr(run, f.name) for f in fields(Run)} | {"clients": clients}
-        return cls(**known, adapted=adapted, stopped=stopped)
-
-    @property
-    def personal(self) -> Model:
-        """The model that is a client's own."""
-        return "adapted"
-
-    @property
-    def before(self) -> Model:
-        """The model that was a client's own before it adapted."""
-        return super().personal
-
-    def local_device(self, fits: Fits = one_by_one) -> LocalDevice:
-        """Return the device of all clients, which holds what is each client's own."""
-        device = super().local_device(fits)
-        device.hold("adapted", self.adapted)
-        return device
-
-    def own(self, client: str | int) -> Params:
-        """Return what is one client's own since it adapted, given its id."""
-        return {n: v[0] for n, v in self.adapted.read([self.data.index(client)]).items()}
-
-    def accuracies(self, split: str = "test") -> list[float]:
-        """Return each client's accuracy on the first task (RMSE for regression), NaN without examples."""
-        own = self.judge(("adapted",), split)[0].per_client("adapted")
-        return [own[c][0] if c in own else float("nan") for c in self.clients]
 
 
 def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
@@ -149,104 +90,6 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
         folder=None,
         examples=None,
     )
-
-
-@with_gradients
-def adapt_clients(
-    run: Run,
-    clients: Iterable[str | int] | None = None,
-    *,
-    begin: Literal["kept", "default", "initial"] = "kept",
-    examples: int | None = None,
-    start: Mapping[str, Params] | Mapping[int, Params] | None = None,
-    workers: int = 1,
-    progress: bool | None = None,
-) -> AdaptedRun:
-    """Adapt clients on their own training examples, each from its own values.
-
-    A client that took part in federation starts from its kept private values (from default ones, if the method's start
-    anew in every round), and whatever is its own while it adapts beyond these from what it is sent.
-
-    Args:
-        run: a finished run; nothing of it is changed.
-        clients: their ids; by default of all of the data.
-        begin: ``"default"``: everyone starts as a new client does; ``"initial"``: from the model's values.
-        examples: how many of a client's training examples, the first in a seeded order; None: all.
-        start: by client's id, values to start from instead.
-        workers: processes side by side; results don't depend on it.
-        progress: as for ``simulate``.
-
-    Raises:
-        ConfigError: there is no client to adapt, or ``begin`` or ``examples`` is wrong.
-        DataError: there is no such client.
-        MethodError: the method has no adaptation, or its adaptation trains federated parameters.
-    """
-    everyone = SomeIds(run.data.ids, np.arange(len(run.data)))
-    chosen = everyone if clients is None else run.members(clients)
-    if not len(chosen):
-        raise ConfigError("There is no client to adapt.")
-    given = {str(run.data.ids[run.data.index(c)]): values for c, values in (start or {}).items()}
-    device = run.local_device(partial(_side_by_side, workers=workers) if workers > 1 else one_by_one)
-    with make_progress(progress, f"adapting, {run.method.name}", len(chosen)) as bar:
-        device.adapt(
-            run.orders(chosen),
-            Adaptation(begin=begin, examples=examples, split=""),
-            start=given,
-            done=lambda done: bar.update(done, {}),
-        )
-    stopped = {str(run.data.ids[c]): passes for c, passes in device.stopped.items()}
-    return AdaptedRun.of(run, chosen, device.held("adapted"), stopped)
-
-
-def own_store(run: Run) -> MemoryStore:
-    """Return an empty store of what is a client's own while it adapts."""
-    first = str(run.data.ids[0])
-    default = own_default(run.job, own_split(run.method), run.sent(first), first)
-    return MemoryStore(Default(default), run.data.ids)
-
-
-def _side_by_side(job: Job, adapt: Adapt, fittings: Sequence[Fitting], workers: int) -> Iterator[Adapted]:
-    """Fit clients in processes; results do not depend on how many there are."""
-    # The stores' files stay with this process: clients' values travel with the task, and so does what a client is sent
-    # where not all are sent the same; as arrays, since tensors would travel as open files.
-    bare, sent = replace(job, store=MemoryStore(job.store.default, job.store.ids)), fittings[0].sent
-    alike = all(each.sent is sent for each in fittings)
-    given, threads = (bare, adapt, sent if alike else None), max(1, torch.get_num_threads() // workers)
-    with processes(workers, threads, begin=_begin, given=given) as pool:
-        tasks = (
-            (each.client, each.rows, *map(_arrays, (each.start, *(() if alike else _parts(each.sent)))))
-            for each in fittings
-        )
-        for own, stopped in pool.map(_fitted, tasks):
-            yield Adapted(_tensors(own), stopped)
-
-
-_GIVEN: list[Any] = []  # of a worker process: job, adaptation, and what every client is sent
-_Arrays = dict[str, np.ndarray]
-
-
-def _begin(*given: object) -> None:
-    _GIVEN[:] = given
-
-
-def _fitted(task: tuple[Any, ...]) -> tuple[_Arrays, tuple[int, ...]]:
-    (job, adapt, alike), (client, rows, *values) = _GIVEN, task
-    start, *parts = map(_tensors, values)
-    sent = Sent(params=parts[0], state=parts[1]) if parts else alike
-    found = fit(job, adapt, Fitting(client, sent, rows, start))
-    return _arrays(found.own), found.stopped
-
-
-def _parts(sent: Sent) -> tuple[Params, Params]:
-    return sent.params, sent.state
-
-
-def _arrays(values: Params) -> _Arrays:
-    return {name: value.cpu().numpy() for name, value in values.items()}
-
-
-def _tensors(values: _Arrays) -> Params:
-    return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
 
 
 ALPHA = 0.05

@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
-from fedkeep.core.net import Takes, float_type, logits_of
-from fedkeep.data.federated import FederatedData
+from fedkeep.core.net import Takes
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import Encoding
 from fedkeep.data.preparation.features import FeatureCode
-from fedkeep.data.preparation.labels import LabelCode
 from fedkeep.data.preparation.numbers import PlainCode
 from fedkeep.data.preparation.texts import TextCode
 from fedkeep.data.readers.cells import ID, TEXT, Table
 from fedkeep.data.readers.load import load_table
-from fedkeep.engines.batches import load_batch
+from fedkeep.engines.use import Predicted, predictions, said_tasks, takes_of
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.exported_models import Exported
-from fedkeep.experiments.run import PersonalModel
-from fedkeep.methods.labels import output_of
-from fedkeep.tasks import Task, tasks_in
 
-CHUNK = 1024
-"""Rows that are computed at once."""
 ASIDE = ("time", "opted_in")
 """Columns that a model reads where it names them alone."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says of one row for one task.
-
-    Attributes:
-        task: its name; None where there is one without a name.
-        value: the label of the likeliest class, or a number, or several labels or numbers.
-        probabilities: of each label; empty for numbers.
-    """
-
-    task: str | None
-    value: str | float | list[float] | list[str]
-    probabilities: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """A row's predictions, one for each task, and whose model made them; None: the shared one."""
-
-    client: str | None
-    tasks: tuple[Prediction, ...]
 
 
 def predict_table(
@@ -84,15 +49,11 @@ def predict_table(
     """
     exported = folder if isinstance(folder, Exported) else Exported(folder)
     config, clients, encoding = exported.config, list(exported.clients), exported.encoding
-    tasks = tasks_in(encoding.meta)
-    for task in tasks:
-        if task.kind.says is None:
-            raise MethodError(
-                f"fedkeep predict gives classes and numbers; these models were trained for {task.kind.name!r}. Call "
-                f"fedkeep.load_model({str(exported.folder)!r}, ID) in Python."
-            )
-    takes = _takes(exported.shared() if shared else exported.model(clients[0] if client is None else client))
-    wanted = _columns(encoding, config, takes, {task.label for task in tasks})
+    labels = {task.label for task in said_tasks(encoding)}
+    takes = takes_of(
+        exported.shared() if shared else exported.model(clients[0] if client is None else client)
+    )
+    wanted = _columns(encoding, config, takes, labels)
     column = user or str(config.data.options.get("user", "user"))
     by_row = client is None
     must = [column] if by_row and not shared else [user] if by_row and user else []
@@ -111,14 +72,9 @@ def predict_table(
     found: dict[int, Predicted] = {}
     for owner, rows in rows_of.items():
         model = exported.shared() if owner is None else exported.model(owner)
-        for row, said in zip(rows, _predicted(model, takes, data, rows, tasks, encoding), strict=True):
+        for row, said in zip(rows, predictions(model, data, encoding, rows), strict=True):
             found[row] = Predicted(owner, said)
     return [found[row] for row in range(len(owners))]
-
-
-def _takes(model: nn.Module) -> Takes:
-    module = getattr(model, "module", model)
-    return Takes(f"{type(module).__name__}.forward", module.forward)
 
 
 def _columns(
@@ -176,28 +132,3 @@ def _check_known(table: Table, owners: Sequence[str | None], exported: Exported)
             f"{table.where(row)}: {exported.name} holds no model of {owner!r}{more}."
             f"{did_you_mean(str(owner), known)} {advice}."
         )
-
-
-def _predicted(
-    model: nn.Module,
-    takes: Takes,
-    data: FederatedData,
-    rows: Sequence[int],
-    tasks: Sequence[Task],
-    encoding: Encoding,
-) -> Iterator[tuple[Prediction, ...]]:
-    kind = float_type(model)
-    for start in range(0, len(rows), CHUNK):
-        batch = load_batch(data, np.asarray(rows[start : start + CHUNK]), "cpu", kind)
-        with torch.no_grad():
-            output = logits_of(model(**(batch if isinstance(model, PersonalModel) else takes.of(batch))))
-        said = [_said(output_of(output, task.name), task, encoding) for task in tasks]
-        yield from zip(*said, strict=True)
-
-
-def _said(output: Tensor, task: Task, encoding: Encoding) -> list[Prediction]:
-    """Return a task's predictions from its outputs."""
-    assert task.kind.says is not None
-    code = encoding.columns.get(task.label)
-    names = code.names if isinstance(code, LabelCode) else encoding.about.label_names or ()
-    return [Prediction(task.name, value, shares) for value, shares in task.kind.says(output, names)]

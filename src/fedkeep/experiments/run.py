@@ -1,31 +1,67 @@
-"""``Run``: what a simulation has made, finished or not; and one client's model as a module that predicts."""
+"""``Run``: what a simulation has made, finished or not; and one client's model as a module that predicts.
+
+A run has one answer: what its clients predict with. Where the method has a last step that every client takes
+(``Adapt.everyone``: fine-tuning, a mixture's own experts), a client takes it when it is first asked for; else it is
+what the client kept in federation. ``fit`` gives models to clients who were not in federation. ``evaluate``, ``predict``,
+``model``, the frames and ``export`` all speak of that; ``stage`` asks for another one.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import os
+import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedkeep.core.copying import copied
-from fedkeep.core.errors import ConfigError, DataError, MethodError
-from fedkeep.core.net import Net, tensors_of
-from fedkeep.core.params import Params, State, is_state, to
+from fedkeep.core.describe import describe
+from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, check_choice
+from fedkeep.core.files import beside, expanded, state_name, sync_folder, sync_tree
+from fedkeep.core.modes import with_gradients
+from fedkeep.core.net import Net
+from fedkeep.core.params import SERVER, Params, State, is_state, prefixed, to
 from fedkeep.core.records import Record
+from fedkeep.core.run_files import read_info
+from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
-from fedkeep.data.ids import SomeIds
-from fedkeep.engines import Job, Judged, LocalDevice, Order, Sequential, orders_of
-from fedkeep.engines.adapt import Fits, one_by_one
+from fedkeep.data.ids import SomeIds, as_id
+from fedkeep.engines import Adaptation, Job, Judged, LocalDevice, Order, Sequential, orders_of, to_records
+from fedkeep.engines.adapt import Fits, one_by_one, own_default, own_split
+from fedkeep.engines.judge import recalled
+from fedkeep.engines.use import Predicted, as_module, encoding_of, predict_rows
+from fedkeep.experiments.fitted import write_fitted
+from fedkeep.experiments.onnx_files import write_onnx
+from fedkeep.experiments.progress import make_progress
+from fedkeep.experiments.side_by_side import side_by_side
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.methods.base import Recalls, forward
-from fedkeep.store import PrivateStore
+from fedkeep.store import Default, MemoryStore, PrivateStore
 from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Examples, Model
+from fedkeep.version import __version__
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Stage = Literal["own", "before", "shared"]
+"""Which of a client's models: its own after all steps of the method; as it was after the rounds, before a last step of
+the method's own; or the shared part alone, with default private values."""
+
+INFO, SHARED = "model.json", "shared.safetensors"
+"""Files of a folder of exported models."""
+
+ANSWER = "own"
+"""What stands behind a split's name in records of the run's answer."""
 
 ALL = ""
 """Stands for every client, where a server sends all the same."""
@@ -83,6 +119,8 @@ class Run:
         last: what the server had after the last round; ``server``, ``state`` and ``round`` go before its own.
         metrics: what ``simulate`` was told to measure beside the usual.
         published: of a run whose server is elsewhere, what that sends by client's id, or ``ALL`` alike; None: it is here.
+        fitted: by client's id, what is its own since it adapted after the rounds.
+        stopped: by the ids of these, the pass that each phase with early stopping kept (0: none).
     """
 
     net: Net
@@ -104,6 +142,8 @@ class Run:
     last: Global = field(default_factory=lambda: Global(params={}))
     metrics: tuple[str, ...] = ()
     published: Mapping[str, Sent] | None = None
+    fitted: dict[str, Params] = field(default_factory=dict, init=False, repr=False)
+    stopped: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def __repr__(self) -> str:
         return (
@@ -127,16 +167,15 @@ class Run:
         split: str = "test",
         *,
         clients: Iterable[str | int] | None = None,
-        shared: bool = False,
+        stage: Stage = "own",
         metrics: Mapping[str, Metric] | None = None,
     ) -> dict[str, float]:
-        """Return metrics of the clients' personalised models on their own examples of a split.
+        """Return metrics of the clients' models on their own examples of a split.
 
         Args:
             split: ``train``, ``valid`` or ``test``.
             clients: their ids; by default of the clients that take part in federation.
-            shared: judge the shared part alone, with default private values; so too where clients have models of their
-                own only after adapting (mixture of experts).
+            stage: which of their models, see ``Stage``.
             metrics: metrics of your own, by name: each is given all outputs, (examples, …), and labels, (examples,), as
                 arrays, and returns a number. Of tokens each one with a label is an example.
 
@@ -155,15 +194,77 @@ class Run:
                 f"There is nothing to judge: none of the {len(chosen)} clients has an example in the split {split!r}. "
                 f"Hold some out, e.g. data.split_per_user((0.8, 0.1, 0.1)), or name another split."
             )
-        model: Model = "shared" if shared else self.personal
+        model, device = self._at(stage, chosen)
         out: dict[str, float] = {}
-        for judged in self.judge((model,), split, chosen):
+        for judged in device.judge(self.orders(chosen), split, (model,)):
             out |= judged.metrics(model, self.metrics)
         if metrics:
-            found = self.local_device().outputs(self.orders(chosen), split, model)
+            found = device.outputs(self.orders(chosen), split, model)
             for task, (outputs, labels) in zip(tasks_in(self.data.meta), found, strict=True):
                 out |= {task.metric(n): _measured(n, own, outputs, labels) for n, own in metrics.items()}
         return out
+
+    def frame(self) -> pa.Table:
+        """Return the records as a table of pyarrow: all rounds', and the run's answer after the last as the last rows.
+
+        ``.to_pandas()`` makes a data frame of it. Columns: round, epoch, split, stage, client, metric, value, n.
+        ``client`` is null where all are meant. Rounds judge clients as they are before a last step of the method's own.
+        """
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(
+            [
+                asdict(record) | dict(zip(("split", "stage"), self._staged(record.split), strict=True))
+                for record in [*self.history, *self._answer()]
+            ],
+            schema=pa.schema(
+                [
+                    ("round", pa.int64()),
+                    ("epoch", pa.float64()),
+                    ("split", pa.string()),
+                    ("stage", pa.string()),
+                    ("client", pa.string()),
+                    ("metric", pa.string()),
+                    ("value", pa.float64()),
+                    ("n", pa.int64()),
+                ]
+            ),
+        )
+
+    def clients_frame(self, split: str = "test", *, stage: Stage = "own") -> pa.Table:
+        """Return a row for each client in federation that has examples of a split, as a table of pyarrow.
+
+        ``.to_pandas()`` makes a data frame of it. Columns: client, examples, and each task's metric.
+        """
+        import pyarrow as pa
+
+        columns: dict[str, dict[str, Any]] = {}
+        model, device = self._at(stage, self.clients)
+        for judged in device.judge(self.orders(self.clients), split, (model,)):
+            for client, (value, count) in judged.per_client(model).items():
+                row = columns.setdefault(client, {"client": client, "examples": count})
+                row[judged.task.client_metric] = value
+        return pa.Table.from_pylist(list(columns.values()))
+
+    def _answer(self) -> list[Record]:
+        """Return records of the clients' models after the last round, of splits that have examples."""
+        model, device = self._at("own", self.clients)
+        found = []
+        for split in ("valid", "test"):
+            if self.data.counts(split)[self.clients.positions].any():
+                judged = device.judge(self.orders(self.clients), split, (model,))
+                name = f"{split}/{ANSWER}"
+                found += to_records(judged, model, self.round, self.epoch, name, False, self.metrics)
+        return found
+
+    def _staged(self, split: str) -> tuple[str, str | None]:
+        """Return the split and the stage that a record's split names."""
+        name, _, stage = split.partition("/")
+        if name not in ("valid", "test"):
+            return split, None
+        return name, {"shared": "shared", "adapted": "own", ANSWER: "own"}.get(
+            stage, "before" if self.method.adapt.everyone else "own"
+        )
 
     def members(self, clients: Iterable[str | int] | None = None) -> SomeIds:
         """Return clients' ids, with their positions in ``data``.
@@ -189,10 +290,74 @@ class Run:
             )
         return SomeIds(self.data.ids, found)
 
+    def fit(
+        self, clients: Iterable[str | int] | None = None, *, workers: int = 1, progress: bool | None = None
+    ) -> Run:
+        """Fit what is a client's own to all of its training examples, as the method adapts; nothing is uploaded.
+
+        Who took part in federation starts from what it kept. From then on it is the client's answer; a run with a
+        folder keeps it there.
+
+        Args:
+            clients: their ids; by default of those who need it: all, where the method has a last step that every client
+                takes, else those held out of federation.
+            workers: processes side by side; results don't depend on it.
+            progress: as for ``simulate``.
+
+        Raises:
+            ConfigError: there is no client to fit.
+            DataError: there is no such client.
+            MethodError: the method has no adaptation.
+        """
+        everyone = SomeIds(self.data.ids, np.arange(len(self.data)))
+        chosen = clients if clients is not None else everyone if self.method.adapt.everyone else self.held_out
+        found = self._fit(chosen, workers, progress)
+        if self.folder is not None:
+            write_fitted(self.folder, self.round, found)
+        return self
+
+    def _fit(
+        self, clients: Iterable[str | int], workers: int = 1, progress: bool | None = None
+    ) -> dict[str, Params]:
+
+        found = adapt_clients(self, clients, workers=workers, progress=progress)
+        self.fitted |= found.fitted
+        self.stopped |= found.stopped
+        return found.fitted
+
+    def _finish(self, clients: Iterable[str]) -> None:
+        """Let clients take the method's own last step who have not."""
+        late = [client for client in clients if client not in self.fitted]
+        if late and self.method.adapt.everyone:
+            self._fit(late)
+
+    def _at(self, stage: Stage, clients: SomeIds) -> tuple[Model, LocalDevice]:
+        """Return a stage's model by the name that it is judged by, and the device that has it of these clients."""
+        check_choice("stage must be", stage, get_args(Stage))
+        if stage == "own":
+            self._finish(clients)
+            if not self.fitted.keys().isdisjoint(clients):
+                device = self.local_device()
+                device.hold("adapted", self._store(clients))
+                return "adapted", device
+        return "shared" if stage == "shared" else self.before, self.local_device()
+
     @property
-    def personal(self) -> Model:
-        """The model that is a client's own: ``shared`` where it has one only after adapting."""
+    def before(self) -> Model:
+        """The model that was a client's own before any last step: ``shared`` where it had none."""
         return "shared" if self.method.waits(sorted(self.net.trainable())) else "own"
+
+    def _store(self, clients: Iterable[str]) -> MemoryStore:
+        """Return what is the clients' own now, as a store."""
+        first = next(iter(self.fitted.values()))
+        store = MemoryStore(Default(first), self.data.ids)
+        store.default.opted_out = self.private.default.opted_out
+        for client in clients:
+            own = self.own(client)
+            if own.keys() != first.keys():  # it has not adapted, and others to more than the rounds keep
+                own = own_default(self.job, own_split(self.method), self.sent(client), client) | own
+            store.write([self.data.index(client)], {n: own[n].unsqueeze(0) for n in first})
+        return store
 
     def judge(
         self,
@@ -214,7 +379,11 @@ class Run:
 
     def local_device(self, fits: Fits = one_by_one) -> LocalDevice:
         """Return the device of all clients, which lets every example's result leave."""
-        return LocalDevice(self.job, Sequential(), leaves="examples", judges="all", fits=fits)
+        device = LocalDevice(self.job, Sequential(), leaves="examples", judges="all", fits=fits)
+        if self.fitted:
+            known = {self.data.index(c) for c in self.fitted}
+            device.hold("adapted", self._store(self.fitted), known)
+        return device
 
     @property
     def job(self) -> Job:
@@ -231,22 +400,73 @@ class Run:
             return orders_of(self.method, self.whole, self.members(clients))
         return (Order(round=self.round, client=c, sent=self.sent(c)) for c in self.members(clients))
 
-    def parameters(self, client: str | int) -> Params:
+    def parameters(self, client: str | int, *, stage: Stage = "own") -> Params:
         """Return a client's whole model on the run's device, given the client's id: all parameters by name."""
-        frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
-        return to({**frozen, **self.sent(client).params, **self.kept(client).params}, self.device)
+        return {n: v for n, v in self.values(client, stage=stage).items() if not is_state(n)}
 
-    def model(self, client: str | int) -> nn.Module:
-        """Return a client's own model as a module that predicts, called with the data's columns by name.
+    def values(self, client: str | int, *, stage: Stage = "own") -> Params:
+        """Return all that a client predicts with, on the run's device, by name: parameters, and the method's state.
+
+        What the method makes of the client's own examples before it predicts (kNN-Per) is in it.
+        """
+        frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
+        values = to({**frozen, **self.sent(client).flat, **self.own(client, stage=stage)}, self.device)
+        if stage == "shared" or not isinstance(self.method.predict, Recalls):
+            return values
+        with self.net.still():
+            return values | recalled(self.job, self.method.predict, values, self.data.index(client))
+
+    def model(self, client: str | int, *, stage: Stage = "own") -> nn.Module:
+        """Return a client's model as a module that predicts, called with the data's columns by name.
 
         Raises:
             DataError: there is no such client.
-            MethodError: the method looks at the client's examples to predict.
+            MethodError: the method's shared part cannot predict alone, and it is asked for.
         """
-        check_module(self.method)
-        frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
-        values = {**frozen, **self.sent(client).flat, **self.own(client)}
-        return as_module(self.net.module, self.method, to(values, self.device))
+        method, before = self.method, self.before if stage == "before" else ""
+        if stage == "shared" or before == "shared":
+            if method.predict_shared is None:
+                raise MethodError(f"The shared part of {method.name!r} cannot predict alone.")
+            stage, method = "shared", method.but(predict=method.predict_shared)
+        return as_module(self.net.module, method, self.values(client, stage=stage))
+
+    def predict(
+        self, client: str | int, rows: Mapping[str, Any] | FederatedData, *, stage: Stage = "own"
+    ) -> list[Predicted]:
+        """Return what a client's model says of new examples: labels with probabilities, or numbers.
+
+        Args:
+            client: the client's id.
+            rows: by column a value for each example, as ``Encoding.batch`` takes them: texts, rows of features before
+                any scales; or data that are numbers already.
+            stage: which model, see ``Stage``.
+
+        Raises:
+            DataError: there is no such client or column, or a value does not fit it.
+            MethodError: the data's task gives neither classes nor numbers; call ``model(client)``.
+        """
+        return predict_rows(self.model(client, stage=stage), rows, encoding_of(self.data), as_id(client))
+
+    def export(
+        self, folder: Path | str, clients: Iterable[str | int] | None = None, *, onnx: bool = False
+    ) -> list[str]:
+        """Write clients' models, as ``evaluate`` judges them, into a new folder, which ``load_model`` reads.
+
+        Args:
+            folder: must not exist.
+            clients: their ids; by default of all that took part in federation.
+            onnx: write each client's model as ONNX too, computed by onnxruntime and compared with torch's numbers.
+
+        Returns:
+            The clients' ids.
+
+        Raises:
+            RunError: the folder exists or cannot be written.
+            MethodError: the method's models cannot be written to files.
+            DataError: there is no such client.
+            ConfigError: a client was held out of federation and was not fitted; a package for ONNX is missing.
+        """
+        return export_models(self, folder, clients, onnx=onnx)
 
     def sent(self, client: str | int) -> Sent:
         """Return what the server would send a client now, given the client's id.
@@ -266,13 +486,21 @@ class Run:
             )
         return found
 
-    def own(self, client: str | int) -> Params:
+    def own(self, client: str | int, *, stage: Stage = "own") -> Params:
         """Return what is a client's own, by name, its state as ``client/NAME``; of one never trained the default."""
-        return {n: v[0] for n, v in self.private.read([self.data.index(client)]).items()}
+        place = self.data.index(client)
+        name = str(self.data.ids[place])
+        if stage == "own":
+            self._finish([name])
+        if stage == "own" and name in self.fitted:
+            return dict(self.fitted[name])
+        if stage == "shared":
+            return self.private.default(name)
+        return {n: v[0] for n, v in self.private.read([place]).items()}
 
     def kept(self, client: str | int) -> Kept:
-        """Return what is a client's own, its values and its state apart."""
-        return Kept.of(self.own(client))
+        """Return what a client kept in federation, its values and its state apart."""
+        return Kept.of(self.own(client, stage="before"))
 
     @property
     def epoch(self) -> float:
@@ -280,52 +508,152 @@ class Run:
         return self.round / self.rounds_per_epoch
 
 
-class PersonalModel(nn.Module):
-    """One client's model, of a method that predicts in a way of its own; called with columns by name.
+@with_gradients
+def adapt_clients(
+    run: Run,
+    clients: Iterable[str | int] | None = None,
+    *,
+    begin: Literal["kept", "default", "initial"] = "kept",
+    examples: int | None = None,
+    start: Mapping[str, Params] | Mapping[int, Params] | None = None,
+    workers: int = 1,
+    progress: bool | None = None,
+) -> Run:
+    """Adapt clients on their own training examples, each from its own values.
+
+    A client that took part in federation starts from its kept private values (from default ones, if the method's start
+    anew in every round), and whatever is its own while it adapts beyond these from what it is sent.
 
     Args:
-        module: holds the client's values.
-        method: says how to predict.
-        state: what the method keeps beside the model, by name.
+        run: a finished run; nothing of it is changed.
+        clients: their ids; by default of all of the data.
+        begin: ``"default"``: everyone starts as a new client does; ``"initial"``: from the model's values.
+        examples: how many of a client's training examples, the first in a seeded order; None: all.
+        start: by client's id, values to start from instead.
+        workers: processes side by side; results don't depend on it.
+        progress: as for ``simulate``.
+
+    Raises:
+        ConfigError: there is no client to adapt, or ``begin`` or ``examples`` is wrong.
+        DataError: there is no such client.
+        MethodError: the method has no adaptation, or its adaptation trains federated parameters.
     """
+    everyone = SomeIds(run.data.ids, np.arange(len(run.data)))
+    chosen = everyone if clients is None else run.members(clients)
+    if not len(chosen):
+        raise ConfigError("There is no client to adapt.")
+    given = {str(run.data.ids[run.data.index(c)]): values for c, values in (start or {}).items()}
+    device = run.local_device(partial(side_by_side, workers=workers) if workers > 1 else one_by_one)
+    with make_progress(progress, f"adapting, {run.method.name}", len(chosen)) as bar:
+        device.adapt(
+            run.orders(chosen),
+            Adaptation(begin=begin, examples=examples, split=""),
+            start=given,
+            done=lambda done: bar.update(done, {}),
+        )
+    found, held = replace(run, clients=chosen), device.held("adapted")
+    found.stopped = {str(run.data.ids[c]): passes for c, passes in device.stopped.items()}
+    found.fitted = {c: {n: v[0] for n, v in held.read([run.data.index(c)]).items()} for c in chosen}
+    return found
 
-    def __init__(self, module: nn.Module, method: Method, state: Params) -> None:
-        super().__init__()
-        self.module, self._net, self._predict, self._names = module, Net(module), method.predict, list(state)
-        # as buffers, whose names have no dot, they move with the module; a whole number, such as which model is the
-        # client's, is none, so that the exporter of ONNX knows it
-        for place, value in enumerate(state.values()):
-            if value.ndim or value.is_floating_point():
-                self.register_buffer(f"_state_{place}", value, persistent=False)
-            else:
-                setattr(self, f"_state_{place}", value)
 
-    def forward(self, **columns: Tensor) -> Any:
-        """Return what the method predicts for examples."""
-        state = {name: getattr(self, f"_state_{place}") for place, name in enumerate(self._names)}
-        return self._predict(self._net, {**tensors_of(self.module), **state}, columns)
+def export_models(
+    run: Run,
+    folder: Path | str,
+    clients: Iterable[str | int] | None = None,
+    *,
+    onnx: bool = False,
+    config: str | None = None,
+) -> list[str]:
+    """Write clients' models into a new folder; see ``Run.export``.
+
+    Args:
+        run, folder, clients, onnx: as there.
+        config: the configuration that the models follow, as TOML; None: the one that the run's folder keeps.
+    """
+    out, chosen = expanded(folder), run.members(clients)
+    config = _config_text(run) if config is None else config
+    _check(run, chosen)
+    if out.exists():
+        raise RunError(f"{out} already exists; it is not overwritten. Move it, or name another folder.")
+    part = beside(out.absolute())
+    try:
+        (part / "clients").mkdir(parents=True)
+        _write(run, part, chosen, config)
+        if onnx:
+            for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
+                path = (part / "clients" / state_name(name)).with_suffix(".onnx")
+                write_onnx(run.model(name).cpu(), run.data, client, path)
+        sync_tree(part)
+        os.rename(part, out)
+        sync_folder(out.absolute().parent)
+    except OSError as error:
+        raise RunError(f"Cannot write {out}: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return list(chosen)
 
 
-def check_module(method: Method) -> None:
-    """Raise MethodError where a method looks at a client's own examples to predict, which no module holds."""
-    if isinstance(method.predict, Recalls):
-        raise MethodError(
-            f"{method.name!r} looks at a client's own examples to predict, and a model by itself holds none. Take a "
-            f"run of another method."
+def _config_text(run: Run) -> str:
+    """Return the configuration that a run was made from; empty where there was none."""
+    if run.folder is None or not (run.folder / "run.json").exists():
+        return ""
+    info = read_info(run.folder)
+    return str(info.get("config_text") or "") if info.get("config") else ""
+
+
+def _check(run: Run, chosen: SomeIds) -> None:
+    """Raise ConfigError where a client has nothing of its own yet."""
+    if run.method.adapt.everyone:
+        return
+    for client in set(chosen) & set(run.held_out) - set(run.fitted):
+        raise ConfigError(
+            f"{client!r} was held out of federation, so it has no values of its own yet. Fit them on its examples: "
+            f"run.fit([{client!r}]), on the command line fedkeep personalize RUN --client {client}."
         )
 
 
-def as_module(bare: nn.Module, method: Method | None, values: Params) -> nn.Module:
-    """Return a copy of a module with one client's values, ready to predict as its method says.
+def _write(run: Run, part: Path, chosen: SomeIds, config: str) -> None:
+    plain = run.method.predict is forward
+    frozen = run.method.split.halves(run.net.module).frozen(run.net.initial())
+    whole = {**frozen, **run.server, **prefixed(SERVER, run.state)}
+    shared: Params = {}
+    entries = {}
+    for name in chosen:
+        values = to(run.values(name), "cpu")
+        own = run.own(name)
+        if plain:
+            values = {n: v for n, v in values.items() if not is_state(n)}
+        same = {n for n in values.keys() & whole.keys() - own.keys() if torch.equal(values[n], whole[n])}
+        shared |= {n: values[n] for n in same}
+        content = {n: v for n, v in values.items() if n not in same}
+        entries[name] = _tensors(part / "clients" / state_name(name), content)
+    if not entries:
+        shared = {n: v for n, v in whole.items() if not (plain and is_state(n))}
+    info = {
+        "kind": "personalised models",
+        "format": FORMAT,
+        "fedkeep": __version__,
+        "method": run.method.name,
+        "predicts": told_of(run.method),
+        "head": None if run.method.head is None else asdict(run.method.head),
+        "round": run.round,
+        "config": config,
+        "encoding": encoding_of(run.data).to_json() if config or run.data.meta.get("encoded_by") else "",
+        "shared": _tensors(part / SHARED, shared),
+        "clients": entries,
+    }
+    (part / INFO).write_bytes(sealed_bytes(info))
 
-    Args:
-        bare: the module, as ``Method.made_for`` made it.
-        method: None: the module predicts by itself.
-        values: of all of the module's tensors, and the method's state beside them.
-    """
-    module, state = copied(bare), {n: v for n, v in values.items() if is_state(n)}
-    found = {n: v for n, v in values.items() if n not in state}
-    module.load_state_dict({**module.state_dict(), **Net(module).placed(found)})  # what is no tensor stays
-    if method is None or method.predict is forward:
-        return module.eval()
-    return PersonalModel(module, method, state).eval()
+
+def told_of(method: Method) -> Any:
+    """Return what tells how a method's models predict; nothing where they do by themselves."""
+    plain = method.predict is forward and method.extend is None
+    return {} if plain else {"predict": describe(method.predict), "extend": describe(method.extend)}
+
+
+def _tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write tensors into a folder that has no name yet; return the file's hash."""
+    content = save({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()})
+    path.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()

@@ -39,6 +39,7 @@ from fedkeep.engines.workers import workers as processes
 from fedkeep.experiments.conductor import Conductor, Members, centralised_state
 from fedkeep.experiments.drive import Drive, in_use
 from fedkeep.experiments.environment import check_device
+from fedkeep.experiments.fitted import read_fitted
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, removed_if_it_fails
 from fedkeep.experiments.run_settings import RunSettings
@@ -248,8 +249,7 @@ class Simulation:
             conductor.recover(self.engine, store)
         finally:
             directory.close()
-        engine = str(directory.read_info()["engine"])
-        return self._run(folder, store, engine)
+        return self._run(folder, store, str(directory.read_info()["engine"]))
 
     def _run(
         self,
@@ -260,7 +260,7 @@ class Simulation:
     ) -> Run:
         conductor, ids = self.conductor, self.data.ids
         server = conductor.server
-        return Run(
+        run = Run(
             net=self.net,
             method=self.method,
             data=self.data,
@@ -280,6 +280,10 @@ class Simulation:
             last=server,
             metrics=conductor.metrics,
         )
+        if (directory := conductor.directory) is not None:
+            tell = not directory.writable  # else the run has just gone on
+            run.fitted = read_fitted(directory.folder, directory.id, run.round, tell=tell)
+        return run
 
     def _default(self) -> Default:
         """Return what private values of a new client are."""

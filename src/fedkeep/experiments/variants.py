@@ -113,8 +113,7 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
         ) from error
     federated = not config.run.centralised
     private = bool(method.split.personal(dict(module.state_dict())))
-    waits = method.waits([n for n, p in module.named_parameters() if p.requires_grad])
-    later = federated and (waits or (not private and bool(method.adapt.phases)))
+    later = federated and method.adapt.everyone
     own = private or method.predict is not method.predict_shared
     shared = federated and not later and own and method.predict_shared is not None
     changed: dict[str, Any] = {"run": replace(config.run, evaluate_shared=shared, evaluate_adapted=later)}

@@ -78,12 +78,15 @@ class Adapt(Changeable):
             is before.
         rate_decay: ``"linear"``: the rates fall to zero over each phase's own mini-batches, so that what a client ends
             with does not swing with the last few of them; None: they stay, however many mini-batches there are.
+        everyone: whether this is the method's own last step, which every client takes once the rounds are over: its
+            models are those that are judged, written and predict. False: who was not in the rounds adapts alone.
     """
 
     phases: tuple[Phase, ...] = ()
     split: Split | None = None
     start: Callable[[Params], Params] | None = None
     rate_decay: Literal["linear"] | None = None
+    everyone: bool = False
 
     def __post_init__(self) -> None:
         if self.rate_decay not in (None, "linear"):

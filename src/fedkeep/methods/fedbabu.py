@@ -43,5 +43,5 @@ def fedbabu(
         split=Split(frozen=private),
         client=Client(phases=(local,)),
         server=server,
-        adapt=private_part(local).but(split=own),
+        adapt=private_part(local).but(split=own, everyone=True),
     )

@@ -31,7 +31,7 @@ def fedrecon(
 ) -> Method:
     """Return federated reconstruction.
 
-    Metrics of a run use the values of each client's last round; ``cold_start`` reconstructs from a client's examples.
+    What rounds measure uses the values of each client's last round; a run's answer reconstructs them anew.
 
     Args:
         private: name patterns of what is reconstructed.
@@ -54,6 +54,6 @@ def fedrecon(
         split=Split(private),
         client=Client(phases=(support, query), keep=Init(value=private_init, every_round=True)),
         server=server,
-        adapt=Adapt(phases=(support.but(examples="all"),)),
+        adapt=Adapt(phases=(support.but(examples="all"),), everyone=True),
         predict_shared=None,
     )

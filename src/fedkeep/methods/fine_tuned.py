@@ -40,5 +40,5 @@ def fine_tuned(
         examples="all",
         early_stopping=early_stopping,
     )
-    adapt = Adapt(phases=(tune,), split=Split("*"))
+    adapt = Adapt(phases=(tune,), split=Split("*"), everyone=True)
     return fedavg(local=local, server=server).but(name="fine_tuned", adapt=adapt)

@@ -271,6 +271,7 @@ def mixture(
         phases=(own, joint),
         split=Split("*") if tune_global == "local_copy" else None,
         start=local_from_global if local_init == "finetuned" else None,
+        everyone=True,
     )
     return Method(
         name="mixture",

@@ -166,5 +166,5 @@ def per_fedavg(
         name="per_fedavg",
         client=Client(phases=(local.but(loss=meta),)),
         server=server,
-        adapt=Adapt(phases=(step,), split=Split("*")),
+        adapt=Adapt(phases=(step,), split=Split("*"), everyone=True),
     )

@@ -27,13 +27,13 @@ from fedkeep.data.ids import SomeIds
 from fedkeep.data.preparation import Encoding, Source
 from fedkeep.engines import first_default, first_global
 from fedkeep.engines.adapt import own_split
+from fedkeep.engines.use import Predicted
 from fedkeep.experiments.conductor import after_round, ordered
 from fedkeep.experiments.config import parse_toml
 from fedkeep.experiments.environment import check_device
-from fedkeep.experiments.exported_models import Exported, export_models
-from fedkeep.experiments.personalize import AdaptedRun, adapt_clients, own_store
-from fedkeep.experiments.predicting import Predicted, predict_table
-from fedkeep.experiments.run import ALL, Run
+from fedkeep.experiments.exported_models import Exported
+from fedkeep.experiments.predicting import predict_table
+from fedkeep.experiments.run import ALL, Run, adapt_clients, export_models
 from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.toml import to_toml
 from fedkeep.methods import Method, Sent
@@ -230,7 +230,8 @@ class Models:
         split = own_split(method)
         later = {n for p in method.adapt.phases for n in p.trained_names(split, names) if split.is_private(n)}
         rounds = {n for p in method.client.phases for n in p.trained_names(method.split, names)}
-        return ALL in self.published.sent and not later <= set(filter(method.split.is_private, rounds))
+        less = not later <= set(filter(method.split.is_private, rounds))
+        return method.adapt.everyone or (ALL in self.published.sent and less)
 
     def of(self, clients: Iterable[str] | None = None, *, adapted: bool = False) -> Run:
         """Return a run of some clients, with what is each one's own.
@@ -252,15 +253,9 @@ class Models:
                     f"Client {name!r} has no values of its own for round {self.published.round} of the run "
                     f"{self.published.run}: {self._why(name)} Let it adapt: {ADAPT}."
                 )
-        if names and not use:
-            return replace(self.run, clients=chosen)
-        store = own_store(self.run)
-        for name in names:
-            own = self.adapted[name] if name in use else self.run.own(name)
-            place = self.run.data.index(name)
-            start = {n: v[0] for n, v in store.read([place]).items()} | own
-            store.write([place], {n: v.unsqueeze(0) for n, v in start.items()})
-        return AdaptedRun.of(self.run, chosen, store, {})
+        found = replace(self.run, clients=chosen)
+        found.fitted = {name: self.adapted[name] for name in use}
+        return found
 
     def _must_adapt(self, client: str) -> bool:
         """Whether nothing but adapting gives a client what is its own."""

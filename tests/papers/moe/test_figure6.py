@@ -14,8 +14,9 @@ import torch
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_method, build_model
-from fedkeep.experiments.personalize import adapt_clients, rooted
+from fedkeep.experiments.personalize import rooted
 from fedkeep.experiments.reproductions import Request
+from fedkeep.experiments.run import adapt_clients
 from fedkeep.methods import mixture
 from fedkeep_papers.kit import plots
 from fedkeep_papers.moe import cells as moe_cells
@@ -142,7 +143,9 @@ def test_each_client_has_an_expert_of_its_own_kind_and_no_other(images: Path, tm
             assert same_bits(some.own(client), alike.own(client))
             assert set(some.own(client)) == {name for name, _ in model.named_parameters()}
         sizes[kind.name] = sum(p.numel() for p in model.get_submodule("local_expert").parameters())
-        assert some.accuracies("test") == [alike.accuracies("test")[number] for number in numbers]
+        assert some.clients_frame("test")["accuracy"].to_pylist() == [
+            alike.clients_frame("test")["accuracy"].to_pylist()[number] for number in numbers
+        ]
     assert sizes["Mixture, linear"] == 28 * 28 * 10 + 10
     assert len(set(sizes.values())) == 3
 

@@ -31,8 +31,8 @@ from fedkeep.experiments.build import (
 )
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.personalize import AdaptedRun, adapt_clients, own_store, rooted
-from fedkeep.experiments.run import Run
+from fedkeep.experiments.personalize import rooted
+from fedkeep.experiments.run import Run, adapt_clients
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Method
 from fedkeep_papers.kit.cells import Slot, digest
@@ -93,19 +93,19 @@ class Work:
         found = self.adapted(variant)
         seconds = time.perf_counter() - began
         return Result(
-            tuple(found.accuracies("valid")),
-            tuple(found.accuracies("test")),
+            tuple(found.clients_frame("valid")["accuracy"].to_pylist()),
+            tuple(found.clients_frame("test")["accuracy"].to_pylist()),
             self.balanced(found),
             tuple(found.stopped.get(c, ()) for c in found.clients),
             round(seconds, 1),
             commit() or "",
         )
 
-    def adapted(self, variant: Variant) -> AdaptedRun:
+    def adapted(self, variant: Variant) -> Run:
         """Return the clients with the models that a variant gives them."""
         if variant.kind == "fedavg":
             run = self.federated()
-            return AdaptedRun.of(run, SomeIds(run.data.ids, np.arange(len(run.data))), run.private, {})
+            return replace(run, clients=SomeIds(run.data.ids, np.arange(len(run.data))))
         method = adapting_method(variant, self.cell.adapting)
         if variant.kind != "mixture":
             return self.experts(variant, method)
@@ -115,9 +115,10 @@ class Work:
         start = {c: {f"local_expert.{n}": v for n, v in first.own(c).items()} for c in first.clients}
         found = adapt_clients(whole, start=start, progress=self.progress)
         stopped = {c: (*first.stopped[c], *found.stopped[c][1:]) for c in found.clients}
-        return replace(found, stopped=stopped)
+        found.stopped = stopped
+        return found
 
-    def experts(self, variant: Variant, method: Method) -> AdaptedRun:
+    def experts(self, variant: Variant, method: Method) -> Run:
         """Return clients after local training or fine-tuning; their models are kept for all that start from them."""
         kind = "-".join([variant.kind, *([variant.expert] if variant.expert else [])])
         name = f"{kind}{'-augmented' if variant.augment else ''}-wd{variant.weight_decay:g}.safetensors"
@@ -181,7 +182,7 @@ class Work:
         found: Run = self._known["run"]
         return found
 
-    def balanced(self, found: AdaptedRun) -> tuple[float, ...]:
+    def balanced(self, found: Run) -> tuple[float, ...]:
         """Return each client's accuracy on official test images of all classes alike that nobody drew."""
         rows, images = self.unused()
         if not len(rows):
@@ -225,7 +226,7 @@ def _of_all(scene: Scene) -> Scene:
     return replace(scene, q=0.0, by="client")
 
 
-def _keep(found: AdaptedRun, file: Path) -> None:
+def _keep(found: Run, file: Path) -> None:
     numbered = list(zip(found.clients.positions.tolist(), found.clients, strict=True))
     tensors = {f"{number}/{n}": v for number, c in numbered for n, v in found.own(c).items()}
     stopped = {f"{number}//stopped": torch.tensor(found.stopped[c]) for number, c in numbered}
@@ -235,17 +236,16 @@ def _keep(found: AdaptedRun, file: Path) -> None:
     os.replace(part, file)
 
 
-def _loaded(run: Run, file: Path) -> AdaptedRun:
+def _loaded(run: Run, file: Path) -> Run:
     experts: dict[int, Params] = {}
     for key, value in read_tensors(file).items():
         client, _, name = key.partition("/")
         experts.setdefault(int(client), {})[name] = value
     stopped = {c: tuple(own.pop("/stopped").tolist()) for c, own in sorted(experts.items())}
-    store = own_store(run)
-    for number in stopped:
-        store.write([number], {n: v.unsqueeze(0) for n, v in experts[number].items()})
-    clients = SomeIds(run.data.ids, np.array(list(stopped), np.int64))
-    return AdaptedRun.of(run, clients, store, dict(zip(clients, stopped.values(), strict=True)))
+    found = replace(run, clients=SomeIds(run.data.ids, np.array(list(stopped), np.int64)))
+    found.fitted = dict(zip(found.clients, (experts[number] for number in stopped), strict=True))
+    found.stopped = dict(zip(found.clients, stopped.values(), strict=True))
+    return found
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from fedkeep.core.records import Record
 from fedkeep.experiments.build import build_data, build_model
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
@@ -203,8 +202,7 @@ class MethodJob:
         run = self.run(None if alone else 1, progress)
         valid, test = (_curve(run.history, split) for split in ("valid", "test"))
         if METHODS[self.cell.name].adapts:
-            found = adapt_clients(run, progress=progress)
-            valid, test = ({run.round: found.evaluate(split)[METRIC]} for split in ("valid", "test"))
+            valid, test = ({run.round: run.evaluate(split)[METRIC]} for split in ("valid", "test"))
         best = max(valid, key=lambda number: (valid[number], -number))
         curve = tuple((number, valid[number], test[number]) for number in sorted(valid))
         self.cell.slot(self.results, source_of(self.cell.scene, self.data)).write(

@@ -1,0 +1,183 @@
+"""Using a client's model, wherever it comes from: a run, exported files, a device.
+
+``as_module`` puts a client's values into a module that predicts as the method says. ``predictions`` is the one path from
+it to labels with probabilities, or numbers: of examples in numbers, and their encoding. ``predict_rows`` takes raw values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.copying import copied
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net, Takes, float_type, logits_of, tensors_of
+from fedkeep.core.params import Params, is_state
+from fedkeep.data.federated import FederatedData
+from fedkeep.data.preparation import Encoding, Ready
+from fedkeep.data.preparation.labels import LabelCode
+from fedkeep.engines.batches import load_batch
+from fedkeep.methods import Method
+from fedkeep.methods.base import forward
+from fedkeep.methods.labels import output_of
+from fedkeep.tasks import Task, tasks_in
+
+CHUNK = 1024
+"""Rows that are computed at once."""
+
+
+class PersonalModel(nn.Module):
+    """One client's model, of a method that predicts in a way of its own; called with columns by name.
+
+    Args:
+        module: holds the client's values.
+        method: says how to predict.
+        state: what the method keeps beside the model, by name.
+    """
+
+    def __init__(self, module: nn.Module, method: Method, state: Params) -> None:
+        super().__init__()
+        self.module, self._net, self._predict, self._names = module, Net(module), method.predict, list(state)
+        # as buffers, whose names have no dot, they move with the module; a whole number, such as which model is the
+        # client's, is none, so that the exporter of ONNX knows it
+        for place, value in enumerate(state.values()):
+            if value.ndim or value.is_floating_point():
+                self.register_buffer(f"_state_{place}", value, persistent=False)
+            else:
+                setattr(self, f"_state_{place}", value)
+
+    def forward(self, **columns: Tensor) -> Any:
+        """Return what the method predicts for examples."""
+        state = {name: getattr(self, f"_state_{place}") for place, name in enumerate(self._names)}
+        return self._predict(self._net, {**tensors_of(self.module), **state}, columns)
+
+
+def as_module(bare: nn.Module, method: Method | None, values: Params) -> nn.Module:
+    """Return a copy of a module with one client's values, ready to predict as its method says.
+
+    Args:
+        bare: the module, as ``Method.made_for`` made it.
+        method: None: the module predicts by itself.
+        values: of all of the module's tensors, and the method's state beside them.
+    """
+    module, state = copied(bare), {n: v for n, v in values.items() if is_state(n)}
+    found = {n: v for n, v in values.items() if n not in state}
+    module.load_state_dict({**module.state_dict(), **Net(module).placed(found)})  # what is no tensor stays
+    if method is None or method.predict is forward:
+        return module.eval()
+    return PersonalModel(module, method, state).eval()
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one row for one task.
+
+    Attributes:
+        task: its name; None where there is one without a name.
+        value: the label of the likeliest class, or a number, or several labels or numbers.
+        probabilities: of each label; empty for numbers.
+    """
+
+    task: str | None
+    value: str | float | list[float] | list[str]
+    probabilities: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A row's predictions, one for each task, and whose model made them; None: the shared one."""
+
+    client: str | None
+    tasks: tuple[Prediction, ...]
+
+
+def predictions(
+    model: nn.Module, data: FederatedData, encoding: Encoding, rows: Sequence[int] | None = None
+) -> Iterator[tuple[Prediction, ...]]:
+    """Yield what a model says of each example, one prediction for each task.
+
+    Args:
+        model: as :func:`as_module` gives it.
+        data: the examples in numbers.
+        encoding: names the tasks and their labels.
+        rows: their numbers; None: all.
+
+    Raises:
+        MethodError: there is a task that gives neither classes nor numbers.
+    """
+    kind, takes, tasks = float_type(model), takes_of(model), said_tasks(encoding)
+    chosen = np.arange(data.examples) if rows is None else np.asarray(rows, np.int64)
+    for start in range(0, len(chosen), CHUNK):
+        batch = load_batch(data, chosen[start : start + CHUNK], _place(model), kind)
+        with torch.no_grad():
+            output = logits_of(model(**(batch if isinstance(model, PersonalModel) else takes.of(batch))))
+        said = [_said(output_of(output, task.name), task, encoding) for task in tasks]
+        yield from zip(*said, strict=True)
+
+
+def predict_rows(
+    model: nn.Module, rows: Mapping[str, Any] | FederatedData, encoding: Encoding, client: str | None = None
+) -> list[Predicted]:
+    """Return what a client's model says of new examples.
+
+    Args:
+        model: as for :func:`predictions`.
+        rows: raw values by column, as ``Encoding.batch`` takes them, or data that are numbers already.
+        encoding: how raw values become numbers.
+        client: whose model it is.
+
+    Raises:
+        DataError: there is no such column, or a value does not fit it.
+        MethodError: as for :func:`predictions`.
+    """
+    data = rows if isinstance(rows, FederatedData) else encoding.examples(rows)
+    return [Predicted(client, said) for said in predictions(model, data, encoding)]
+
+
+def encoding_of(data: FederatedData) -> Encoding:
+    """Return what data say of themselves, and how their columns came to be numbers."""
+    found, agreed = Encoding.of(Ready(data=data).summary()), data.meta.get("encoded_by")
+    if agreed is None:
+        return found
+    codes = Encoding.from_json(agreed, "The data's encoding").columns
+    return replace(found, columns={**found.columns, **codes})
+
+
+def said_tasks(encoding: Encoding) -> list[Task]:
+    """Return the tasks of data, which all give classes or numbers.
+
+    Raises:
+        MethodError: one does not.
+    """
+    tasks = tasks_in(encoding.meta)
+    for task in tasks:
+        if task.kind.says is None:
+            raise MethodError(
+                f"Predictions are classes or numbers; these models were trained for {task.kind.name!r}. Call the model "
+                f"itself in Python: run.model(ID), or fedkeep.load_model(DIR, ID)."
+            )
+    return list(tasks)
+
+
+def _place(model: nn.Module) -> str:
+    """Return the device that a model is on."""
+    return next((str(t.device) for t in tensors_of(model).values()), "cpu")
+
+
+def takes_of(model: nn.Module) -> Takes:
+    """Return which columns a client's model takes."""
+    module = getattr(model, "module", model)
+    return Takes(f"{type(module).__name__}.forward", module.forward)
+
+
+def _said(output: Tensor, task: Task, encoding: Encoding) -> list[Prediction]:
+    """Return a task's predictions from its outputs."""
+    assert task.kind.says is not None
+    code = encoding.columns.get(task.label)
+    names = code.names if isinstance(code, LabelCode) else encoding.about.label_names or ()
+    return [Prediction(task.name, value, shares) for value, shares in task.kind.says(output, names)]
