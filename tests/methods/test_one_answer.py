@@ -1,0 +1,40 @@
+"""Every method's run has one answer: judged, framed, written and predicted with it is one and the same number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedkeep
+from fedkeep.core.net import logits_of
+from tests.methods.table import DATA, ROWS, trained
+
+LAST = {"fine_tuned", "per_fedavg", "fedbabu", "fedrecon", "mixture"}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_one_answer(name: str, tmp_path: Path) -> None:
+    run, exact = trained(name, 2), pytest.approx
+    judged = run.evaluate()
+    answer = [row for row in run.frame().to_pylist() if row["split"] == "test" and row["stage"] == "own"]
+    assert {row["metric"]: row["value"] for row in answer if row["round"] == 2 and row["client"] is None} == judged
+    frame = run.clients_frame().to_pydict()
+    assert frame["client"] == list(DATA.ids)
+    assert sum(frame["accuracy"]) / 6 == exact(judged["accuracy_user_mean"])
+    assert run.export(tmp_path / "m") == list(DATA.ids)
+    loss = count = 0.0
+    for client, accuracy in zip(frame["client"], frame["accuracy"], strict=True):
+        batch = DATA.batch(DATA.rows(DATA.index(client), "test"))
+        written = fedkeep.load_model(tmp_path / "m", client, model=ROWS[name][0]().double(), method=run.method)
+        with torch.no_grad():
+            here, there = (logits_of(model(x=batch["x"])) for model in (run.model(client), written))
+        assert torch.equal(here, there)
+        right = here.log_softmax(1).gather(1, batch["label"].long().unsqueeze(1))
+        loss, count = loss - float(right.sum()), count + len(right)
+        said = [int(str(row.tasks[0].value)) for row in run.predict(client, {"x": batch["x"].numpy()})]
+        assert sum(a == b for a, b in zip(said, batch["label"].tolist(), strict=True)) / len(said) == accuracy
+    assert loss / count == exact(judged["loss"], rel=1e-9)
+    assert run.method.adapt.everyone == (name in LAST)
+    assert (run.evaluate(stage="before") != judged) == (name in LAST)
