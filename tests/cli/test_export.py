@@ -393,7 +393,7 @@ def test_what_cannot_be_exported_leaves_nothing(
     def full(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedkeep.experiments.exported_models.sealed_bytes", full)
+    monkeypatch.setattr("fedkeep.experiments.run.sealed_bytes", full)
     before = set(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         plain.export("m")

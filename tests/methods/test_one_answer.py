@@ -19,7 +19,9 @@ def test_one_answer(name: str, tmp_path: Path) -> None:
     run, exact = trained(name, 2), pytest.approx
     judged = run.evaluate()
     answer = [row for row in run.frame().to_pylist() if row["split"] == "test" and row["stage"] == "own"]
-    assert {row["metric"]: row["value"] for row in answer if row["round"] == 2 and row["client"] is None} == judged
+    assert {
+        row["metric"]: row["value"] for row in answer if row["round"] == 2 and row["client"] is None
+    } == judged
     frame = run.clients_frame().to_pydict()
     assert frame["client"] == list(DATA.ids)
     assert sum(frame["accuracy"]) / 6 == exact(judged["accuracy_user_mean"])
@@ -27,7 +29,9 @@ def test_one_answer(name: str, tmp_path: Path) -> None:
     loss = count = 0.0
     for client, accuracy in zip(frame["client"], frame["accuracy"], strict=True):
         batch = DATA.batch(DATA.rows(DATA.index(client), "test"))
-        written = fedkeep.load_model(tmp_path / "m", client, model=ROWS[name][0]().double(), method=run.method)
+        written = fedkeep.load_model(
+            tmp_path / "m", client, model=ROWS[name][0]().double(), method=run.method
+        )
         with torch.no_grad():
             here, there = (logits_of(model(x=batch["x"])) for model in (run.model(client), written))
         assert torch.equal(here, there)
