@@ -21,7 +21,7 @@ from fedkeep.data import toy
 from fedkeep.engines.tables import local_rows
 from fedkeep.methods import SecureSums, securely
 from fedkeep.methods.copies import OnCopy, PulledCopy
-from fedkeep.methods.declared import revealed, reveals
+from fedkeep.methods.declared import Reveal, revealed, reveals
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.models import Linear
 from fedkeep.privacy import GaussianNoise
@@ -225,28 +225,42 @@ def test_values_that_ride_beside_a_message_are_found(monkeypatch: pytest.MonkeyP
 
 
 def test_the_allow_list() -> None:
-    allowed = Allowed(("sent/sums",), ("loss", "judged", "upload/norm.*"))
+    allowed = Allowed((Reveal("sent/sums", ("private own.*",)),), ("loss", "judged", "upload/norm.*"))
     assert allowed.by("loss", of_client=True, copied=False) == "allow = 'loss'"
     assert allowed.by("loss", of_client=True, copied=True) == ""  # a copy wants its name
     assert allowed.by("loss", of_client=False, copied=False) == ""  # opted-out examples, other clients
     assert allowed.by("judged/test", of_client=False, copied=False) == "allow = 'judged'"
     assert allowed.by("upload/norm.bias", of_client=True, copied=True) == "allow = 'upload/norm.*'"
     assert allowed.by("upload/linear.bias", of_client=True, copied=False) == ""
-    assert allowed.by("sent/sums", of_client=True, copied=True) == "the method (reveals)"
-    assert allowed.by("sent/sums", of_client=False, copied=False) == ""
+    own, other = ["private own.weight", "private own.bias"], ["private own.weight", "private user"]
+    assert allowed.by("sent/sums", own, copied=True) == "the method (reveals)"
+    assert allowed.by("sent/sums", other) == allowed.by("sent/sums") == ""
+    assert allowed.by("sent/sums", own, of_client=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("copied", "direct", "covered"), [(False, False, True), (True, False, False), (False, True, False)]
+)
+def test_what_is_made_by_steps_is_declared_without_its_copies(
+    copied: bool, direct: bool, covered: bool
+) -> None:
+    made = Reveal("sent/*", ("kept *", "gradients"))
+    assert made.covers("sent/control", ["private user"], copied=copied, direct=direct) is covered
+    assert made.covers("sent/control", ["kept control"], copied=copied, direct=direct)
 
 
 def test_hooks_and_links_declare() -> None:
-    assert revealed(ROWS["scaffold"][1]) == ("sent/*",)
+    assert revealed(ROWS["scaffold"][1]) == (Reveal("sent/*", ("kept *", "examples", "gradients")),)
     assert revealed(furl()) == ()
-    assert revealed(furl().but(upload=(leaks.Declares(),))) == ("upload/*",)
+    links = GaussianNoise(1.0), leaks.Declares()
+    assert revealed(furl().but(upload=links)) == (Reveal("upload/*", ("kept upload/1/*",)),)
 
 
 def test_a_term_declares_wherever_it_stands_in_a_loss() -> None:
-    told = reveals("loss")(type("Told", (Term,), {}))()
+    told = reveals("loss", of=("examples",))(type("Told", (Term,), {}))()
     for loss in (told, cross_entropy() + 0.5 * told, OnCopy(term=cross_entropy() + told)):
-        assert revealed(furl(phases=(Phase(loss=loss),))) == ("loss",)
-    assert revealed(ROWS["pfedme"][1]) == revealed(ROWS["feddyn"][1]) == ("loss",)
+        assert revealed(furl(phases=(Phase(loss=loss),))) == (Reveal("loss", ("examples",)),)
+    assert revealed(ROWS["feddyn"][1]) == (Reveal("loss", ("kept *",)),)
     assert revealed(furl(phases=(Phase(loss=OnCopy(term=cross_entropy())),))) == ()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.params import Params, is_state
+from fedkeep.core.params import CLIENT, Params, is_state
 from fedkeep.core.seeds import generator, numpy_generator
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.columns import Column, Rows, offsets_of
@@ -40,6 +40,16 @@ class Source:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.label}"
+
+    @property
+    def declared(self) -> list[str]:
+        """Its names as declarations have them, see ``methods.declared.Reveal``."""
+        return [declared_name(name) for name in self.names]
+
+
+def declared_name(name: str) -> str:
+    """Return what a declaration calls something that a client keeps."""
+    return f"{'kept' if is_state(name) else 'private'} {name.removeprefix(CLIENT)}"
 
 
 def sources(kept: Mapping[str, Tensor], trainable: Iterable[str]) -> list[Source]:

@@ -66,7 +66,7 @@ def _training(audit: Looking, step: Step, rows: Rows, other: FederatedData) -> N
         if declared:
             audit.put(Finding(leaves=item.label, source=TRAINING, verdict="declared", by=declared))
         else:
-            audit.note(item.label, TRAINING, image=how)
+            audit.note(item.label, TRAINING, of=("examples",), image=how, direct=item in rest)
 
 
 def _images(audit: Looking, step: Step, rows: Rows) -> Callable[[Item], str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
+
+from fedkeep.methods.declared import Reveal
 
 Verdict = Literal["gradients", "declared", "leak"]
 
@@ -84,22 +87,32 @@ class Allowed:
     """The allow list: what the method's functions say (``fedkeep.methods.reveals``), and what the configuration says.
 
     Attributes:
-        method: patterns, ``upload/NAME`` or ``sent/NAME``.
+        method: what it declares, by what leaves and source.
         entries: ``KIND``, e.g. ``loss``, or ``KIND/PATTERN``, e.g. ``upload/norm.*``.
     """
 
-    method: tuple[str, ...]
+    method: tuple[Reveal, ...]
     entries: tuple[str, ...]
 
-    def by(self, label: str, *, of_client: bool, copied: bool) -> str:
+    def by(
+        self,
+        label: str,
+        sources: Iterable[str] = (),
+        *,
+        of_client: bool = True,
+        copied: bool = False,
+        direct: bool = True,
+    ) -> str:
         """Return what declares a finding; empty: nothing does.
 
         Args:
             label: what leaves.
+            sources: what it tells of, see ``methods.declared.Reveal``.
             of_client: whether it tells of what the client itself keeps or trains on. Of opted-out examples and other
                 clients only an entry with a name gives leave to tell, and of the former ``judged``: they may train
                 private values, and judging tells how good these are.
             copied: whether it is a copy, which an entry without a name is no leave for.
+            direct: whether it tells of them too where no federated parameter is moved.
         """
         kind = label.partition("/")[0]
         for entry in self.entries:
@@ -107,6 +120,7 @@ class Allowed:
             fits = fnmatchcase(label, entry) if whole else kind == entry
             if fits and (whole or ((of_client or kind == "judged") and not copied)):
                 return f"allow = {entry!r}"
-        if of_client and any(fnmatchcase(label, pattern) for pattern in self.method):
+        known = list(sources)
+        if of_client and any(one.covers(label, known, copied=copied, direct=direct) for one in self.method):
             return "the method (reveals)"
         return ""

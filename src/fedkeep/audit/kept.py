@@ -61,14 +61,14 @@ def _changed(audit: Looking, step: Step, client: str, names: Iterable[str]) -> d
 
 
 def _moved(audit: Looking, step: Step, client: str, names: Iterable[str]) -> list[tuple[Item, bool]]:
-    """Return what changes with a canary or its mirror image, and of uploads whether without federated gradients too.
+    """Return what changes with a canary or its mirror image, and what of uploads without federated gradients too.
 
     Nothing else is trained by these, so that it is not asked of the rest.
     """
     moved = dict[Item, bool]()
     for canary in _canaries(audit, step, client, names):
         found, rest = changed(step.have, audit.bench.once(step.work, canary)), set[Item]()
-        if any(item.kind == "upload" and not moved.get(item) for item in found):
+        if any(item.kind in ("upload", "sent") and not moved.get(item) for item in found):
             rest = set(changed(step.have_still, audit.bench.once(step.work, canary, method=audit.still)))
         moved |= {item: moved.get(item, False) or item in rest for item in found}
     return list(moved.items())
@@ -94,7 +94,7 @@ def _look_at(audit: Looking, step: Step, source: Source, before: dict[bool, Item
         known = base in audit.buffers or base in audit.federated
         trained = item.kind == "upload" and known and base not in audit.given
         buffer = item.name in audit.buffers and item.kind == "upload"
-        if audit.settled(item.label, str(source), direct=direct or not trained):
+        if audit.settled(item.label, source, direct=direct or not trained):
             continue
         if trained and not direct:
             how = "running statistics, after such steps" if buffer else image(item, moving=True)
@@ -102,10 +102,10 @@ def _look_at(audit: Looking, step: Step, source: Source, before: dict[bool, Item
             how = how if buffer or how.startswith("readable") else ""
             audit.put(Finding(leaves=item.label, source=str(source), verdict="gradients", how=how))
         elif buffer:
-            audit.note(item.label, str(source), "running statistics")
+            audit.note(item.label, str(source), "running statistics", of=source.declared)
         else:
             how = image(item, moving=False) if item.kind != "judged" else ""
-            audit.note(item.label, str(source), image=how)
+            audit.note(item.label, str(source), of=source.declared, image=how, direct=direct)
 
 
 def _readable(how: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkeep.audit import server as on_server
 from fedkeep.audit.bench import FIRST, Bench, Item, Items, Recorded, changed, items, still
-from fedkeep.audit.canaries import planted
+from fedkeep.audit.canaries import Source, planted
 from fedkeep.audit.findings import Allowed, Finding, Leaving, Verdict
 from fedkeep.audit.images import IN_LAST_BITS, describe_image
 from fedkeep.audit.report import AuditReport
@@ -132,7 +132,15 @@ class Looking:
         return max(known, key=len, default=name)
 
     def note(
-        self, label: str, source: str, how: str = "", *, of_client: bool = True, image: str = ""
+        self,
+        label: str,
+        source: str,
+        how: str = "",
+        *,
+        of: Iterable[str] = (),
+        of_client: bool = True,
+        image: str = "",
+        direct: bool = True,
     ) -> None:
         """Put down something that leaves beside gradients: declared, or a leak.
 
@@ -140,10 +148,13 @@ class Looking:
             label: what leaves.
             source: what it changes with.
             how: what to say of it.
+            of: the source's names in declarations.
+            direct: see ``Allowed.by``.
             of_client: see ``Allowed.by``.
             image: what it is of its canary, in the place of ``how``.
         """
-        by = self.allowed.by(label, of_client=of_client, copied=image not in ("", IN_LAST_BITS))
+        copied = image not in ("", IN_LAST_BITS)
+        by = self.allowed.by(label, of, of_client=of_client, copied=copied, direct=direct)
         verdict: Verdict = "declared" if by else "leak"
         self.put(Finding(leaves=label, source=source, verdict=verdict, how=how or image, by=by))
 
@@ -154,17 +165,17 @@ class Looking:
         if old is None or RANK.index(finding.verdict) > RANK.index(old.verdict):
             self.findings[key] = finding
 
-    def settled(self, leaves: str, source: str, *, direct: bool) -> bool:
+    def settled(self, leaves: str, source: Source, *, direct: bool) -> bool:
         """Tell whether a finding is there that another one on the same cannot make worse.
 
         Args:
             leaves, source: of both.
             direct: whether the other one is of something that leaves beside gradients.
         """
-        old = self.findings.get((leaves, source))
+        old = self.findings.get((leaves, str(source)))
         if old is None or not direct:
             return old is not None
-        lasting = old.verdict == "declared" and bool(self.allowed.by(leaves, of_client=True, copied=True))
+        lasting = old.verdict == "declared" and bool(self.allowed.by(leaves, source.declared, copied=True))
         return old.verdict == "leak" or lasting
 
     def report(self, name: str, seconds: float) -> AuditReport:

@@ -59,7 +59,7 @@ class OnCopy(Term):
         return self.term(net, copy_of(params), batch, received)
 
 
-@reveals("loss")
+@reveals("loss", of=(f"private {PREFIX}*",))
 @dataclass(frozen=True)
 class PulledCopy(OnCopy):
     """A term that holds the private copy near what was received: the training loss tells how far it is."""
@@ -70,7 +70,7 @@ def predict_copy(net: Net, params: Params, batch: Batch) -> Any:
     return net(copy_of(params), batch)
 
 
-@reveals("upload/*")
+@reveals("upload/*", of=(f"private {PREFIX}*", "examples"))
 def publish_own(done: Finish) -> Finished:
     """Upload the private copies in the places of the federated parameters."""
     return Finished(params={n: v for n, v in copy_of(done.trained).items() if n in done.sent.params})

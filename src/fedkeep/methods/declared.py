@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,33 +16,69 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def reveals(*patterns: str) -> Callable[[F], F]:
-    """Say that what leaves under some names is made of what the client keeps, on purpose.
+GRADIENTS = "gradients"
+"""Stands among sources for what reaches a thing through steps of federated parameters alone, and is no copy."""
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """A declaration: what leaves under some names is made of some sources, on purpose.
+
+    Attributes:
+        leaves: a pattern: ``upload/NAME``, names of federated parameters; ``sent/NAME``, names of ``Client.sends``; or
+            ``loss``, the mean training loss that a client tells.
+        of: patterns of its sources: ``private NAME``, a private parameter or buffer; ``kept NAME``, the client's state;
+            ``examples``, its training examples; or ``gradients``.
+    """
+
+    leaves: str
+    of: tuple[str, ...]
+
+    def covers(
+        self, label: str, sources: Iterable[str], *, copied: bool = False, direct: bool = True
+    ) -> bool:
+        """Tell whether it declares that something is made of all these sources.
+
+        Args:
+            label: what leaves.
+            sources: of what it tells, as in ``of``; none: nobody knows, and nothing is declared.
+            copied: whether it is a copy.
+            direct: whether it tells of them too where no federated parameter is moved.
+        """
+        known = list(sources)
+        whole = GRADIENTS in self.of and not copied and not direct
+        each = whole or all(any(fnmatchcase(one, pattern) for pattern in self.of) for one in known)
+        return bool(known) and fnmatchcase(label, self.leaves) and each
+
+
+def reveals(*leaves: str, of: tuple[str, ...]) -> Callable[[F], F]:
+    """Say that what leaves under some names is made of some of what the client has, on purpose.
 
     It stands before a function or class that is a client's ``start`` or ``finish``, or a term of a phase's loss; a link
-    of the upload chain has the attribute ``reveals``. Nothing is checked while a method runs; ``fedkeep audit`` calls
-    what nobody declares a leak.
+    of the upload chain has the attribute ``reveals``, patterns of what is made of its own state. Nothing is checked while a method runs; ``fedkeep audit`` calls
+    what nobody declares a leak, and a copy of anything but the sources that are named.
 
     Args:
-        patterns: ``upload/NAME``, names of federated parameters; ``sent/NAME``, names of ``Client.sends``; or ``loss``,
-            the mean training loss that a client tells.
+        leaves, of: see ``Reveal``.
     """
 
     def declare(function: F) -> F:
-        function.reveals = patterns  # type: ignore[attr-defined]
+        function.reveals = tuple(Reveal(pattern, of) for pattern in leaves)  # type: ignore[attr-defined]
         return function
 
     return declare
 
 
-def revealed(method: Method) -> tuple[str, ...]:
-    """Return the patterns that a method's hooks, its links and the terms of its phases declare."""
-    losses = [phase.loss for phase in method.client.phases]
-    parts = [method.client.start, method.client.finish, *method.upload, *losses]
-    return tuple(dict.fromkeys(pattern for part in parts for pattern in _declared(part)))
+def revealed(method: Method) -> tuple[Reveal, ...]:
+    """Return what a method's hooks, its links and the terms of its phases declare."""
+    parts = [method.client.start, method.client.finish, *(phase.loss for phase in method.client.phases)]
+    found = [one for part in parts for one in _declared(part)]
+    for number, link in enumerate(method.upload):
+        found += [Reveal(pattern, (f"kept upload/{number}/*",)) for pattern in link.reveals]
+    return tuple(dict.fromkeys(found))
 
 
-def _declared(part: Any) -> Iterator[str]:
+def _declared(part: Any) -> Iterator[Reveal]:
     if isinstance(part, partial):
         yield from _declared(part.func)
     elif isinstance(part, tuple):  # the terms of a sum

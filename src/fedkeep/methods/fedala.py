@@ -96,7 +96,9 @@ class OnMixture(Term):
         return self.term(net, {**params, **mixed(params)}, batch, received)
 
 
-@reveals("upload/*", "loss")  # training starts from a mix with what was kept
+@reveals(  # training starts from a mix with what was kept
+    "upload/*", "loss", of=(f"private {MIX}*", f"kept {LAST}*", f"kept {ROUNDS}", "examples")
+)
 @dataclass(frozen=True)
 class LearnWeights:
     """Learns W by passes of ``phase``, at ``most`` so many in a client's second round, and starts from Θ̂."""

@@ -138,7 +138,7 @@ def keep_models(server: Global, reduced: Reduced) -> Global:
     return server.but(state=state)
 
 
-@reveals("upload/*")  # they are the client's own model
+@reveals("upload/*", of=("private own.*", "examples"))  # they are the client's own model
 def publish_parameters(done: Finish) -> Finished:
     """Upload the client's own parameters in the places of those that it was sent."""
     return Finished(params={n: v for n, v in copy_of(done.trained).items() if n in done.net.trainable()})

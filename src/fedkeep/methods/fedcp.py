@@ -177,7 +177,8 @@ class SeparatedLoss(Around):
         return value + self.lam * mmd2(pooled(net, found, batch), frozen, batch.get("weight"))
 
 
-@reveals("upload/*")  # of the own head, in a mean with one that the server knows
+# of the own head, in a mean with one that the server knows
+@reveals("upload/*", of=(f"private {PREFIX}*", f"kept {CONDITION}", "examples"))
 def publish_half(done: Finish) -> Finished:
     """Upload the mean of the client's own and the received head."""
     sent = done.sent.params

@@ -111,7 +111,7 @@ def begin_mean(start: Start) -> Started:
     return Started(params={MEAN: torch.zeros_like(start.params[MEAN])})
 
 
-@reveals(f"upload/{MEAN}")  # of features that were trained together with b
+@reveals(f"upload/{MEAN}", of=("private *", "examples"))  # of features that were trained together with b
 def send_mean_once(done: Finish) -> Finished:
     """Upload m if z̄ is not known, else no change of it."""
     sent = done.sent

@@ -26,7 +26,7 @@ from fedkeep.methods.server import Global, Server, averaging, check_uniform, zer
 from fedkeep.methods.terms import Term, dot
 
 
-@reveals("loss")  # the server could follow λ_k from what is uploaded
+@reveals("loss", of=("kept *",))  # the server could follow λ_k from what is uploaded
 @dataclass(frozen=True)
 class Linear(Term):
     """−⟨λ_k, θ⟩ over the trainable parameters."""

@@ -80,7 +80,7 @@ class NearPrototypes(WithFeatures):
         return example_mean(apart, batch.get("weight"))
 
 
-@reveals("sent/sums")
+@reveals("sent/sums", of=("private *", "examples"))
 @dataclass(frozen=True)
 class SumFeatures:
     """Sends the sums of features by class, and the numbers of examples; nothing else leaves."""

@@ -77,7 +77,7 @@ class Nearest:
         return Started(params=models[j], state={CLUSTER: torch.tensor(j)})
 
 
-@reveals("upload/*", "sent/*")
+@reveals("upload/*", "sent/*", of=(f"kept {CLUSTER}", "examples"))
 def change_of_pick(f: Finish) -> Finished:
     """Upload the number of the model that was trained, and its change, as one of what was sent."""
     pick, changed = f.kept.state[CLUSTER], Params()

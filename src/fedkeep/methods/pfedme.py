@@ -28,7 +28,7 @@ from fedkeep.methods.terms import Term
 from fedkeep.split import updated_buffers
 
 
-@reveals("loss")  # the last phase's loss is nothing but this distance
+@reveals("loss", of=("private own.*",))  # the last phase's loss is nothing but this distance
 @dataclass(frozen=True)
 class Apart(Term):
     """½ λ ‖θ − w‖² over the trainable parameters, θ the private copy; a phase moves whichever of them it trains.

@@ -21,7 +21,7 @@ from fedkeep.core.params import CLIENT, SERVER, Batch, Params
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Client, Finish, Finished, zeros_like_trainable
-from fedkeep.methods.declared import reveals, unfit
+from fedkeep.methods.declared import GRADIENTS, reveals, unfit
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
 from fedkeep.methods.terms import Term, dot
@@ -38,7 +38,7 @@ class Correction(Term):
         return value - value.detach()
 
 
-@reveals("sent/*")
+@reveals("sent/*", of=("kept *", "examples", GRADIENTS))
 def new_control(f: Finish) -> Finished:
     """Return c_k⁺ = c_k − c + (w − y) / (K η), to keep, and its change, to send; where nothing moves, it stays."""
     new = dict(f.kept.state)

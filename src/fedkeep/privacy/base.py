@@ -39,7 +39,7 @@ class Link:
     Attributes:
         rowwise: encoding some rows of a table equals those rows of the encoded table, if the others don't change; so a
             client may leave out the rows that its examples don't use.
-        reveals: what leaves that is made of the client's state of the link, see ``methods.reveals``.
+        reveals: patterns of what leaves that is made of the client's state of the link, see ``methods.reveals``.
     """
 
     rowwise: ClassVar[bool] = False

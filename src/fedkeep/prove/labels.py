@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from types import FrameType
 from typing import Any, Protocol, Self
 
@@ -289,9 +290,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return label
 
     def bits(self, *kinds: str) -> int:
-        """Return the bits of all labels of some kinds, whosever they are."""
+        """Return the bits of all labels of some kinds, patterns, whosever they are."""
         named = enumerate(self.names)
-        return sum(1 << k for k, n in named if n.removesuffix(f" of {self.owners.get(n)}") in kinds)
+        plain = ((k, n.removesuffix(f" of {self.owners.get(n)}")) for k, n in named)
+        return sum(1 << k for k, n in plain if any(fnmatchcase(n, kind) for kind in kinds))
 
     def words(self, labels: int) -> list[str]:
         """Return the names of labels."""

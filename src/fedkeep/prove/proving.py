@@ -26,8 +26,6 @@ from fedkeep.methods.declared import revealed
 from fedkeep.prove.findings import VERDICTS, Claim, Item, Proof, Verdict
 from fedkeep.prove.labels import Node
 from fedkeep.prove.rounds import (
-    CLIP,
-    GRADIENTS,
     HELD,
     OPEN,
     OPTED_OUT,
@@ -40,7 +38,7 @@ from fedkeep.prove.rounds import (
     trained,
 )
 from fedkeep.prove.rules import OUTSIDE
-from fedkeep.prove.sites import DATA
+from fedkeep.prove.sites import CLIP, DATA, GRADIENTS
 
 DRAWS = ((1, 1.0), (2, 1.0), (3, 100.0))
 """Seeds and sizes of other private values."""
@@ -129,7 +127,7 @@ class Judge:
                 found.setdefault(label, []).append((node, taken))
         found |= {"weight": []} | {told: [(n, None) for n in nodes] for told, nodes in self.told.items()}
         found |= {label: [(node, None)] for label, node in self.made.server.items()}
-        by, text = self._declared("judged"), "what it is made for; not traced"
+        by, text = self.allowed.by("judged"), "what it is made for; not traced"
         judged = (
             Item(leaves="judged", verdict="declared", by=(text, by)) if by else _undeclared("judged", text)
         )
@@ -137,13 +135,16 @@ class Judge:
 
     def item(self, label: str, seen: Seen) -> Item:
         """Return the verdict on one thing."""
-        mask, said = 0, self.falsified.get(label, "not tried")
+        tracer, mask, said = self.tracer, 0, self.falsified.get(label, "not tried")
         for node, _ in seen:
             mask |= node.labels
-        by = STATUS if label == "status" else self._declared(label)
+        examples = tracer.bits(DATA) if label.startswith(("upload/", "sent/")) else 0
+        telling = [(self._beyond(n, t) | n.labels & examples) for n, t in seen]
+        by = STATUS if label == "status" else self._declared(label, telling)
         if by and label != "status" and any(self._beyond(n, t) & ~self._own(t) for n, t in seen):
             by = ""  # it is no leave to tell of opted-out examples, or of other clients
         if mask & OUTSIDE or self.reasons:
+            by = self._declared(label, [*telling, self.loose & ~self.open])
             if by and "/" in label and not (mask | self.loose) & self.strict:
                 return Item(leaves=label, verdict="declared", by=(by,), path=self.reasons, falsifier=said)
             why = [n.path(OUTSIDE)[0] for n, _ in seen if n.labels & OUTSIDE]
@@ -153,15 +154,13 @@ class Judge:
                 path=tuple(dict.fromkeys([*self.reasons, *why])),
                 falsifier=said,
             )
-        tracer = self.tracer
         words = ["federated gradients"] * bool(mask & tracer.bit(GRADIENTS))
         if mask & tracer.bit(CLIP) and not by:
-            if not (clip := self._declared("clip")):
+            if not (clip := self.allowed.by("clip")):
                 what = "clip_over = 'halves' avoids it, allow = ['clip'] declares it"
                 return _undeclared(label, JOINT, what, by=words, falsifier=said)
             words.append(f"{JOINT} ({clip})")
         beyond = next(((n, b) for n, t in seen if (b := self._beyond(n, t))), None)
-        examples = tracer.bits(DATA) if label.startswith(("upload/", "sent/")) else 0
         raw = next(((n, b) for n, _ in seen if (b := n.labels & examples)), None)  # not by a gradient
         if beyond is None and raw is not None:
             by = by or (
@@ -203,8 +202,14 @@ class Judge:
             ),
         )
 
-    def _declared(self, label: str) -> str:
-        return self.allowed.by(label, of_client=True, copied=False)
+    def _declared(self, label: str, telling: Iterable[int]) -> str:
+        """Return what declares that something tells of labels; empty: nothing does."""
+        labels = 0
+        for each in telling:
+            labels |= each
+        whose = self.tracer.owners
+        names = [name.removesuffix(f" of {whose.get(name)}") for name in self.tracer.words(labels)]
+        return self.allowed.by(label, dict.fromkeys(names))
 
     def _beyond(self, node: Node, taken: Taken | None) -> int:
         """Return the labels that may not leave as such: of what must stay, and of other clients' examples."""

@@ -40,10 +40,9 @@ from fedkeep.methods import Method, Phase
 from fedkeep.methods.secure import SecureMean
 from fedkeep.prove.labels import Node, Tracer
 from fedkeep.prove.rules import OUTSIDE
-from fedkeep.prove.sites import CHANCE, DATA, RECEIVED
+from fedkeep.prove.sites import CHANCE, CLIP, DATA, GRADIENTS, RECEIVED
 from fedkeep.store import MemoryStore
 
-GRADIENTS, CLIP = "gradients", "clip"
 OPTED_OUT, HELD = "opted-out examples", "validation and test examples"
 OPEN = (GRADIENTS, CLIP, RECEIVED, DATA, CHANCE)
 """Labels of what may leave, as such or by a channel; all others are of what must stay."""

@@ -20,7 +20,7 @@ class Site:
         why: where they go.
         told: the channel by which they leave; empty: they do not leave, and decide nothing that does.
         unless: of a frame of the function, whether they do not leave this time.
-        only: labels that may be on what it reads; empty: any.
+        only: patterns of labels that may be on what it reads; empty: any.
     """
 
     why: str
@@ -37,6 +37,8 @@ def _of_all_examples(frame: FrameType) -> bool:
 
 RECEIVED, DATA, CHANCE = "received", "examples", "chance"
 """Labels of what a server sends a client, or has got from it; of examples; of random draws."""
+GRADIENTS, CLIP = "gradients", "clip"
+"""Labels of the channels by which a split says that private values reach federated ones."""
 _ENGINES = "fedkeep.engines"
 SITES: dict[tuple[str, str], Site] = {
     (f"{_ENGINES}.lanes", "LanePass.totals"): Site("the mean training loss", "loss", _of_all_examples),
@@ -59,6 +61,11 @@ SITES: dict[tuple[str, str], Site] = {
         "whether a row of a table still lacks momentum steps"
     ),
     (f"{_ENGINES}.tables.local_rows", "_used"): Site("which rows of a table examples use"),
+    ("fedkeep.privacy.topk", "TopK._chosen"): Site(
+        "which changes are largest: their places are sent with them, and may depend on all of them",
+        only=(GRADIENTS, CLIP, RECEIVED, CHANCE, "kept upload/*"),
+    ),
+    ("fedkeep.privacy.topk", "TopK._restored"): Site("whether an upload fits", only=(RECEIVED,)),
     ("fedkeep.methods.aggregate", "SumsByGroup.add"): Site("of which group an upload is", only=(RECEIVED,)),
     ("fedkeep.methods.aggregate", "MeansByGroup.seen"): Site("which groups have uploads", only=(RECEIVED,)),
     ("fedkeep.methods.fedala", "LearnWeights.__call__"): Site(
