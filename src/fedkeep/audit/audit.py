@@ -15,7 +15,7 @@ from fedkeep.audit.bench import Bench, unmasked
 from fedkeep.audit.canaries import small
 from fedkeep.audit.examples import look_at_adapting, look_at_examples, look_at_memory, look_at_opt_out
 from fedkeep.audit.findings import KINDS, PROTOCOL, Allowed
-from fedkeep.audit.kept import look_at_clipping, look_at_kept
+from fedkeep.audit.kept import look_at_clipping, look_at_draws, look_at_kept
 from fedkeep.audit.looking import Looking
 from fedkeep.audit.report import AuditReport
 from fedkeep.audit.wire import Wire, look_at_bytes
@@ -79,6 +79,7 @@ def audit(
     made = Looking(bench, Allowed(revealed(method), tuple(allow)), rounds, wires, masked=masked)
     for look in (
         look_at_kept,
+        look_at_draws,
         look_at_clipping,
         look_at_examples,
         look_at_bytes,

@@ -381,6 +381,14 @@ def unjudged(work: Packet, client: str = "") -> Packet:
     return Packet({**work.header, "orders": orders}, work.tensors)
 
 
+def judging(work: Packet, client: str) -> Packet:
+    """Return a message that asks for judging alone, of one client."""
+    orders = [
+        {**o, "train": False, "judge": o["judge"] * (o["client"] == client)} for o in work.header["orders"]
+    ]
+    return Packet({**work.header, "orders": orders}, work.tensors)
+
+
 def adapting(work: Packet) -> Packet:
     """Return a message that asks its clients to adapt alone."""
     orders = [{**o, "judge": [], "train": False, "adapt": True} for o in work.header["orders"]]

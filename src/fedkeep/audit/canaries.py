@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,21 @@ def planted(
     return values
 
 
+def drawn(
+    kept: Mapping[str, Tensor], trainable: Iterable[str], seed: int, sign: int = 0, scale: float = 1.0
+) -> Params:
+    """Return what a client keeps with canaries in all of it: of a scale, and with ``sign`` all of it that is trained.
+
+    So sums, largest and smallest values have either sign, and norms several sizes.
+    """
+    trained = set(trainable)
+    values = planted(kept, kept, trained, seed)
+    return {
+        n: v if n not in trained or not v.is_floating_point() else scale * (sign * v.abs() if sign else v)
+        for n, v in values.items()
+    }
+
+
 def small(data: FederatedData, clients: int) -> FederatedData:
     """Return a few examples of a few clients, who shows most in front: of each partition some, spread evenly over it.
 
@@ -137,8 +153,7 @@ def with_opt_out(data: FederatedData) -> FederatedData:
     for client in range(len(data)):
         if not len(opted_out(data, client)):
             inside[list(data.rows(client, "train"))[1::3]] = False
-    columns = {**data.columns, OUT: inside}
-    return FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta, check=False)
+    return _with(data, {**data.columns, OUT: inside})
 
 
 def opted_out(data: FederatedData, client: int | None = None) -> Rows:
@@ -153,16 +168,52 @@ def out_counts(data: FederatedData) -> Rows:
     return np.bincount(data.clients_of(opted_out(data)), minlength=len(data))
 
 
-def replaced(data: FederatedData, rows: Rows, seed: int) -> FederatedData:
-    """Return the data with other values in some rows: normal noise is added to numbers; whole numbers and tokens become
-    others that stand in the column. A label of one class alone becomes 0 or 1.
+def replaced(data: FederatedData, rows: Rows, seed: int, sign: int = 0) -> FederatedData:
+    """Return the data with other values in some rows: normal noise is added to numbers, which with ``sign`` are all of
+    one; whole numbers and tokens become others that stand in the column. A label of one class alone becomes 0 or 1.
     """
     draw = numpy_generator(seed, "audit/examples")
     columns = {
         name: column if name == OUT or name.startswith("_") else _changed(name, column, rows, draw)
         for name, column in data.columns.items()
     }
-    return FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta, check=False)
+    for name, column in columns.items() if sign else ():
+        if not isinstance(column, Ragged) and np.asarray(column).dtype.kind == "f" and name != "label":
+            column[rows] = sign * np.abs(column[rows])
+    return _with(data, columns)
+
+
+def numbers_replaced(data: FederatedData, rows: Rows, seed: int) -> FederatedData:
+    """Return the data with other numbers in some rows, and the same labels, whole numbers and tokens."""
+    other = replaced(data, rows, seed).columns
+    return _with(
+        data, {name: other[name] if name in number_columns(data) else c for name, c in data.columns.items()}
+    )
+
+
+def number_columns(data: FederatedData) -> list[str]:
+    """Return the columns of numbers that are no labels."""
+    own = {n: c for n, c in data.columns.items() if not isinstance(c, Ragged) and not n.startswith("_")}
+    return [n for n, c in own.items() if n != "label" and np.asarray(c).dtype.kind == "f"]
+
+
+def with_lengths(data: FederatedData, rows: Rows, *, longer: bool) -> FederatedData:
+    """Return the data with texts of other lengths in some rows: of one token each, or longer than any by their own."""
+    ragged = {n: c for n, c in data.columns.items() if isinstance(c, Ragged)}
+    most = max((int(np.diff(c.offsets).max(initial=0)) for c in ragged.values()), default=0)
+    chosen, columns = {int(row) for row in rows}, dict(data.columns)
+    for name, column in ragged.items():
+        texts = [column.values[a:b] for a, b in pairwise(column.offsets.tolist())]
+        texts = [
+            text if row not in chosen else np.resize(text, len(text) + most + 1) if longer else text[:1]
+            for row, text in enumerate(texts)
+        ]
+        columns[name] = Ragged.from_rows(texts, column.values.dtype.name)
+    return _with(data, columns)
+
+
+def _with(data: FederatedData, columns: Mapping[str, Column]) -> FederatedData:
+    return FederatedData(dict(columns), data.offsets, data.ids, data.bounds, data.meta, check=False)
 
 
 def single(data: FederatedData) -> list[str]:

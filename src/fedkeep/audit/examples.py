@@ -9,16 +9,27 @@ import numpy as np
 
 from fedkeep.audit import server as on_server
 from fedkeep.audit.bench import FIRST, Item, Items, adapting, changed, items, on_common_rows, unjudged
-from fedkeep.audit.canaries import floats_of, kept_rows, opted_out, replaced, single, with_opt_out
+from fedkeep.audit.canaries import (
+    floats_of,
+    kept_rows,
+    number_columns,
+    numbers_replaced,
+    opted_out,
+    replaced,
+    single,
+    with_lengths,
+    with_opt_out,
+)
 from fedkeep.audit.findings import Finding
 from fedkeep.audit.images import DRAWS
 from fedkeep.audit.looking import Looking, Step, image_of
 from fedkeep.core.errors import MethodError
-from fedkeep.data import FederatedData
+from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.columns import Rows
 
 TRAINING = "training examples"
 JUDGING = "validation and test examples"
+LENGTHS = "lengths of training examples"
 
 
 def look_at_examples(audit: Looking) -> None:
@@ -33,6 +44,8 @@ def look_at_examples(audit: Looking) -> None:
         other = replaced(audit.data, rows, 1)
         for step in audit.steps:
             _training(audit, step, rows, other)
+        _singly(audit, audit.steps[0], rows)
+        _lengths(audit, rows)
         _begun(audit, audit.data, other, TRAINING)
     rest = np.concatenate([audit.data.split_rows(part) for part in ("valid", "test")])
     if len(rest):
@@ -41,6 +54,48 @@ def look_at_examples(audit: Looking) -> None:
         for step in audit.steps:
             for item in changed(step.have, audit.bench.once(step.work, step.kept, data=other)):
                 audit.note(item.label, JUDGING, "")
+
+
+def _singly(audit: Looking, step: Step, rows: Rows) -> None:
+    """Replace training examples one by one: a federated buffer may tell of many together, and not of single ones."""
+    work = unjudged(step.work, audit.client)
+    if len(rows) < 2 or not number_columns(audit.data) or not audit.buffers:
+        return
+    before = audit.bench.once(work, step.kept, method=audit.frozen)
+    left = [
+        i
+        for i, v in before.items()
+        if i.kind == "upload" and i.name in audit.buffers and v.is_floating_point()
+    ]
+    moved: dict[Item, list[np.ndarray]] = {item: [] for item in left}
+    for row in rows if left else ():
+        data = numbers_replaced(audit.data, rows=np.array([row]), seed=1)
+        after = audit.bench.once(work, step.kept, data=data, method=audit.frozen)
+        for item in left:
+            moved[item].append((after[item] != before[item]).reshape(-1).numpy())
+    for item, masks in moved.items():
+        by = np.stack(masks)  # (examples, entries)
+        alone = by.sum(0) == 1
+        if alone.sum() > 1 and 2 * alone.sum() >= by.any(0).sum():
+            audit.note(item.label, TRAINING, of=("examples",), image="made of single examples")
+
+
+def _lengths(audit: Looking, rows: Rows) -> None:
+    """Give training examples other lengths: no federated parameter may move but by gradients."""
+    if not any(isinstance(column, Ragged) for column in audit.data.columns.values()):
+        return
+    audit.looked[LENGTHS] = None
+    for longer in (True, False):
+        data = with_lengths(audit.data, rows, longer=longer)
+        for step in audit.steps:
+            try:
+                again = audit.bench.once(step.work, step.kept, data=data, method=audit.still)
+            except MethodError as error:
+                audit.notes[f"Other lengths of texts were NOT looked at: {error}"] = None
+                return
+            for item in changed(*on_common_rows(step.have_still, again)):
+                if item.kind == "upload" and item.name not in audit.buffers:
+                    audit.note(item.label, LENGTHS, of=("examples",))
 
 
 def _training(audit: Looking, step: Step, rows: Rows, other: FederatedData) -> None:
@@ -114,12 +169,21 @@ def look_at_opt_out(audit: Looking) -> None:
         return
     fewer = kept_rows(data, np.setdiff1d(np.arange(data.examples), rows[: max(1, len(rows) // 2)]))
     met = audit.bench.met(first, data)
-    for label, other in (
-        ("values of opted-out examples", replaced(data, rows, 1)),
-        ("the number of opted-out examples", fewer),
-    ):
+    values = "values of opted-out examples"
+    others = [(values, replaced(data, rows, 1)), ("the number of opted-out examples", fewer)]
+    if number_columns(data):
+        others += [(values, replaced(data, rows, 2, sign)) for sign in (1, -1)]
+    if any(isinstance(column, Ragged) for column in data.columns.values()):
+        others += [
+            ("lengths of opted-out examples", with_lengths(data, rows, longer=b)) for b in (True, False)
+        ]
+    for label, other in others:
         audit.looked[label] = None
-        after = [items(packet) for packet, _ in audit.bench.asked(works, data=other)]
+        try:
+            after = [items(packet) for packet, _ in audit.bench.asked(works, data=other)]
+        except MethodError as error:
+            audit.notes[f"Other {label} were NOT looked at: {error}"] = None
+            continue
         for one, two in zip((met, *before), (audit.bench.met(first, other), *after), strict=True):
             for item in changed(one, two):
                 how = "running statistics" if item.name in audit.buffers else ""

@@ -43,6 +43,49 @@ def describe_image(canaries: Array, left: Array) -> str:
     return IN_LAST_BITS if low else ""
 
 
+def describe_code(canaries: Array, left: Array) -> str:
+    """Say how numbers that may tell of a canary carry one of its values: a few words; empty: they do not.
+
+    A loss is a function of all values that it is computed with. It carries one where it follows that one alone: by a
+    linear map, or, where the canary has several values, by a map that only grows or only falls.
+
+    Args:
+        canaries: (draws, k) the values that were planted, independent of each other.
+        left: (draws, m) what left.
+    """
+    moving = left[:, np.isfinite(left).all(0) & (np.ptp(left, axis=0) > 0)]
+    if not moving.shape[1]:
+        return ""
+    some = canaries[:, np.unique(np.linspace(0, canaries.shape[1] - 1, MOST_VALUES).astype(int))]
+    sums = np.stack([canaries.sum(1), np.sqrt((canaries**2).sum(1)), canaries.max(1), canaries.min(1)], 1)
+    for words, value in (("a value", some), ("a sum, norm or largest of the values", sums)):
+        if np.abs(_correlation(value, moving)).max() > 1 - STRAIGHT:
+            return f"carries {words}, by a linear map"
+    if canaries.shape[1] > 1 and any(_follows(one, moving) for one in some.T):
+        return "carries a value, by a map that only grows or falls"
+    return ""
+
+
+MOST_VALUES = 4096
+STRAIGHT = 1e-4
+
+
+def _correlation(values: Array, left: Array) -> Array:
+    """Return the correlation of each value with each number that left, (k, m), over the draws."""
+    one, two = values - values.mean(0), left - left.mean(0)
+    sizes = np.sqrt((one**2).sum(0))[:, None] * np.sqrt((two**2).sum(0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Array = np.where(sizes > 0, one.T @ two / sizes, 0.0)
+    return found
+
+
+def _follows(value: NDArray[Any], left: Array) -> bool:
+    """Tell whether all that left only grows or only falls with a value, and some of it by many steps."""
+    steps = np.diff(left[np.argsort(value)], axis=0)
+    one_way = (steps >= 0).all(0) | (steps <= 0).all(0)
+    return bool(one_way.all()) and bool(((steps != 0).sum(0) >= len(steps) // 2).any())
+
+
 def _values(canaries: Array, left: Array) -> str:
     """Look for the values themselves, in the precisions that they may travel in."""
     for canary, out in list(zip(canaries, left, strict=True))[1:]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
-from fedkeep.audit.bench import Item, Items, changed, unjudged
-from fedkeep.audit.canaries import Source, planted, sources
+from fedkeep.audit.bench import Item, Items, changed, judging, unjudged
+from fedkeep.audit.canaries import Source, drawn, planted, sources
 from fedkeep.audit.findings import Finding
-from fedkeep.audit.images import DRAWS
+from fedkeep.audit.images import DRAWS, describe_code
 from fedkeep.audit.looking import Looking, Step, image_of
 from fedkeep.core.params import Params
+from fedkeep.remote.messages import Packet
 
 
 def look_at_kept(audit: Looking) -> None:
@@ -106,6 +107,92 @@ def _look_at(audit: Looking, step: Step, source: Source, before: dict[bool, Item
         else:
             how = image(item, moving=False) if item.kind != "judged" else ""
             audit.note(item.label, str(source), of=source.declared, image=how, direct=direct)
+
+
+KEPT = "what the client keeps"
+SIGNS = (0, 0, 1, -1, 0, 0, 0, 0, 0, 0, 0, 0)
+"""Of draws of all that a client keeps: those with one sign are for bits of sums, norms and largest values."""
+SIZES = (10.0, 0.05)
+FEW = 4
+
+
+def look_at_draws(audit: Looking) -> None:
+    """Draw all that a client keeps many times: for bits that few values change, and codes in what is told.
+
+    Federated parameters stay where they are, so nothing reaches an upload by gradients.
+    """
+    training = [s for s in audit.steps if any(o["train"] for o in s.work.header["orders"])]
+    for step in training:
+        if step.kept[audit.client]:
+            kind = "loss" if step is training[-1] else ""
+            _draws(audit, step, unjudged(step.work, audit.client), kind)
+    if (last := audit.steps[-1]).kept[audit.client]:
+        _draws(audit, last, judging(last.work, audit.client), "judged")
+
+
+def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
+    """Look at draws of what a client keeps, and at codes in what is told of a kind."""
+    first = step.kept[audit.client]
+    signs, sizes = SIGNS if kind else SIGNS[:FEW], SIZES if kind != "judged" else ()
+    rows = [drawn(first, audit.trainable, 100 + k, sign) for k, sign in enumerate(signs)]
+    sized = [drawn(first, audit.trainable, 200 + k, 0, size) for k, size in enumerate(sizes)]
+    before = audit.bench.once(work, step.kept, method=audit.still)
+    told, found = list[Items](), list[Item]()
+    for row in (*rows, *sized):
+        after = audit.bench.once(work, {**step.kept, audit.client: row}, method=audit.still)
+        moved = [item for item in changed(before, after) if item.client in ("", audit.client)]
+        broke_down = len(told) >= len(rows) and any(item.kind == "status" for item in moved)
+        found += [] if broke_down else moved
+        told.append(after)
+    known = sources(first, audit.trainable)
+    for item in dict.fromkeys(found):
+        rest = [s for s in known if not audit.told_of(item.label, s)]
+        known_of = len(rest) < len(known) and not _by(audit, step, work, item, rest, rows, before)
+        if known_of or item.kind in ("loss", "judged"):
+            continue
+        names = [name for s in rest for name in s.declared]
+        audit.note(item.label, KEPT, f"with some of {len(rows) + len(sized)} draws", of=names)
+    for source in known if kind else ():
+        names = [n for n in source.names if first[n].is_floating_point() and first[n].numel()]
+        left = [one for one in before if one.kind == kind and before[one].is_floating_point()]
+        if names and left:
+            values = np.stack(
+                [torch.cat([row[n].double().reshape(-1) for n in names]).numpy() for row in rows]
+            )
+            _codes(audit, source, left, values, told[: len(rows)])
+
+
+def _by(
+    audit: Looking,
+    step: Step,
+    work: Packet,
+    item: Item,
+    rest: Sequence[Source],
+    rows: Sequence[Params],
+    before: Items,
+) -> bool:
+    """Tell whether an item moves with the sources alone that nothing was found of yet."""
+    names = {name for source in rest for name in source.names}
+    for row in rows if names else ():
+        some = {n: v if n in names else step.kept[audit.client][n] for n, v in row.items()}
+        if item in changed(
+            before, audit.bench.once(work, {**step.kept, audit.client: some}, method=audit.still)
+        ):
+            return True
+    return False
+
+
+def _codes(
+    audit: Looking, source: Source, left: Sequence[Item], values: np.ndarray, told: Sequence[Items]
+) -> None:
+    for label in dict.fromkeys(item.label for item in left):
+        mine = [item for item in left if item.label == label and item.client in ("", audit.client)]
+        whole = [i for i in mine if all(i in one and one[i].shape == told[0][i].shape for one in told)]
+        if not whole:
+            continue
+        out = np.stack([torch.cat([one[i].double().reshape(-1) for i in whole]).numpy() for one in told])
+        if how := describe_code(values, out):
+            audit.note(label, str(source), of=source.declared, image=how)
 
 
 def _readable(how: str) -> bool:

@@ -165,6 +165,11 @@ class Looking:
         if old is None or RANK.index(finding.verdict) > RANK.index(old.verdict):
             self.findings[key] = finding
 
+    def told_of(self, leaves: str, source: Source) -> bool:
+        """Tell whether a finding is there that something tells of a source beside gradients."""
+        old = self.findings.get((leaves, str(source)))
+        return old is not None and old.verdict != "gradients"
+
     def settled(self, leaves: str, source: Source, *, direct: bool) -> bool:
         """Tell whether a finding is there that another one on the same cannot make worse.
 

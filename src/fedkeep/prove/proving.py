@@ -15,11 +15,21 @@ import numpy as np
 from torch import nn
 
 from fedkeep.audit.bench import quiet, same
-from fedkeep.audit.canaries import kept_rows, opted_out, out_counts, planted, replaced, small, with_opt_out
+from fedkeep.audit.canaries import (
+    kept_rows,
+    number_columns,
+    opted_out,
+    out_counts,
+    planted,
+    replaced,
+    small,
+    with_lengths,
+    with_opt_out,
+)
 from fedkeep.audit.findings import PROTOCOL, Allowed
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.modes import with_gradients
-from fedkeep.data import FederatedData
+from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines.rehearsal import fit
 from fedkeep.methods import Method
 from fedkeep.methods.declared import revealed
@@ -43,24 +53,42 @@ from fedkeep.prove.sites import CLIP, DATA, GRADIENTS
 DRAWS = ((1, 1.0), (2, 1.0), (3, 100.0))
 """Seeds and sizes of other private values."""
 AGREES, CHANGES, OPT_OUT_CHANGES = "agrees", "it changes", "it changes with opted-out examples"
+LENGTHS_CHANGE = "it changes with the lengths of examples"
 
 
 def falsified(made: Rounds, seed: int) -> dict[str, str]:
     """Return for each thing that leaves whether it changed; what could not be tried is not there.
 
-    What clients keep is changed while federated gradients are replayed; then values of opted-out examples, and their
-    number, while nothing is replayed.
+    What clients keep, and the lengths of texts, are changed while federated gradients are replayed; then values of
+    opted-out examples, their number and lengths, while nothing is replayed.
     """
     found: dict[str, str] = {}
     job, trainable = made.job, made.job.net.trainable()
+    buffers = {name for name, _ in job.net.module.named_buffers()}
     for taken in made.taken:
         for draw, scale in DRAWS if taken.kept else ():
             other = replace(taken, kept=planted(taken.kept, taken.kept, trainable, seed + draw, scale))
             _compare(found, taken, _again(made, other, replayed=True), CHANGES)
-    rows = opted_out(job.data)
+    rows, ragged = opted_out(job.data), any(isinstance(c, Ragged) for c in job.data.columns.values())
+    inside = np.setdiff1d(job.data.split_rows("train"), rows)
+    for longer in (True, False) if ragged else ():
+        data = with_lengths(job.data, inside, longer=longer)
+        for taken in made.taken[-len(job.data) :]:
+            again = _again(made, taken, data, replayed=True)
+            names = {n: n.removeprefix("upload/") for n in taken.left if n.startswith("upload/")}
+            some = {  # of other tokens a table has other rows
+                label: taken.left[label]
+                for label, n in names.items()
+                if n not in buffers and (longer or f"rows/{n}" not in taken.left)
+            }
+            _compare(found, replace(taken, left=some), again, LENGTHS_CHANGE)
     if len(rows):
         fewer = kept_rows(job.data, np.setdiff1d(np.arange(job.data.examples), rows[::2]))
-        for data in (replaced(job.data, rows, seed + 1), fewer):
+        texts = [with_lengths(job.data, rows, longer=longer) for longer in (True, False)] if ragged else []
+        signs = (
+            [replaced(job.data, rows, seed + 2, sign) for sign in (1, -1)] if number_columns(job.data) else []
+        )
+        for data in (replaced(job.data, rows, seed + 1), fewer, *texts, *signs):
             for taken in made.taken:
                 _compare(found, taken, _again(made, taken, data), OPT_OUT_CHANGES)
     return found
@@ -171,8 +199,8 @@ class Judge:
         if (found := beyond or raw) is not None and not by:
             node, which = found
             return _undeclared(label, *node.path(_lowest(which)), label, by=words, falsifier=said)
-        if beyond is None and said == CHANGES:
-            return _undeclared(label, "it changes, with the channels replayed", by=words, falsifier=said)
+        if said == LENGTHS_CHANGE or (beyond is None and said == CHANGES):
+            return _undeclared(label, f"{said}, with the channels replayed", by=words, falsifier=said)
         words += [by] * (found is not None)
         verdict: Verdict = "declared" if words else "independent"
         return Item(leaves=label, verdict=verdict, by=tuple(words), falsifier=said)
@@ -235,7 +263,7 @@ def worst(found: Sequence[Sequence[Item]]) -> tuple[Item, ...]:
     by: dict[str, list[Item]] = {}
     for one in (item for items in found for item in items):
         by.setdefault(one.leaves, []).append(one)
-    rank, said = list(VERDICTS), ("not tried", AGREES, CHANGES, OPT_OUT_CHANGES)
+    rank, said = list(VERDICTS), ("not tried", AGREES, CHANGES, LENGTHS_CHANGE, OPT_OUT_CHANGES)
     return tuple(
         replace(
             max(items, key=lambda one: rank.index(one.verdict)),
