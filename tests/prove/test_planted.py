@@ -1,4 +1,4 @@
-"""522 leaks outside the channels, carriers × places: labels alone call none of them independent or declared."""
+"""546 leaks outside the channels, carriers × places: labels alone call none of them independent or declared."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ FEW = {
     ("poisson", "sends"),
     ("statistics", "finish"),
     ("nested", "sends"),
+    ("mapped file", "finish"),
+    ("undispatched", "buffer"),
+    ("without functions", "start"),
+    ("file", "sends"),
     ("class", "start"),
     ("inferred where", "finish"),
     ("inferred norm", "buffer"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import struct
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._mode_utils import no_dispatch
 
 
 def drawn_after(draw: Callable[[torch.Generator], Any]) -> Tensor:
@@ -97,6 +101,33 @@ def address_taken_before(v: Tensor) -> Tensor:
     return torch.ones(()) * place[0]
 
 
+def mapped_file(v: Tensor) -> Tensor:
+    """Write by a file that PyTorch maps into memory, and read it back."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "numbers"
+        torch.from_file(str(path), shared=True, size=len(v)).copy_(v)
+        with open(path, "rb") as file:
+            return torch.tensor(struct.unpack("f", file.read(4))[0])
+
+
+def undispatched(v: Tensor) -> Tensor:
+    held = torch.zeros(len(v))
+    with no_dispatch():
+        held.copy_(v)
+    return held.sum()
+
+
+def without_functions(v: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        (found,) = map(Tensor.tolist, [v])
+    return torch.tensor(sum(found))
+
+
+def read_from_a_file(v: Tensor) -> Tensor:
+    with open(__file__, encoding="utf-8") as file:
+        return torch.ones(()) * len(file.readline()) * (v.sum() * 0 + 1).round()
+
+
 UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
     "poisson": lambda v: drawn_after(lambda g: torch.poisson(v.abs() * 1e3, generator=g)),
     "binomial": lambda v: drawn_after(lambda g: torch.binomial(v * 0 + 100, v.sigmoid(), generator=g)),
@@ -104,6 +135,10 @@ UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
     "statistics": statistics,
     "nested": size_of_a_nested_tensor,
     "class": read_by_a_class,
+    "mapped file": mapped_file,
+    "undispatched": undispatched,
+    "without functions": without_functions,
+    "file": read_from_a_file,
     "array beneath": array_beneath,
     "array before": array_taken_before,
     "buffer beneath": buffer_beneath,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -31,7 +31,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedkeep.kernels import native
 from fedkeep.prove.rules import (
     CROSSINGS,
+    HIDING,
+    OPENS,
     OUTSIDE,
+    QUIET,
     READERS,
     ROW_NUMBERS,
     SPARSE,
@@ -41,7 +44,7 @@ from fedkeep.prove.rules import (
     rule_of,
     short,
 )
-from fedkeep.prove.sites import DATA, NATIVE, SITES, others, own, site_of, where
+from fedkeep.prove.sites import DATA, NATIVE, SITES, asked_by, others, own, site_of, where
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,6 +271,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._of = {id(layer): name for name, layer in self.module.named_modules()}
         self.fresh: Node | None = None
         self.given: tuple[Any, ...] | None = None
+        self._looked_at = set[CodeType]()
         self._makers, self._again = Makers(self), list[FrameType]()
 
     @property
@@ -475,11 +479,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = arg.__name__
             if name in CROSSINGS:
                 self.called(name, getattr(arg, "__self__", None))
+            elif name in OPENS and asked_by(frame, QUIET):
+                self.cross(Node("", OUTSIDE), f"{name}, of a file or what is like one,")
             elif name in READERS and self.given is not None and called_back(frame):
                 self.cross(Node("", OUTSIDE), f"{name} in a function that PyTorch called")
             elif (module := arg.__module__) is not None and module.partition(".")[0] not in NATIVE:
                 self.cross(Node("", OUTSIDE), f"native code of {module}")
-        elif event == "call" and frame.f_code is native.call.__code__:
+        elif event == "call" and frame.f_code not in self._looked_at:
+            self._looked_at.add(frame.f_code)
+            names = HIDING & {*frame.f_code.co_names, *frame.f_code.co_freevars}
+            if (
+                names and others(frame) and frame.f_code.co_name != "<module>"
+            ):  # what is imported does nothing yet
+                self.cross(Node("", OUTSIDE), f"{min(names)}, which hides what is done,")
+        if event == "call" and frame.f_code is native.call.__code__:
             self._kernel(**{n: frame.f_locals[n] for n in ("kernel", "backward", "words")})
         elif event == "call" and self.given is not None and others(frame):
             if self._makers not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]

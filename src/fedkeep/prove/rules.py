@@ -98,8 +98,36 @@ CROSSINGS = {
     "start_joinable_thread",
     "fork",
     "fork_exec",
+    "from_file",
+    "shm_open",
+    "_share_filename_cpu_",
+    "_share_fd_cpu_",
+    "memfd_create",
 }
 """Functions by which values leave tensors unseen, or something begins that is not seen."""
+HIDING = {
+    "DisableTorchFunction",
+    "DisableTorchFunctionSubclass",
+    "_DisableTorchDispatch",
+    "_ExcludeDispatchKeyGuard",
+    "_disable_current_modes",
+    "no_dispatch",
+    "ctypes",
+    "mmap",
+    "cffi",
+}
+"""Names in a module's or a method's code by which operations are hidden from the prover, or memory from PyTorch."""
+OPENS = {"open", "open_code", "socket"}
+"""Functions that begin what may carry values past tensors."""
+QUIET = {
+    "importlib._bootstrap",
+    "importlib._bootstrap_external",
+    "linecache",
+    "tokenize",
+    "zipimport",
+    "warnings",
+}
+"""Modules of Python that open files of code for themselves."""
 
 OWN_NODES = (operation.Eager, operation.Transformed, operation.Gradient)
 """Functions of fedkeep whose backward passes have a rule."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import FrameType
 
@@ -115,6 +115,20 @@ def others(frame: FrameType) -> bool:
     """Tell whether code is neither PyTorch's nor fedkeep's, nor what these stand on."""
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     return package not in NATIVE or package == "__main__"
+
+
+def asked_by(frame: FrameType | None, quiet: Collection[str]) -> str:
+    """Return the code that a function of Python's library works for; empty: PyTorch, numpy or fedkeep, or it is quiet."""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module in quiet:
+            return ""
+        if others(frame):
+            return f"{module}.{frame.f_code.co_qualname}"
+        if module.partition(".")[0] in ("torch", "numpy", "fedkeep"):
+            return ""
+        frame = frame.f_back
+    return ""
 
 
 def where(skip: bool = True) -> tuple[FrameType | None, str, str]:
