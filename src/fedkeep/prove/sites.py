@@ -119,16 +119,17 @@ def others(frame: FrameType) -> bool:
 
 def asked_by(frame: FrameType | None, quiet: Collection[str]) -> str:
     """Return the code that a function of Python's library works for; empty: PyTorch, numpy or fedkeep, or it is quiet."""
+    found = ""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module in quiet:
             return ""
-        if others(frame):
-            return f"{module}.{frame.f_code.co_qualname}"
         if module.partition(".")[0] in ("torch", "numpy", "fedkeep"):
-            return ""
+            break
+        if others(frame):
+            found = found or f"{module}.{frame.f_code.co_qualname}"
         frame = frame.f_back
-    return ""
+    return found
 
 
 def where(skip: bool = True) -> tuple[FrameType | None, str, str]:
