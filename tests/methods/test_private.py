@@ -307,9 +307,12 @@ def test_noise_on_federated_running_variances_is_refused_and_each_remedy_trains(
     def run(model: nn.Module, method: Method, **more: Any) -> Run:
         return simulate(model, method.but(upload=upload), data, rounds=6, cohort=4, **(asked | more))
 
-    with raises(MethodError, name="0.running_var"):
-        run(model, methods.fedavg(server=UNIFORM))
+    spectral = normalised(nn.utils.spectral_norm(nn.Linear(3, 3)))
+    for refused, name in ((model, "0.running_var"), (spectral, "0.weight_u")):
+        with raises(MethodError, name=name):
+            run(refused, methods.fedavg(server=UNIFORM))
     for kept, method in (
+        (spectral, methods.fedper("0.weight_?", server=UNIFORM)),
         (model, methods.fedper("0.running_*", server=UNIFORM)),
         (model, methods.fedbn(methods.batch_norm_names(model), server=UNIFORM)),
         (normalised(nn.GroupNorm(1, 3)), methods.fedavg(server=UNIFORM)),

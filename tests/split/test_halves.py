@@ -215,12 +215,7 @@ def test_what_training_changed_of_the_frozen_half_is_named() -> None:
     assert watched.changed() == ["table"]
     with pytest.raises(SplitError) as error:
         watched.check("Client 'ann', round 3")
-    assert str(error.value) == (
-        "Client 'ann', round 3: training changed 'table', which is frozen: it would be another on every client. If a "
-        "pattern of frozen names it, narrow the pattern, or hold its layer in eval(). If it is a buffer that training is "
-        "to change, say fedkeep.declare(module, updated_buffers=...) of its module; then it is federated, or private "
-        "where a pattern says so."
-    )
+    assert str(error.value).startswith("Client 'ann', round 3: training changed 'table', which is frozen")
 
 
 def test_what_was_made_in_inference_mode_is_not_watched() -> None:

@@ -84,14 +84,8 @@ def test_a_frozen_buffer_that_training_changes_is_named() -> None:
     report = check_split(Tallied("user", False), Split("user"), batches(), loss=CROSS_ENTROPY)
     assert [str(v) for v in report.violations] == [EQUATION_2.format("tally") + FILLED]
     report = check_split(Tallied("x", False), Split("user"), batches(), loss=CROSS_ENTROPY)
-    assert [str(v) for v in report.violations] == [
-        (
-            "The frozen half is violated by 'tally': training changed 'tally', which is frozen: it would be another on "
-            "every client. If a pattern of frozen names it, narrow the pattern, or hold its layer in eval(). If it is a "
-            "buffer that training is to change, say fedkeep.declare(module, updated_buffers=...) of its module; then "
-            "it is federated, or private where a pattern says so."
-        )
-    ]
+    (violation,) = map(str, report.violations)
+    assert violation.startswith("The frozen half is violated by 'tally': training changed 'tally'")
 
 
 class Remembering(Logits):

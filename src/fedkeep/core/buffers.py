@@ -399,9 +399,10 @@ def frozen_changed(name: str) -> str:
     """Say that training changed a frozen tensor, and what to do."""
     return (
         f"training changed {name!r}, which is frozen: it would be another on every client. If a pattern of frozen "
-        f"names it, narrow the pattern, or hold its layer in eval(). If it is a buffer that training is to change, "
-        f"say fedkeep.declare(module, updated_buffers=...) of its module; then it is federated, or private where a "
-        f"pattern says so."
+        f"names it, narrow the pattern, or hold its layer in eval(). If forward is to change it, as a slow copy or a "
+        f"queue, let it be a buffer (register_buffer; a parameter without gradient is none), and say "
+        f"fedkeep.declare(module, updated_buffers=...) of its module; then it is federated, or private where a pattern "
+        f"says so."
     )
 
 

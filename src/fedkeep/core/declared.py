@@ -48,8 +48,8 @@ def declare(
         module: a model, or a layer of it.
         lookup: of a model, its tables (embeddings) and the column of ids that is all that looks each up, e.g.
             ``{"embedding.weight": "text"}``. A client then trains and sends the rows that its own examples use.
-        updated_buffers: of any layer, the buffers that training updates, beside those of normalisation layers. They are
-            federated, or private where a pattern says so; other buffers are frozen.
+        updated_buffers: of any layer, the buffers that training updates, beside those of normalisation layers and
+            spectral norms. They are federated, or private where a pattern says so; other buffers are frozen.
         per_example: of a model, the parameters that may carry a leading axis of examples, each example's own row, where
             they are private.
 

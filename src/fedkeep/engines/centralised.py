@@ -79,7 +79,9 @@ class Centralised(Engine):
         trained = to(local.params, "cpu")
         upload = method.split.upload(sent, trained, float(len(rows)))
         kept = method.split.personal(trained)
-        yield ClientResult(work[0].client, upload, kept, local.loss, clients=tuple(clients))
+        yield ClientResult(
+            work[0].client, upload, kept, local.loss, moves=local.moves, clients=tuple(clients)
+        )
         yield from (ClientResult(each.client, clients=tuple(clients)) for each in work[1:])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ from fedkeep.core.seeds import generator
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import Stream, load_batch, usable
 from fedkeep.engines.first_values import declared, defaults
-from fedkeep.engines.lanes import LocalResult, local_run
+from fedkeep.engines.lanes import Group, LocalResult, Moves, group_of, local_run
 from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, rows_of, widen
 from fedkeep.methods import Client, Finish, Finished, Kept, Method, Phase, Sent, Start, Started
@@ -130,6 +130,7 @@ class ClientResult:
         loss: its mean training loss.
         fault: why there is no upload.
         note: what the device's owner should know; it does not leave the device.
+        moves: which groups had gradients; it does not leave the device.
         clients: in centralised training, all whose values ``kept`` holds, stacked; else none.
     """
 
@@ -139,7 +140,54 @@ class ClientResult:
     loss: float = float("nan")
     fault: NonFiniteError | UploadError | None = None
     note: str = ""
+    moves: Moves = field(default_factory=dict)
     clients: tuple[int, ...] = ()
+
+
+class FirstMoves:
+    """Finds groups that are trained and stay where they are, in a run's first rounds.
+
+    A group is judged by the first round in which each of its clients that took steps took two or more: a head or an
+    adapter that begins at zero may not move in one. Where phases train one group and after it the other, and that one
+    moves for the first time, the first group has not had its two steps yet.
+
+    What it is told of clients it keeps to itself: it stands where they train.
+    """
+
+    def __init__(self) -> None:
+        self.open: set[Group] = set()
+        """The groups of which it is not known yet whether they move; a run that goes on has been judged before."""
+
+    def judge(self, job: Job, round: int, clients: Sequence[Moves]) -> None:
+        """Take note of a round.
+
+        Raises:
+            MethodError: the gradients of a group were exactly zero at every client.
+        """
+        if round == 0:
+            self.open = {"private", "federated"}
+        moved = {group for moves in clients for group, moves_it in moves.items() if moves_it}
+        new, split, trainable = self.open & moved, job.method.split, sorted(job.net.trainable())
+        trained = [phase.trained_names(split, trainable) for phase in job.method.client.phases]
+        for group in sorted(self.open - moved):
+            known = [moves[group] for moves in clients if group in moves]
+            last = max(
+                (k for k, each in enumerate(trained) if any(group_of(split, n) == group for n in each)),
+                default=0,
+            )
+            later = {group_of(split, n) for each in trained[last + 1 :] for n in each}
+            if known and None not in known and (job.method.client.take_turns or not later & new):
+                names = sorted({n for each in trained for n in each if group_of(split, n) == group})
+                raise MethodError(
+                    "Round {round}: every gradient of the {group} {names}, which are trained, was exactly zero at all "
+                    "{count} clients: they would stay as they are. Does what follows them multiply by zero, or "
+                    "detach? Mend that, or leave them out of what is trained (Phase.trains, or requires_grad_(False)).",
+                    round=round,
+                    group=group,
+                    names=names,
+                    count=len(known),
+                )
+        self.open -= moved
 
 
 class Engine(Protocol):
@@ -311,7 +359,7 @@ def finish(
     upload, links = encode(job, sent, kept, local, done, weight, draws.client, draws.round)
     keep = widen(method.split.personal(local.trained), started, local.tables)
     state = prefixed(CLIENT, {**done.state, **prefixed(UPLOAD, links)})
-    return ClientResult(client, upload, {**keep, **state}, local.loss, note=local.dropped)
+    return ClientResult(client, upload, {**keep, **state}, local.loss, note=local.dropped, moves=local.moves)
 
 
 def _nonfinite(done: Finished) -> str:

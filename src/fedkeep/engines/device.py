@@ -32,11 +32,11 @@ from fedkeep.engines.adapt import (
     own_split,
     starting,
 )
-from fedkeep.engines.client_step import ClientToTrain, Engine, Job
+from fedkeep.engines.client_step import ClientToTrain, Engine, FirstMoves, Job
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.first_values import defaults
 from fedkeep.engines.judge import ExamplesOf, Way, judge, outputs_and_labels
-from fedkeep.engines.lanes import made_of_all
+from fedkeep.engines.lanes import Moves, made_of_all
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.engines.tally import Judged, Leaves
 from fedkeep.methods import Global, Method, Sent, newest
@@ -215,12 +215,14 @@ class LocalDevice:
         self._trained: dict[str, tuple[int, ...]] = {}
         """By the client that has the upload, whose versions are staged."""
         self._round = self._attempt = 0  # in which they trained
+        self._first_moves = FirstMoves()
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         """Train clients; the answers come as they are ready, in the order of ``orders``.
 
         Raises:
             ConfigError: the orders are of several rounds, or of several parts of the run.
+            MethodError: all are trained, and a group's gradients were exactly zero at every client (``FirstMoves``).
         """
         store = self.job.store
         store.drop()
@@ -241,7 +243,7 @@ class LocalDevice:
         self._attempt = round + 1 << NONCE_BITS | secrets.randbits(NONCE_BITS)
         # Not held by a name: a round that is broken off lets go of it at once, and the engine ends what still runs.
         # Nor counted by enumerate, which holds on to what it gave last while the next client is trained.
-        done = 0
+        done, moves = 0, list[Moves]()
         for order, result in paired(orders, self.engine.train(self.job, work, round, progress)):
             done += 1  # noqa: SIM113
             notify = None if result.clients else self.job.after_step
@@ -254,12 +256,14 @@ class LocalDevice:
                 self._trained[order.client] = (result.client,)
             if result.note:
                 warn(result.note)
+            moves.append(result.moves)
             answer = Answer(client=order.client, upload=result.upload, loss=result.loss, fault=result.fault)
             del result  # its upload is large: it goes before the next client is trained
             yield answer
             del answer
             if notify is not None:
                 notify(done / len(orders))
+        self._first_moves.judge(self.job, round, moves)
 
     def accept(self, shares: Mapping[str, float]) -> None:
         """Keep what clients have staged."""

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -95,6 +96,18 @@ def unreached(who: str, whose: str, names: Sequence[str]) -> MethodError:
         whose=whose,
         names=list(names),
     )
+
+
+Group = Literal["private", "federated"]
+Moves = Mapping[Group, bool | None]
+"""Of each group that a client has trained with a rate above 0: whether a gradient was not zero; None: all were, and
+there were fewer than two steps, in which what begins at zero (a head, one half of an adapter) may not move.
+"""
+
+
+def group_of(split: Split, name: str) -> Group:
+    """Return which group a trained parameter belongs to."""
+    return "private" if split.is_private(name) else "federated"
 
 
 def model_error(who: str, examples: int, error: Exception, more: str = "") -> MethodError:
@@ -361,6 +374,7 @@ class LocalResult:
         steps: optimiser steps taken.
         states: the optimisers' states after each phase, of one client trained alone.
         stopped: for a phase with early stopping, the pass (from 1) with the lowest validation loss; else 0.
+        moves: which groups had gradients.
     """
 
     trained: Params
@@ -372,6 +386,7 @@ class LocalResult:
     steps: int = 0
     states: list[OptimizerState] = field(default_factory=list)
     stopped: list[int] = field(default_factory=list)
+    moves: Moves = field(default_factory=dict)
 
     @property
     def params(self) -> Params:
@@ -416,6 +431,8 @@ class Lanes(ABC):
         losses, looked_at, steps, dropped: of each lane, as in ``LocalResult``.
         stopped: by phase, then by lane, as in ``LocalResult``.
         trained, reached: what phases have trained one after the other, and what of it their losses depended on.
+        moved: the groups of which a gradient was not zero, of any lane.
+        tries: of each lane, how many steps trained a group with a rate above 0.
         after_step: called with the number of steps taken, e.g. to show progress.
         watch: looks at the parameters now and then; what it computes must not change them.
     """
@@ -450,6 +467,7 @@ class Lanes(ABC):
         self.watch: Watch | None = None
         self.taken, self.hidden = 0, Hidden()
         self.trained, self.reached = set[str](), set[str]()
+        self.moved, self.tries = set[Group](), [Counter[Group]() for _ in range(count)]
 
     @abstractmethod
     def seed(self, number: int) -> None:
@@ -558,6 +576,7 @@ class Lanes(ABC):
             self.dropped[position],
             self.steps[position],
             stopped=[each[position] for each in self.stopped],
+            moves={g: g in self.moved or (None if n < 2 else False) for g, n in self.tries[position].items()},
         )
 
 
@@ -570,6 +589,7 @@ class Pass(ABC):
         seen: the parameters that its loss may see: a federated phase nothing that opted-out examples made.
         looks: whether opted-out examples, or what these made, influence it; then its loss does not leave.
         before: buffers that leave the client and that this phase must not move, as they were.
+        still: by group, what it trains with a rate above 0, the smallest first; without groups that had gradients.
     """
 
     def __init__(self, lanes: Lanes, number: int) -> None:
@@ -578,6 +598,11 @@ class Pass(ABC):
         self.names = self.phase.trained_names(split, [n for n in params if n in trainable])
         self.scale = self.phase.optimizer.scale(lanes.progress)
         self.repeats = lanes.client.steps(number) if self.names else 0
+        self.still: dict[Group, list[str]] = {}
+        for name in sorted(self.names, key=lambda n: params[n].numel()):
+            if self.phase.optimizer.rate(name) * self.scale > 0:
+                self.still.setdefault(group_of(split, name), []).append(name)
+        self.groups = tuple(self.still)
         opted_out, federated = lanes.hidden, trains_federated(self.names, split)
         self.looks, self.hides = number in opted_out.phases, bool(federated and opted_out.names)
         self.seen = veiled(params, opted_out.names, lanes.net.initial(), trainable) if self.hides else params
@@ -639,6 +664,11 @@ class Pass(ABC):
         tap = TAP.get()
         for _ in range(self.repeats):
             grads = self.gradients(step)
+            for group in [
+                g for g, names in self.still.items() if any(grads[n].any() for n in names if n in grads)
+            ]:
+                del self.still[group]
+                self.lanes.moved.add(group)
             if tap is not None:
                 grads = tap.gradients(self, grads, clipped=False)
             if self.phase.clip_norm is not None:
@@ -701,6 +731,7 @@ class Pass(ABC):
         lanes.params.update(self.before)
         for lane, steps in enumerate(self.steps):
             lanes.steps[lane] += steps
+            lanes.tries[lane].update(dict.fromkeys(self.groups, steps) if steps else {})
             if steps and not self.looks:  # its loss does not leave else
                 lanes.losses[lane], lanes.looked_at[lane] = totals[lane] / steps, True
 

@@ -282,7 +282,7 @@ def steps_differ(net: Net, params: Params, losses: Iterable[LocalLoss], batch: B
     with _as_it_was(net, "cpu"):
         for loss in losses:
             with suppress(Exception):
-                loss(heard, clone(params), batch, clone(params))
+                loss(heard, clone(params), clone(batch), clone(params))
         if "head" in heard.heard:
             with torch.no_grad(), suppress(Exception):
                 found = without_draws("model", partial(_steps_apart, net, params, batch), "cpu")
@@ -290,7 +290,7 @@ def steps_differ(net: Net, params: Params, losses: Iterable[LocalLoss], batch: B
 
 
 def _steps_apart(net: Net, params: Params, batch: Batch) -> bool:
-    between = {"features": net.call("features", clone(params), batch)}
+    between = {"features": net.call("features", clone(params), clone(batch))}
     steps = logits_of(net.call("head", clone(params), between))
     return any(map(_apart, tensors_in(net(clone(params), batch)), tensors_in(steps)))
 

@@ -77,7 +77,11 @@ class AddPolicy:
 
 
 def condition_of(net: Net, params: Params, classifier: str) -> Tensor:
-    """Return v of a client's own head, (F,), of length 1."""
+    """Return v of a client's own head, (F,), of length 1; a number of it that is rounding alone is 0.
+
+    The rows of a head that began at zero sum to zero: cross-entropy's gradients do, over the classes. What is left by
+    rounding would be scaled to length 1.
+    """
     own = under(f"{PREFIX}{classifier}.", params)
     inner = part(net.module, classifier).named_modules()
     names = [f"{n}.weight" if n else "weight" for n, layer in inner if is_layer(layer)]
@@ -86,10 +90,12 @@ def condition_of(net: Net, params: Params, classifier: str) -> Tensor:
             f"FedCP reads the weights of its own head, and {PREFIX}{classifier}.{missing[0]} is no parameter. Take a "
             f"linear layer without a parametrisation, such as weight_norm."
         )
-    sums = own[names[-1]].flatten(1).sum(0)
-    for name in reversed(names[:-1]):
-        sums = sums @ own[name].flatten(1)
-    return unit(sums, 0)
+    layers = [own[name].flatten(1) for name in reversed(names)]
+    sums, sizes = layers[0].sum(0), layers[0].abs().sum(0)
+    for weight in layers[1:]:
+        sums, sizes = sums @ weight, sizes @ weight.abs()
+    rounding = 1e3 * torch.finfo(sums.dtype).eps * sizes
+    return unit(torch.where(sums.abs() > rounding, sums, 0.0), 0)
 
 
 @dataclass(frozen=True)

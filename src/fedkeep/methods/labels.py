@@ -10,6 +10,8 @@ from torch import Tensor
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.params import Batch
 
+HIDDEN = "last_hidden_state"
+"""What transformers' models without a head return, which is no prediction."""
 OTHERS = "For numbers, or labels of tokens, take a method that knows no classes, e.g. fedper or ditto."
 
 
@@ -49,15 +51,22 @@ def check_rows(logits: Tensor) -> None:
 
 
 def output_of(output: Any, task: str | None) -> Tensor:
-    """Return the tensor that a model gave for a task (or for its only one)."""
+    """Return the tensor that a model gave for a task (or for its only one): ``logits``, or the only output.
+
+    Raises:
+        MethodError: there is no such output, or it is no tensor.
+    """
     if isinstance(output, Mapping):
-        task = "logits" if task is None and "logits" in output else task
+        if task is None:
+            task = next(iter(output)) if len(output) == 1 and HIDDEN not in output else "logits"
         if task not in output:
             missing = f"the loss asks for task {task!r}."
-            if task is None:
+            if task == "logits":
+                some = min(output, default="scores")
                 missing = (
-                    "'logits' is missing, which the loss takes. Take a model with a head, or say in the loss which "
-                    "output it is, e.g. cross_entropy(task='scores')."
+                    f"'logits' is missing, which the loss takes. Take a model with a head; or say in the loss which "
+                    f"output it is, e.g. cross_entropy(task={some!r}), and in the data which is judged, e.g. "
+                    f"meta['tasks'] = {{{some!r}: {{'task': 'multiclass', 'label': 'label'}}}}."
                 )
             raise MethodError(f"The model returns outputs for {sorted(output)}; {missing}")
         output = output[task]

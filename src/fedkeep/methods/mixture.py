@@ -149,7 +149,8 @@ class FeatureGate(nn.Module):
         mine = {n: v for n, v in columns.items() if n not in ("local_logits", "global_logits")}
         found = caught(layer, partial(self.network, **self._takes.of(mine)), self.head)
         found = found.movedim(1, -1) if self.channels else found
-        logit: Tensor = self.score(pooled_by("mean", found, columns)).squeeze(1)
+        pooled = pooled_by("mean", found, columns).to(self.score.weight.dtype)  # autocast's are narrow
+        logit: Tensor = self.score(pooled).squeeze(1)
         return logit
 
 

@@ -28,6 +28,7 @@ from fedkeep.methods.server import Global, Reduction, Roster, WeightedMean
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, GaussianNoise, Link
 from fedkeep.privacy.dp import floating
 from fedkeep.split import Upload
+from fedkeep.split.halves import power_vectors
 
 BOUND, INSIDE = "clip_bound", "share_inside"
 """The server's state that holds an adaptive bound, and what a reduction says of the clients within it."""
@@ -255,14 +256,16 @@ def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort:
 
 
 def check_variances(method: Method, module: nn.Module) -> None:
-    """Refuse noise on the running variances of normalisation layers, which it would make negative.
+    """Refuse noise on running variances of normalisation layers and on vectors of spectral norms.
+
+    It would make a variance negative, and give a norm, which is the vectors' product with the weight, any sign.
 
     Args:
         method: as it runs, with its differential privacy.
         module: the model as the method trains it.
 
     Raises:
-        MethodError: such a variance is federated, and uploads or their sum get noise.
+        MethodError: such a buffer is federated, and uploads or their sum get noise.
     """
     reduce = method.server.reduce
     links = [link.sigma for link in method.upload if isinstance(link, GaussianNoise) and link.sigma]
@@ -272,10 +275,19 @@ def check_variances(method: Method, module: nn.Module) -> None:
     if not noise:
         return
     federated = method.split.halves(module).federated_names
-    layers = {name for name, layer in module.named_modules() if isinstance(layer, _NormBase)}
+    layers = dict(module.named_modules())
     for name in federated:
         layer, _, leaf = name.rpartition(".")
-        if leaf == "running_var" and layer in layers:
+        if layer in layers and leaf in power_vectors(layers[layer]):
+            raise MethodError(
+                "{name!r}, a vector of a spectral norm, is federated, and {noise} would give the norm any sign. Name the "
+                "vectors private (private=[{own!r}]), or leave the noise out{how}.",
+                name=name,
+                noise=noise,
+                own=f"{name[:-1]}?",
+                how=" (noise = 0)" if links else "",
+            )
+        if leaf == "running_var" and isinstance(layers.get(layer), _NormBase):
             raise MethodError(
                 "The running variance {name!r} is federated, and {noise} would make it negative and the model's outputs "
                 "NaN. Name the statistics private (a method's private='{layer}running_*', or methods.fedbn with "

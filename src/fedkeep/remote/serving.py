@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreError, UploadError
+from fedkeep.core.errors import FailedError, LostError, MethodError, SecureSumError, StoreError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.engines import Adaptation, ClientToTrain, Engine, Job, Judged, LocalDevice, Order
+from fedkeep.engines.client_step import FirstMoves
 from fedkeep.engines.device import paired
 from fedkeep.engines.judge import ExamplesOf
 from fedkeep.methods import Sent
@@ -201,6 +202,10 @@ def _trained(
         if len(orders) == 1:
             return [(_failed(orders[0].client, error, tell), None)]
         return [each for one in orders for each in _trained([one], job, engine, round, tell)]
+    try:
+        FirstMoves().judge(job, round, [result.moves for _, result in results])
+    except MethodError as error:
+        return [(_failed(one.client, error, tell), None) for one in orders]
     for one, result in results:
         if result.note:
             tell(result.note)

@@ -10,6 +10,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedkeep.core.buffers import frozen_changed as frozen_changed
 from fedkeep.core.declared import declared
@@ -155,13 +157,27 @@ def updated_buffers(module: nn.Module) -> frozenset[str]:
     """Return the names of the buffers that training updates.
 
     They are the buffers of normalisation layers that track statistics (batch and instance normalisation: mean, variance
-    and counter), and those that a module declares as updated (``declare``), by their names within it.
+    and counter), the vectors u and v of torch's spectral norms, and those that a module declares as updated
+    (``declare``), by their names within it.
     """
     found: set[str] = set()
     for prefix, part in module.named_modules(remove_duplicate=False):
-        own = tuple(n for n, _ in part.named_buffers(recurse=False)) if isinstance(part, _NormBase) else ()
-        found |= {f"{prefix}.{name}" if prefix else name for name in own + declared(part).updated_buffers}
+        own = (*statistics_of(part), *power_vectors(part), *declared(part).updated_buffers)
+        found |= {f"{prefix}.{name}" if prefix else name for name in own}
     return frozenset(found)
+
+
+def statistics_of(layer: nn.Module) -> list[str]:
+    """Return the names of a normalisation layer's statistics; of another layer none."""
+    return [n for n, _ in layer.named_buffers(recurse=False)] if isinstance(layer, _NormBase) else []
+
+
+def power_vectors(layer: nn.Module) -> list[str]:
+    """Return the names of the vectors that a layer's spectral norm, new or old, iterates in training."""
+    if isinstance(layer, _SpectralNorm):
+        return [n for n, _ in layer.named_buffers(recurse=False)]
+    hooks = [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+    return [f"{hook.name}_{vector}" for hook in hooks for vector in "uv"]
 
 
 def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor]) -> str:

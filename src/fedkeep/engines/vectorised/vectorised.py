@@ -131,6 +131,8 @@ class Vectorised(Engine):
                 one_by_one = True
             else:
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        if packs.seen:
+            return f"its loss cannot be computed for several clients at once ({PACKED}).", one_by_one
         if not indifferent:
             why = "the loss depends on how far texts are padded, which differs with the clients trained at once."
             return why, one_by_one
@@ -141,6 +143,9 @@ PACKED = (
     "pack_padded_sequence makes shapes of lengths, which differ between clients; give lengths to fedkeep.nn.GRU or "
     "LSTM, layer(x, lengths), or mask the padding"
 )
+
+IN_PLACE = ("inplace", "accessing `data`", "out= or view ops")
+"""What torch says where something is written in place that is one for all clients."""
 
 
 class Packs(TorchFunctionMode):
@@ -167,6 +172,11 @@ def _said(error: BaseException, module: nn.Module) -> str:
         inside = any(isinstance(m, nn.MultiheadAttention) and m.dropout for m in module.modules())
         return "it draws random numbers otherwise than by dropout" + (
             "; nn.MultiheadAttention(dropout=0) draws none" if inside else ""
+        )
+    if any(sign in text for sign in IN_PLACE):
+        return (
+            "forward writes into a tensor in place, e.g. a slow copy or a power iteration, where each client needs one "
+            "of its own"
         )
     layers = {type(m).__name__ for m in module.modules() if type(m) in (nn.LSTM, nn.GRU)}
     return text + "".join(

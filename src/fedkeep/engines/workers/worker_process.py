@@ -150,7 +150,8 @@ def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dic
         here = {v.untyped_storage().data_ptr() for v in given.values()}
         again = {n: v.clone() for n, v in values.items() if v.untyped_storage().data_ptr() in here}
         layout = own.put(values | again)
-        return {"layout": layout, "loss": result.loss, "weight": result.upload.weight, "note": result.note}
+        about = {"weight": result.upload.weight, "note": result.note, "moves": result.moves}
+        return {"layout": layout, "loss": result.loss, **about}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised again in the parent
         return {"error": encode_error(error)}
 
@@ -174,7 +175,9 @@ def decode_reply(reply: Mapping[str, Any], own: Arena, split: Split, client: int
         upload = split.arrived(parts["deltas"], reply["weight"], parts["rows"])
     except UploadError as error:
         return ClientResult(client, fault=error)
-    return ClientResult(client, upload, parts["kept"], reply["loss"], note=reply["note"])
+    return ClientResult(
+        client, upload, parts["kept"], reply["loss"], note=reply["note"], moves=reply["moves"]
+    )
 
 
 def encode_error(error: BaseException) -> dict[str, Any]:
