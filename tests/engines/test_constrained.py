@@ -120,7 +120,7 @@ def test_each_client_has_a_constraint_of_its_own_side_by_side(which: str) -> Non
 
 
 def test_a_constraint_that_cannot_be_followed_side_by_side_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"`data` under vmap .*Use engine='sequential'\.$"):
+    with pytest.raises(ConfigError, match=r"in place.*Use engine='sequential'\.$"):
         simulate(model_with(Replaced)(), methods.fedavg(local=LOCAL), DATA, rounds=1, engine="vectorised")
 
 

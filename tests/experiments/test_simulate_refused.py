@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fedkeep import FederatedData, Phase, load_model, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, SplitError
-from fedkeep.data.readers import read_table
+from fedkeep import FederatedData, Phase, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, DataError, MethodError, SplitError
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import EarlyStopping
 from fedkeep.store import Default, MemoryStore
@@ -206,29 +205,6 @@ def test_options_of_another_type_are_refused_by_name(make: Any, kind: Any, name:
     with pytest.raises(kind) as error:
         make()
     assert error.value.facts["name"] == name
-
-
-def test_a_part_of_an_epoch_is_a_round() -> None:
-    assert simulate(Logits(), methods.fedavg(), DATA, epochs=0.01, engine="sequential").round == 1
-
-
-def test_a_folder_is_found_as_a_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(name, str(tmp_path))
-    simulate(Logits(), methods.fedavg(), DATA, rounds=1, engine="sequential", out="~/run")
-    assert (tmp_path / "run" / "run.json").exists()
-    with pytest.raises(RunError):
-        simulate(Logits(), methods.fedavg(), DATA, rounds=1, engine="sequential", out=tmp_path / ("x" * 300))
-
-
-def test_a_home_directory_that_nobody_knows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "os.path.expanduser", lambda path: path
-    )  # as where HOME is not set and the user has no name
-    for reads in (load_model, lambda path, _: read_table(path, user="user")):
-        with pytest.raises(ConfigError) as error:
-            reads("~/run", "anna")
-        assert error.value.facts["path"] == "~/run"
 
 
 @pytest.mark.parametrize(

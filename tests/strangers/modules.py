@@ -1542,9 +1542,6 @@ STRANGERS: dict[str, Stranger] = {
     "DDP": Stranger(distributed, SIX),
     "DataParallel": Stranger(lambda: nn.DataParallel(Two()), SIX),
     "inference mode": Stranger(inference, SIX, wide=False),
-    "spectral norm, declared": Stranger(
-        declaring(Spectral, "a.parametrizations.weight.0._u", "a.parametrizations.weight.0._v"), SIX
-    ),
     "EMA in a buffer, declared": Stranger(declaring(Ema, "slow"), SIX),
     "EMA, assigned, declared": Stranger(declaring(EmaAssigned, "slow"), SIX),
     "MoCo's queue, declared": Stranger(declaring(Moco, "queue", "place"), SIX),

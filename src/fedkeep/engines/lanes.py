@@ -589,7 +589,8 @@ class Pass(ABC):
         seen: the parameters that its loss may see: a federated phase nothing that opted-out examples made.
         looks: whether opted-out examples, or what these made, influence it; then its loss does not leave.
         before: buffers that leave the client and that this phase must not move, as they were.
-        still: by group, what it trains with a rate above 0, the smallest first; without groups that had gradients.
+        still: by group, what it trains with a rate above 0, the smallest first; without groups that had gradients, and
+            without any where opted-out examples influence the phase.
     """
 
     def __init__(self, lanes: Lanes, number: int) -> None:
@@ -598,13 +599,13 @@ class Pass(ABC):
         self.names = self.phase.trained_names(split, [n for n in params if n in trainable])
         self.scale = self.phase.optimizer.scale(lanes.progress)
         self.repeats = lanes.client.steps(number) if self.names else 0
-        self.still: dict[Group, list[str]] = {}
-        for name in sorted(self.names, key=lambda n: params[n].numel()):
-            if self.phase.optimizer.rate(name) * self.scale > 0:
-                self.still.setdefault(group_of(split, name), []).append(name)
-        self.groups = tuple(self.still)
         opted_out, federated = lanes.hidden, trains_federated(self.names, split)
         self.looks, self.hides = number in opted_out.phases, bool(federated and opted_out.names)
+        self.still: dict[Group, list[str]] = {}
+        for name in sorted(self.names, key=lambda n: params[n].numel()):
+            if self.phase.optimizer.rate(name) * self.scale > 0 and not self.looks:  # an error may leave
+                self.still.setdefault(group_of(split, name), []).append(name)
+        self.groups = tuple(self.still)
         self.seen = veiled(params, opted_out.names, lanes.net.initial(), trainable) if self.hides else params
         leaving = [
             n for n in lanes.received if n in params and n not in trainable and not split.is_private(n)
@@ -664,11 +665,8 @@ class Pass(ABC):
         tap = TAP.get()
         for _ in range(self.repeats):
             grads = self.gradients(step)
-            for group in [
-                g for g, names in self.still.items() if any(grads[n].any() for n in names if n in grads)
-            ]:
-                del self.still[group]
-                self.lanes.moved.add(group)
+            if self.still:
+                self._note_moves(grads)
             if tap is not None:
                 grads = tap.gradients(self, grads, clipped=False)
             if self.phase.clip_norm is not None:
@@ -685,6 +683,13 @@ class Pass(ABC):
             self.batches[lane] += 1
             epoch, rest = divmod(self.batches[lane], self.per_pass[lane])
             self.lanes.through[lane] = not rest and self.stoppers[lane].done(epoch)
+
+    def _note_moves(self, grads: Params) -> None:
+        """Note which groups have a gradient that is not zero, of any lane."""
+        for group, names in list(self.still.items()):
+            if any(grads[n].any() for n in names if n in grads):
+                del self.still[group]
+                self.lanes.moved.add(group)
 
     def _clipped(self, grads: Params, bound: float) -> Params:
         """Return gradients within the bound, over all of them or over each half."""

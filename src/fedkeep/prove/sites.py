@@ -42,6 +42,9 @@ GRADIENTS, CLIP = "gradients", "clip"
 _ENGINES = "fedkeep.engines"
 SITES: dict[tuple[str, str], Site] = {
     (f"{_ENGINES}.lanes", "LanePass.totals"): Site("the mean training loss", "loss", _of_all_examples),
+    (f"{_ENGINES}.lanes", "Pass._note_moves"): Site(
+        "whether a group has gradients, else it is an error", "status"
+    ),
     ("fedkeep.core.params", "nonfinite"): Site("whether training broke down", "status"),
     ("fedkeep.kernels.values", "is_finite"): Site("whether training broke down", "status"),
     (f"{_ENGINES}.client_step", "_nonfinite"): Site("whether a hook broke down", "status"),

@@ -1,0 +1,684 @@
+"""The kinds of modules and surroundings that once went wrong, by row: right, or refused by name.
+
+``MODULES`` train one client as their author's own loop does; ``CASES`` has the others. F10 stands below; F19, proxies of
+the environment, in ``tests/flower/test_supernode.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
+
+from fedkeep import FederatedData, Phase, Run, adam, load_model, methods, sgd, simulate
+from fedkeep.core.copying import copied
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MethodError, RunError, SplitError
+from fedkeep.core.net import float_type
+from fedkeep.core.params import Params
+from fedkeep.data import toy
+from fedkeep.data.readers import read_table
+from fedkeep.privacy import GaussianNoise
+from tests.tiny import same_bits
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop.*_weight_norm:UserWarning"),
+]
+
+RATE, EPOCHS, ROUNDS = 0.3, 2, 2
+LOCAL = Phase(batch_size=16, epochs=EPOCHS, optimizer=sgd(RATE))
+
+
+def data(clients: int = 1) -> FederatedData:
+    rng, rows = np.random.default_rng(0), 16 * clients
+    columns = {"x": rng.standard_normal((rows, 4)), "label": rng.integers(0, 3, rows)}
+    splits = (["train"] * 12 + ["test"] * 4) * clients
+    return FederatedData.from_columns(np.repeat(np.arange(clients), 16), columns, splits)
+
+
+class Two(nn.Module):
+    """Two layers, and whatever ``more`` makes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.more()
+        self.double()
+
+    def more(self) -> None:
+        pass
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+class Closure(Two):
+    def more(self) -> None:
+        self.run = lambda x: self.b(torch.tanh(self.a(x)))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(x)
+
+
+class Deep(Two):
+    def more(self) -> None:
+        def first(x: Tensor) -> Any:
+            return self.a(x)
+
+        def second(x: Tensor, before: Callable[[Tensor], Tensor] = first) -> Any:
+            return self.b(torch.tanh(before(x)))
+
+        self.steps = {"all": [second]}
+
+    def forward(self, x: Tensor) -> Any:
+        return self.steps["all"][0](x)
+
+
+class Bound(Two):
+    def more(self) -> None:
+        self.run = self.inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(x)
+
+
+class Partial(Two):
+    def more(self) -> None:
+        self.run = functools.partial(Two.inner, self)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(x)
+
+
+class Listed(Two):
+    def more(self) -> None:
+        self.double()
+        self.again = [self.a.weight]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(torch.tanh(x @ self.again[0].T + self.a.bias))
+
+
+class LayerHook(Two):
+    def more(self) -> None:
+        self.a.register_forward_hook(lambda _, __, output: output * self.b.bias.sum().exp())
+
+
+class RootHooks(Two):
+    def more(self) -> None:
+        self.register_forward_pre_hook(lambda _, given: (given[0] * 2,) if given else None)
+        self.register_forward_hook(lambda _, __, output: output * 0.5)
+
+
+class OwnCall(Two):
+    def __call__(self, x: Tensor) -> Any:
+        return super().__call__(x * 3)
+
+
+class SlopeHook(Two):
+    def more(self) -> None:
+        self.a.weight.register_hook(lambda slope: slope * 0.1)
+        self.b.weight.register_hook(lambda slope: slope + self.b.bias.detach().sum())
+
+
+class InPlace(Two):
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x.mul_(3))
+
+
+class Recomputed(Two):
+    reentrant = False
+
+    def block(self, hidden: Tensor) -> Any:
+        return self.b(torch.tanh(hidden))
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.block, self.a(x), use_reentrant=self.reentrant)
+
+
+class Reentrant(Recomputed):
+    reentrant = True
+
+
+class Spectral(Two):
+    def more(self) -> None:
+        nn.utils.parametrizations.spectral_norm(self.a)
+
+
+class Pruned(Two):
+    """A weight that a hook computes at each call, and a tensor made before."""
+
+    def more(self) -> None:
+        prune.l1_unstructured(self.a, "weight", amount=0.5)
+
+
+class Normed(Two):
+    def more(self) -> None:
+        nn.utils.weight_norm(self.a)
+
+
+class LossFirst(Two):
+    """As transformers' models, which put a loss first where labels are given."""
+
+    def forward(self, x: Tensor, label: Tensor | None = None) -> Any:
+        output = self.inner(x)
+        return output if label is None else (nn.functional.cross_entropy(output, label), output)
+
+
+class Merging(Two):
+    """Adapters that are merged into a frozen weight for evaluation, in place."""
+
+    def more(self) -> None:
+        self.a.requires_grad_(False)
+        self.down, self.up = nn.Linear(4, 2, bias=False), nn.Linear(2, 6, bias=False)
+        self.merged = False
+
+    def train(self, mode: bool = True) -> Any:
+        if mode == self.merged:
+            sign = -1 if mode else 1
+            self.a.weight.data += sign * (self.up.weight @ self.down.weight).data
+            self.merged = not mode
+        return super().train(mode)
+
+    def inner(self, x: Tensor) -> Tensor:
+        hidden = self.a(x) if self.merged else self.a(x) + self.up(self.down(x))
+        return self.b(torch.tanh(hidden))
+
+
+class SpectralRoot(Two):
+    """An own call that gives every pass a new norm, in a hook on the root."""
+
+    def more(self) -> None:
+        self.mix = nn.Parameter(torch.randn(4, 4))
+        nn.utils.spectral_norm(self, "mix")
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x @ self.mix)
+
+
+MODULES: dict[type[Two], str] = {
+    Two: "plain",
+    Recomputed: "F4",
+    Reentrant: "F4",
+    SlopeHook: "F5",
+    RootHooks: "F6",
+    LayerHook: "F6",
+    OwnCall: "F6",
+    Spectral: "F6",
+    SpectralRoot: "F6",
+    Closure: "F7",
+    Deep: "F7",
+    Bound: "F7",
+    Partial: "F7",
+    Listed: "F7",
+    Merging: "F8",
+    InPlace: "F9",
+    LossFirst: "F18",
+    Pruned: "F18",
+    Normed: "F18",
+}
+KINDS = [pytest.param(kind, id=f"{row} {kind.__name__}") for kind, row in MODULES.items()]
+
+
+def made(kind: Any) -> Any:
+    torch.manual_seed(0)
+    return kind()
+
+
+def plainly(module: Two, given: FederatedData) -> tuple[dict[str, Tensor], float]:
+    """Train a module in a loop as its author would, and return its values and its test loss."""
+    train, test = (given.batch(given.split_rows(split)) for split in ("train", "test"))
+    stepper = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], RATE)
+    module.train()
+    for _ in range(ROUNDS * EPOCHS):
+        stepper.zero_grad()
+        nn.functional.cross_entropy(module(train["x"].double().clone()), train["label"]).backward()
+        stepper.step()
+    values = {n: v.clone() for n, v in module.state_dict().items()}
+    module.eval()
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(module(test["x"].double()), test["label"])
+    return values, float(loss)
+
+
+def trained(module: nn.Module, engine: Any = "sequential", clients: int = 1, **settings: Any) -> Run:
+    method = settings.pop("method", methods.fedavg(local=LOCAL))
+    return simulate(module, method, data(clients), rounds=ROUNDS, engine=engine, seed=1, **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_client_trains_as_the_authors_own_loop(kind: type[Two]) -> None:
+    values, loss = plainly(made(kind), data())
+    run = trained(made(kind))
+    for name, value in run.parameters("0").items():
+        torch.testing.assert_close(
+            value, values[name], rtol=1e-10, atol=1e-12, msg=f"{kind.__name__}: {name}"
+        )
+    assert run.evaluate("test")["loss"] == pytest.approx(loss, rel=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine", ["workers", "vectorised"])
+def test_engines_agree_or_refuse_by_name(kind: type[Two], engine: str) -> None:
+    if engine == "vectorised" and kind in (SlopeHook, Merging, Listed, Spectral, SpectralRoot):
+        with pytest.raises(ConfigError, match="vectorised"):
+            trained(made(kind), engine, clients=3)
+        return
+    alone, other = (trained(made(kind), each, clients=3) for each in ("sequential", engine))
+    for name, value in other.server.items():
+        torch.testing.assert_close(value, alone.server[name], rtol=1e-9, atol=1e-11)
+    assert other.evaluate("test")["loss"] == pytest.approx(alone.evaluate("test")["loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Recomputed, Reentrant, InPlace])
+@pytest.mark.parametrize("method", [methods.pfedme, methods.per_fedavg, methods.apfl, methods.ditto])
+def test_where_a_loss_runs_the_model_twice_too(kind: type[Two], method: Any) -> None:
+    class Plain(Two):
+        features, head = (lambda self, x: torch.tanh(self.a(x))), (lambda self, features: self.b(features))
+
+    class Odd(kind, Plain):  # type: ignore[misc, valid-type]
+        pass
+
+    class Thrice(Plain):
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(x * 3)
+
+    even = Thrice if kind is InPlace else Plain
+    runs = [trained(made(one), clients=3, method=method(local=LOCAL)) for one in (even, Odd)]
+    assert same_bits(runs[0].server, runs[1].server)
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_gradients_trains_the_same(off: Any) -> None:
+    with off():
+        module = made(Two)
+        run = trained(module)
+    assert same_bits(run.server, trained(made(Two)).server)
+
+
+class Cached(Two):
+    """Keeps what it computed last."""
+
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        self.last = self.inner(x)
+        return self.last
+
+
+def test_a_model_that_keeps_what_it_computed_is_copied_as_the_error_says() -> None:
+    module = made(Cached)
+    module(torch.ones(1, 4).double())
+    with pytest.raises(MethodError, match="'last'.*None"):
+        trained(module)
+    module.last = None
+    assert same_bits(trained(module).server, trained(made(Two)).server)
+
+
+def test_the_users_own_module_stays_as_it_was() -> None:
+    module = made(SlopeHook)
+    before = {n: v.clone() for n, v in module.state_dict().items()}
+    trained(module)
+    assert same_bits(before, module.state_dict())
+    assert len(module.a.weight._backward_hooks) == 1
+
+
+def test_a_copy_shares_nothing_with_its_original() -> None:
+    module = made(Deep)
+    copy = copied(module)
+    with torch.no_grad():
+        for value in module.parameters():
+            value.zero_()
+    assert copy(torch.ones(1, 4).double()).abs().sum() > 0
+
+
+def test_a_hook_that_would_never_be_called_is_refused() -> None:
+    module = made(Two)
+    module.a.weight.register_post_accumulate_grad_hook(lambda _: None)
+    with pytest.raises(MethodError) as error:
+        trained(module)
+    assert error.value.facts["name"] == "a.weight"
+
+
+class Teacher(Two):
+    """A slow copy that follows by ``.data``, as MoCo's and BYOL's do."""
+
+    def more(self) -> None:
+        self.k = nn.Linear(4, 6).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.k.weight.data.mul_(0.5).add_(self.a.weight.data, alpha=0.5)
+        return self.b(torch.tanh(self.a(x)) + torch.tanh(self.k(x)))
+
+
+class Viewed(Two):
+    """Counts in a buffer through numpy."""
+
+    def more(self) -> None:
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.count.numpy()[:] += 1
+        return self.inner(x)
+
+
+class Halves(Two):
+    """A frozen 16-bit factor before layers of 32 bits."""
+
+    def more(self) -> None:
+        self.factor = nn.Parameter(torch.ones(1, dtype=torch.bfloat16), requires_grad=False)
+
+    def double(self) -> Any:
+        return self
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner((x - 1000) * self.factor.float())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_f10_inputs_are_rounded_to_few_bits_only_where_all_parameters_are() -> None:
+    module = made(Halves)
+    assert [float_type(m) for m in (module, made(Two), Two().bfloat16())] == [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+    ]
+    far = data()
+    far.columns["x"] = np.asarray(far.columns["x"]) + 1000
+    run = simulate(module, methods.fedavg(local=LOCAL), far, rounds=1, engine="sequential")
+    test = far.batch(far.split_rows("test"))
+    module.load_state_dict(run.parameters("0"))
+    loss = nn.functional.cross_entropy(module(test["x"].float()), test["label"])
+    assert run.evaluate("test")["loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+TOY = toy(users=6, examples=40)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.features(x))
+        return out
+
+
+class Wrapper(nn.Module):
+    """Hands on whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, **columns: Tensor) -> Any:
+        return self.net(**columns)
+
+
+class Peeks(Wrapper):
+    """Would read the label where it is given one."""
+
+    def forward(self, x: Tensor, **more: Tensor) -> Any:
+        return self.net(x) + 9 * nn.functional.one_hot(more["label"], 3)
+
+
+def toyed(module: nn.Module, engine: Any = "sequential", method: Any = None) -> Params:
+    run = simulate(module, method or methods.fedavg(), TOY, rounds=2, engine=engine, seed=1, device="cpu")
+    assert run.evaluate("test")["loss"] < 2
+    return run.server
+
+
+def quantised() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(Net())
+
+
+def exported() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.export.export(Net(), (torch.randn(9, 4),)).module()
+
+
+def bare(values: Params) -> Params:
+    return {name.removeprefix("net."): value for name, value in values.items()}
+
+
+class Zeroed(Net):
+    """Features that count for nothing, though a gradient flows through them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.features(x) * 0)
+        return out
+
+
+class Taken(Net):
+    """Attributes of its author's own, called as fedkeep's declarations are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lookup, self.updated_buffers, self.per_example = nn.Embedding(9, 8), True, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.features(x) + self.lookup(x[:, 0].long().abs() % 9))
+        return out
+
+
+def refused(kind: type[FedkeepError], module: nn.Module, **settings: Any) -> FedkeepError:
+    with pytest.raises(kind) as error:
+        toyed(module, **settings)
+    return error.value
+
+
+def written_unseen() -> None:
+    for kind, name in ((Teacher, "k.weight"), (Viewed, "count")):
+        for engine in ("sequential", "workers"):
+            with pytest.raises(SplitError, match=name):
+                trained(made(kind), engine)
+
+
+def default_device() -> None:
+    for engine in ("sequential", "vectorised", "workers"):
+        wanted, module = toyed(made(Net), engine), made(Net)
+        torch.set_default_device("meta")
+        try:
+            found = toyed(module, engine)
+        finally:
+            torch.set_default_device(None)
+        assert same_bits(found, wanted)
+
+
+def threads() -> None:
+    done = threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            torch.rand(1)
+
+    def drops() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    wanted, thread = toyed(made(Net)), threading.Thread(target=draw)
+    modules = made(Net), made(drops)
+    thread.start()
+    try:
+        assert same_bits(toyed(modules[0]), wanted)
+        assert "another thread" in str(refused(MethodError, modules[1]))
+    finally:
+        done.set()
+        thread.join()
+
+
+def gradients_of_zero() -> None:
+    names = [f"features.0.{name}" for name in ("bias", "weight")]
+    steps = Phase(batch_size=8)
+    for engine in ("sequential", "vectorised", "workers", "auto"):
+        error = refused(
+            MethodError, made(Zeroed), engine=engine, method=methods.fedper("classifier.*", local=steps)
+        )
+        assert (error.facts["group"], error.facts["names"]) == ("federated", names)
+    own = refused(MethodError, made(Zeroed), method=methods.fedper("features.*", local=steps))
+    assert own.facts["group"] == "private"
+
+
+def kwargs_forward() -> None:
+    found = {name.removeprefix("net."): value for name, value in toyed(made(Wrapper)).items()}
+    assert same_bits(found, toyed(made(Net)))
+    assert "'label'" in str(refused(MethodError, made(Peeks)))
+
+
+def attribute_names() -> None:
+    moved = toyed(made(Taken))
+    assert not torch.equal(moved["lookup.weight"], made(Taken).lookup.weight)
+
+
+def features_layer() -> None:
+    for name in ("moon", "fedrod", "fedproto", "knn_per", "fedpac", "kteps"):
+        toyed(made(Net), method=getattr(methods, name)())
+
+
+def graph_module() -> None:
+    assert same_bits(toyed(made(lambda: torch.fx.symbolic_trace(Net()))), toyed(made(Net)))
+    for kind in (quantised, exported):
+        refused(MethodError, made(kind))
+
+
+def labels_spaces() -> None:
+    rows = [
+        "a,1,yes,train",
+        "a,2, yes,train",
+        "a ,3,no,train",
+        "b,4,no,train",
+        "1,5,yes,train",
+        "1.0,6,no,train",
+    ]
+    Path("rows.csv").write_text("\n".join(["user,x,label,split", *rows, "b,8,yes.,test"]) + "\n")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        read = read_table("rows.csv", user="user", features=["x"], label="label")
+        simulate(nn.Linear(1, 4), methods.fedavg(), read, rounds=1)
+    every = " ".join(str(each.message) for each in said)
+    assert not [name for name in ("'1.0'", "'a '", "' yes'", "'yes.'") if name not in every]
+    assert "test split alone" in every
+
+
+def noise_variance() -> None:
+    method = methods.fedavg().but(upload=(GaussianNoise(0.3),))
+    norms = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), nn.utils.spectral_norm(nn.Linear(4, 3))
+    found = [refused(MethodError, norm, method=method).facts["name"] for norm in norms]
+    assert found == ["0.running_var", "weight_u"]
+
+
+def plain_crashes() -> None:
+    with pytest.raises(MethodError):
+        Phase(batch_size=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        adam(0.1, rates=[("bias", 0.0)])  # type: ignore[arg-type]
+    assert simulate(made(Net), methods.fedavg(), TOY, epochs=0.01, engine="sequential").round == 1
+
+
+def no_home() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HOME", "USERPROFILE"):
+            patch.setenv(name, str(Path.cwd()))
+        simulate(made(Net), methods.fedavg(), TOY, rounds=1, engine="sequential", out="~/run")
+        assert Path("run", "run.json").exists()
+        patch.setattr("os.path.expanduser", lambda path: path)  # as where nobody knows the user's home
+        for reads in (load_model, lambda path, _: read_table(path, user="user")):
+            with pytest.raises(ConfigError) as error:
+                reads("~/run", "anna")
+            assert error.value.facts["path"] == "~/run"
+    with pytest.raises(RunError):
+        simulate(made(Net), methods.fedavg(), TOY, rounds=1, engine="sequential", out="x" * 300)
+
+
+def bad_advice() -> None:
+    for client, label, row in (([None, "a"], [0, 1], 0), (["a", "a"], [0, None], 1)):
+        with pytest.raises(DataError, match=f"Row {row}"):
+            FederatedData.from_columns(client=client, columns={"x": np.zeros((2, 4)), "label": label})
+    said = str(refused(MethodError, made(Heads)))
+    loss = methods.terms.cross_entropy(task="aux")
+    assert "cross_entropy(task='aux')" in said
+    judged = toy(users=6, examples=40)
+    judged.meta["tasks"] = {"aux": {"task": "multiclass", "label": "label"}}  # as the message says
+    assert "meta['tasks'] = {'aux': {'task': 'multiclass', 'label': 'label'}}" in said
+    run = simulate(made(Heads), methods.fedavg(local=Phase(loss=loss)), judged, rounds=1)
+    assert run.evaluate("test")["loss/aux"] < 2
+    toyed(made(Only), method=methods.fedavg(local=Phase(loss=loss)))
+
+
+class Heads(Net):
+    """Two outputs, of which nobody knows which is judged."""
+
+    def forward(self, x: Tensor) -> Any:
+        out = super().forward(x)
+        return {"aux": out, "main": out.flip(1)}
+
+
+class Only(Net):
+    """One output with a name."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"aux": super().forward(x)}
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "F1 written unseen": written_unseen,
+    "F2 default device": default_device,
+    "F3 threads": threads,
+    "F7 gradients of zero": gradients_of_zero,
+    "F11 labels and ids": labels_spaces,
+    "F12 noise on statistics": noise_variance,
+    "F13 kwargs": kwargs_forward,
+    "F13 attributes": attribute_names,
+    "F14 layers": features_layer,
+    "F15 graphs": graph_module,
+    "F16 plain arguments": plain_crashes,
+    "F17 no home": no_home,
+    "F18 advice": bad_advice,
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_is_right_or_refused_by_name(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    CASES[case]()
+
+
+class Summed(Net):
+    """Adds one number to every output, so that a vector's gradient is that number, expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.shift.sum().exp()
+
+
+def test_an_expanded_gradient_is_clipped() -> None:
+    method = methods.fedavg(local=Phase(clip_norm=0.01))
+    found, wanted = (toyed(made(Summed), engine, method) for engine in ("sequential", "vectorised"))
+    for name, value in found.items():
+        torch.testing.assert_close(value, wanted[name])
