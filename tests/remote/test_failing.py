@@ -122,6 +122,21 @@ def test_a_function_that_always_fails_ends_the_run_in_words(
     )
 
 
+class Deaf(Logits):
+    """A model in which the user's own vector counts for nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + 0 * self.user
+
+
+def test_a_group_whose_gradients_are_zero_ends_the_run_and_its_devices_say_which(tmp_path: Path) -> None:
+    run = Run(tmp_path, methods.furl("user", local=Phase(batch_size=1)), model=Deaf)
+    with pytest.raises(RunError, match="its device failed with MethodError"):
+        run.serve()
+    assert any("the private ['user']" in line for line in run.told)
+    assert "user'" not in " ".join(run.events("round"))
+
+
 class Endless(BaseException):
     """Devices were asked more often than any run that ends needs."""
 

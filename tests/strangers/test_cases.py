@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from fedkeep import FederatedData, Phase, Run, adam, load_model, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, Run, Split, adam, load_model, methods, sgd, simulate
 from fedkeep.core.copying import copied
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MethodError, RunError, SplitError
 from fedkeep.core.net import float_type
@@ -664,6 +664,39 @@ def test_a_case_is_right_or_refused_by_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     CASES[case]()
+
+
+class ZeroHead(Net):
+    """A head that begins at zero: in the first step nothing beneath it moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.classifier.weight)
+
+
+STEPS, REST = Phase(batch_size=8), Phase(batch_size=8, optimizer=sgd(0.1, rates={"features.*": 0.0}))
+
+
+@pytest.mark.parametrize(
+    ("module", "method"),
+    [
+        (ZeroHead, methods.fedavg(local=STEPS)),
+        (ZeroHead, methods.fedper("classifier.*", local=STEPS)),
+        (
+            ZeroHead,
+            methods.fedrep("features.*", local=STEPS),
+        ),  # its first phase moves nothing, its second does
+        (Zeroed, methods.fedper("classifier.*", local=Phase(batch_size=99))),
+        (Zeroed, methods.fedper("classifier.*", local=REST)),
+        (
+            Zeroed,
+            methods.fedper("classifier.*", local=STEPS).but(split=Split("classifier.*", frozen="features.*")),
+        ),
+    ],
+)
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_what_begins_at_zero_or_is_to_rest_is_right(module: type[Net], method: Any, engine: str) -> None:
+    toyed(made(module), engine, method)
 
 
 class Summed(Net):
