@@ -62,7 +62,7 @@ def test_frames_of_other_libraries(library: str) -> None:
     ("frame", "options", "facts"),
     [
         (FRAME, {"client": "whom"}, {"column": "whom"}),
-        (FRAME.append_column("city", [["x"] * 4]), {"client": "who"}, {"column": "city", "got": "string"}),
+        (FRAME.append_column("tags", [[["x"]] * 4]), {"client": "who"}, {"column": "tags", "got": ["x"]}),
         (FRAME.slice(0, 0), {"client": "who"}, {}),
         (FRAME.append_column("km", [[1.0] * 4]), {"client": "who"}, {"column": "km"}),
         ([1, 2], {"client": "who"}, {"got": "list"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedkeep.data.preparation.numbers import PlainCode
 from fedkeep.data.preparation.texts import TextCode
 from fedkeep.data.readers.cells import ID, TEXT, Table
 from fedkeep.data.readers.load import load_table
+from fedkeep.data.readers.tables import features_of
 from fedkeep.engines.use import Predicted, predictions, said_tasks, takes_of
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.exported_models import Exported
@@ -62,6 +64,8 @@ def predict_table(
         column: " Name the column of users: --user COLUMN; or --client ID, whose model predicts every row."
     }
     table = load_table(file, [*names, *must], [column] if by_row else [], naming)
+    if decimal := config.data.options.get("decimal"):
+        table = replace(table, decimal=str(decimal))
     data = encoding.examples({n: _values(table, encoding, n, own) for n, own in wanted.items()}, table.where)
     owners = _owners(table, column, len(data.columns[next(iter(wanted))]), client)
     if not shared:
@@ -100,7 +104,7 @@ def _values(table: Table, encoding: Encoding, name: str, own: Sequence[str]) -> 
     if isinstance(code, TextCode):
         return table.each(own[0], TEXT)
     if isinstance(code, FeatureCode):
-        return table.features(own)
+        return features_of(table, own, code.kinds | {n: "number" for n in own if n not in code.kinds})
     if isinstance(code, PlainCode) and (code.ragged or code.shape):
         return table.columns[own[0]].tolist()  # a list in each row, as JSON lines and Parquet hold
     return table.numbers(own[0])

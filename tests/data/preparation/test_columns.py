@@ -327,7 +327,7 @@ def test_seconds_since_1970_are_told_apart_where_they_are_standardised() -> None
     alike = "^The 4 different values of the feature 'a' are 1 in float32. Let features be standardised"
     with pytest.warns(UserWarning, match=large), pytest.warns(UserWarning, match=alike):
         assert len(set(code(raw).encoded(raw, where)[:, 0].tolist())) == 1
-    near = Features(names=("a", "b"), values=np.array([[999.0, -999.0]]))
+    near = Features(names=("a", "b"), values=np.array([[999.0, -999.0]] * 4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         code(near).encoded(near, where)

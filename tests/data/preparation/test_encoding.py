@@ -290,7 +290,7 @@ def replace_columns(source: Raw, client: list[str], **values: Any) -> Raw:
         ),
         ({"x": [["1"]]}, {"shape": (1, 1)}),
         ({"x": [[1], [2, 3]]}, {"said": "The column 'x': wanted numbers of shape (examples, 1) (the"}),
-        ({"x": [[float("nan")]]}, {"column": "x", "row": 0, "client": "0", "more": 0}),
+        ({"x": [[float("nan")]]}, {"column": "x", "row": 0}),
         (
             {"item": [1.5]},
             {"wanted": "The column 'item': wanted numbers of shape (examples)", "got": [1.5]},

@@ -80,7 +80,7 @@ class Encoding:
             sizes["classes"] = 1
         x, image = self.columns.get("x"), self.columns.get("image")
         if isinstance(x, FeatureCode):
-            sizes["features"] = len(x.names)
+            sizes["features"] = len(x.columns)
         if isinstance(x, PlainCode) and not x.ragged and len(x.shape) == 1:
             sizes["features"] = x.shape[0]
         if isinstance(image, PlainCode) and not image.ragged and len(image.shape) == 3:
@@ -186,11 +186,20 @@ def _raw(name: str, code: Code, values: Any) -> RawColumn:
         return LabelSets(values=[tuple(_words(name, own)) for own in values])
     if isinstance(code, LabelCode):
         return Labels(values=_words(name, values))
+    if isinstance(values, Features):
+        return values
+    if isinstance(code, FeatureCode) and (code.kinds or code.missing):
+        return code.of_rows(values)
     if isinstance(code, FeatureCode):
         what = f" (the features {', '.join(code.names)})"
-        return Features(
-            names=code.names, values=_numbers(name, values, np.dtype(np.float64), (len(code.names),), what)
-        )
+        numbers = _numbers(name, values, np.dtype(np.float64), (len(code.names),), what)
+        if len(bad := np.flatnonzero(np.isnan(numbers).any(1))):
+            raise DataError(
+                "Row {row} of column {column!r} holds NaN, and no value was missing in training.",
+                row=int(bad[0]),
+                column=name,
+            )
+        return Features(names=code.names, values=numbers)
     if isinstance(code, KeyCode):
         return Keys(values=_numbers(name, values, code.dtype))
     if isinstance(code, TimeCode):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, warn
+from fedkeep.data.columns import is_missing
 from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
 
@@ -28,25 +30,49 @@ class Features:
 
     Attributes:
         names: of the features.
-        values: float64 (rows, features), or float32; within float32's range.
+        values: float64 (rows, features), or float32; within float32's range. NaN where a value is missing. Of a
+            category, numbers of its levels.
+        kinds: of the features that are no plain numbers, by name: "truth", "date", with its form, or "category".
+        levels: the levels of each category.
     """
 
     kind: ClassVar[str] = "features"
     names: tuple[str, ...]
     values: NDArray[np.floating[Any]]
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> FeatureSummary:
         """Sum the features of the rows to train on, and their squares, where they are to be standardised."""
-        if not rules.standardise:
-            return FeatureSummary(names=self.names)
         chosen = self.values[counted.rows]
-        sums, squares = exact_sums(chosen)
+        missing = np.isnan(chosen).sum(0)
+        levels = {}
+        for name, words in self.levels.items():
+            column = chosen[:, self.names.index(name)]
+            there = np.unique(column[~np.isnan(column)]).astype(np.int64)
+            levels[name] = tuple(sorted(words[n] for n in there.tolist()))
+        sums: dict[str, Any] = {}
+        if rules.standardise:
+            x, squares = exact_sums(self._numbers()[counted.rows])
+            sums = {"standardise": True, "count": len(chosen), "sums": x, "squares": squares}
         return FeatureSummary(
-            names=self.names, standardise=True, count=len(chosen), sums=sums, squares=squares
+            names=self.names,
+            kinds=dict(self.kinds),
+            levels=levels,
+            missing={n: int(m) for n, m in zip(self.names, missing, strict=True) if m},
+            **sums,
         )
+
+    def _numbers(self) -> NDArray[np.floating[Any]]:
+        """Return the values with 0 for what is missing, and for categories."""
+        if not self.levels and not np.isnan(self.values).any():
+            return self.values
+        found: NDArray[np.floating[Any]] = np.nan_to_num(self.values, nan=0.0)
+        found[:, [self.names.index(name) for name in self.levels]] = 0
+        return found
 
 
 def exact_sums(values: NDArray[np.floating[Any]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -84,11 +110,14 @@ class FeatureSummary(ColumnSummary):
         names: of the features.
         standardise: as for `Rules`; if not, nothing is summed.
         count: rows to train on.
-        sums: Σ x · 2^172 of each feature.
+        sums: Σ x · 2^172 of each feature, 0 of a category.
         squares: Σ x² · 2^344 of each.
+        kinds: as of `Features`.
+        levels: of each category, those that occur in rows to train on.
+        missing: in how many rows to train on a feature is missing, where it is in any.
     """
 
-    pooled: ClassVar[frozenset[str]] = frozenset({"count", "sums", "squares"})
+    pooled: ClassVar[frozenset[str]] = frozenset({"count", "sums", "squares", "levels", "missing"})
 
     kind: Literal["features"] = "features"
     names: tuple[str, ...]
@@ -96,6 +125,9 @@ class FeatureSummary(ColumnSummary):
     count: int = 0
     sums: tuple[int, ...] = ()
     squares: tuple[int, ...] = ()
+    kinds: dict[str, str] = field(default_factory=dict)
+    levels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         wanted = len(self.names) if self.standardise else 0
@@ -103,6 +135,7 @@ class FeatureSummary(ColumnSummary):
             raise DataError(
                 "Wanted {wanted} sums of features and of their squares. Sum the data up again.", wanted=wanted
             )
+        _check_named(self, self.missing)
 
     def merged(self, others: Sequence[Self]) -> Self:
         """Return the sums over all devices' rows."""
@@ -112,29 +145,55 @@ class FeatureSummary(ColumnSummary):
             count=sum(one.count for one in every),
             sums=tuple(map(sum, zip(*(one.sums for one in every), strict=True))),
             squares=tuple(map(sum, zip(*(one.squares for one in every), strict=True))),
+            levels={
+                name: tuple(sorted({*words}.union(*(one.levels.get(name, ()) for one in others))))
+                for name, words in self.levels.items()
+            },
+            missing={n: sum(one.missing.get(n, 0) for one in every) for one in every for n in one.missing},
         )
 
     def code(self, clients_a_word: int) -> FeatureCode:
         """Return mean and standard deviation of each feature; one that never changes is divided by 1."""
+        about: dict[str, Any] = {
+            "kinds": self.kinds,
+            "levels": self.levels,
+            "missing": tuple(sorted(self.missing)),
+        }
         if not self.standardise:
-            return FeatureCode(names=self.names)
+            return FeatureCode(names=self.names, **about)
         if self.count < 1:
             raise DataError("Wanted examples to train on, to standardise features by; no device has any.")
-        means = [Fraction(s, self.count << UNIT) for s in self.sums]
-        each = [Fraction(q, self.count << 2 * UNIT) for q in self.squares]
+        counts = [max(1, self.count - self.missing.get(name, 0)) for name in self.names]
+        means = [Fraction(s, n << UNIT) for s, n in zip(self.sums, counts, strict=True)]
+        each = [Fraction(q, n << 2 * UNIT) for q, n in zip(self.squares, counts, strict=True)]
         spread = [q - m * m for q, m in zip(each, means, strict=True)]
         if min(spread) < 0:
             raise DataError("The sums of features contradict each other. Sum the devices' data up again.")
         scales = tuple(math.sqrt(float(v)) or 1.0 for v in spread)
-        return FeatureCode(names=self.names, means=tuple(map(float, means)), scales=scales)
+        return FeatureCode(names=self.names, means=tuple(map(float, means)), scales=scales, **about)
 
     def reveals(self) -> str:
         """Return in plain words what the server learns from it."""
+        more = "".join(f"; the categories of {n}: {', '.join(words)}" for n, words in self.levels.items())
+        if self.missing:
+            more += f"; in how many rows a value is missing: {', '.join(map('{0[0]} {0[1]:,}'.format, self.missing.items()))}"
         if not self.standardise:
-            return f"the names of features ({len(self.names)}), and nothing of their values"
+            return f"the names of features ({len(self.names)}){more or ', and nothing of their values'}"
         return (
             f"the names of features ({len(self.names)}), and of each the sum and the sum of squares over "
-            f"{self.count:,} rows to train on. With a single row, these are its values"
+            f"{self.count:,} rows to train on{more}. With a single row, these are its values"
+        )
+
+
+def _check_named(about: FeatureSummary | FeatureCode, missing: Collection[str]) -> None:
+    """Raise DataError unless kinds, categories and gaps are of the features there are."""
+    named = {*about.kinds, *about.levels, *missing}
+    categories = {name for name, kind in about.kinds.items() if kind == "category"}
+    if not named <= {*about.names} or categories != about.levels.keys():
+        raise DataError(
+            "Wanted kinds and categories of the features {features}; got {got}.",
+            features=list(about.names),
+            got=sorted(named),
         )
 
 
@@ -142,15 +201,33 @@ class FeatureSummary(ColumnSummary):
 class FeatureCode(Code):
     """The scales of features: (x − mean) / scale. Without any, features stay as they are.
 
+    A category becomes a column of 0 and 1 for each of its levels; another level than these is 0 in all. A value that is
+    missing is the mean, 0 where nothing is standardised; where some were missing in training a column of 1 says so.
+
     Attributes:
         names: of the features.
         means, scales: one of each feature; empty where nothing is standardised.
+        kinds: as of `Features`.
+        levels: of each category.
+        missing: names of features of which some were missing.
     """
 
     kind: Literal["features"] = "features"
     names: tuple[str, ...]
     means: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
+    kinds: dict[str, str] = field(default_factory=dict)
+    levels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that features become."""
+        found: list[str] = []
+        for name in self.names:
+            found += [f"{name}={word}" for word in self.levels[name]] if name in self.levels else [name]
+            found += [f"{name} missing"] * (name in self.missing)
+        return found
 
     def __post_init__(self) -> None:
         wanted = (0, len(self.names))
@@ -158,15 +235,88 @@ class FeatureCode(Code):
             raise DataError(
                 "Wanted a mean and a scale, not 0, of each feature; got {got}.", got=len(self.means)
             )
+        _check_named(self, self.missing)
 
     def encoded(self, raw: Features, where: Where) -> NDArray[np.float32]:
-        """Return the features on their scales, float32 (rows, features)."""
-        if raw.names != self.names:
-            raise DataError(
-                "{where}: {difference}.",
-                where=where(0),
-                difference=difference({"features": self.names}, {"features": raw.names}),
+        """Return the features on their scales, float32 (rows, columns)."""
+        ours, theirs = ({"features": f.names, "kinds": dict(f.kinds)} for f in (self, raw))
+        if fault := difference(ours, theirs):
+            raise DataError("{where}: {difference}.", where=where(0), difference=fault)
+        gaps = np.isnan(raw.values)
+        if not self.levels and not self.missing and not gaps.any():
+            return self._scaled(raw, where)
+        for name in (
+            n for place, n in enumerate(self.names) if gaps[:, place].any() and n not in self.missing
+        ):
+            row = int(gaps[:, self.names.index(name)].argmax())
+            warn(
+                f"{where(row)}: {name!r} is missing, as it was in no row to train on; "
+                f"{'it is none of the categories' if name in self.levels else 'its mean is taken' if self.means else '0 is taken'}."
             )
+        plain = replace(raw, values=raw._numbers())
+        numbers = self._scaled(plain, where)
+        numbers[gaps] = 0
+        made: list[NDArray[np.float32]] = []
+        for place, name in enumerate(self.names):
+            if name in self.levels:
+                number = {word: n for n, word in enumerate(self.levels[name])}
+                own = np.asarray([number.get(word, -1) for word in raw.levels[name]], np.int64)
+                there = ~gaps[:, place]
+                level = np.full(len(raw), -1)
+                level[there] = own[raw.values[there, place].astype(np.int64)]
+                made.append((level[:, None] == np.arange(len(number))).astype(np.float32))
+            else:
+                made.append(numbers[:, place, None])
+            if name in self.missing:
+                made.append(gaps[:, place, None].astype(np.float32))
+        return np.concatenate(made, axis=1)
+
+    def of_rows(self, rows: Iterable[Sequence[Any]]) -> Features:
+        """Return examples as a reader would have read them: numbers, dates, words of categories, or None, in each row.
+
+        Raises:
+            DataError: a row has another length, or a value is not of its feature's kind.
+        """
+        values, levels = [], {name: {word: n for n, word in enumerate(w)} for name, w in self.levels.items()}
+        for number, row in enumerate(rows):
+            if len(row) != len(self.names):
+                raise DataError(
+                    "Row {row}: wanted the features {wanted}; got {got} values.",
+                    row=number,
+                    wanted=list(self.names),
+                    got=len(row),
+                )
+            values.append(
+                [self._value(n, v, levels.get(n), number) for n, v in zip(self.names, row, strict=True)]
+            )
+        return Features(
+            names=self.names,
+            values=np.asarray(values, np.float64).reshape(-1, len(self.names)),
+            kinds=self.kinds,
+            levels={name: tuple(known) for name, known in levels.items()},
+        )
+
+    def _value(self, name: str, value: Any, known: dict[str, int] | None, row: int) -> float:
+        if is_missing(value):
+            return math.nan
+        if known is not None:
+            return known.setdefault(str(value), len(known))
+        try:
+            if self.kinds.get(name, "").startswith("date") and not isinstance(value, int | float):
+                moment = datetime.fromisoformat(str(value))
+                return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() / 86_400
+            return float(value)
+        except (TypeError, ValueError):
+            raise DataError(
+                "Row {row}: wanted a {kind} in column {column!r}; got {got!r}.",
+                row=row,
+                kind=self.kinds.get(name, "number"),
+                column=name,
+                got=value,
+            ) from None
+
+    def _scaled(self, raw: Features, where: Where) -> NDArray[np.float32]:
+        """Return numbers on their scales, float32 (rows, features)."""
         if not self.means:
             return self._single(raw.values)
         with np.errstate(over="ignore"):
@@ -205,7 +355,8 @@ class FeatureCode(Code):
 
     def fault(self, summary: FeatureSummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""
-        return difference({"features": self.names}, {"features": summary.names})
+        ours, theirs = ({"features": f.names, "kinds": f.kinds} for f in (self, summary))
+        return difference(ours, theirs)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -215,4 +366,4 @@ class FeatureCode(Code):
     def meta(self, column: str) -> Mapping[str, Any]:
         """Return the features' names, and their scales where they have any."""
         scales = {"means": list(self.means), "scales": list(self.scales)}
-        return {"features": list(self.names)} | ({"standardised": scales} if self.means else {})
+        return {"features": self.columns} | ({"standardised": scales} if self.means else {})

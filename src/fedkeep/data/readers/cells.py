@@ -101,10 +101,11 @@ class Cells:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, and how to name a row of theirs in an error."""
+    """Columns, how to name a row of theirs in an error, and the mark before decimals in numbers that are texts."""
 
     columns: Mapping[str, Cells]
     where: Callable[[int], object]
+    decimal: str = "."
 
     def read(self, name: str, kind: Kind[T]) -> tuple[list[T], NDArray[np.int64]]:
         """Return the different values of a column, read as a kind, and the number of each row's.
@@ -167,16 +168,6 @@ class Table:
             return np.asarray(list(map(_whole, cells)), dtype=np.int64)[number]
         except ValueError:
             return found
-
-    def features(self, names: Sequence[str]) -> NDArray[np.float64]:
-        """Return numeric columns side by side, (rows, names); float32 holds all of them, if not to the last digit.
-
-        Raises:
-            DataError: a cell is no number, NaN, infinite, or too large for float32.
-        """
-        x = np.stack([self.numbers(name) for name in names], axis=1)
-        self.single(x, names)
-        return x
 
     def single(self, values: NDArray[np.float64], names: Sequence[str]) -> NDArray[np.float32]:
         """Return the numbers of columns, (rows, names), as float32; DataError at the first too large for it, or none."""
@@ -271,7 +262,7 @@ def labels_between(separator: str) -> Kind[tuple[str, ...]]:
     )
 
 
-DATES = " Write dates as numbers: date.toordinal(), or seconds."
+DATES = " Write all of the column as numbers, or all of it as dates."
 ID = Kind("a client id", as_id)
 NUMBER = Kind("a number", _number, _advice_on_number)
 TEXT = Kind("text", _text)

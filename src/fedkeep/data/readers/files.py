@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import importlib.util
+import io
 import json
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from fedkeep.core.errors import DataError, Spot, did_you_mean, shown
 from fedkeep.core.files import expanded
@@ -21,6 +23,7 @@ NAMING = {
     "text": " Name yours under [data], or as an argument: text = 'COLUMN', or of numbers features = ['COLUMN', ...].",
 }
 """What to do where a column is missing that has its usual name."""
+LATIN = "cp1252"
 LONGEST_LINE = 1 << 26  # bytes; a gzipped file of a megabyte may hold a line of a gigabyte
 
 
@@ -71,6 +74,33 @@ def sha256(path: Path) -> str:
         raise unreadable(path, error) from error
 
 
+def opened(path: Path) -> IO[bytes]:
+    """Open a file of bytes, gzipped if it ends in ``.gz``."""
+    return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def encoding_of(path: Path) -> str:
+    """Return how the beginning of a text file is encoded: "utf-8", "utf-16", "utf-16-le", "utf-16-be" or "cp1252".
+
+    UTF-16 is known by its mark, or by the zeros that it makes of Latin letters; what is no UTF-8 is Windows' Latin-1.
+    """
+    try:
+        with opened(existing(path)) as file:
+            head = file.read(1 << 16)
+    except (EOFError, gzip.BadGzipFile, zlib.error, OSError):
+        return "utf-8"  # whoever reads on says what is wrong
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    even, odd = head[:200:2].count(0), head[1:200:2].count(0)
+    if max(even, odd) > 2 * max(1, min(even, odd)) and max(even, odd) > len(head[:200]) // 4:
+        return "utf-16-be" if even > odd else "utf-16-le"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return "utf-8" if 0 in head else LATIN
+    return "utf-8"
+
+
 def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
     r"""Yield (number from 1, line without its end) of a text file, gzipped if it ends in ``.gz``.
 
@@ -80,7 +110,9 @@ def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
     existing(path)
     number = 0
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        with opened(path) as file:
+            if encoding.startswith("utf-16"):  # in which a line's end is no single byte
+                file, encoding = io.BytesIO(file.read().decode(encoding).encode()), "utf-8"
             while raw := file.readline(LONGEST_LINE + 1):
                 number += 1
                 if len(raw) > LONGEST_LINE:
@@ -89,7 +121,7 @@ def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
                         place=Spot(path, number),
                         most=LONGEST_LINE >> 20,
                     )
-                line = raw.decode(encoding).rstrip("\r\n")
+                line = raw.decode(encoding, "replace" if encoding == LATIN else "strict").rstrip("\r\n")
                 yield number, line.removeprefix("\ufeff") if number == 1 else line
     except UnicodeDecodeError as error:
         raise DataError(

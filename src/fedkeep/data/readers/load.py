@@ -7,7 +7,6 @@ where a file is malformed, Python's own reader goes through it to name the line.
 from __future__ import annotations
 
 import csv
-import gzip
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,19 +17,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, Spot, first_line
-from fedkeep.data.readers.cells import DATES, Cells, Table
-from fedkeep.data.readers.files import NAMING, check_names, existing, json_lines, lines
+from fedkeep.core.errors import DataError, Spot, first_line, warn
+from fedkeep.data.readers.cells import Cells, Table
+from fedkeep.data.readers.files import (
+    LATIN,
+    NAMING,
+    check_names,
+    encoding_of,
+    existing,
+    json_lines,
+    lines,
+    opened,
+)
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
+FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet", ".xlsx")
 BLOCK = 1 << 24  # bytes; a row must fit in
 
 
 def load_table(
-    path: Path, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str] = NAMING
+    path: Path,
+    wanted: Sequence[str] | None,
+    optional: Sequence[str] = (),
+    naming: Mapping[str, str] = NAMING,
 ) -> Table:
-    """Read the columns ``wanted``, and those of ``optional`` that there are; ``naming`` is as of ``check_names``.
+    """Read the columns ``wanted`` (None: all), and those of ``optional`` that there are; ``naming`` is as of ``check_names``.
 
     Raises:
         DataError: the file is missing, empty, truncated or malformed, or lacks a column; file and line are named.
@@ -44,6 +55,8 @@ def load_table(
     kind = suffix.removesuffix(".gz")
     if kind == ".jsonl":
         table = _read_json_lines(path, wanted, optional, naming)
+    elif kind == ".xlsx":
+        table = _read_excel(path, wanted, optional, naming)
     elif kind == ".parquet":
         table = _read_parquet(path, wanted, optional, naming)
     else:
@@ -66,34 +79,18 @@ def frame_table(frame: Any, wanted: Sequence[str], optional: Sequence[str]) -> T
     chosen = _chosen(what, found.column_names, wanted, optional, {})
     if not found.num_rows:
         raise DataError("{what} has no row.", what=what)
-    _check_no_dates(what, {name: found.schema.field(name).type for name in chosen})
     cells = {}
     for name in chosen:
         truths = pyarrow.types.is_boolean(found.schema.field(name).type)
-        cells[name] = Cells(found[name].cast("int8") if truths else found[name])
+        cells[name] = Cells(found[name].cast("int8") if truths else _in_microseconds(found[name]))
     return Table(cells, lambda row: f"{what}, row {row}")
 
 
-def numeric_columns(frame: Any, named: Sequence[str], others: Collection[str]) -> list[str]:
-    """Return the names of a data frame's columns of numbers and truth values but those ``named`` and ``others``.
-
-    Raises:
-        DataError: there is no column that is ``named``, or one that is in neither holds something else.
-    """
-    import pyarrow
-
-    tests = (pyarrow.types.is_integer, pyarrow.types.is_floating, pyarrow.types.is_boolean)
-    schema = _arrow(frame).schema
-    check_names("The data frame", schema.names, named, {})
-    fields = [field for field in schema if field.name not in {*named, *others}]
-    if other := [field for field in fields if not any(test(field.type) for test in tests)]:
-        raise DataError(
-            "The column {column!r} holds {got}, and a feature is a number. Name the columns to use, as features=[...], "
-            "or one of texts, as text=....",
-            column=other[0].name,
-            got=str(other[0].type),
-        )
-    return [field.name for field in fields]
+def other_columns(frame: Any, named: Sequence[str], others: Collection[str]) -> list[str]:
+    """Return the names of a data frame's columns but those ``named``, which must be there, and ``others``."""
+    names = _arrow(frame).column_names
+    check_names("The data frame", names, named, {})
+    return [name for name in names if name not in {*named, *others}]
 
 
 def _arrow(frame: Any) -> Any:
@@ -112,44 +109,40 @@ def _arrow(frame: Any) -> Any:
 def _chosen(
     path: object,
     names: Sequence[str],
-    wanted: Sequence[str],
+    wanted: Sequence[str] | None,
     optional: Sequence[str],
     naming: Mapping[str, str],
 ) -> list[str]:
-    """Return the names of the columns to read; DataError where one is missing, or two have the same name."""
+    """Return the names of the columns to read, all where ``wanted`` is None; DataError where one is missing, or two have the same name."""
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         raise DataError(
             "{file} has several columns {column!r}. Rename or drop all but one.", file=path, column=twice[0]
         )
+    if wanted is None:
+        return [name for name in names if name]
     check_names(path, names, wanted, naming)
     return [name for name in dict.fromkeys((*wanted, *optional)) if name in names]
 
 
 def _read_delimited(
-    path: Path, delimiter: str, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str]
+    path: Path,
+    usual: str,
+    wanted: Sequence[str] | None,
+    optional: Sequence[str],
+    naming: Mapping[str, str],
+    encoding: str | None = None,
 ) -> Table:
     import pyarrow
     from pyarrow import csv as arrow
 
-    place, header = next(_records(path, delimiter))
-    other = [mark for mark in (",", ";", "\t", "|") if mark != delimiter and mark in header[0]]
-    if len(header) == 1 and other:
-        raise DataError(
-            "{place}: wanted cells with {delimiter!r} between them; got {got!r}. In a .csv file this is a comma, in a "
-            ".tsv file a tab. Save it so, numbers with a decimal point.",
-            place=place,
-            delimiter=delimiter,
-            got=header[0],
-        )
+    encoding = encoding or encoding_of(path)
+    delimiter = _delimiter(path, usual, wanted or (), encoding)
+    _, header = next(_records(path, delimiter, encoding))
     chosen = _chosen(path, header, wanted, optional, naming)
     text = dict.fromkeys(chosen, pyarrow.string())
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                content = pyarrow.py_buffer(file.read())
-        else:
-            content = pyarrow.memory_map(str(path)).read_buffer()
+        content = _content(path, encoding)
         well = _is_quoted_well(np.frombuffer(content, np.uint8), delimiter)
         found = arrow.read_csv(
             pyarrow.BufferReader(content),
@@ -157,14 +150,81 @@ def _read_delimited(
             arrow.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             arrow.ConvertOptions(include_columns=chosen, column_types=text, strings_can_be_null=False),
         )
-    except (pyarrow.ArrowException, EOFError, zlib.error, OSError) as error:
-        _check_strictly(path, delimiter)
+    except (pyarrow.ArrowException, EOFError, zlib.error, OSError, UnicodeDecodeError) as error:
+        if encoding == "utf-8" and "UTF8" in str(error) and not _holds_zeros(path):
+            return _read_delimited(path, usual, wanted, optional, naming, LATIN)
+        _check_strictly(path, delimiter, encoding)
         raise DataError("{file} is malformed: {why}", file=path, why=first_line(error)) from error
     if not well:
-        _check_strictly(path, delimiter)
+        _check_strictly(path, delimiter, encoding)
+    if encoding == LATIN:
+        warn(
+            f"{path} is no UTF-8, so it was read as Latin-1, in the form of Windows. Where letters look wrong, save it "
+            f"as UTF-8."
+        )
     return Table(
-        {name: Cells(found[name]) for name in chosen}, lambda row: _records_until(path, delimiter, row)
+        {name: Cells(found[name]) for name in chosen},
+        lambda row: _records_until(path, delimiter, row, encoding),
+        _decimal(found, delimiter),
     )
+
+
+def _content(path: Path, encoding: str) -> Any:
+    """Return a file's text in UTF-8, as a buffer of pyarrow; an ordinary file is mapped into memory."""
+    import pyarrow
+
+    if path.suffix != ".gz" and encoding == "utf-8":
+        return pyarrow.memory_map(str(path)).read_buffer()
+    with opened(path) as file:
+        whole = file.read()
+    if encoding != "utf-8":
+        whole = whole.decode(encoding, "replace" if encoding == LATIN else "strict").encode()
+    return pyarrow.py_buffer(whole)
+
+
+def _holds_zeros(path: Path) -> bool:
+    with opened(path) as file:
+        return any(0 in block for block in iter(lambda: file.read(BLOCK), b""))
+
+
+def _delimiter(path: Path, usual: str, wanted: Sequence[str], encoding: str) -> str:
+    """Return what stands between cells: the usual mark, unless the first lines tell of another.
+
+    A mark is right that finds all columns wanted in the header; else one that cuts every line into as many cells, the
+    more the better.
+    """
+    head = [line for _, line in islice(lines(path, encoding), 40) if line]
+    marks = [usual, *(mark for mark in (",", ";", "\t", "|") if mark != usual)]
+    widths = dict.fromkeys(marks, 0)
+    for mark in marks:
+        try:
+            rows = [row for row in csv.reader([f"{line}\n" for line in head], delimiter=mark) if row]
+        except csv.Error:
+            continue
+        if not rows:
+            return usual
+        if wanted and set(wanted) <= set(rows[0]):
+            return mark
+        if len({len(row) for row in rows[: -1 if len(head) > 2 else None]}) == 1:
+            widths[mark] = len(rows[0])
+    best = max(marks, key=widths.__getitem__)
+    return best if widths[best] > 1 else usual
+
+
+def _decimal(found: Any, delimiter: str) -> str:
+    """Return the mark before decimals: a comma where commas do not part cells, and stand between digits in some."""
+    from pyarrow import compute
+
+    if delimiter == ",":
+        return "."
+    few = found.slice(0, 10_000)
+    commas = points = 0
+    for name in few.column_names:
+        commas += (
+            compute.sum(compute.match_substring_regex(few[name], r"^\s*[+-]?[\d.]*\d,\d+\s*$")).as_py() or 0
+        )
+        points += compute.sum(compute.match_substring_regex(few[name], r"^\s*[+-]?\d+\.\d+\s*$")).as_py() or 0
+    return "," if commas > points else "."
 
 
 def _is_quoted_well(content: NDArray[np.uint8], delimiter: str) -> bool:
@@ -186,13 +246,13 @@ def _is_quoted_well(content: NDArray[np.uint8], delimiter: str) -> bool:
     return not odd
 
 
-def _records(path: Path, delimiter: str) -> Iterator[tuple[Spot, list[str]]]:
+def _records(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[Spot, list[str]]]:
     """Yield each record that is not empty, the header first, as Python reads it: slowly, and strictly.
 
     Raises:
         DataError: there is none, or one is malformed; its line is named.
     """
-    reader = csv.reader((line + "\n" for _, line in lines(path)), delimiter=delimiter, strict=True)
+    reader = csv.reader((line + "\n" for _, line in lines(path, encoding)), delimiter=delimiter, strict=True)
     width = 0
     try:
         for cells in filter(None, reader):
@@ -229,27 +289,27 @@ def _records(path: Path, delimiter: str) -> Iterator[tuple[Spot, list[str]]]:
         raise DataError("The data file {file} holds no line. Fetch it again.", file=path)
 
 
-def _check_strictly(path: Path, delimiter: str) -> None:
-    for _ in _records(path, delimiter):
+def _check_strictly(path: Path, delimiter: str, encoding: str) -> None:
+    for _ in _records(path, delimiter, encoding):
         pass
 
 
-def _records_until(path: Path, delimiter: str, row: int) -> Spot:
+def _records_until(path: Path, delimiter: str, row: int, encoding: str) -> Spot:
     """Return the line of a row: pyarrow does not tell, so only who has to name one counts."""
-    return next(islice(_records(path, delimiter), row + 1, None))[0]
+    return next(islice(_records(path, delimiter, encoding), row + 1, None))[0]
 
 
 def _read_json_lines(
-    path: Path, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str]
+    path: Path, wanted: Sequence[str] | None, optional: Sequence[str], naming: Mapping[str, str]
 ) -> Table:
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []
     for number, entry in json_lines(path):
         if not numbers:
             columns = {name: [] for name in _chosen(path, list(entry), wanted, optional, naming)}
-        there = {name for name in (*wanted, *optional) if name in entry}
+        there = entry.keys() if wanted is None else {n for n in (*wanted, *optional) if n in entry}
         if there != columns.keys():
-            name = min(there ^ columns.keys())
+            name = min(set(there) ^ columns.keys())
             has, lacks = (number, numbers[0]) if name in there else (numbers[0], number)
             raise DataError(
                 "{place}: there is a column {column!r} in line {has}, which line {lacks} lacks. Give it in every line "
@@ -266,35 +326,63 @@ def _read_json_lines(
     return Table(cells, lambda row: Spot(path, numbers[row]))
 
 
+def _read_excel(
+    path: Path, wanted: Sequence[str] | None, optional: Sequence[str], naming: Mapping[str, str]
+) -> Table:
+    """Read the first sheet of a workbook; its first row that is not empty is the header."""
+    try:
+        import openpyxl  # type: ignore[import-untyped, unused-ignore]
+    except ImportError as error:
+        raise DataError(
+            "{file}: a file of Excel is read by openpyxl, which is not installed: pip install 'fedkeep[excel]'. Or save "
+            "the sheet as .csv.",
+            file=path,
+        ) from error
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        rows = [
+            (number, row)
+            for number, row in enumerate(book.worksheets[0].iter_rows(values_only=True), 1)
+            if any(cell is not None for cell in row)
+        ]
+        book.close()
+    except Exception as error:  # openpyxl raises whatever its parsers raise on damaged bytes
+        raise DataError(
+            "{file} is truncated or no file of Excel: {why} Save it again.", file=path, why=first_line(error)
+        ) from error
+    if not rows:
+        raise DataError("The data file {file} holds no line. Fetch it again.", file=path)
+    header = ["" if cell is None else str(cell) for cell in rows[0][1]]
+    chosen = _chosen(path, [name for name in header if name], wanted, optional, naming)
+    at = {name: header.index(name) for name in chosen}
+    cells = {n: Cells([row[k] if k < len(row) else None for _, row in rows[1:]]) for n, k in at.items()}
+    return Table(cells, lambda row: Spot(path, rows[row + 1][0], "row"))
+
+
 def _read_parquet(
-    path: Path, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str]
+    path: Path, wanted: Sequence[str] | None, optional: Sequence[str], naming: Mapping[str, str]
 ) -> Table:
     from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(path)
         chosen = _chosen(path, file.schema_arrow.names, wanted, optional, naming)
-        _check_no_dates(path, {name: file.schema_arrow.field(name).type for name in chosen})
         found = file.read(columns=chosen)
     except DataError:
         raise
     except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
         raise damaged_parquet(path, error) from error
-    return Table({name: Cells(found[name]) for name in chosen}, lambda row: Spot(path, row, "row"))
+    cells = {name: Cells(_in_microseconds(found[name])) for name in chosen}
+    return Table(cells, lambda row: Spot(path, row, "row"))
 
 
-def _check_no_dates(file: object, types: Mapping[str, Any]) -> None:
+def _in_microseconds(values: Any) -> Any:
+    """Return a column with instants in microseconds, as Python's own have them; others stay as they are."""
     import pyarrow
 
-    for name, kind in types.items():
-        if pyarrow.types.is_temporal(kind):
-            raise DataError(
-                "{file}: the column {column!r} holds dates or times, {got}.{advice}",
-                file=file,
-                column=name,
-                got=kind,
-                advice=DATES,
-            )
+    if not pyarrow.types.is_timestamp(values.type):
+        return values
+    return values.cast(pyarrow.timestamp("us", values.type.tz), safe=False)
 
 
 def damaged_parquet(path: Path, error: Exception) -> DataError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from fedkeep.data.preparation import (
 from fedkeep.data.preparation.texts import USUAL
 from fedkeep.data.readers.cells import CLASS, DECIMAL_CLASS, ID, SPLIT, TEXT, TRUTH, Table, labels_between
 from fedkeep.data.readers.files import sha256
-from fedkeep.data.readers.load import frame_table, load_table, numeric_columns
+from fedkeep.data.readers.kinds import Faults, fields_of, times_of
+from fedkeep.data.readers.load import frame_table, load_table, other_columns
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 from fedkeep.tasks import KINDS, MULTI_LABEL, of_numbers, of_several
 
@@ -51,6 +53,8 @@ def raw_table(
     tokens: str = "char",
     vocabulary: CharVocabulary | WordVocabulary | int | None = None,
     max_length: int = 256,
+    kinds: Mapping[str, str] | None = None,
+    decimal: str | None = None,
 ) -> Raw:
     """Read a table with one example a row.
 
@@ -63,7 +67,9 @@ def raw_table(
             the column "split", "time" or "opted_in", where there is one. Without a split, call ``split_per_user`` on
             the result.
         text: name of the column of texts, which become the ragged column ``text``; by default "text".
-        features: names of numeric columns instead of a text; together they become ``x``, float32.
+        features: names of columns instead of a text; together they become ``x``, float32. Each holds numbers, truth
+            values (yes and no, 1 and 0), dates, which become days since 1970, or categories, of which each becomes a
+            column of 0 and 1. A cell may be empty: a number is then its feature's mean, and a further column says so.
         label: name of the column of labels. Integers stay as they are, and must be numbered closely: more than a
             thousand classes of which fewer than one in ten occurs are refused (give ``label_names`` then). Other
             labels are numbered in sorted order; with task "regression" they are numbers. With task "multi_label" a cell
@@ -75,6 +81,11 @@ def raw_table(
         vocabulary: a vocabulary, or the size of the one to build from training texts (default 256 characters,
             20,000 words).
         max_length: characters or words of a text to keep.
+
+        kinds: of features that are not to be found by looking: "number", "truth", "category", "date", or
+            "date:%d/%m/%Y" with the form of dates as ``datetime.strptime`` names it.
+        decimal: the mark before decimals in texts, "." or ","; None: found by looking. The other one, spaces and
+            apostrophes may stand between thousands, and a unit that all cells share, such as %, is left out.
 
     Returns:
         Data whose ``meta["label_names"]`` tells what each label was and ``meta["source"]`` the file's sha256.
@@ -90,6 +101,9 @@ def raw_table(
         meta = {"name": file.name.split(".")[0], "source": {file.name: sha256(file)}}
     else:
         table, meta = frame_table(path, wanted, usual), {"name": "frame"}
+    if decimal is not None:
+        check_choice("Wanted as decimal, the mark before decimals,", decimal, (".", ","), DataError)
+        table = replace(table, decimal=decimal)
     return raw_from(
         table,
         user=user,
@@ -105,6 +119,7 @@ def raw_table(
         tokens=tokens,
         vocabulary=vocabulary,
         max_length=max_length,
+        kinds=kinds,
         meta=meta,
     )
 
@@ -130,7 +145,7 @@ def read_frame(
     """
     if not {"features", "text"} & options.keys():
         others = {options.get(name) or name for name in ("split", "time", "opted_in")}
-        options["features"] = numeric_columns(frame, [client, *names_in(label)], others)
+        options["features"] = other_columns(frame, [client, *names_in(label)], others)
     return read_table(frame, user=client, label=label, **options)
 
 
@@ -169,6 +184,7 @@ def raw_from(
     vocabulary: CharVocabulary | WordVocabulary | int | None,
     max_length: int,
     meta: dict[str, Any],
+    kinds: Mapping[str, str] | None = None,
 ) -> Raw:
     """Return a table's columns; the arguments are those of :func:`raw_table`."""
     if task is not None:
@@ -183,7 +199,10 @@ def raw_from(
             label=answers[0],
             input="text" if features is None else "features",
         )
-    columns: dict[str, RawColumn] = {"label": _labels(table, label, label_separator, task, label_names)}
+    faults = Faults()
+    columns: dict[str, RawColumn] = {
+        "label": faults.within(lambda: _labels(table, label, label_separator, task, label_names))
+    }
     if features is None:
         columns["text"] = _texts(table.each(text or "text", TEXT), tokens, vocabulary, max_length)
     else:
@@ -196,17 +215,55 @@ def raw_from(
                 got=", ".join(both),
                 features=features,
             )
-        columns["x"] = Features(names=tuple(inputs), values=table.features(inputs))
+        x = features_of(table, inputs, kinds or {}, faults)
+        if x is not None:
+            columns["x"] = x
     if time in table.columns:
-        columns["time"] = Times(values=table.times(time))
+        columns["time"] = faults.within(lambda: Times(values=times_of(table, time)))
+    client = faults.within(lambda: table.each(user, ID))
+    faults.check()
     return Raw(
-        client=table.each(user, ID),
+        client=client,
         split=parts,
         columns=columns,
         meta=meta,
         where=table.where,
         opted_in=np.asarray(table.each(opted_in, TRUTH)) if opted_in in table.columns else None,
         about=About(task=task) if of_numbers(task) else About(),
+    )
+
+
+def features_of(
+    table: Table,
+    names: Sequence[str],
+    kinds: Mapping[str, str],
+    faults: Faults | None = None,
+) -> Features | None:
+    """Return columns as features; None where some cannot be, which ``faults`` then has.
+
+    Raises:
+        DataError: as of :func:`fields_of`, where there are no ``faults`` to collect errors in.
+    """
+    if unknown := [name for name in kinds if name not in names]:
+        raise DataError(
+            "kinds names the column {column!r}, which is no feature; features are {features}.",
+            column=unknown[0],
+            features=list(names),
+        )
+    fields = fields_of(table, names, kinds, faults)
+    if len(fields) < len(names):
+        return None
+    values = np.stack([one.values for one in fields], axis=1)
+    own = Faults() if faults is None else faults
+    for place, name in enumerate(names):
+        own.within(lambda p=place, n=name: table.single(np.nan_to_num(values[:, [p]]), [n]))  # type: ignore[misc]
+    if faults is None:
+        own.check()
+    return Features(
+        names=tuple(names),
+        values=values,
+        kinds={n: f.declared for n, f in zip(names, fields, strict=True) if f.declared != "number"},
+        levels={n: f.levels for n, f in zip(names, fields, strict=True) if f.kind == "category"},
     )
 
 

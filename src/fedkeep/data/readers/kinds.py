@@ -1,0 +1,434 @@
+"""What the columns of a table hold: numbers, truth values, dates or categories. It is found by looking, or declared.
+
+A whole column is looked at by pyarrow; Python reads dates by their different texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError, check_choice
+from fedkeep.data.readers.cells import Table
+
+KINDS = ("number", "truth", "date", "category")
+MOST_LEVELS = 100
+"""More different texts than this are no categories unless they are declared to be."""
+MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "?")
+MISSING_NUMBERS = (*MISSING, "none", "-")
+TRUTHS = (("false", "true"), ("no", "yes"), ("n", "y"), ("f", "t"), ("0", "1"))
+GAP = r"[ '\x{2019}\x{a0}\x{202f}]"
+EXPONENT = r"([eE][+-]?\d+)?$"
+PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)" + EXPONENT
+COMMAS = rf"^[+-]?(\d{{1,3}}((\.|{GAP})\d{{3}})+|\d+)(,\d+)?" + EXPONENT
+POINTS = rf"^[+-]?(\d{{1,3}}((,|{GAP})\d{{3}})+|\d+)(\.\d+)?" + EXPONENT
+UNIT = re.compile(r"([€$£¥]?)\s*[+-]?[\d.,'’\s]*\d(\s*[%€$£¥]|\s+[^\W\d]{1,6}[²³]?)?")
+DAY = re.compile(r"(\d{1,4})([./-])(\d{1,2})\2(\d{1,4})([T ]\d{1,2}:\d\d(?::\d\d)?)?")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column as numbers.
+
+    Attributes:
+        kind: one of `KINDS`.
+        values: float64 (rows,): numbers; 1 and 0; days since 1970; or numbers of levels. NaN where one is missing.
+        levels: of a category, in the order of their numbers.
+        rule: how the kind is declared, e.g. "date:%d/%m/%Y".
+    """
+
+    kind: str
+    values: NDArray[np.float64]
+    levels: tuple[str, ...] = ()
+    rule: str = ""
+
+    @property
+    def declared(self) -> str:
+        """The kind as a configuration declares it."""
+        return self.rule or self.kind
+
+
+@dataclass
+class Faults:
+    """Collects what is wrong with columns, so that one error names them all."""
+
+    found: list[DataError] = field(default_factory=list)
+
+    def within(self, read: Callable[[], Any]) -> Any:
+        """Return what a function reads; None where it raises DataError, which is kept."""
+        try:
+            return read()
+        except DataError as error:
+            self.found.append(error)
+            return None
+
+    def check(self) -> None:
+        """Raise DataError where something is wrong: the error itself where it is alone."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            lines = "".join(f"\n  {error}" for error in self.found)
+            raise DataError(
+                "{count} columns cannot be used as they are:{lines}",
+                count=len(self.found),
+                lines=lines,
+                columns=[error.facts.get("column") for error in self.found],
+            )
+
+
+def fields_of(
+    table: Table, names: Sequence[str], kinds: Mapping[str, str], faults: Faults | None = None
+) -> list[Field]:
+    """Return columns as numbers, of the kinds declared or, where none is, of those that their cells show.
+
+    Raises:
+        DataError: a column holds two kinds, too many different texts, nothing, or another kind than declared. All such
+            columns are named at once, each with a row and what to do.
+    """
+    own = Faults() if faults is None else faults
+    found = [own.within(lambda n=name: field_of(table, n, kinds.get(n))) for name in names]  # type: ignore[misc]
+    if faults is None:
+        own.check()
+    return [one for one in found if one is not None]
+
+
+def field_of(table: Table, name: str, declared: str | None = None) -> Field:
+    """Return one column as numbers; errors as of :func:`fields_of`."""
+    from pyarrow import types
+
+    kind, _, form = (declared or "").partition(":")
+    if declared:
+        check_choice(f"The kind of the column {name!r} must be", kind, KINDS, DataError)
+    values = _arrow(table, name)
+    looked = _Column(table, name, values, form)
+    if kind == "category":
+        return looked.category(most=None)
+    if types.is_boolean(values.type):
+        if kind in ("", "truth", "number"):
+            return Field(kind or "truth", looked.filled(values.cast("float64")))
+    elif types.is_integer(values.type) or types.is_floating(values.type):
+        if kind in ("", "number", "truth"):
+            return looked.finite(Field(kind or "number", looked.filled(values.cast("float64", safe=False))))
+    elif types.is_temporal(values.type):
+        if kind in ("", "date"):
+            return Field("date", looked.days(values))
+    elif types.is_null(values.type):
+        raise looked.wrong(0, "a value in some row at least", None, " Leave the column out.")
+    elif types.is_string(values.type) or types.is_large_string(values.type):
+        return looked.of_text(kind)
+    raise looked.wrong(
+        0, f"a {kind or 'number, truth value, date or category'}", values[0].as_py(), " Leave the column out."
+    )
+
+
+def _arrow(table: Table, name: str) -> Any:
+    """Return a column as pyarrow's array of a plain type; DataError where its cells are of several types."""
+    import pyarrow
+    from pyarrow import types
+
+    values = table.columns[name].values
+    if isinstance(values, list):
+        try:
+            values = pyarrow.chunked_array([pyarrow.array(values)])
+        except (pyarrow.ArrowException, TypeError, OverflowError):
+            row = next((n for n, v in enumerate(values) if not _is_plain(v)), None)
+            if row is not None:
+                wanted = "a number, truth value, date or category"
+                raise _wrong(
+                    table, row, name, wanted, values[row], " Correct it, or leave the column out."
+                ) from None
+            # numbers of several types, and texts of numbers among them
+            values = pyarrow.chunked_array(
+                [[None if v is None else str(v) for v in values]], pyarrow.string()
+            )
+    if types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if types.is_decimal(values.type):
+        values = values.cast("float64", safe=False)
+    return values if isinstance(values, pyarrow.ChunkedArray) else pyarrow.chunked_array([values])
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or (isinstance(value, str | int | float | Decimal) and not isinstance(value, bool))
+
+
+_TWO = ' Correct it, leave the cell empty, or say kinds = {{ {!r} = "category" }}.'
+
+
+def _wrong(table: Table, row: int, name: str, wanted: str, got: object, advice: str) -> DataError:
+    return DataError(
+        "{place}: wanted {wanted} in column {column!r}; got {got!r}.{advice}",
+        place=table.where(row),
+        column=name,
+        wanted=wanted,
+        got=got,
+        advice=advice,
+    )
+
+
+@dataclass(frozen=True)
+class _Column:
+    table: Table
+    name: str
+    values: Any
+    form: str
+
+    def wrong(self, row: int, wanted: str, got: object, advice: str) -> DataError:
+        """Return what to say of a cell."""
+        return _wrong(self.table, row, self.name, wanted, got, advice)
+
+    def filled(self, values: Any) -> NDArray[np.float64]:
+        """Return floats with NaN where there is none."""
+        from pyarrow import compute
+
+        found: NDArray[np.float64] = compute.fill_null(values, float("nan")).to_numpy()
+        return found
+
+    def finite(self, found: Field) -> Field:
+        """Return a field without infinities, with a number in some row."""
+        if len(bad := np.flatnonzero(np.isinf(found.values))):
+            raise self.wrong(
+                int(bad[0]), "a finite number", float(found.values[bad[0]]), " Correct it, or leave it empty."
+            )
+        if np.isnan(found.values).all():
+            raise self.wrong(0, "a number in some row at least", None, " Leave the column out.")
+        if (
+            found.kind == "truth"
+            and (odd := np.flatnonzero(~np.isin(found.values, (0, 1)) & ~np.isnan(found.values))).size
+        ):
+            raise self.wrong(
+                int(odd[0]), "1 or 0", float(found.values[odd[0]]), " Correct it, or declare another kind."
+            )
+        return found
+
+    def days(self, values: Any) -> NDArray[np.float64]:
+        """Return dates, or times of day, as days."""
+        from pyarrow import compute, types
+
+        kind = values.type
+        if types.is_timestamp(kind) or types.is_date(kind):
+            whole, unit = values.cast("timestamp[us]", safe=False), 86_400e6
+        elif types.is_duration(kind):
+            whole, unit = values.cast("duration[us]", safe=False), 86_400e6
+        else:
+            whole, unit = values.cast("time64[us]", safe=False), 86_400e6
+        return self.filled(compute.cast(whole.cast("int64"), "float64", safe=False)) / unit
+
+    def category(self, most: int | None) -> Field:
+        """Return the column's different texts as levels."""
+        from pyarrow import compute, types
+
+        values = self.values
+        if types.is_floating(values.type):
+            whole = compute.all(compute.equal(values, compute.floor(values))).as_py()
+            values = values.cast("int64") if whole else values
+        text = compute.utf8_trim_whitespace(values.cast("string"))
+        known = _known(text, MISSING)
+        text = compute.if_else(known, text, None)
+        coded = text.dictionary_encode().combine_chunks()
+        if hasattr(coded, "chunks"):  # of a column without any row
+            coded = coded.chunk(0)
+        levels = coded.dictionary.to_pylist()
+        if not levels:
+            raise self.wrong(0, "a value in some row at least", None, " Leave the column out.")
+        if most is not None and len(levels) > most:
+            raise self.wrong(
+                0,
+                f"a number, truth value, date, or one of at most {most} categories",
+                levels[0],
+                f" There are {len(levels):,} different texts. Leave the column out; or name it as text; or, if each is "
+                f'a category, say kinds = {{ {self.name!r} = "category" }}.',
+            )
+        return Field("category", self.filled(coded.indices.cast("float64")), tuple(levels))
+
+    def of_text(self, kind: str) -> Field:
+        """Return a column of texts, of the kind declared, or found where that is empty."""
+        from pyarrow import compute
+
+        text = compute.utf8_trim_whitespace(self.values)
+        known = _known(text, MISSING_NUMBERS)
+        if not compute.any(known).as_py():
+            raise self.wrong(
+                0, "a value in some row at least", self.values[0].as_py(), " Leave the column out."
+            )
+        if kind in ("", "number") and (numbers := _numbers(text, known, self.table.decimal)) is not None:
+            return self.finite(Field("number", self.filled(numbers)))
+        if kind in ("", "truth") and (truths := _truths(text, known)) is not None:
+            return Field("truth", self.filled(truths))
+        if kind in ("", "date") and (dates := self.dates(text, known)) is not None:
+            return dates
+        numeric = _match(text, PLAIN) | _match(text, COMMAS) | _match(text, POINTS)
+        dated = _match(text, r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}")
+        there = known.to_numpy()
+        for what, like in (("number", numeric), ("date", dated)):
+            if kind == what or (not kind and 2 * (like & there).sum() >= there.sum()):
+                row = int(np.argmax(there & ~like)) if (there & ~like).any() else 0
+                raise self.wrong(row, f"a {what}", self.values[row].as_py(), _TWO.format(self.name))
+        if kind:
+            row = int(np.argmax(there))
+            raise self.wrong(
+                row, f"a {kind}", self.values[row].as_py(), " Correct it, or declare another kind."
+            )
+        return self.category(MOST_LEVELS)
+
+    def dates(self, text: Any, known: Any) -> Field | None:
+        """Return texts as days since 1970, of the form declared or found; None where some are no dates."""
+        import pyarrow
+        from pyarrow import compute
+
+        text = compute.if_else(known, text, None)
+        rule = f"date:{self.form}" if self.form else ""
+        if not self.form:
+            try:
+                return Field("date", self.days(compute.cast(text, "timestamp[us]")))
+            except pyarrow.ArrowInvalid:
+                pass
+        coded = text.dictionary_encode().combine_chunks()
+        coded = coded.chunk(0) if hasattr(coded, "chunks") else coded
+        different = coded.dictionary.to_pylist()
+        form = self.form or self._form(different)
+        if form is None:
+            return None
+        days = np.zeros(len(different))
+        for number, one in enumerate(different):
+            try:
+                moment = datetime.fromisoformat(one) if form == "iso" else datetime.strptime(one, form)
+            except ValueError:
+                if not self.form:
+                    return None
+                row = int(np.argmax(compute.equal(text, one).fill_null(False).to_numpy()))
+                raise self.wrong(
+                    row, f"a date like {form!r}", one, " Correct it, or leave the cell empty."
+                ) from None
+            aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+            days[number] = aware.timestamp() / 86_400
+        index = self.filled(coded.indices.cast("float64"))
+        found = np.where(np.isnan(index), np.nan, days[np.nan_to_num(index).astype(np.int64)])
+        return Field("date", found, rule=rule or ("" if form == "iso" else f"date:{form}"))
+
+    def _form(self, different: Sequence[str]) -> str | None:
+        """Return the form of dates, as ``strptime`` names it, or "iso"; None where they have none in common."""
+        parts = [DAY.fullmatch(one) for one in different]
+        if not all(parts):
+            try:
+                datetime.fromisoformat(different[0])
+            except ValueError:
+                return None
+            return "iso"
+        first, marks, second, last, clocks = zip(*(one.groups("") for one in parts if one), strict=True)
+        clock = {0: "", 1: "%H:%M", 2: "%H:%M:%S"}[clocks[0].count(":")]
+        if clock:
+            clock = clocks[0][0] + clock
+        mark = marks[0]
+        if len(set(marks)) > 1:
+            return None
+        if {len(one) for one in first} == {4}:
+            return f"%Y{mark}%m{mark}%d{clock}"
+        years = {len(one) for one in last}
+        if years not in ({4}, {2}):
+            return None
+        year = "%Y" if years == {4} else "%y"
+        day_first, month_first = max(map(int, first)) > 12, max(map(int, second)) > 12
+        forms = [f"{a}{mark}{b}{mark}{year}{clock}" for a, b in (("%d", "%m"), ("%m", "%d"))]
+        if not day_first and not month_first and mark != ".":
+            both = " or ".join(f'kinds = {{ {self.name!r} = "date:{form}" }}' for form in forms)
+            raise self.wrong(
+                0,
+                "dates that show whether the day or the month comes first",
+                different[0],
+                f" Say {both}.",
+            )
+        return forms[month_first and not day_first]
+
+
+def _known(text: Any, missing: Sequence[str]) -> Any:
+    """Return which cells hold something."""
+    import pyarrow
+    from pyarrow import compute
+
+    return compute.invert(compute.is_in(compute.utf8_lower(text), pyarrow.array([*missing, None], text.type)))
+
+
+def _match(text: Any, pattern: str) -> NDArray[np.bool_]:
+    from pyarrow import compute
+
+    found: NDArray[np.bool_] = compute.fill_null(
+        compute.match_substring_regex(text, pattern), False
+    ).to_numpy()
+    return found
+
+
+def _numbers(text: Any, known: Any, decimal: str) -> Any | None:
+    """Return texts as floats, null where one is missing; None where some are no numbers.
+
+    Marks between thousands and a unit that all cells share are left out.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    text = compute.if_else(known, text, None)
+    forms = [PLAIN, POINTS, COMMAS] if decimal == "." else [COMMAS, PLAIN, POINTS]
+    for form in forms:
+        if not compute.all(compute.match_substring_regex(text, form)).as_py():
+            continue
+        if form != PLAIN:
+            text = compute.replace_substring_regex(text, GAP, "")
+            between, point = (".", ",") if form == COMMAS else (",", ".")
+            text = compute.replace_substring(compute.replace_substring(text, between, ""), point, ".")
+        try:
+            return compute.cast(compute.replace_substring_regex(text, r"^\+", ""), "float64")
+        except pyarrow.ArrowInvalid:
+            return None
+    first = text.drop_null()[0].as_py()
+    found = UNIT.fullmatch(first)
+    before, after = found.groups(default="") if found else ("", "")
+    if not before and not after:
+        return None
+    stripped = compute.replace_substring_regex(text, rf"^{re.escape(before)}\s*", "") if before else text
+    if after:
+        shape = rf"\s*{re.escape(after.strip())}$"
+        if not compute.all(compute.match_substring_regex(text, shape)).as_py():
+            return None
+        stripped = compute.replace_substring_regex(stripped, shape, "")
+    if UNIT.fullmatch(stripped.drop_null()[0].as_py()).groups(default="") != ("", ""):  # type: ignore[union-attr]
+        return None
+    return _numbers(stripped, known, decimal)
+
+
+def _truths(text: Any, known: Any) -> Any | None:
+    """Return texts such as yes and no as 1 and 0, null where one is missing; None where some are others."""
+    from pyarrow import compute
+
+    low = compute.if_else(known, compute.utf8_lower(text), None)
+    words = compute.unique(low).to_pylist()
+    for no, yes in TRUTHS:
+        if set(words) <= {no, yes, None}:
+            return compute.cast(compute.equal(low, yes), "float64")
+    return None
+
+
+def times_of(table: Table, name: str) -> NDArray[np.float64] | NDArray[np.int64]:
+    """Return a column of times: numbers as they are, dates as seconds since 1970.
+
+    Raises:
+        DataError: a cell is neither, or others are of the other kind.
+    """
+    try:
+        return table.times(name)
+    except DataError:
+        try:
+            days = field_of(table, name, "date").values
+        except DataError:
+            days = np.asarray([np.nan])
+        if np.isnan(days).any():
+            raise
+    seconds = np.round(days * 86_400, 6)
+    whole = seconds.astype(np.int64)
+    return whole if np.array_equal(whole, seconds) else seconds
