@@ -51,7 +51,6 @@ def attack(
     """
     from fedkeep.experiments.attack import Asked
     from fedkeep.experiments.attack import attack as measure
-    from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
     from fedkeep.report.attacks import content, plain, sentences, table
     from fedkeep.report.page import finite, write_content
@@ -68,7 +67,7 @@ def attack(
         shadows=shadows,
         batch=batch,
     )
-    folder = data_folder(data)
+    folder = found.data_folder(data)
     run = None if found.folder is None else load_run(found.folder, data_folder=folder)
     if found.folder is not None:
         warn_of_unfinished([found.folder])

@@ -41,7 +41,7 @@ def audit(
     from fedkeep.audit import audit as run_audit
     from fedkeep.audit.audit import WIRES
     from fedkeep.audit.report import content
-    from fedkeep.experiments.build import build_data, build_method, build_model, data_folder
+    from fedkeep.experiments.build import build_data, build_method, build_model
     from fedkeep.report.page import write_content
 
     found = find_config(config, overrides)
@@ -49,7 +49,7 @@ def audit(
         raise ConfigError(
             "Centralised training has all data in one place: nothing leaves a device. Set run.centralised = false."
         )
-    folder = data_folder(data)
+    folder = found.data_folder(data)
     examples = build_data(found.config, folder)
     method = build_method(found.config.method)
     model = build_model(found.config, examples, folder)

@@ -27,13 +27,13 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     """
     from fedkeep.data import Ragged
     from fedkeep.engines.rehearsal import first_batches, first_values, losses, model_warnings
-    from fedkeep.experiments.build import build_data, data_folder, simulation_of
+    from fedkeep.experiments.build import build_data, simulation_of
     from fedkeep.nn.accelerate import swaps_of
     from fedkeep.split import check_split
     from fedkeep.split.probe import EQUATIONS
 
     found = find_config(config, overrides)
-    folder = data_folder(data)
+    folder = found.data_folder(data)
     examples = build_data(found.config, folder)
     simulation = simulation_of(found.config, examples, folder)
     method, net, module = simulation.method, simulation.net, simulation.net.module

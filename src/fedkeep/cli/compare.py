@@ -61,7 +61,6 @@ def compare(
     Stopped, it goes on when called again; called with more methods or seeds, it runs what is missing.
     """
     from fedkeep.experiments import comparing
-    from fedkeep.experiments.build import data_folder
 
     found = [find_config(named, overrides) for named in configs]
     folder = out or Path("comparisons") / found[0].label
@@ -70,7 +69,7 @@ def compare(
         _names(methods),
         _seeds(seeds),
         folder,
-        folder=data_folder(data),
+        folder=found[0].data_folder(data),
         references=references,
         metric=metric,
     )

@@ -41,13 +41,12 @@ def deploy(
 
     The clients of CONFIG's data are dealt out to the nodes. Called again with the same folder it goes on where it was.
     """
-    from fedkeep.experiments.sources import data_folder
     from fedkeep.flower.local import federation, judged, local_of, train
     from fedkeep.report.page import write_report
 
     found = find_config(config, overrides)
     folder = out or Path("deployments") / found.label
-    place = local_of(folder, found.text, data_folder(data), local, port)
+    place = local_of(folder, found.text, found.data_folder(data), local, port)
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         with federation(place, say) as (link, _):

@@ -32,13 +32,14 @@ def new(
     For machines CONFIG needs no [data]: each device names its own. A method's head is found on the data of CONFIG;
     without these name it: method.head.
     """
-    from fedkeep.experiments.build import data_folder, with_head_named
+    from fedkeep.experiments.build import with_head_named
     from fedkeep.flower.project import new_project
     from fedkeep.flower.served import federation_of, without_data
 
     text = without_data(Path(config), overrides or [])
     if text is None:
-        text = with_head_named(find_config(config, overrides).text, data_folder(None))
+        found = find_config(config, overrides)
+        text = with_head_named(found.text, found.data_folder(None))
     federation_of(text, config)
     new_project(folder, text)
     say(f"The project is in {folder}; its README.md says how to run it.")

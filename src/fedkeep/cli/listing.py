@@ -66,10 +66,11 @@ def list_all(
 def show_fitting(named: str, data: Path | None, overrides: list[str] | None) -> None:
     """Show for every method what would be private with a configuration's model and data, or why it does not fit."""
     from fedkeep.core.errors import FedkeepError
-    from fedkeep.experiments.build import build_data, data_folder
+    from fedkeep.experiments.build import build_data
     from fedkeep.experiments.variants import all_fitted
 
-    found, folder = find_config(named, overrides), data_folder(data)
+    found = find_config(named, overrides)
+    folder = found.data_folder(data)
     each = dict(all_fitted(found.config, build_data(found.config, folder), folder))
     fit = {name: one.private for name, one in each.items() if not isinstance(one, FedkeepError)}
     _show(f"{len(fit)} of {len(each)} methods fit {named}; private is", fit)

@@ -66,12 +66,13 @@ def prepare(
 
 
 def _of_config(named: list[str], data: Path | None, overrides: list[str] | None) -> Summary:
-    from fedkeep.experiments.build import build_source, data_folder
+    from fedkeep.experiments.build import build_source
 
     if len(named) > 1:
         raise ConfigError(f"Wanted one configuration; got {len(named)}. To add summaries up, say --merge.")
-    config = find_config(named[0], overrides).config
-    return build_source(config.data, config.seed, data_folder(data)).summary(config.preparation)
+    found = find_config(named[0], overrides)
+    config = found.config
+    return build_source(config.data, config.seed, found.data_folder(data)).summary(config.preparation)
 
 
 def _merged(named: list[str]) -> Summary:

@@ -29,7 +29,7 @@ def prove(
     leaves by a way that nobody has declared, or cannot be followed. A few examples of a few clients are used.
     """
     from fedkeep.audit import PROTOCOL
-    from fedkeep.experiments.build import build_data, build_method, build_model, data_folder
+    from fedkeep.experiments.build import build_data, build_method, build_model
     from fedkeep.prove import prove as run_prove
     from fedkeep.prove.findings import HIDDEN, claims, content, paths, summary, table
     from fedkeep.report.page import write_content
@@ -39,7 +39,7 @@ def prove(
         raise ConfigError(
             "Centralised training has all data in one place: nothing leaves a device. Set run.centralised = false."
         )
-    folder = data_folder(data)
+    folder = found.data_folder(data)
     examples = build_data(found.config, folder)
     model, method = build_model(found.config, examples, folder), build_method(found.config.method)
     allow = PROTOCOL if found.config.audit is None else found.config.audit.allow

@@ -52,7 +52,7 @@ def run(
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
-    from fedkeep.experiments.build import data_folder, run_config
+    from fedkeep.experiments.build import run_config
 
     if track:
         overrides = [*(overrides or []), f"run.trackers={json.dumps(track)}"]
@@ -61,7 +61,7 @@ def run(
     try:
         finished = run_config(
             found.config,
-            folder=data_folder(data),
+            folder=found.data_folder(data),
             out=folder,
             resume=resume,
             text=found.text,

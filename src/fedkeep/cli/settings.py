@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 DataOption = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="DIR", help="The folder of real data; by default the variable FEDKEEP_DATA."
+        "--data",
+        metavar="DIR",
+        help="The folder of data; by default that of CONFIG, or the variable FEDKEEP_DATA.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="Where to compute, e.g. cpu or cuda.")]
@@ -55,12 +57,27 @@ class Found:
         text: the text of a file that gives it.
         label: a short name, good for a folder.
         folder: the run's folder, where the configuration was taken from a run.
+        beside: the folder of the file, or that a run's data were read from.
     """
 
     config: Config
     text: str
     label: str
     folder: Path | None = None
+    beside: Path | None = None
+
+    def data_folder(self, given: Path | None) -> Path | None:
+        """Return the folder that paths of data are looked up in.
+
+        It is the one given; else the file's own, where it holds the data; else FEDKEEP_DATA; else the file's own.
+        """
+        from fedkeep.experiments.sources import data_folder
+
+        if given is None and self.beside is not None:
+            places = [place for place in self.config.data.options.values() if isinstance(place, str)]
+            if any((self.beside / place).exists() for place in places if len(place) < 300):
+                return self.beside
+        return data_folder(given) or self.beside
 
 
 def find_config(
@@ -85,7 +102,7 @@ def find_config(
         parse_overrides,
         read_config,
     )
-    from fedkeep.experiments.load import run_folder_config
+    from fedkeep.experiments.load import folder_of_data, run_folder_config
 
     changes = parse_overrides(overrides or []) | ({} if seed is None else {"seed": str(seed)})
     path = Path(named)
@@ -97,10 +114,10 @@ def find_config(
         config, text = run_folder_config(path)
         if changes:
             config = parse_config(text, named, changes)
-        return Found(config, config.to_toml() if changes else text, path.name, path)
+        return Found(config, config.to_toml() if changes else text, path.name, path, folder_of_data(path))
     if is_file:
         config, text = read_config(path, changes)
-        return Found(config, text, safe_name(config.name or path.stem))
+        return Found(config, text, safe_name(config.name or path.stem), beside=path.resolve().parent)
     key = named.replace("\\", "/")
     names = builtin_names()
     if key not in names and resume:

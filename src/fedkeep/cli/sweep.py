@@ -68,7 +68,6 @@ def sweep(
     """
     from fedkeep.experiments import sweeps
     from fedkeep.experiments.config import parse_overrides
-    from fedkeep.experiments.sources import data_folder
 
     found = find_config(config, overrides, seed)
     names = [found.config.method.kind] if methods is None else _names(methods)
@@ -88,7 +87,7 @@ def sweep(
         trials=trials,
         seeds=seeds,
         prune=prune.value,
-        folder=data_folder(data),
+        folder=found.data_folder(data),
     )
     for method, own in spaces.items():
         for key, chosen_from in own.ranges.items():

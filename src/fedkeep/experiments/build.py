@@ -424,6 +424,7 @@ def simulation_of(
         privacy=config.privacy,
         config=config.model_dump(),
         config_text=text,
+        data_folder=folder,
     )
 
 

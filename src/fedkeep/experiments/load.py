@@ -50,6 +50,12 @@ def run_folder_config(folder: Path) -> tuple[Config, str]:
     return config, text
 
 
+def folder_of_data(folder: Path) -> Path | None:
+    """Return the folder that a run's data were read from; None where it has none, or it is gone."""
+    place = read_info(folder).get("data_folder")
+    return Path(place) if isinstance(place, str) and Path(place).is_dir() else None
+
+
 def load_run(
     folder: Path, *, data_folder: Path | None = None, data: FederatedData | None = None, device: str = "cpu"
 ) -> Run:
@@ -57,7 +63,7 @@ def load_run(
 
     Args:
         folder: the run's folder.
-        data_folder: the folder of real data; a run does not keep where its data were.
+        data_folder: the folder of data; None: the one that the run was made with.
         data: the data, where they are read already.
         device: where to compute.
 
@@ -67,7 +73,7 @@ def load_run(
     """
     config, _ = run_folder_config(folder)
     check_device(device)
-    data = data if data is not None else build_data(config, data_folder)
+    data = data if data is not None else build_data(config, data_folder or folder_of_data(folder))
     lines = differences(data.fingerprint(), read_info(folder).get("data", {}).get("fingerprint"))
     if lines:
         shown = "\n  ".join(lines[:4])

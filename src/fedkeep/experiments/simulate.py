@@ -165,6 +165,7 @@ class Simulation:
         name: str = "",
         config: Mapping[str, Any] | None = None,
         config_text: str | None = None,
+        data_folder: Path | None = None,
     ) -> None:
         check_kind("model", model, nn.Module, "a torch.nn.Module")
         check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
@@ -176,6 +177,7 @@ class Simulation:
         check_device(settings.device)
         check_engine(settings.engine, settings.workers, settings.device)
         self.settings, self.data, self.given_store = settings, data, private
+        self.data_folder = data_folder
         self.net = Net(module.to(settings.device))
         everyone = np.arange(len(data)), np.zeros(0, np.int64)
         self.clients, self.held_out = (
@@ -363,6 +365,7 @@ class Simulation:
             "best": best.get("best"),
             "best_global": best.get("best_global"),
             "partition_counts": partition_counts(data),
+            **({"data_folder": str(self.data_folder.resolve())} if self.data_folder else {}),
         }
         return self.conductor.about(about, in_use(self.engine, self.reason), more, self.settings.device)
 

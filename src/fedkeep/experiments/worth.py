@@ -25,7 +25,7 @@ from fedkeep.data import FederatedData
 from fedkeep.experiments.analyses import write_analyses
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.drive import places_of
-from fedkeep.experiments.load import run_folder_config
+from fedkeep.experiments.load import folder_of_data, run_folder_config
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report.groups import Configuration, configurations
 from fedkeep.report.pairing import Side, kept, own_side, reference_side
@@ -132,7 +132,7 @@ def counting_side(side: Side, folder: Path | None = None) -> Side:
     for run in side.runs:
         config, _ = run_folder_config(run.folder)
         if data is None or differences(data.fingerprint(), _fingerprint(run)):
-            data = build_data(config, folder)
+            data = build_data(config, folder or folder_of_data(run.folder))
         lines = differences(data.fingerprint(), _fingerprint(run))
         if lines:
             shown = "\n  ".join(lines[:4])

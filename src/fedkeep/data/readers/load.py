@@ -331,7 +331,7 @@ def _read_excel(
 ) -> Table:
     """Read the first sheet of a workbook; its first row that is not empty is the header."""
     try:
-        import openpyxl  # type: ignore[import-untyped, unused-ignore]
+        import openpyxl
     except ImportError as error:
         raise DataError(
             "{file}: a file of Excel is read by openpyxl, which is not installed: pip install 'fedkeep[excel]'. Or save "
