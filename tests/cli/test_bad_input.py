@@ -40,7 +40,7 @@ def change(old: str, new: str, path: str = "toy.toml") -> None:
         ("run no-text", "Cannot read the configuration no-text: ", ""),
         ("run toy.toml --set run.rounds", "--set wants key=value", "got 'run.rounds'."),
         ("run toy.toml --set name.first=1", "--set name.first: 'name' is a value, not a table.", ""),
-        ("run table.toml", "The reader 'table' wants a folder of data.", "is looked up in it."),
+        ("run table.toml", "Wanted the data file ", "which does not exist. Check the path."),
         ("run table.toml --data nowhere", "The folder of data nowhere does not exist.", ""),
         ("run toy.toml --resume", "runs/toy-0 holds no run: ", ""),
         ("evaluate nowhere", "nowhere holds no run: ", ""),
@@ -127,7 +127,7 @@ def test_a_missing_data_file(refused: Refused, csv: Csv) -> None:
     [
         ("ann,1,2", "line 32: wanted 4 cells, as in the header; got 3."),
         ("ann,tall,2,1", "line 32: wanted a number in column 'height'; got 'tall'."),
-        ("ann,nan,2,1", "line 32: column 'height' holds nan."),
+        ("ann,inf,2,1", "line 32: wanted a number in column 'height'; got 'inf'."),
         ("ann,1,2,maybe", "line 32: label 'maybe' is not one of label_names, ['0', '1']."),
         (",1,2,1", "line 32: column 'user': A client id is a text of 1 to 200 printable characters, "),
     ],

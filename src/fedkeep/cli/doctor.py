@@ -24,6 +24,7 @@ EXTRAS = {
     "privacy": "dp_accounting",
     "onnx": "onnxruntime",
     "datasets": "datasets",
+    "excel": "openpyxl",
     "maps": "sklearn",
     "sweep": "optuna",
     "natural": "rdata",

@@ -53,7 +53,8 @@ def run_folder_config(folder: Path) -> tuple[Config, str]:
 def folder_of_data(folder: Path) -> Path | None:
     """Return the folder that a run's data were read from; None where it has none, or it is gone."""
     place = read_info(folder).get("data_folder")
-    return Path(place) if isinstance(place, str) and Path(place).is_dir() else None
+    found = folder / place if isinstance(place, str) else None
+    return found if found is not None and found.is_dir() else None
 
 
 def load_run(

@@ -302,7 +302,7 @@ class Simulation:
         if out is None:
             return MemoryStore(default, data.ids, self.given_store)
         self.conductor.identity["data"] = data.fingerprint()
-        directory = self.conductor.open(out, resume, self._about)
+        directory = self.conductor.open(out, resume, lambda: self._about() | self._place(out))
         write_partition(out, data)
         return directory.store(default, data.ids)
 
@@ -347,6 +347,15 @@ class Simulation:
             name, reason = in_use(self.engine, self.reason)
             directory.write_info({**directory.read_info(), "engine": name, "engine_reason": reason})
 
+    def _place(self, out: Path) -> dict[str, str]:
+        """Return where the data are, as seen from the run's folder; it names no folder above both."""
+        if self.data_folder is None:
+            return {}
+        try:
+            return {"data_folder": Path(os.path.relpath(self.data_folder, out.resolve())).as_posix()}
+        except ValueError:  # another drive of Windows
+            return {}
+
     def _about(self) -> dict[str, Any]:
         """Return what ``run.json`` says of a new run."""
         data, meta, best = self.data, self.data.meta, dict(self.data.meta)
@@ -365,7 +374,6 @@ class Simulation:
             "best": best.get("best"),
             "best_global": best.get("best_global"),
             "partition_counts": partition_counts(data),
-            **({"data_folder": str(self.data_folder.resolve())} if self.data_folder else {}),
         }
         return self.conductor.about(about, in_use(self.engine, self.reason), more, self.settings.device)
 

@@ -1,0 +1,38 @@
+"""Paths of data are looked up beside the configuration, and a run knows where its data were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedkeep.cli.app import app
+
+CONFIG = """
+[data]
+reader = "table"
+path = "t.csv"
+features = ["a"]
+[model]
+kind = "linear"
+[method]
+kind = "fedavg"
+[run]
+rounds = 1
+cohort = 2
+"""
+
+
+def test_no_command_needs_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [f"u{n % 2},{n},{n % 3 % 2}" for n in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["user,a,label", *rows]))
+    (tmp_path / "t.toml").write_text(CONFIG)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    for command in (["run", "../t.toml", "--out", "r"], ["evaluate", "r"], ["check", "r"]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    (tmp_path / "t.csv").rename(tmp_path / "moved.csv")
+    assert CliRunner().invoke(app, ["evaluate", "r"]).exit_code == 2
