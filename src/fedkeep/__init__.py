@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedkeep.data import FederatedData
     from fedkeep.experiments import trackers
     from fedkeep.experiments.exported_models import load_encoding, load_model
+    from fedkeep.experiments.load import load_run
     from fedkeep.experiments.run import Run
     from fedkeep.experiments.simulate import simulate
     from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
@@ -51,6 +52,7 @@ __all__ = [
     "load_adapter",
     "load_encoding",
     "load_model",
+    "load_run",
     "methods",
     "models",
     "nn",
@@ -65,6 +67,7 @@ _HOME = {
     "core.optim": ("adagrad", "adam", "sgd"),
     "data": ("FederatedData",),
     "experiments.exported_models": ("load_encoding", "load_model"),
+    "experiments.load": ("load_run",),
     "experiments.run": ("Run",),
     "experiments.simulate": ("simulate",),
     "methods": (

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.files import expanded
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, simulation_of
 from fedkeep.experiments.config import Config, parse_config, read_config
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import read_info
+from fedkeep.experiments.run_settings import RunSettings
+from fedkeep.experiments.simulate import Simulation
+from fedkeep.methods import Method
 
 
 def run_folder_config(folder: Path) -> tuple[Config, str]:
@@ -34,7 +41,7 @@ def run_folder_config(folder: Path) -> tuple[Config, str]:
     if not path.exists() and not kept:
         raise RunError(
             f"{folder} keeps no config.toml: it was not made from a configuration, so its model is not known here. "
-            f"Call fedkeep.simulate with the same model, out=... and resume=True instead."
+            f"Give it: fedkeep.load_run({str(folder)!r}, model=..., method=..., data=...)."
         )
     try:
         config, text = read_config(path) if path.exists() else (parse_config(kept, str(path)), kept)
@@ -58,22 +65,35 @@ def folder_of_data(folder: Path) -> Path | None:
 
 
 def load_run(
-    folder: Path, *, data_folder: Path | None = None, data: FederatedData | None = None, device: str = "cpu"
+    folder: Path | str,
+    *,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+    data: FederatedData | None = None,
+    data_folder: Path | None = None,
+    device: str = "cpu",
 ) -> Run:
     """Return the run of a folder as it stood after its last committed round. Nothing in the folder is touched.
 
     Args:
         folder: the run's folder.
+        model, method: as they were given to ``simulate``, where the run was made without a configuration.
+        data: the data; with a configuration it reads them where None.
         data_folder: the folder of data; None: the one that the run was made with.
-        data: the data, where they are read already.
         device: where to compute.
 
     Raises:
-        RunError, StoreError: there is no run, it is damaged or in use, or the data differ from those it was made with.
-        ConfigError, DataError: as for ``build_data``.
+        RunError, StoreError: there is no run, it is damaged or in use, or model, method or data differ from those it was
+            made with.
+        ConfigError, DataError: as for ``build_data``; or model, method and data are not all given.
     """
-    config, _ = run_folder_config(folder)
+    folder = expanded(folder)
     check_device(device)
+    if model is not None or method is not None:
+        if model is None or method is None or data is None:
+            raise ConfigError("load_run wants all of model, method and data, or none of them.")
+        return _of_python(folder, model, method, data, device)
+    config, _ = run_folder_config(folder)
     data = data if data is not None else build_data(config, data_folder or folder_of_data(folder))
     lines = differences(data.fingerprint(), read_info(folder).get("data", {}).get("fingerprint"))
     if lines:
@@ -86,3 +106,23 @@ def load_run(
     if config.privacy is not None:  # nothing is spent
         config = config.model_copy(update={"privacy": replace(config.privacy, budget=None)})
     return simulation_of(config, data, data_folder, here).read(folder)
+
+
+def _of_python(folder: Path, model: nn.Module, method: Method, data: FederatedData, device: str) -> Run:
+    """Return a run that was made without a configuration."""
+    info = read_info(folder)
+    was = info["identity"]
+    names = ("rounds", "cohort", "sampling", "centralised", "evaluate_every", "hold_out")
+    more = ("on_nonfinite", "min_clients", "evaluate_shared", "evaluate_adapted", "metrics")
+    settings = RunSettings(
+        engine="auto" if was["centralised"] else "sequential",
+        device=device,
+        accelerate=bool(info["accelerated"].get("swapped")),
+        **{name: was[name] for name in (*names, *more) if name in was},
+    )
+    simulation = Simulation(model, method, data, settings, seed=was["seed"], name=str(info["name"]))
+    asked = {**simulation.conductor.identity, "data": simulation.data.fingerprint()}
+    if lines := differences(json.loads(json.dumps(asked)), was):
+        shown = "\n  ".join(lines[:8])
+        raise RunError(f"{folder} was made with another model, method or data:\n  {shown}\nGive the same.")
+    return simulation.read(folder)

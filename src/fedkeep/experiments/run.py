@@ -121,6 +121,7 @@ class Run:
         published: of a run whose server is elsewhere, what that sends by client's id, or ``ALL`` alike; None: it is here.
         fitted: by client's id, what is its own since it adapted after the rounds.
         stopped: by the ids of these, the pass that each phase with early stopping kept (0: none).
+        writer: writes the run's folder, see ``save``; None: the run is made of another one.
     """
 
     net: Net
@@ -144,6 +145,7 @@ class Run:
     published: Mapping[str, Sent] | None = None
     fitted: dict[str, Params] = field(default_factory=dict, init=False, repr=False)
     stopped: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
+    writer: Callable[[Run, Path], None] | None = field(default=None, init=False, repr=False)
 
     def __repr__(self) -> str:
         return (
@@ -467,6 +469,17 @@ class Run:
             ConfigError: a client was held out of federation and was not fitted; a package for ONNX is missing.
         """
         return export_models(self, folder, clients, onnx=onnx)
+
+    def save(self, folder: Path | str) -> None:
+        """Write the run into a new folder, as ``simulate(out=...)`` would have: ``fedkeep.load_run`` reads it.
+
+        Raises:
+            RunError: the folder is not empty or cannot be written.
+            ConfigError: the run has differential privacy, or is made of another one's values.
+        """
+        if self.writer is None:
+            raise ConfigError("This run was made of another one's values. Save that one.")
+        self.writer(self, expanded(folder))
 
     def sent(self, client: str | int) -> Sent:
         """Return what the server would send a client now, given the client's id.

@@ -41,7 +41,8 @@ class RunSettings:
         evaluate_shared: evaluate the shared part alone on ``test`` too, as the split ``test/shared``.
         evaluate_adapted: at each evaluation that is the best on ``valid`` so far, adapt every client as the method says
             (e.g. fine-tuning) and evaluate that on ``test`` too, as the split ``test/adapted``. Nothing is uploaded.
-        hold_out: fraction of clients kept out of federation, for cold-start measurements.
+        hold_out: fraction of clients kept out of federation, drawn by the seed, or their ids; for cold-start
+            measurements.
         on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN or its upload is malformed, or
             ``"skip"`` that client's round. Centralised training has no client to skip, so it always stops.
         min_clients: how many clients of a cohort must take part; with fewer the run stops with an error.
@@ -66,7 +67,7 @@ class RunSettings:
     evaluate_every: int | None = None
     evaluate_shared: bool = False
     evaluate_adapted: bool = False
-    hold_out: float = 0.0
+    hold_out: float | tuple[str | int, ...] = 0.0
     on_nonfinite: OnNonfinite = "stop"
     min_clients: int = 1
     trackers: Sequence[Any] = ()
@@ -83,8 +84,12 @@ class RunSettings:
             raise ConfigError(f"epochs must be a finite number of at least 0; got {self.epochs}.")
         if (self.rounds is None) == (self.epochs is None):
             raise ConfigError("Give either rounds or epochs.")
-        if not 0 <= self.hold_out < 1:
-            raise ConfigError(f"hold_out must be a fraction in [0, 1); got {self.hold_out}.")
+        if isinstance(self.hold_out, list | tuple):
+            object.__setattr__(self, "hold_out", tuple(self.hold_out))
+        elif isinstance(self.hold_out, str) or not 0 <= self.hold_out < 1:
+            raise ConfigError(
+                f"hold_out must be a fraction in [0, 1), or a list of clients' ids; got {self.hold_out!r}."
+            )
         for name, names in (("trackers", self.trackers), ("metrics", self.metrics)):
             if isinstance(names, str):
                 raise ConfigError(

@@ -16,6 +16,7 @@ from fedkeep.core.errors import ConfigError, DataError, check_whole, did_you_mea
 from fedkeep.core.files import expanded, write_tensors
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
+from fedkeep.core.params import row
 from fedkeep.data import FederatedData, class_counts, hold_out
 from fedkeep.data.alike import label_warnings
 from fedkeep.data.federated import best_possible
@@ -31,22 +32,23 @@ from fedkeep.engines import (
     first_default,
     job_of,
 )
+from fedkeep.engines.device import NONCE_BITS
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.lanes import made_of_all
 from fedkeep.engines.rehearsal import fit, model_warnings
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.workers import workers as processes
-from fedkeep.experiments.conductor import Conductor, Members, centralised_state
+from fedkeep.experiments.conductor import Conductor, Members, centralised_state, checkpoint
 from fedkeep.experiments.drive import Drive, in_use
 from fedkeep.experiments.environment import check_device
-from fedkeep.experiments.fitted import read_fitted
+from fedkeep.experiments.fitted import read_fitted, write_fitted
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, removed_if_it_fails
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.trackers import Tracker
 from fedkeep.methods import Method
 from fedkeep.privacy import DifferentialPrivacy
-from fedkeep.store import Default, MemoryStore, PrivateStore
+from fedkeep.store import Default, MemoryStore, PrivateStore, VersionLedger
 from fedkeep.tasks import tasks_in
 
 
@@ -64,13 +66,13 @@ def simulate(
     workers: int | None = None,
     device: str | torch.device = "cpu",
     out: str | os.PathLike[str] | None = None,
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
     epochs: float | None = None,
     sampling: Sampling = "shuffled",
     evaluate_every: int | None = None,
     evaluate_shared: bool = False,
     evaluate_adapted: bool = False,
-    hold_out: float = 0.0,
+    hold_out: float | Sequence[str | int] = 0.0,
     on_nonfinite: Literal["stop", "skip"] = "stop",
     min_clients: int = 1,
     private: PrivateStore | None = None,
@@ -97,6 +99,7 @@ def simulate(
         out: a folder for the run: configuration, records, states. Every round is committed there. None: memory only.
         resume: go on with the run in ``out``; it ends with the same bits as one that was never stopped. With
             differential privacy and noise from the system it does not: a run that goes on draws new cohorts.
+            ``"auto"``: go on where ``out`` holds a run, else begin one.
         private: a store to begin with, e.g. of another task's run (only without ``out``). It stays as it is. Clients are
             the same where their ids are; one that the store lacks begins with the default.
         privacy: differential privacy of clients; it wants ``sampling="poisson"``. A run with a folder keeps a ledger
@@ -124,7 +127,7 @@ def simulate(
         evaluate_every=evaluate_every,
         evaluate_shared=evaluate_shared,
         evaluate_adapted=evaluate_adapted,
-        hold_out=hold_out,
+        hold_out=hold_out if isinstance(hold_out, float | int | str) else tuple(hold_out),  # type: ignore[arg-type]
         on_nonfinite=on_nonfinite,
         min_clients=min_clients,
         trackers=trackers,
@@ -142,7 +145,9 @@ def simulate(
         config=config,
         config_text=config_text,
     )
-    return simulation.run(None if out is None else expanded(out), resume, progress)
+    folder = None if out is None else expanded(out)
+    there = folder is not None and (folder / "run.json").exists()
+    return simulation.run(folder, there if resume == "auto" else resume, progress)
 
 
 class Simulation:
@@ -179,10 +184,7 @@ class Simulation:
         self.settings, self.data, self.given_store = settings, data, private
         self.data_folder = data_folder
         self.net = Net(module.to(settings.device))
-        everyone = np.arange(len(data)), np.zeros(0, np.int64)
-        self.clients, self.held_out = (
-            hold_out(data, settings.hold_out, int(seed)) if settings.hold_out else everyone
-        )
+        self.clients, self.held_out = parted(data, settings.hold_out, int(seed))
         check_splits(settings, method, data, self.clients)
         # Who has no training examples is never drawn, but judged with default private values (FURL, §4.2).
         trains = self.clients[train_counts(data, method)[self.clients] > 0]
@@ -285,7 +287,41 @@ class Simulation:
         if (directory := conductor.directory) is not None:
             tell = not directory.writable  # else the run has just gone on
             run.fitted = read_fitted(directory.folder, directory.id, run.round, tell=tell)
+        run.writer = self.write
         return run
+
+    def write(self, run: Run, folder: Path) -> None:
+        """Write a run's folder, as if the run had had it from the beginning; see ``Run.save``."""
+        conductor = self.conductor
+        if conductor.terms is not None:
+            raise ConfigError(
+                "A run with differential privacy keeps a ledger in its folder from the beginning: give it one, "
+                "simulate(..., out=...)."
+            )
+        conductor.identity["data"] = self.data.fingerprint()
+        with removed_if_it_fails(folder):
+            directory = RunDirectory.create(folder, self._about())
+            try:
+                self._fill(directory, run)
+            finally:
+                directory.close()
+        if run.fitted:
+            write_fitted(folder, run.round, run.fitted)
+
+    def _fill(self, directory: RunDirectory, run: Run) -> None:
+        """Commit what a run has as the one round of a new folder."""
+        store, ledger = directory.store(self._default(), self.data.ids), VersionLedger(len(self.data))
+        directory.recover(ledger)
+        seen = [client for client in range(len(self.data)) if run.private.seen([client])[0]]
+        attempt = max(1, run.round) << NONCE_BITS
+        for client in seen:
+            store.stage(client, row(run.private.read([client]), 0), attempt, run.round)
+        store.begin(ledger.accept(seen, [attempt] * len(seen)))
+        if run.round:
+            state = checkpoint(run.whole) | centralised_state(self.engine)
+            extra = {"best": self.conductor.best}
+            directory.commit(run.round, state, ledger, store.flush, run.history, [], extra, run.examples)
+        directory.write_info({**directory.read_info(), "engine": run.engine, "status": "finished"})
 
     def _default(self) -> Default:
         """Return what private values of a new client are."""
@@ -376,6 +412,24 @@ class Simulation:
             "partition_counts": partition_counts(data),
         }
         return self.conductor.about(about, in_use(self.engine, self.reason), more, self.settings.device)
+
+
+def parted(
+    data: FederatedData, out: float | tuple[str | int, ...], seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the clients that federate and those held out, two sorted index arrays.
+
+    Raises:
+        DataError: there is no such client.
+        ConfigError: nobody is left.
+    """
+    if not isinstance(out, tuple):
+        everyone = np.arange(len(data)), np.zeros(0, np.int64)
+        return hold_out(data, out, seed) if out else everyone
+    held = np.unique(np.array([data.index(client) for client in out], np.int64))
+    if len(held) == len(data):
+        raise ConfigError("hold_out names every client, so nobody would train. Name fewer.")
+    return np.setdiff1d(np.arange(len(data)), held), held
 
 
 def divided(data: FederatedData) -> FederatedData:
