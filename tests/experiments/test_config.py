@@ -87,7 +87,11 @@ def test_all_faults_are_named_at_once() -> None:
         ("seed", "1.0", "seed: wanted a whole number; got 1.0."),
         ("name", "3", "name: wanted a text; got 3."),
         ("run", "3", "run: wanted a table; got 3."),
-        ("run.hold_out", "1.0", "run.hold_out must be a fraction in [0, 1); got 1.0."),
+        (
+            "run.hold_out",
+            "1.0",
+            "run.hold_out must be a fraction in [0, 1), or a list of clients' ids; got 1.0.",
+        ),
         (
             "method.optimizer.learning_rate",
             "nan",

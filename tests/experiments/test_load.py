@@ -18,6 +18,7 @@ from fedkeep.data import toy
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.load import load_run, run_folder_config
+from fedkeep.experiments.personalize import rooted
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import layout
 from fedkeep.experiments.simulate import simulate
@@ -248,3 +249,43 @@ def test_the_configuration_and_its_text(tmp_path: Path) -> None:
     kept, text = run_folder_config(tmp_path / "r")
     assert kept == config()
     assert text == config().to_toml()
+
+
+def test_a_run_made_in_python_is_saved_and_comes_back(tmp_path: Path) -> None:
+    data, method = toy(users=8, examples=20), methods.furl("user")
+    run = simulate(models.Linear(4, 3), method, data, rounds=3, cohort=3, hold_out=["user-1", "user-3"])
+    assert list(run.held_out) == ["user-1", "user-3"]
+    run.fit()
+    run.save(tmp_path / "r")
+    before = files(tmp_path / "r")
+    again = load_run(
+        tmp_path / "r", model=models.Linear(4, 3), method=method, data=data
+    )  # other first values
+    same(run, again)
+    assert list(again.held_out) == list(run.held_out)
+    for clients in (None, run.held_out):
+        for stage in ("own", "before", "shared"):
+            assert again.evaluate(clients=clients, stage=stage) == run.evaluate(clients=clients, stage=stage)
+    assert files(tmp_path / "r") == before
+    with pytest.raises(RunError, match="not empty"):
+        run.save(tmp_path / "r")
+    assert "load_run" in fault(RunError, tmp_path / "r")
+    assert "all of model, method and data" in fault(ConfigError, tmp_path / "r", method=method)
+    given = {"model": models.Linear(4, 3), "method": method, "data": data}
+    for other, said in (
+        ({"method": methods.fedavg()}, "method.name"),
+        ({"data": toy(users=9, examples=20)}, "data.clients"),
+        ({"model": models.Linear(4, 2)}, "model"),
+    ):
+        with pytest.raises(FedkeepError, match=said):
+            load_run(tmp_path / "r", **{**given, **other})  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    data = toy(users=4, examples=20)
+    run = simulate(models.Linear(4, 3), methods.fedavg(), data, rounds=1)
+    with pytest.raises(ConfigError, match="another one's values"):
+        rooted(run, models.Linear(4, 3), methods.fine_tuned()).save(tmp_path / "r")
+    with pytest.raises(ConfigError, match="names every client"):
+        simulate(models.Linear(4, 3), methods.fedavg(), data, rounds=1, hold_out=list(data.ids))
+    assert not (tmp_path / "r").exists()

@@ -52,7 +52,11 @@ FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
             ConfigError,
             "evaluate_every must be at least 0; got -1.",
         ),
-        ({"rounds": 1, "hold_out": 1.0}, ConfigError, "hold_out must be a fraction in [0, 1); got 1.0."),
+        (
+            {"rounds": 1, "hold_out": 1.0},
+            ConfigError,
+            "hold_out must be a fraction in [0, 1), or a list of clients' ids; got 1.0.",
+        ),
         (
             {"rounds": 1, "sampling": "all"},
             ConfigError,

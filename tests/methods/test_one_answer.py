@@ -1,4 +1,4 @@
-"""Every method's run has one answer: judged, framed, written and predicted with it is one and the same number."""
+"""Every method's run has one answer: judged, framed, saved, loaded, written and predicted with it is one number."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import fedkeep
 from fedkeep.core.net import logits_of
 from tests.methods.table import DATA, ROWS, trained
+from tests.tiny import on_server, same_bits
 
 LAST = {"fine_tuned", "per_fedavg", "fedbabu", "fedrecon", "mixture"}
 
@@ -25,6 +26,16 @@ def test_one_answer(name: str, tmp_path: Path) -> None:
     frame = run.clients_frame().to_pydict()
     assert frame["client"] == list(DATA.ids)
     assert sum(frame["accuracy"]) / 6 == exact(judged["accuracy_user_mean"])
+    run.save(tmp_path / "r")
+    given = {"model": ROWS[name][0]().double(), "method": ROWS[name][1], "data": DATA}
+    loaded = fedkeep.load_run(tmp_path / "r", **given)
+    assert loaded.evaluate() == judged
+    assert loaded.frame().equals(run.frame())
+    more = fedkeep.simulate(**given, rounds=3, cohort=4, seed=3, out=tmp_path / "r", resume="auto")
+    assert on_server(more).keys() == on_server(run).keys()
+    whole = trained(name, 3)
+    assert same_bits(on_server(more), on_server(whole))
+    assert more.evaluate() == whole.evaluate()
     assert run.export(tmp_path / "m") == list(DATA.ids)
     loss = count = 0.0
     for client, accuracy in zip(frame["client"], frame["accuracy"], strict=True):

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.files import expanded
+from fedkeep.core.files import expanded, read_tensors
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, simulation_of
 from fedkeep.experiments.config import Config, parse_config, read_config
@@ -18,7 +18,7 @@ from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import read_info
 from fedkeep.experiments.run_settings import RunSettings
-from fedkeep.experiments.simulate import Simulation
+from fedkeep.experiments.simulate import FIRST, Simulation
 from fedkeep.methods import Method
 
 
@@ -120,9 +120,15 @@ def _of_python(folder: Path, model: nn.Module, method: Method, data: FederatedDa
         accelerate=bool(info["accelerated"].get("swapped")),
         **{name: was[name] for name in (*names, *more) if name in was},
     )
-    simulation = Simulation(model, method, data, settings, seed=was["seed"], name=str(info["name"]))
+    first = read_tensors(folder / FIRST) if (folder / FIRST).exists() else None
+    simulation = Simulation(
+        model, method, data, settings, seed=was["seed"], name=str(info["name"]), first=first
+    )
     asked = {**simulation.conductor.identity, "data": simulation.data.fingerprint()}
     if lines := differences(json.loads(json.dumps(asked)), was):
         shown = "\n  ".join(lines[:8])
-        raise RunError(f"{folder} was made with another model, method or data:\n  {shown}\nGive the same.")
+        hint = " with the same first values (torch.manual_seed)" if "initial_sha256" in shown else ""
+        raise RunError(
+            f"{folder} was made with another model, method or data:\n  {shown}\nGive the same{hint}."
+        )
     return simulation.read(folder)

@@ -15,8 +15,8 @@ from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import ConfigError, DataError, check_whole, did_you_mean, warn
 from fedkeep.core.files import expanded, write_tensors
 from fedkeep.core.modes import with_gradients
-from fedkeep.core.net import Net
-from fedkeep.core.params import row
+from fedkeep.core.net import Net, tensors_of
+from fedkeep.core.params import Params, misfit, row
 from fedkeep.data import FederatedData, class_counts, hold_out
 from fedkeep.data.alike import label_warnings
 from fedkeep.data.federated import best_possible
@@ -155,6 +155,7 @@ class Simulation:
 
     Args:
         settings: what the run is asked for; the rest is ``simulate``'s.
+        first: what the method's module begins with, by name; None: the model's own values.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class Simulation:
         config: Mapping[str, Any] | None = None,
         config_text: str | None = None,
         data_folder: Path | None = None,
+        first: Params | None = None,
     ) -> None:
         check_kind("model", model, nn.Module, "a torch.nn.Module")
         check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
@@ -179,6 +181,10 @@ class Simulation:
         data = divided(data)
         method = fit(method, model, data)
         module, self.head = method.made_for(model, settings.accelerate), method.tells_head(model)
+        if first is not None and not misfit(values := tensors_of(module), first):
+            with torch.no_grad():
+                for name, value in first.items():
+                    values[name].copy_(value)
         check_device(settings.device)
         check_engine(settings.engine, settings.workers, settings.device)
         self.settings, self.data, self.given_store = settings, data, private
@@ -303,6 +309,7 @@ class Simulation:
             directory = RunDirectory.create(folder, self._about())
             try:
                 self._fill(directory, run)
+                write_tensors(folder / FIRST, dict(conductor.initial))
             finally:
                 directory.close()
         if run.fitted:
@@ -485,6 +492,9 @@ def train_counts(data: FederatedData, method: Method) -> np.ndarray:
     inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows]]), minlength=len(data))
     return inside if inside.any() else data.counts("train")
 
+
+FIRST = "initial.safetensors"
+"""Of a saved run: what the method's module began with."""
 
 FILE = "partition.safetensors"
 MOST = 20_000
