@@ -261,6 +261,8 @@ def test_a_run_made_in_python_is_saved_and_comes_back(tmp_path: Path) -> None:
     again = load_run(
         tmp_path / "r", model=models.Linear(4, 3), method=method, data=data
     )  # other first values
+    assert again.folder == tmp_path / "r"
+    again.folder = None
     same(run, again)
     assert list(again.held_out) == list(run.held_out)
     for clients in (None, run.held_out):
