@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -12,14 +13,15 @@ from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import expanded, read_tensors
 from fedkeep.data import FederatedData
-from fedkeep.experiments.build import build_data, simulation_of
-from fedkeep.experiments.config import Config, parse_config, read_config
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import read_info
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.simulate import FIRST, Simulation
 from fedkeep.methods import Method
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.config import Config
 
 
 def run_folder_config(folder: Path) -> tuple[Config, str]:
@@ -29,6 +31,8 @@ def run_folder_config(folder: Path) -> tuple[Config, str]:
         RunError: there is no run, it is a federation's, it was made without a configuration, or its ``config.toml``
             was changed.
     """
+    from fedkeep.experiments.config import Config, parse_config, read_config
+
     info = read_info(folder)
     if info.get("engine") == "remote":
         raise RunError(
@@ -93,6 +97,8 @@ def load_run(
         if model is None or method is None or data is None:
             raise ConfigError("load_run wants all of model, method and data, or none of them.")
         return _of_python(folder, model, method, data, device)
+    from fedkeep.experiments.build import build_data, simulation_of
+
     config, _ = run_folder_config(folder)
     data = data if data is not None else build_data(config, data_folder or folder_of_data(folder))
     lines = differences(data.fingerprint(), read_info(folder).get("data", {}).get("fingerprint"))

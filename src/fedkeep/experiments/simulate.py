@@ -146,8 +146,9 @@ def simulate(
         config_text=config_text,
     )
     folder = None if out is None else expanded(out)
-    there = folder is not None and (folder / "run.json").exists()
-    return simulation.run(folder, there if resume == "auto" else resume, progress)
+    if resume == "auto":
+        resume = folder is not None and (folder / "run.json").exists()
+    return simulation.run(folder, bool(resume), progress)
 
 
 class Simulation:
