@@ -210,8 +210,10 @@ def test_the_folder_of_data_is_asked_for(tmp_path: Path) -> None:
     toy(users=5).save(tmp_path / "data" / "mine")
     saved = config(data={"reader": "saved", "folder": "mine"})
     run = run_config(saved, folder=tmp_path / "data", out=tmp_path / "r")
+    same(run, load_run(tmp_path / "r"))
+    shutil.move(tmp_path / "data", tmp_path / "moved")
     assert "wants a folder of data" in fault(DataError, tmp_path / "r")
-    same(run, load_run(tmp_path / "r", data_folder=tmp_path / "data"))
+    same(run, load_run(tmp_path / "r", data_folder=tmp_path / "moved"))
 
 
 def test_a_state_that_does_not_fit(tmp_path: Path) -> None:
