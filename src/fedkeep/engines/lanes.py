@@ -132,7 +132,7 @@ def model_error(who: str, examples: int, error: Exception, more: str = "") -> Me
         who=who,
         batch=batch,
         examples=examples,
-        why=str(error).strip().rstrip("."),
+        why=f"there is no {error}" if isinstance(error, KeyError) else str(error).strip().rstrip("."),
         advice=advice,
         more=more,
     )
