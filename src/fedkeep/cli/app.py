@@ -40,6 +40,7 @@ from fedkeep.cli.prove import prove
 from fedkeep.cli.report import report
 from fedkeep.cli.reproduce import reproduce
 from fedkeep.cli.run import run
+from fedkeep.cli.start import start
 from fedkeep.cli.sweep import sweep
 from fedkeep.cli.worth import worth
 from fedkeep.core.allocator import tune_allocator
@@ -171,6 +172,7 @@ def _add(function: Any, example: str, name: str | None = None) -> None:
 
 
 _add(demo, "fedkeep demo")
+_add(start, "fedkeep start my.csv --client customer --label churned")
 _add(
     prepare, "fedkeep prepare my.toml --summary mine.json, then fedkeep prepare --merge *.json --out encoding"
 )

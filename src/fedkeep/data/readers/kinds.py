@@ -414,6 +414,20 @@ def _truths(text: Any, known: Any) -> Any | None:
     return None
 
 
+def numbers_of(table: Table, name: str) -> NDArray[np.float64]:
+    """Return a column of numbers, of which none is missing.
+
+    Raises:
+        DataError: a cell is no number, or is empty.
+    """
+    found = field_of(table, name, "number").values
+    if (empty := np.flatnonzero(np.isnan(found))).size:
+        row = int(empty[0])
+        got = table.columns[name].tolist()[row]
+        raise _wrong(table, row, name, "a number", got, " Drop such rows or fill in a number.")
+    return found
+
+
 def times_of(table: Table, name: str) -> NDArray[np.float64] | NDArray[np.int64]:
     """Return a column of times: numbers as they are, dates as seconds since 1970.
 

@@ -29,7 +29,7 @@ from fedkeep.data.preparation import (
 from fedkeep.data.preparation.texts import USUAL
 from fedkeep.data.readers.cells import CLASS, DECIMAL_CLASS, ID, SPLIT, TEXT, TRUTH, Table, labels_between
 from fedkeep.data.readers.files import sha256
-from fedkeep.data.readers.kinds import Faults, fields_of, times_of
+from fedkeep.data.readers.kinds import Faults, fields_of, numbers_of, times_of
 from fedkeep.data.readers.load import frame_table, load_table, other_columns
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 from fedkeep.tasks import KINDS, MULTI_LABEL, of_numbers, of_several
@@ -277,7 +277,7 @@ def _labels(
     if not isinstance(name, str):
         return _columns_of_labels(table, tuple(name), task, label_names)
     if of_numbers(task):
-        return Plain(values=table.single(table.numbers(name)[:, None], [name])[:, 0])
+        return Plain(values=table.single(numbers_of(table, name)[:, None], [name])[:, 0])
     names = None if label_names is None else tuple(map(str, label_names))
     if of_several(task):
         if not separator:

@@ -1,0 +1,55 @@
+"""``fedkeep start``: a configuration for a table of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeep.cli.output import complain, say
+from fedkeep.core.errors import ConfigError
+
+
+def start(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV, TSV, JSON lines, Parquet or Excel.")],
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="COLUMN", help="The column that says whose each row is.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", metavar="COLUMN", help="The column to predict.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The configuration; by default beside TABLE.")
+    ] = None,
+) -> None:
+    """Look at a table, and write a configuration for it: its columns, the task, a model and a method.
+
+    The table's kinds of columns are proposed; what cannot be used is left out and named, with what to do.
+    """
+    from fedkeep.core.files import write_whole
+    from fedkeep.experiments.starting import start_of, toml_of
+
+    path = out or table.with_name(f"{table.name.split('.')[0]}.toml")
+    if path.exists():
+        raise ConfigError(f"{path} is there already. Name another file with --out, or remove it.")
+    if path.resolve().parent != table.resolve().parent:
+        raise ConfigError(f"The configuration stands beside its table; {path} is in another folder.")
+    found = start_of(table, client, label)
+    write_whole(path, toml_of(found).encode())
+    what = {"regression": "a number"}.get(found.task, "classes")
+    say(
+        f"Whose each row is: {found.client!r} ({found.clients:,} different). Predicted: {found.label!r}, {what}."
+    )
+    if found.text is not None:
+        say(f"Read by the model: the texts {found.text!r}.")
+    else:
+        kinds = [f"{name} ({one.kind})" for name, one in found.fields.items()]
+        say(f"Features: {', '.join(kinds)}.")
+    for name, why in found.left.items():
+        say(f"Left out: {name!r}: {why}")
+    for fault in found.faults:
+        complain(fault)
+    say(f"Wrote {path}. Next: fedkeep run {path}")
+    if found.faults:
+        raise typer.Exit(2)

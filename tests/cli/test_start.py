@@ -1,0 +1,103 @@
+"""``fedkeep start``: a table that nobody described becomes a configuration that runs."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedkeep.cli.app import app
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    return tmp_path
+
+
+def fedkeep(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def written(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def test_a_banks_table_runs_at_once(at: Path) -> None:
+    draw = np.random.default_rng(0)
+    rows = ["Kunde;Alter;Einkommen;Beruf;seit;aktiv;id;Kredit"]
+    for n in range(120):
+        age = "" if n % 11 == 0 else str(draw.integers(18, 80))
+        day = f"{draw.integers(13, 29)}.{draw.integers(1, 13):02}.2019"
+        job, answer = draw.choice(["Köchin", "Lehrer"]), draw.choice(["gut", "schlecht"])
+        rows.append(
+            f"K {n % 6};{age};{draw.integers(1, 9)}.{draw.integers(100, 999)},50;{job};{day};yes;{n};{answer}"
+        )
+        rows[-1] = rows[-1].replace("yes", "no") if n % 2 else rows[-1]
+    (at / "bank.csv").write_text("\n".join(rows), encoding="latin-1")
+    with pytest.warns(UserWarning, match="is no UTF-8"):
+        result = fedkeep("start", "bank.csv")
+    assert result.exit_code == 0, result.output
+    found = written(at / "bank.toml")["data"]
+    assert (found["user"], found["label"], found["decimal"]) == ("Kunde", "Kredit", ",")
+    kinds = {
+        "Alter": "number",
+        "Einkommen": "number",
+        "Beruf": "category",
+        "seit": "date:%d.%m.%Y",
+        "aktiv": "truth",
+    }
+    assert found["kinds"] == kinds
+    with pytest.warns(UserWarning, match="is no UTF-8"):
+        ran = fedkeep("run", "bank.toml", "--set", "run.epochs=1")
+    assert ran.exit_code == 0, ran.output
+    again = fedkeep("start", "bank.csv")
+    assert (again.exit_code, "is there already" in again.stderr) == (2, True)
+
+
+def test_numbers_and_texts_to_predict_from(at: Path) -> None:
+    rows = [f'b{n % 4},{n % 5},"{n % 5 * 1000 + n:,}"' for n in range(80)]
+    (at / "house.csv").write_text("\n".join(["branch,rooms,price", *rows]))
+    assert fedkeep("start", "house.csv").exit_code == 0
+    made = written(at / "house.toml")
+    assert (made["data"]["task"], made["method"]["loss"]["kind"]) == ("regression", "squared_error")
+    assert fedkeep("run", "house.toml", "--set", "run.epochs=1").exit_code == 0
+    texts = [
+        f"a{n % 4}\tsay {n} times {'yes' if n % 2 else 'no'}{'x' * n} now\t{1 + n % 2}" for n in range(120)
+    ]
+    (at / "said.tsv").write_text("\n".join(["author\tmessage\tmark", *texts]))
+    assert fedkeep("start", "said.tsv").exit_code == 0
+    made = written(at / "said.toml")
+    assert (made["data"]["text"], made["data"]["label_names"]) == ("message", ["1", "2"])
+    assert fedkeep("run", "said.toml", "--set", "run.epochs=1").exit_code == 0
+
+
+def test_what_cannot_be_used_is_all_named(at: Path) -> None:
+    rows = [f"u{n % 3},{n if n != 7 else 'x'},{n % 5},7,{n % 2 if n != 9 else ''}" for n in range(30)]
+    (at / "t.csv").write_text("\n".join(["user,a,b,same,label", *rows]))
+    result = fedkeep("start", "t.csv")
+    assert result.exit_code == 2
+    for said in ("'a': t.csv, line 9: wanted a number", "'same': the same in every row"):
+        assert said in result.stdout
+    assert "1 rows have no label in 'label', the first t.csv, line 11" in result.stderr
+    assert list(written(at / "t.toml")["data"]["kinds"]) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--client COLUMN"),
+        (["--client", "aa"], "has no column 'aa'"),
+        (["--client", "a", "--out", "../t.toml"], "another folder"),
+    ],
+)
+def test_what_start_asks_for(at: Path, arguments: list[str], said: str) -> None:
+    (at / "t.csv").write_text("a,b\n1,2\n3,4\n5,6\n")
+    result = fedkeep("start", "t.csv", *arguments)
+    assert (result.exit_code, said in result.stderr) == (2, True)
+    assert [path.name for path in at.iterdir()] == ["t.csv"]
