@@ -25,6 +25,7 @@ from tests.cli.conftest import Command
 
 COMMANDS = [
     "demo",
+    "start",
     "prepare",
     "run",
     "check",
