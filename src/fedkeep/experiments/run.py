@@ -29,7 +29,7 @@ from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, c
 from fedkeep.core.files import beside, expanded, state_name, sync_folder, sync_tree
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
-from fedkeep.core.params import SERVER, Params, State, is_state, prefixed, to
+from fedkeep.core.params import CLIENT, SERVER, Params, State, is_state, prefixed, to
 from fedkeep.core.records import Record
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
@@ -122,6 +122,7 @@ class Run:
         fitted: by client's id, what is its own since it adapted after the rounds.
         stopped: by the ids of these, the pass that each phase with early stopping kept (0: none).
         writer: writes the run's folder, see ``save``; None: the run is made of another one.
+        roster: of a run on other data (``on``), the data that it was trained on; None: these.
     """
 
     net: Net
@@ -146,6 +147,7 @@ class Run:
     fitted: dict[str, Params] = field(default_factory=dict, init=False, repr=False)
     stopped: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
     writer: Callable[[Run, Path], None] | None = field(default=None, init=False, repr=False)
+    roster: FederatedData | None = field(default=None, init=False, repr=False)
 
     def __repr__(self) -> str:
         return (
@@ -161,7 +163,7 @@ class Run:
             state=self.state,
             round=self.round,
             trainable=self.net.trainable(),
-            clients=self.data,
+            clients=self.roster or self.data,
         )
 
     def evaluate(
@@ -292,28 +294,73 @@ class Run:
             )
         return SomeIds(self.data.ids, found)
 
+    def on(self, data: FederatedData) -> Run:
+        """Return this run on other examples: of next month, or of new people. It judges, fits and predicts there.
+
+        Clients are the same where their ids are, and keep what is their own. Others have a new client's values until
+        they are fitted. What is fitted there is known to this run too.
+
+        Args:
+            data: with the same columns; of data that are not split every example is of ``train``.
+        """
+        ids = data.ids
+        old = np.array([self.data.ids.position(c) for c in map(str, ids)], np.int64)
+        store = MemoryStore(self.private.default, ids)
+        for place in np.flatnonzero(old >= 0).tolist():
+            if self.private.seen([int(old[place])])[0]:
+                store.write([place], self.private.read([int(old[place])]))
+        inside = np.isin(old, self.clients.positions)
+        found = replace(
+            self,
+            data=all_train(data),
+            private=store,
+            clients=SomeIds(ids, np.flatnonzero(inside)),
+            held_out=SomeIds(ids, np.flatnonzero(~inside)),
+            examples=None,
+        )
+        found.fitted, found.stopped, found.roster = self.fitted, self.stopped, self.roster or self.data
+        return found
+
     def fit(
-        self, clients: Iterable[str | int] | None = None, *, workers: int = 1, progress: bool | None = None
+        self,
+        clients: Iterable[str | int] | None = None,
+        *,
+        rows: FederatedData | None = None,
+        workers: int = 1,
+        progress: bool | None = None,
     ) -> Run:
         """Fit what is a client's own to all of its training examples, as the method adapts; nothing is uploaded.
 
-        Who took part in federation starts from what it kept. From then on it is the client's answer; a run with a
-        folder keeps it there.
+        The federated part stays as it is. Who took part in federation starts from what it kept. From then on it is the
+        client's answer; a run with a folder keeps it there.
 
         Args:
-            clients: their ids; by default of those who need it: all, where the method has a last step that every client
-                takes, else those held out of federation.
+            clients: their ids; by default all of ``rows``, else those who need it: all, where the method has a last step
+                that every client takes, or those held out of federation.
+            rows: examples of other people than the run's data have; those that are not split train all.
             workers: processes side by side; results don't depend on it.
             progress: as for ``simulate``.
 
         Raises:
             ConfigError: there is no client to fit.
             DataError: there is no such client.
-            MethodError: the method has no adaptation.
+            MethodError: the method has no adaptation, or its server has a part for each client.
         """
-        everyone = SomeIds(self.data.ids, np.arange(len(self.data)))
-        chosen = clients if clients is not None else everyone if self.method.adapt.everyone else self.held_out
-        found = self._fit(chosen, workers, progress)
+        run = self if rows is None else self.on(rows)
+        everyone = SomeIds(run.data.ids, np.arange(len(run.data)))
+        all_of_them = rows is not None or self.method.adapt.everyone
+        chosen = clients if clients is not None else everyone if all_of_them else self.held_out
+        if (
+            rows is not None and not self.method.adapt.phases
+        ):  # what a new client has is all that it will have
+            own = set(run.private.default.initial)
+            found = {
+                c: {n: v for n, v in run.values(c).items() if n in own or n.startswith(CLIENT)}
+                for c in run.members(chosen)
+            }
+            self.fitted |= found
+        else:
+            found = run._fit(chosen, workers, progress)
         if self.folder is not None:
             write_fitted(self.folder, self.round, found)
         return self
@@ -382,9 +429,8 @@ class Run:
     def local_device(self, fits: Fits = one_by_one) -> LocalDevice:
         """Return the device of all clients, which lets every example's result leave."""
         device = LocalDevice(self.job, Sequential(), leaves="examples", judges="all", fits=fits)
-        if self.fitted:
-            known = {self.data.index(c) for c in self.fitted}
-            device.hold("adapted", self._store(self.fitted), known)
+        if known := [client for client in self.fitted if self._has(client)]:
+            device.hold("adapted", self._store(known), {self.data.index(c) for c in known})
         return device
 
     @property
@@ -398,7 +444,7 @@ class Run:
         Raises:
             DataError: there is no such client.
         """
-        if self.published is None:
+        if self.published is None and (self.roster is None or self.method.server.send is None):
             return orders_of(self.method, self.whole, self.members(clients))
         return (Order(round=self.round, client=c, sent=self.sent(c)) for c in self.members(clients))
 
@@ -413,7 +459,7 @@ class Run:
         """
         frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
         values = to({**frozen, **self.sent(client).flat, **self.own(client, stage=stage)}, self.device)
-        if stage == "shared" or not isinstance(self.method.predict, Recalls):
+        if stage == "shared" or not isinstance(self.method.predict, Recalls) or not self._has(as_id(client)):
             return values
         with self.net.still():
             return values | recalled(self.job, self.method.predict, values, self.data.index(client))
@@ -488,9 +534,17 @@ class Run:
             DataError: there is no such client.
             ConfigError: the server is elsewhere, and has published nothing for this client.
         """
-        name = str(self.data.ids[self.data.index(client)])
-        if self.published is None:
+        name = self._name(client)
+        if self.published is None and self.roster is None:
             return self.method.server.sent(self.whole, name)
+        if self.published is None:
+            try:
+                return self.method.server.sent(self.whole, name)
+            except DataError as error:
+                raise MethodError(
+                    f"The server of {self.method.name!r} has a part for each client that trained, and none for "
+                    f"{name!r}. Train a method that sends all clients the same."
+                ) from error
         found = self.published.get(name, self.published.get(ALL))
         if found is None:
             raise ConfigError(
@@ -501,15 +555,22 @@ class Run:
 
     def own(self, client: str | int, *, stage: Stage = "own") -> Params:
         """Return what is a client's own, by name, its state as ``client/NAME``; of one never trained the default."""
-        place = self.data.index(client)
-        name = str(self.data.ids[place])
+        name = self._name(client)
         if stage == "own":
             self._finish([name])
         if stage == "own" and name in self.fitted:
             return dict(self.fitted[name])
-        if stage == "shared":
+        if stage == "shared" or not self._has(name):
             return self.private.default(name)
-        return {n: v[0] for n, v in self.private.read([place]).items()}
+        return {n: v[0] for n, v in self.private.read([self.data.index(name)]).items()}
+
+    def _has(self, client: str) -> bool:
+        return self.data.ids.position(client) >= 0
+
+    def _name(self, client: str | int) -> str:
+        """Return the id of a client of the data, or of one that was fitted on other data."""
+        name = as_id(client)
+        return name if name in self.fitted else str(self.data.ids[self.data.index(name)])
 
     def kept(self, client: str | int) -> Kept:
         """Return what a client kept in federation, its values and its state apart."""
@@ -519,6 +580,15 @@ class Run:
     def epoch(self) -> float:
         """Passes over the training data that the finished rounds make."""
         return self.round / self.rounds_per_epoch
+
+
+def all_train(data: FederatedData) -> FederatedData:
+    """Return data that are split; of those that are not every example is of ``train``."""
+    if data.bounds is not None:
+        return data
+    start, end = data.offsets[:-1], data.offsets[1:]
+    bounds = np.stack([start, end, end, end], 1)
+    return FederatedData(data.columns, data.offsets, data.ids, bounds, data.meta, check=False)
 
 
 @with_gradients
@@ -584,7 +654,11 @@ def export_models(
         run, folder, clients, onnx: as there.
         config: the configuration that the models follow, as TOML; None: the one that the run's folder keeps.
     """
-    out, chosen = expanded(folder), run.members(clients)
+    out = expanded(folder)
+    given = clients if clients is None or isinstance(clients, str | int) else list(clients)
+    new = _new_in(run, given)
+    rest = [c for c in given if as_id(c) not in new] if new else given  # type: ignore[union-attr]
+    chosen = [*run.members(rest), *new]
     config = _config_text(run) if config is None else config
     _check(run, chosen)
     if out.exists():
@@ -594,9 +668,9 @@ def export_models(
         (part / "clients").mkdir(parents=True)
         _write(run, part, chosen, config)
         if onnx:
-            for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
+            for name in chosen:
                 path = (part / "clients" / state_name(name)).with_suffix(".onnx")
-                write_onnx(run.model(name).cpu(), run.data, client, path)
+                write_onnx(run.model(name).cpu(), run.data, max(0, run.data.ids.position(name)), path)
         sync_tree(part)
         os.rename(part, out)
         sync_folder(out.absolute().parent)
@@ -604,7 +678,14 @@ def export_models(
         raise RunError(f"Cannot write {out}: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return list(chosen)
+    return chosen
+
+
+def _new_in(run: Run, clients: Sequence[str | int] | str | int | None) -> list[str]:
+    """Return the clients among these who were fitted on other data than the run's, each once."""
+    if clients is None or isinstance(clients, str | int):
+        return []
+    return [c for c in dict.fromkeys(map(as_id, clients)) if c in run.fitted and run.data.ids.position(c) < 0]
 
 
 def _config_text(run: Run) -> str:
@@ -615,7 +696,7 @@ def _config_text(run: Run) -> str:
     return str(info.get("config_text") or "") if info.get("config") else ""
 
 
-def _check(run: Run, chosen: SomeIds) -> None:
+def _check(run: Run, chosen: Sequence[str]) -> None:
     """Raise ConfigError where a client has nothing of its own yet."""
     if run.method.adapt.everyone:
         return
@@ -626,7 +707,7 @@ def _check(run: Run, chosen: SomeIds) -> None:
         )
 
 
-def _write(run: Run, part: Path, chosen: SomeIds, config: str) -> None:
+def _write(run: Run, part: Path, chosen: Sequence[str], config: str) -> None:
     plain = run.method.predict is forward
     frozen = run.method.split.halves(run.net.module).frozen(run.net.initial())
     whole = {**frozen, **run.server, **prefixed(SERVER, run.state)}
