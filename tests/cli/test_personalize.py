@@ -174,6 +174,33 @@ def test_an_id_names_no_other_place_and_is_the_same_however_it_is_written(
     assert {p for p in Path.cwd().rglob("*") if "fitted" not in p.parts} == before
 
 
+def test_new_people_of_a_file_are_fitted_beside_the_others(
+    fedkeep: Command, csv: Callable[..., Path], refused: Callable[..., str]
+) -> None:
+    csv(*(f"{user},{i},1,{i % 2}" for i in range(10) for user in ("ann", "bo")))
+    assert fedkeep("run", "table.toml", "--data", "data", "--out", "r").exit_code == 0
+    header = Path("data/mine.csv").read_text("utf-8").splitlines()[0]
+    Path("new.csv").write_text(
+        "\n".join([header, *(f"cy,{i},1,{i % 2}" for i in range(3)), "ann,1,1,1"]) + "\n"
+    )
+    Path("bad.csv").write_text(f"{header}\ncy,1,1,maybe\n")
+    server = states(Path("r"))
+    assert "maybe" in refused("personalize", "r", "--data", "data", "--new", "bad.csv")
+    assert not Path("r/fitted").exists()
+    result = fedkeep("personalize", "r", "--data", "data", "--new", "new.csv")
+    assert result.exit_code == 0, result.output
+    assert "ann of them took part" in result.stdout
+    assert kept_in(Path("r")).keys() == {"cy", "ann"}
+    assert states(Path("r")) == server
+    assert (
+        fedkeep("export", "r", "--data", "data", "--client", "cy", "--client", "bo", "--out", "m").exit_code
+        == 0
+    )
+    predicted = fedkeep("predict", "m", "--data", "new.csv", "--client", "cy")
+    assert predicted.exit_code == 0, predicted.output
+    assert "leave out" in refused("personalize", "r", "--new", "new.csv", "--all")
+
+
 def test_names_of_states_are_hashes() -> None:
     names = [state_name(c) for c in ("../eve", "a/b", "A", "a", "CON", "", "\u00e4")]
     assert len({name.lower() for name in names}) == len(names)

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import fedkeep
+from fedkeep import FederatedData
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import logits_of
 from tests.methods.table import DATA, ROWS, trained
-from tests.tiny import on_server, same_bits
+from tests.tiny import classes, on_server, same_bits
 
 LAST = {"fine_tuned", "per_fedavg", "fedbabu", "fedrecon", "mixture"}
 
@@ -53,3 +55,37 @@ def test_one_answer(name: str, tmp_path: Path) -> None:
     assert loss / count == exact(judged["loss"], rel=1e-9)
     assert run.method.adapt.everyone == (name in LAST)
     assert (run.evaluate(stage="before") != judged) == (name in LAST)
+
+
+OTHERS = classes(counts=(6, 5), valid=1, test=4)
+NEW = FederatedData(OTHERS.columns, OTHERS.offsets, ["new", "newer"], OTHERS.bounds, OTHERS.meta)
+PARTS = {"fedamp", "fedpac", "pfedhn"}
+"""Their servers have a part for each client."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_new_people_have_the_same_answer(name: str, tmp_path: Path) -> None:
+    run = trained(name, 1)
+    if name in PARTS:
+        with pytest.raises(MethodError, match="has a part for each client that trained, and none for 'new'"):
+            run.fit(rows=NEW)
+        return
+    judged, server = run.evaluate(), {n: v.clone() for n, v in on_server(run).items()}
+    run.fit(rows=NEW)
+    assert run.evaluate() == judged
+    assert same_bits(on_server(run), server)
+    assert run.export(tmp_path / "m", ["user-1", "new", "newer"]) == ["user-1", "new", "newer"]
+    loss = count = 0.0
+    for client in NEW.ids:
+        batch = NEW.batch(NEW.rows(NEW.index(client), "test"))
+        model = fedkeep.load_model(tmp_path / "m", client, model=ROWS[name][0]().double(), method=run.method)
+        with torch.no_grad():
+            here = logits_of(model(x=batch["x"])).log_softmax(1)
+        loss, count = (
+            loss - float(here.gather(1, batch["label"].long().unsqueeze(1)).sum()),
+            count + len(here),
+        )
+        assert len(run.predict(client, {"x": batch["x"].numpy()})) == len(here)
+    there = run.on(NEW).evaluate(clients=NEW.ids)
+    assert there["loss"] == pytest.approx(loss / count, rel=1e-9)
+    assert trained(name, 1).on(DATA).evaluate() == judged

@@ -36,6 +36,14 @@ def personalize(
             "--all", help="Adapt every client on all of its examples, e.g. a mixture's own experts and gates."
         ),
     ] = False,
+    new: Annotated[
+        Path | None,
+        typer.Option(
+            "--new",
+            metavar="FILE",
+            help="Fit the users of this file, in the format of the run's own data, for good.",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option("--workers", min=1, help="With --all: processes side by side.")] = 1,
     data: DataOption = None,
     device: DeviceOption = "cpu",
@@ -52,12 +60,16 @@ def personalize(
 
     if everyone and (client or k is not None):
         raise ConfigError("--all adapts every client on all of its examples; leave out --client and --k.")
+    if new is not None and (client or everyone or k is not None):
+        raise ConfigError("--new fits every user of the file; leave out --client, --all and --k.")
     if workers > 1 and not everyone:
         raise ConfigError("--workers goes with --all.")
     ks = parse_k(k or K)
     loaded = load_run(run, data_folder=data_folder(data), device=device)
     warn_of_unfinished([run])
-    if everyone:
+    if new is not None:
+        _new(loaded, run, new)
+    elif everyone:
         _everyone(loaded, run, workers)
     elif client:
         _named(loaded, list(dict.fromkeys(map(as_id, client))), ks)
@@ -79,6 +91,21 @@ def parse_k(text: str) -> list[int | None]:
             )
         ks.append(None if word == "all" else int(word))
     return ks
+
+
+def _new(run: Run, folder: Path, file: Path) -> None:
+    from fedkeep.experiments.load import rows_of_run
+
+    rows = rows_of_run(folder, run.data, file)
+    known = [c for c in map(str, rows.ids) if run.data.ids.position(c) >= 0]
+    run.fit(rows=rows)
+    clients = list(map(str, rows.ids))
+    say(
+        f"Kept in {run.folder}: what {_users(clients)} of {file} fitted to all of their {rows.examples:,} examples."
+    )
+    if known:
+        say(f"{_users(known)} of them took part in the run, and began with what was kept there.")
+    say(f"Export them: fedkeep export {folder} --client {clients[0]} --out DIR")
 
 
 def _everyone(run: Run, folder: Path, workers: int) -> None:

@@ -138,3 +138,34 @@ def _of_python(folder: Path, model: nn.Module, method: Method, data: FederatedDa
             f"{folder} was made with another model, method or data:\n  {shown}\nGive the same{hint}."
         )
     return simulation.read(folder)
+
+
+def rows_of_run(folder: Path, data: FederatedData, file: Path) -> FederatedData:
+    """Return the examples of another file in numbers, as a run's data are; every example is of ``train``.
+
+    Args:
+        folder: the run's; its configuration says how its data are read.
+        data: its data.
+        file: in the same format as the run's own.
+
+    Raises:
+        ConfigError: the run's reader reads no file, or knows no encoding.
+        DataError: a fault in the file, or a value that does not fit the run's encoding.
+    """
+    from fedkeep.data.preparation import Encoding
+    from fedkeep.experiments.config import DataConfig
+    from fedkeep.experiments.run import all_train
+    from fedkeep.experiments.sources import build_source
+
+    config, _ = run_folder_config(folder)
+    agreed = data.meta.get("encoded_by")
+    if "path" not in config.data.options or agreed is None:
+        raise ConfigError(
+            f"The run's reader {config.data.reader!r} does not read a file that could be exchanged. Read it in Python: "
+            f"run.fit(rows=data)."
+        )
+    table = config.data.model_dump(exclude_unset=True) | {"path": file.name, "split": None}
+    source = build_source(DataConfig.model_validate(table), config.seed, file.absolute().parent)
+    found = source.encoded(Encoding.from_json(agreed, "The run's encoding"))
+    found.bounds = None
+    return all_train(found)

@@ -396,15 +396,16 @@ class Run:
         """The model that was a client's own before any last step: ``shared`` where it had none."""
         return "shared" if self.method.waits(sorted(self.net.trainable())) else "own"
 
-    def _store(self, clients: Iterable[str]) -> MemoryStore:
-        """Return what is the clients' own now, as a store."""
-        first = next(iter(self.fitted.values()))
+    def _store(self, clients: Sequence[str]) -> MemoryStore:
+        """Return what the clients' own is now, as a store; what is recalled of their examples is made anew."""
+        split = own_split(self.method)
+        first = own_default(self.job, split, self.sent(clients[0]), clients[0])
         store = MemoryStore(Default(first), self.data.ids)
         store.default.opted_out = self.private.default.opted_out
         for client in clients:
             own = self.own(client)
-            if own.keys() != first.keys():  # it has not adapted, and others to more than the rounds keep
-                own = own_default(self.job, own_split(self.method), self.sent(client), client) | own
+            if not first.keys() <= own.keys():  # it has not adapted, and others to more than the rounds keep
+                own = own_default(self.job, split, self.sent(client), client) | own
             store.write([self.data.index(client)], {n: own[n].unsqueeze(0) for n in first})
         return store
 
