@@ -36,3 +36,28 @@ def test_no_command_needs_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert result.exit_code == 0, result.output
     (tmp_path / "t.csv").rename(tmp_path / "moved.csv")
     assert CliRunner().invoke(app, ["evaluate", "r"]).exit_code == 2
+
+
+def test_a_reader_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_reader.py").write_text(
+        "import fedkeep\n"
+        "def read(path, users: int = 3) -> fedkeep.FederatedData:\n"
+        "    assert path.read_text() == 'here'\n"
+        "    return fedkeep.data.toy(users=users)\n"
+        "def other(path):\n"
+        "    return 3\n"
+    )
+    (tmp_path / "t.txt").write_text("here")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    text = (
+        CONFIG.replace('"table"', '"own_reader:read"')
+        .replace("t.csv", "t.txt")
+        .replace('features = ["a"]', "users = 4")
+    )
+    (tmp_path / "t.toml").write_text(text)
+    result = CliRunner().invoke(app, ["run", str(tmp_path / "t.toml"), "--out", str(tmp_path / "r")])
+    assert result.exit_code == 0, result.output
+    (tmp_path / "t.toml").write_text(text.replace(":read", ":other"))
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "t.toml")])
+    assert (result.exit_code, "-> FederatedData" in result.stderr) == (2, True)

@@ -24,7 +24,7 @@ from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out, readers
 from fedkeep.data.preparation import Encoding, Plain, Raw, Ready, Rules, Source, Summary, Times, prepared
 from fedkeep.experiments.config import Config, DataConfig
 from fedkeep.experiments.config_tables import check_options
-from fedkeep.experiments.plugins import Offered, papers_hint
+from fedkeep.experiments.plugins import Offered, imported, is_own, papers_hint, says_it_returns
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ def _drawn(settings: DataConfig, splits: bool) -> dict[str, Mapping[str, Any]]:
     Where one names no seed it is the configuration's, and another seed makes other data; reports ask for it.
     """
     found: dict[str, Mapping[str, Any]] = {}
-    if _takes_seed(offered_readers()[settings.reader]):
+    if _takes_seed(reader_named(settings.reader)):
         found["data"] = settings.options
     if settings.partition is not None:
         found["partition"] = settings.partition.options
@@ -198,7 +198,7 @@ def read_source(
     Raises:
         ConfigError, DataError: as for ``build_data``.
     """
-    reader = named("data.reader", "reader", settings.reader, offered_readers(), papers_hint)
+    reader = reader_named(settings.reader)
     options = settings.options
     if reader.argument is not None:
         place = options.get(reader.argument, reader.place)
@@ -325,3 +325,24 @@ def offered_readers() -> Offered[Reader]:
         ConfigError: two have the same name.
     """
     return Offered(GROUP, Reader, READERS)
+
+
+def reader_named(name: str) -> Reader:
+    """Return a reader that is offered, or of one's own: ``package.module:function``, which says what it returns.
+
+    An argument of such a function named ``path`` or ``folder`` is looked up as those of offered readers are.
+
+    Raises:
+        ConfigError: there is none, it cannot be imported, or it does not say that it returns data.
+    """
+    if not is_own(name):
+        return named("data.reader", "reader", name, offered_readers(), papers_hint)
+    found = imported("data.reader", name)
+    if isinstance(found, Reader):
+        return found
+    if not any(says_it_returns(found, kind) for kind in (FederatedData, ImageSet, Raw, Ready)):
+        raise ConfigError(
+            f"data.reader: {name!r} is no function that says `-> FederatedData`, `-> ImageSet` or `-> Raw`."
+        )
+    places = [n for n in ("path", "folder") if n in inspect.signature(found).parameters]
+    return Reader(found, places[0] if places else None)

@@ -16,7 +16,7 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.build import with_head_named
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.run_directory import locked
-from fedkeep.experiments.sources import build_source, located, offered_readers
+from fedkeep.experiments.sources import build_source, located, reader_named
 from fedkeep.experiments.toml import from_toml, to_toml
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import PATIENCE, Link, free_port
@@ -267,7 +267,7 @@ def local_of(folder: Path, text: str, data_folder: Path | None, nodes: int, port
 def located_data(config: Config, folder: Path | None) -> dict[str, Any]:
     """Return the table ``[data]``, its path looked up in the folder of data, so that it can be read from anywhere."""
     table = config.data.model_dump(exclude_unset=True)
-    reader = offered_readers()[config.data.reader]
+    reader = reader_named(config.data.reader)
     if reader.argument is not None and (place := table.get(reader.argument, reader.place)) is not None:
         table[reader.argument] = str(located(f"The reader {config.data.reader!r}", place, folder).resolve())
     return table
