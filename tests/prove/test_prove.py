@@ -262,7 +262,7 @@ def test_validation_examples_are_no_training_examples_that_may_be_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rounds, "Labelled", Shown)
-    monkeypatch.setattr(proving, "falsified", lambda made, seed: {})
+    monkeypatch.setattr(proving, "falsified", lambda made, seed, allowed: {})
     proof = prove(Own(), furl(sends=a_number, finish=sends_a_validation_example), DATA)
     sent = next(item for item in proof.items if item.leaves == "sent/seen")
     assert sent.verdict == "path named"

@@ -21,7 +21,7 @@ from fedkeep.audit.canaries import (
     with_opt_out,
 )
 from fedkeep.audit.findings import Finding
-from fedkeep.audit.images import DRAWS
+from fedkeep.audit.images import DRAWS, made_singly
 from fedkeep.audit.looking import Looking, Step, image_of
 from fedkeep.core.errors import MethodError
 from fedkeep.data import FederatedData, Ragged
@@ -74,9 +74,7 @@ def _singly(audit: Looking, step: Step, rows: Rows) -> None:
         for item in left:
             moved[item].append((after[item] != before[item]).reshape(-1).numpy())
     for item, masks in moved.items():
-        by = np.stack(masks)  # (examples, entries)
-        alone = by.sum(0) == 1
-        if alone.sum() > 1 and 2 * alone.sum() >= by.any(0).sum():
+        if made_singly(masks):
             audit.note(item.label, TRAINING, of=("examples",), image="made of single examples")
 
 

@@ -14,6 +14,8 @@ Verdict = Literal["gradients", "declared", "leak"]
 PROTOCOL = ("loss", "judged")
 """What every run tells the server, unless a configuration says otherwise: mean training losses, results of judging."""
 
+BY_METHOD = "the method (reveals)"
+
 KINDS = (
     "loss",
     "weight",
@@ -30,6 +32,16 @@ KINDS = (
     "wire",
 )
 """Kinds of what can leave, or be told in another way: what an entry of an allow list begins with."""
+
+NOT_COVERED: dict[str, str] = {
+    "Timing": "how long a client takes, which examples and branches may change",
+    "Sizes on the wire": "lengths of messages, as a link shows them to whoever listens",
+    "Taking part": "who answers, when, and who does not",
+    "What judging tells": "results of judging are made of private values; a proof does not trace them",
+    "Other shapes and branches": "examples, values and branches that did not come up",
+    "What channels are worth": "what an attacker makes of gradients; fedkeep attack measures it",
+}
+"""What neither an audit nor a proof looks at."""
 
 WORDS: dict[str, str] = {
     "gradients": "through declared gradients",
@@ -122,5 +134,5 @@ class Allowed:
                 return f"allow = {entry!r}"
         known = list(sources)
         if of_client and any(one.covers(label, known, copied=copied, direct=direct) for one in self.method):
-            return "the method (reveals)"
+            return BY_METHOD
         return ""

@@ -5,6 +5,7 @@ What changes with a canary is found by changing it, and no search could find mor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,13 @@ def describe_code(canaries: Array, left: Array) -> str:
     if canaries.shape[1] > 1 and any(_follows(one, moving) for one in some.T):
         return "carries a value, by a map that only grows or falls"
     return ""
+
+
+def made_singly(moved: Sequence[NDArray[np.bool_]]) -> bool:
+    """Tell whether most of what left is of single examples; ``moved`` says for each example what changes with it."""
+    by = np.stack(moved) if moved else np.zeros((1, 0), bool)
+    alone = by.sum(0) == 1
+    return bool(len(by) > 1 and alone.sum() > 1 and 2 * alone.sum() >= by.any(0).sum())
 
 
 MOST_VALUES = 4096

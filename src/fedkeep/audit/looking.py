@@ -166,9 +166,10 @@ class Looking:
             self.findings[key] = finding
 
     def told_of(self, leaves: str, source: Source) -> bool:
-        """Tell whether a finding is there that something tells of a source beside gradients."""
+        """Tell whether it is declared, or found, that something tells of a source beside gradients."""
         old = self.findings.get((leaves, str(source)))
-        return old is not None and old.verdict != "gradients"
+        found = old is not None and old.verdict != "gradients"
+        return found or bool(self.allowed.by(leaves, source.declared, copied=True))
 
     def settled(self, leaves: str, source: Source, *, direct: bool) -> bool:
         """Tell whether a finding is there that another one on the same cannot make worse.

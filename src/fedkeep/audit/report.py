@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedkeep.audit.findings import WORDS, Finding, Leaving
+from fedkeep.audit.findings import NOT_COVERED, WORDS, Finding, Leaving
 from fedkeep.report.blocks import Block, Content, Section, Text
 from fedkeep.report.tables import Table, to_text
 from fedkeep.report.wording import size
@@ -88,6 +88,11 @@ def table(report: AuditReport) -> Table:
     note = f"{report.rounds} rounds, {report.clients} clients on the device; messages: {kinds}; {size(total)} in all."
     columns = ("What", "Numbers", "Seen by", "Changes with what must stay", "Bytes")
     return Table(columns, rows, title=f"{report.name}: what left a device", note=note, left=4)
+
+
+def not_covered() -> Table:
+    """Return what neither an audit nor a proof looks at."""
+    return Table(("Not covered", "What it is"), tuple(NOT_COVERED.items()), left=2)
 
 
 def searched(report: AuditReport) -> str:
@@ -175,6 +180,7 @@ def content(report: AuditReport, lead: str) -> Content:
     sections = [
         Section("verdict", "The verdict", (*outcome, Text(searched(report)))),
         Section("left", "What left a device", (table(report),)),
+        Section("scope", "What this does not cover", (not_covered(),)),
         Section("words", "What the verdicts mean", tuple(map(Text, MEANS))),
     ]
     for verdict in ("declared", "gradients"):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.audit.canaries import floats_of, replaced, sources
+from fedkeep.audit.findings import BY_METHOD
 from fedkeep.audit.looking import Looking
 from fedkeep.remote.messages import Packet
 
@@ -39,7 +40,8 @@ def look_at_bytes(audit: Looking) -> None:
             content = wire(packet)
             audit.searched[name] = audit.searched.get(name, 0) + len(content)
             for source, values in wanted.items():
-                told = any(s.startswith(source) and "value" in f.how for (_, s), f in audit.findings.items())
+                found = [f for (_, s), f in audit.findings.items() if s.startswith(source)]
+                told = any("value" in f.how or f.by == BY_METHOD for f in found)
                 if not told and any(p in content for value in values for p in patterns(value)):
                     audit.note(f"wire/{name}", source, image="the values themselves")
 

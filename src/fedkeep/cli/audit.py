@@ -80,12 +80,14 @@ def audit(
 
 def show(report: AuditReport, *, differentially_private: bool = False) -> None:
     """Print a report."""
-    from fedkeep.audit.report import remarks, table
+    from fedkeep.audit.report import not_covered, remarks, table
 
     made = table(report)
     show_table(made.title, made.columns, made.rows, made.left, made.note)
     said, wrong = remarks(report, differentially_private=differentially_private)
     for line in said:
         say(line)
+    scope = not_covered()
+    show_table(scope.title, scope.columns, scope.rows, scope.left)
     for line in wrong:
         complain(line)

@@ -29,6 +29,7 @@ def prove(
     leaves by a way that nobody has declared, or cannot be followed. A few examples of a few clients are used.
     """
     from fedkeep.audit import PROTOCOL
+    from fedkeep.audit.report import not_covered
     from fedkeep.experiments.build import build_data, build_method, build_model
     from fedkeep.prove import prove as run_prove
     from fedkeep.prove.findings import HIDDEN, claims, content, paths, summary, table
@@ -60,6 +61,8 @@ def prove(
             complain(f"✗ {line}")
         for line in (*claims(proof), *proof.notes, HIDDEN):
             say(f"· {line}")
+        scope = not_covered()
+        show_table(scope.title, scope.columns, scope.rows, scope.left)
         if page is not None:
             say(f"Page: {page}")
     if not proof.ok:

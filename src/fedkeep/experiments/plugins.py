@@ -123,7 +123,12 @@ def imported(place: str, kind: str) -> Any:
     module, _, name = kind.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, ValueError, AttributeError) as error:
+    except (
+        ImportError,
+        ValueError,
+        AttributeError,
+        TypeError,
+    ) as error:  # the last: ".." is relative to nothing
         hint = ""
         if isinstance(error, ModuleNotFoundError):
             hint = " Name the folder of the file in PYTHONPATH."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from fedkeep.audit.report import not_covered
 from fedkeep.report.blocks import Content, Section, Text
 from fedkeep.report.tables import Table
 
@@ -137,7 +138,7 @@ def content(proof: Proof) -> Content:
             "What leaves",
             (Text(WHAT), table(proof.items), *(Text(f"{v}: {why}.") for v, why in VERDICTS.items())),
         ),
-        Section("hidden", "What this does not say", (Text(HIDDEN), *map(Text, proof.notes))),
+        Section("hidden", "What this does not say", (not_covered(), Text(HIDDEN), *map(Text, proof.notes))),
         Section("claims", "The round", tuple(map(Text, claims(proof)))),
     ]
     if named:
@@ -145,10 +146,14 @@ def content(proof: Proof) -> Content:
     return Content(f"What is proved of {proof.name}", summary(proof), (), tuple(sections), (proof.plain(),))
 
 
+SCOPE = "of this model, with these shapes and branches, on the channels in the table"
+
+
 def claims(proof: Proof) -> list[str]:
-    """Return the claims in words."""
+    """Return the claims in words, each with its scope."""
     return [
-        f"{'Not proved' if c.against else 'Proved'}: {'; '.join((c.says, *c.against))}." for c in proof.claims
+        f"{'Not proved' if c.against else 'Proved'} {SCOPE}: {'; '.join((c.says, *c.against))}."
+        for c in proof.claims
     ]
 
 

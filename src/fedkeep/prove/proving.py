@@ -16,17 +16,21 @@ from torch import nn
 
 from fedkeep.audit.bench import quiet, same
 from fedkeep.audit.canaries import (
+    drawn,
     kept_rows,
     number_columns,
+    numbers_replaced,
     opted_out,
     out_counts,
     planted,
     replaced,
     small,
+    sources,
     with_lengths,
     with_opt_out,
 )
 from fedkeep.audit.findings import PROTOCOL, Allowed
+from fedkeep.audit.images import describe_code, made_singly
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.modes import with_gradients
 from fedkeep.data import FederatedData, Ragged
@@ -54,9 +58,12 @@ DRAWS = ((1, 1.0), (2, 1.0), (3, 100.0))
 """Seeds and sizes of other private values."""
 AGREES, CHANGES, OPT_OUT_CHANGES = "agrees", "it changes", "it changes with opted-out examples"
 LENGTHS_CHANGE = "it changes with the lengths of examples"
+CARRIES, SINGLY = "it carries a value of what must stay", "parts of it are made of single examples"
+CODES = 12
+"""Draws of what a client keeps, for codes in its loss."""
 
 
-def falsified(made: Rounds, seed: int) -> dict[str, str]:
+def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
     """Return for each thing that leaves whether it changed; what could not be tried is not there.
 
     What clients keep, and the lengths of texts, are changed while federated gradients are replayed; then values of
@@ -69,6 +76,8 @@ def falsified(made: Rounds, seed: int) -> dict[str, str]:
         for draw, scale in DRAWS if taken.kept else ():
             other = replace(taken, kept=planted(taken.kept, taken.kept, trainable, seed + draw, scale))
             _compare(found, taken, _again(made, other, replayed=True), CHANGES)
+    _carried(found, made, seed, allowed)
+    _singly(found, made, seed)
     rows, ragged = opted_out(job.data), any(isinstance(c, Ragged) for c in job.data.columns.values())
     inside = np.setdiff1d(job.data.split_rows("train"), rows)
     for longer in (True, False) if ragged else ():
@@ -88,10 +97,45 @@ def falsified(made: Rounds, seed: int) -> dict[str, str]:
         signs = (
             [replaced(job.data, rows, seed + 2, sign) for sign in (1, -1)] if number_columns(job.data) else []
         )
-        for data in (replaced(job.data, rows, seed + 1), fewer, *texts, *signs):
-            for taken in made.taken:
-                _compare(found, taken, _again(made, taken, data), OPT_OUT_CHANGES)
+        others = (replaced(job.data, rows, seed + 1), fewer, *texts, *signs)
+        for taken in made.taken:  # beside one without a tracer, under which some operations round otherwise
+            plain = replace(taken, left=_again(made, taken))
+            for data in others:
+                _compare(found, plain, _again(made, taken, data), OPT_OUT_CHANGES)
     return found
+
+
+def _carried(found: dict[str, str], made: Rounds, seed: int, allowed: Allowed) -> None:
+    """Look whether the last client's loss carries a value of what it keeps, by a linear map or one that only grows."""
+    taken, trainable = made.taken[-1], made.job.net.trainable()
+    told = [drawn(taken.kept, trainable, seed + 10 + k) for k in range(CODES)] if taken.kept else []
+    losses = [_again(made, replace(taken, kept=row), replayed=True).get("loss") for row in told]
+    rows = [row for row, loss in zip(told, losses, strict=True) if loss is not None]
+    if len(rows) < CODES:
+        return
+    left = np.array([[float(loss)] for loss in losses if loss is not None])
+    for source in sources(taken.kept, trainable):
+        names = [n for n in source.names if taken.kept[n].is_floating_point() and taken.kept[n].numel()]
+        if names and not allowed.by("loss", source.declared, copied=True):
+            values = [np.concatenate([row[n].double().reshape(-1).numpy() for n in names]) for row in rows]
+            if describe_code(np.stack(values), left):
+                found["loss"] = CARRIES
+
+
+def _singly(found: dict[str, str], made: Rounds, seed: int) -> None:
+    """Look whether a federated buffer of the last client is made of single examples."""
+    job, taken = made.job, made.taken[-1]
+    rows = np.setdiff1d(job.data.split_rows("train", [taken.work.client]), opted_out(job.data))
+    buffers = {f"upload/{name}" for name, _ in job.net.module.named_buffers()}
+    left = {label: v for label, v in taken.left.items() if label in buffers and v.is_floating_point()}
+    if len(rows) < 2 or not left or not number_columns(job.data):
+        return
+    datas = [numbers_replaced(job.data, np.array([row]), seed) for row in rows]
+    again = [_again(made, taken, data, replayed=True) for data in datas]
+    for label, value in left.items():
+        by = [(one[label] != value).reshape(-1).numpy() for one in again if label in one]
+        if made_singly(by):
+            found[label] = SINGLY
 
 
 def _again(made: Rounds, taken: Taken, data: FederatedData | None = None, *, replayed: bool = False) -> Items:
@@ -199,7 +243,7 @@ class Judge:
         if (found := beyond or raw) is not None and not by:
             node, which = found
             return _undeclared(label, *node.path(_lowest(which)), label, by=words, falsifier=said)
-        if said == LENGTHS_CHANGE or (beyond is None and said == CHANGES):
+        if said in (LENGTHS_CHANGE, CARRIES, SINGLY) or (beyond is None and said == CHANGES):
             return _undeclared(label, f"{said}, with the channels replayed", by=words, falsifier=said)
         words += [by] * (found is not None)
         verdict: Verdict = "declared" if words else "independent"
@@ -263,7 +307,10 @@ def worst(found: Sequence[Sequence[Item]]) -> tuple[Item, ...]:
     by: dict[str, list[Item]] = {}
     for one in (item for items in found for item in items):
         by.setdefault(one.leaves, []).append(one)
-    rank, said = list(VERDICTS), ("not tried", AGREES, CHANGES, LENGTHS_CHANGE, OPT_OUT_CHANGES)
+    rank, said = (
+        list(VERDICTS),
+        ("not tried", AGREES, CHANGES, LENGTHS_CHANGE, CARRIES, SINGLY, OPT_OUT_CHANGES),
+    )
     return tuple(
         replace(
             max(items, key=lambda one: rank.index(one.verdict)),
@@ -343,7 +390,7 @@ def prove(
         for each in traced:
             short = _cut(method, each)
             made, cut = run(model, short, each, seed), cut or short != method
-            judges.append(Judge(made, allowed, falsified(made, seed)))
+            judges.append(Judge(made, allowed, falsified(made, seed, allowed)))
     if cut:
         notes.append(f"Phases were cut to {PASSES} passes, mini-batches to {max(BATCHES)} examples at most.")
     *claims, last = joined([judge.claims() for judge in judges])

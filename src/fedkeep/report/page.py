@@ -56,7 +56,7 @@ def write_content(content: Content, page: Path) -> Path:
         (page.with_suffix(".md"), to_markdown_page(content)),
         (page, to_html(content)),
     ):
-        write_whole(path, text.encode())
+        write_whole(path, text.encode(errors="backslashreplace"))  # a folder's name may be no text
     return page
 
 

@@ -1,0 +1,87 @@
+"""A seeded sample of leaky and harmless modules and methods; ``benchmarks.evidence`` tries them all."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from benchmarks.evidence import counted, judged
+from fedkeep.audit import audit
+from fedkeep.audit.images import describe_code, made_singly
+from fedkeep.prove import prove
+from tests.evidence.table import HARMLESS, LEAKY
+
+FEW = 2
+DRAW = random.Random(0)  # noqa: S311
+OWN = [name for name in LEAKY if not name.startswith(("planted", "carried"))]
+SOME_LEAKY = DRAW.sample(OWN, FEW)
+SOME_HARMLESS = DRAW.sample([name for name in HARMLESS if not name.startswith("method")], FEW - 1)
+
+
+def test_there_are_enough() -> None:
+    assert len(LEAKY) >= 150
+    assert len(HARMLESS) >= 60
+
+
+@pytest.mark.parametrize("name", SOME_LEAKY)
+def test_a_leaky_one_is_not_proved(name: str) -> None:
+    found = prove(*LEAKY[name]())
+    assert not found.ok or (name.startswith("judged") and not audit(*LEAKY[name](), rounds=2).ok)
+
+
+@pytest.mark.parametrize("name", ["examples rotated in a buffer", "judged: 3 times a value"])
+def test_what_labels_declare_is_found_by_trying(name: str) -> None:
+    assert not audit(*LEAKY[name](), rounds=1).ok
+
+
+@pytest.mark.parametrize("name", SOME_HARMLESS)
+def test_a_harmless_one_is_no_leak_and_is_proved(name: str) -> None:
+    found = judged(HARMLESS[name])
+    assert (found["audit"], found["proof"]) == (True, True)
+
+
+def test_what_is_counted() -> None:
+    caught, passed = {"audit": False, "proof": True}, {"audit": True, "proof": True}
+    found = counted({"a": caught, "b": passed}, {"c": passed, "d": {"audit": True, "proof": False}})
+    assert (found["caught"], found["pass both"]) == (1, ["b"])
+    assert found["proved, and caught by the audit alone"] == ["a"]
+    assert (found["proved"], found["not proved"], found["false leaks"]) == (1, ["d"], [])
+
+
+VALUES = np.random.default_rng(0).standard_normal((12, 5))
+LOSS = 1 + 0.1 * np.random.default_rng(1).standard_normal((12, 1))
+
+
+@pytest.mark.parametrize(
+    ("left", "how"),
+    [
+        (LOSS + np.floor(1000 * VALUES[:, :1]), "by a linear map"),
+        (np.tanh(VALUES[:, 2:3]), "only grows or falls"),
+        (np.floor(8 * VALUES[:, 1:2]), "only grows or falls"),
+        (-np.exp(VALUES[:, [3, 3]]), "only grows or falls"),
+        (VALUES.sum(1, keepdims=True), "by a linear map"),
+        (LOSS, ""),
+        (np.log(np.exp(VALUES).sum(1, keepdims=True)), ""),
+        (np.exp(VALUES[:, [0, 1]]), ""),
+        (np.ones((12, 1)), ""),
+        (np.full((12, 1), np.nan), ""),
+    ],
+)
+def test_a_code_is_told_from_a_function_of_all(left: np.ndarray, how: str) -> None:
+    found = describe_code(VALUES, left)
+    assert how in found
+    assert bool(found) == bool(how)
+
+
+def test_a_single_value_may_move_a_loss_as_it_likes() -> None:
+    assert describe_code(VALUES[:, :1], (VALUES[:, :1] - 9) ** 2) == ""
+    assert describe_code(VALUES[:, :1], 3 * VALUES[:, :1])
+
+
+def test_what_is_made_singly() -> None:
+    one, mean = np.eye(3, dtype=bool), np.ones((3, 3), bool)
+    assert made_singly(list(one))
+    assert not made_singly(list(mean))
+    assert not made_singly([])
