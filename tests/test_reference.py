@@ -74,6 +74,11 @@ def test_every_public_name_is_on_a_page_of_the_reference() -> None:
     assert away == {"__version__"}
 
 
+def test_every_method_has_its_row() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(fedkeep.methods.METHODS)
+
+
 def home(found: Any) -> str:
     """Return the module that a public name is of."""
     return str(found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", ""))
