@@ -494,8 +494,7 @@ class Lanes(ABC):
         self.net.train()
         every, done = range(len(self.client.phases)), 0
         frozen = Frozen({n: v for n, v in self.net.parameters.items() if n not in self.params})
-        if unseen := sorted(n for n in self.net.trains_into if n not in self.params):
-            raise SplitError(f"{self.draws[0]}: {frozen_changed(unseen[0])}")
+        self.check_written()
         with self.net.still(self.draws[0], self.params.keys()), InOrder():
             self.hidden = hidden(self)
             for numbers in [every] if self.client.take_turns else [range(n, n + 1) for n in every]:
@@ -518,6 +517,11 @@ class Lanes(ABC):
         frozen.check(str(self.draws[0]))
         self._check_reached()
         self._drop_what_opted_out_examples_broke()
+
+    def check_written(self) -> None:
+        """Raise SplitError if training writes into what is frozen, as a rehearsal found."""
+        if unseen := sorted(n for n in self.net.trains_into if n not in self.params):
+            raise SplitError(f"{self.draws[0]}: {frozen_changed(unseen[0])}")
 
     def _check_reached(self) -> None:
         """Raise MethodError if no loss of any phase depended on anything private, or on anything federated."""

@@ -303,6 +303,7 @@ class Stacked(Lanes):
             for start, rows, valid in zip(self.starts, self.rows, self.valid, strict=True)
         ]
         self._stack()
+        self.check_written()  # before anything runs under vmap, of which an assigned .data would keep a dead tensor
         self.examples = Gathered(job.data, self.rows, self.tables, job.net.float_type, job.device)
 
     def _start(self, position: int) -> Params:
