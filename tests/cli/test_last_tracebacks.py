@@ -54,10 +54,6 @@ ROOT = Path(__file__).resolve().parents[2]
             "model.classes: wanted at least 3, as the data have; got 2. Leave it out to take the data's.",
         ),
         (
-            "data.task=regression",
-            "method.loss: 'cross_entropy' wants classes, but the column 'label' holds float32. For numbers as labels say method.loss.kind = 'squared_error'.",
-        ),
-        (
             "method.loss.class_weights=[1, 20]",
             "method.loss.class_weights: wanted 3 numbers, one for each class; got 2.",
         ),

@@ -41,10 +41,15 @@ def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
+def scaled(run: Run, x: torch.Tensor) -> torch.Tensor:
+    scales = run.data.meta["standardised"]
+    return ((x - torch.tensor(scales["means"])) / torch.tensor(scales["scales"])).float()
+
+
 def logits(run: Run, client: str | None, x: torch.Tensor) -> torch.Tensor:
     """Compute FURL's linear model by hand: W x + b, and the client's own vector; nobody's is 0, as it begins."""
     weight, bias = (run.server[f"linear.{name}"] for name in ("weight", "bias"))
-    return x @ weight.T + bias + (run.parameters(client)["user"] if client else 0)
+    return scaled(run, x) @ weight.T + bias + (run.parameters(client)["user"] if client else 0)
 
 
 def test_each_row_is_predicted_by_its_users_model(trained: Callable[..., Run], fedkeep: Command) -> None:
@@ -57,7 +62,7 @@ def test_each_row_is_predicted_by_its_users_model(trained: Callable[..., Run], f
         wanted = logits(run, client, X[k]).softmax(0)
         assert [float(row["p(0)"]), float(row["p(1)"])] == pytest.approx(wanted.tolist(), abs=1e-6)
         assert row["prediction"] == str(int(wanted.argmax()))
-    exact = library.load_model("m", "ann")(x=X[1:2]).softmax(1)[0]
+    exact = library.load_model("m", "ann")(**library.load_encoding("m").batch(x=[[1.5, 0.0]])).softmax(1)[0]
     assert torch.tensor([float(found[1]["p(0)"]), float(found[1]["p(1)"])]).equal(exact)
 
 
@@ -83,14 +88,12 @@ def test_what_models_have_in_common_is_read_once(
 
 
 def test_one_clients_model_predicts_rows_of_nobody(trained: Callable[..., Run], fedkeep: Command) -> None:
-    run = trained("preparation.standardise=true", "preparation.label_names=['no','yes']", data=named_labels())
+    run = trained("preparation.label_names=['no','yes']", data=named_labels())
     Path("new.jsonl").write_text("\n".join(json.dumps({"width": w, "height": h}) for h, w in X.tolist()))
     result = fedkeep("predict", "m", "--client", "bo", "--data", "new.jsonl", "--json", "--out", "said.jsonl")
     assert (result.exit_code, result.stdout) == (0, ""), result.output
     found = [json.loads(line) for line in Path("said.jsonl").read_text().splitlines()]
-    scales = run.data.meta["standardised"]
-    x = (X - torch.tensor(scales["means"])) / torch.tensor(scales["scales"])
-    wanted = logits(run, "bo", x.float()).softmax(1)
+    wanted = logits(run, "bo", X).softmax(1)
     for row, shares in zip(found, wanted.tolist(), strict=True):
         assert row["client"] == "bo"
         assert row["probabilities"] == pytest.approx(dict(zip(("no", "yes"), shares, strict=True)), abs=1e-6)
@@ -132,7 +135,11 @@ def test_private_weights_begin_as_in_the_run(trained: Callable[..., Run], fedkee
     assert found["client"] == "bo"
     Path("new.csv").write_text("height,width\n0.5,2\n")
     (found,) = rows(fedkeep("predict", "m", "--data", "new.csv", "--shared").stdout)
-    wanted = X[0] @ run.net.initial()["linear.weight"].T + run.server["linear.bias"] + run.server["user"]
+    wanted = (
+        scaled(run, X[0]) @ run.net.initial()["linear.weight"].T
+        + run.server["linear.bias"]
+        + run.server["user"]
+    )
     assert float(found["p(1)"]) == pytest.approx(float(wanted.softmax(0)[1]), abs=1e-6)
 
 
@@ -142,7 +149,7 @@ def test_methods_that_predict_in_their_own_way(
 ) -> None:
     run = trained(f"method={{kind='{kind}'}}")
     flat = {**run.sent("ann").flat, **run.kept("ann").flat}
-    wanted = run.method.predict(run.net, flat, {"x": X[1:2]}).softmax(1)[0]
+    wanted = run.method.predict(run.net, flat, {"x": scaled(run, X[1:2])}).softmax(1)[0]
     found = rows(fedkeep("predict", "m", "--data", "new.csv").stdout)[1]
     assert [float(found["p(0)"]), float(found["p(1)"])] == pytest.approx(wanted.tolist(), abs=1e-6)
 
@@ -163,7 +170,8 @@ def test_numbers_and_texts_under_their_own_names(fedkeep: Command, trained: Call
     for row, client, text in zip(found, "ba", ("good day", "day of nobody"), strict=True):
         wanted = library.load_model("m", client)(**encoding.batch(text=[text]))
         assert row == {"client": client, "prediction": row["prediction"]}
-        assert float(row["prediction"]) == pytest.approx(wanted.item(), abs=1e-6)
+        mean, scale = encoding.meta["units"]
+        assert float(row["prediction"]) == pytest.approx(wanted.item() * scale + mean, abs=1e-6)
 
 
 def test_parquet_is_read_too(trained: Callable[..., Run], fedkeep: Command) -> None:

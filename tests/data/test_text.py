@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError, RunError
-from fedkeep.data import CharVocabulary, HashedWords, TokenVocabulary, WordVocabulary, vocabulary_from
+from fedkeep.data import (
+    CharVocabulary,
+    HashedWords,
+    TokenVocabulary,
+    UnicodeWords,
+    WordVocabulary,
+    vocabulary_from,
+)
 from tests.refusals import raises
 from tests.tiny import fill_disk
 
@@ -69,10 +76,10 @@ def test_words_equal_a_loop(known: str, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, -1])
-@pytest.mark.parametrize("kind", [CharVocabulary, WordVocabulary, TokenVocabulary, HashedWords])
+@pytest.mark.parametrize("kind", [CharVocabulary, WordVocabulary, TokenVocabulary, UnicodeWords])
 def test_a_text_keeps_at_least_one_symbol(kind: Any, cut: int) -> None:
     """Minus one would cut the last one off."""
-    vocabulary = kind(9) if kind is HashedWords else kind("ab")
+    vocabulary = kind(9) if kind is UnicodeWords else kind("ab")
     with pytest.raises(DataError) as error:
         vocabulary.encode_all(["a b"], cut)
     assert str(error.value) == (
@@ -99,7 +106,8 @@ def test_an_empty_vocabulary_knows_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "vocabulary", [CharVocabulary(["ä", "b", "\n"]), WordVocabulary(["zwei", "ä"]), HashedWords(64)]
+    "vocabulary",
+    [CharVocabulary(["ä", "b", "\n"]), WordVocabulary(["zwei", "ä"]), HashedWords(64), UnicodeWords(64)],
 )
 def test_vocabularies_describe_themselves(vocabulary: CharVocabulary | WordVocabulary | HashedWords) -> None:
     again = vocabulary_from(vocabulary.to_dict())
@@ -174,8 +182,31 @@ def test_a_description_of_no_vocabulary() -> None:
         vocabulary_from({"kind": "subword"})
     assert (
         str(error.value)
-        == "Wanted a vocabulary of kind 'char', 'word', 'token' or 'hashed_words'; got 'subword'."
+        == "Wanted a vocabulary of kind 'char', 'word', 'token', 'hashed_words', 'unicode_words'; got 'subword'."
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The fox can't pay 32.3, right?", ["the", "fox", "can't", "pay", "32.3", ",", "right", "?"]),
+        ("你好世界 很好", ["你", "好", "你好", "世", "好世", "界", "世界", "很", "好", "很好"]),
+        ("これはテスト", ["こ", "れ", "これ", "は", "れは", "テスト"]),
+        ("한국어 문장은", ["한국어", "문장은"]),
+        ("नमस्ते दुनिया", ["नमस्ते", "दुनिया"]),
+        ("cafe\u0301 \U0001f469\u200d\U0001f467!", ["caf\u00e9", "\U0001f469\u200d\U0001f467", "!"]),
+        (" \n", [""]),
+        ("\ud800", ["\ud800"]),
+    ],
+)
+def test_words_by_unicodes_rules(text: str, words: list[str]) -> None:
+    """A comment in Chinese was one word, and the server's summary held whole comments."""
+    assert UnicodeWords.words(text) == words
+    assert len(UnicodeWords(64).encode_all([text]).values) == len(words)
+
+
+def test_a_text_without_spaces_is_counted_by_nobody() -> None:
+    assert WordVocabulary.count(["a" * 40 + " " + "b" * 41]) == {"a" * 40: 1}
 
 
 def test_hashed_words_by_hand() -> None:

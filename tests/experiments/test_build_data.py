@@ -38,7 +38,7 @@ def test_a_column_of_splits_has_the_name_that_the_configuration_gives(tmp_path: 
     (tmp_path / "t.csv").write_text(
         "\n".join(["user,f,label,part", *(f"a,{n},{n % 2},{part}" for n, part in enumerate(parts))]) + "\n"
     )
-    table = {"reader": "table", "path": "t.csv", "features": ["f"]}
+    table = {"reader": "table", "path": "t.csv", "features": ["f"], "standardise": False}
     wanted = config(data=table | {"split": "part"})
     assert parse_config(wanted.to_toml()) == wanted
     source = build_source(wanted.data, 0, tmp_path)

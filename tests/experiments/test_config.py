@@ -44,7 +44,7 @@ def test_defaults() -> None:
     config = parse_config(MINIMAL)
     assert (config.name, config.seed, config.run.rounds, config.run.epochs) == ("", 0, 3, None)
     assert (config.run.cohort, config.run.engine, config.run.device) == (10, "auto", "cpu")
-    assert config.method.optimizer == Optimizer("sgd", 0.1)
+    assert config.method.optimizer is None
     assert config.data.options == {}
 
 
@@ -72,7 +72,6 @@ def test_all_faults_are_named_at_once() -> None:
     )
     assert fault(text) == (
         "mine.toml:\n"
-        "  model: missing.\n"
         "  run.cohort: wanted a whole number; got 0.5.\n"
         "  run.sampling: wanted 'shuffled', 'independent' or 'poisson'; got 'none'.\n"
         "  modle: unknown key. Did you mean 'model'? Known here: name, seed, data, model, method, run, "

@@ -49,7 +49,7 @@ def run() -> Run:
 def reference(run: Run, client: int, protocol: Protocol) -> list[float]:
     """Return the accuracies of a module that is trained with torch.optim; only the batches are fedkeep's."""
     module = Logits().double()
-    module.load_state_dict(run.parameters(DATA.ids[client]))
+    module.load_state_dict(run.parameters(DATA.ids[client], stage="before"))
     groups = [
         {"params": [module.user], "lr": 0.6 * protocol.ratio},
         {"params": module.linear.parameters(), "lr": 0.3 * protocol.ratio},

@@ -21,6 +21,7 @@ from fedkeep.experiments.build import (
     build_source,
     encoding_of,
     run_config,
+    settled,
     sizes_of,
 )
 from fedkeep.experiments.config import Config, DataConfig
@@ -125,8 +126,11 @@ def test_a_server_without_data_makes_the_same_model(tmp_path: Path) -> None:
     table = {"reader": "table", "path": "t.csv", "features": ["f"], "task": "regression"}
     (tmp_path / "t.csv").write_text("user,f,label\na,1,2.5\n")
     regression = Encoding.of(build_source(DataConfig(**table), 0, tmp_path).summary())
+    wrong = config(method={"kind": "fedavg", "loss": {"kind": "cross_entropy"}})
     with pytest.raises(ConfigError, match="'cross_entropy' wants.*'label'"):
-        build_model(config(), regression)
+        build_model(wrong, regression)
+    assert settled(config(), regression).method.loss.kind == "squared_error"
+    assert settled(wrong, regression) == wrong
 
 
 def test_the_table_preparation() -> None:

@@ -74,7 +74,7 @@ def test_devices_are_told_seed_model_method_and_preparation_alone():
     told = parse_config(federation_of(TEXT).text).model_dump(exclude_unset=True)
     assert set(told) == {"data", "seed", "model", "method", "preparation", "run"}
     assert (told["data"], told["run"]) == ({"reader": "devices"}, {"rounds": 0})
-    assert told["preparation"] == {"clients_a_word": 5}
+    assert told["preparation"] == {"clients_a_word": 5, "standardise": False}  # of sums noise says nothing
 
 
 @pytest.mark.parametrize("value", ["'six'", "2.7", "true", "[1]", "nan", "inf", "-3"])

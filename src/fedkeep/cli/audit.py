@@ -41,7 +41,7 @@ def audit(
     from fedkeep.audit import audit as run_audit
     from fedkeep.audit.audit import WIRES
     from fedkeep.audit.report import content
-    from fedkeep.experiments.build import build_data, build_method, build_model
+    from fedkeep.experiments.build import build_data, build_method, build_model, settled
     from fedkeep.report.page import write_content
 
     found = find_config(config, overrides)
@@ -51,7 +51,7 @@ def audit(
         )
     folder = found.data_folder(data)
     examples = build_data(found.config, folder)
-    method = build_method(found.config.method)
+    method = build_method(settled(found.config, examples).method)
     model = build_model(found.config, examples, folder)
     allow = PROTOCOL if found.config.audit is None else found.config.audit.allow
     name, wires = found.config.name or found.label, dict(WIRES)

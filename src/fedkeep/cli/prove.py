@@ -30,7 +30,7 @@ def prove(
     """
     from fedkeep.audit import PROTOCOL
     from fedkeep.audit.report import not_covered
-    from fedkeep.experiments.build import build_data, build_method, build_model
+    from fedkeep.experiments.build import build_data, build_method, build_model, settled
     from fedkeep.prove import prove as run_prove
     from fedkeep.prove.findings import HIDDEN, claims, content, paths, summary, table
     from fedkeep.report.page import write_content
@@ -42,7 +42,8 @@ def prove(
         )
     folder = found.data_folder(data)
     examples = build_data(found.config, folder)
-    model, method = build_model(found.config, examples, folder), build_method(found.config.method)
+    asked = settled(found.config, examples)
+    model, method = build_model(asked, examples, folder), build_method(asked.method)
     allow = PROTOCOL if found.config.audit is None else found.config.audit.allow
     name = found.config.name or found.label
     proof = run_prove(model, method, examples, seed=found.config.seed, allow=allow, name=name)

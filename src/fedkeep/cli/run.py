@@ -82,6 +82,7 @@ def run(
 def show_result(run: Run, found: Found) -> None:
     """Print the metrics at the best epoch."""
     from fedkeep.experiments.drive import SHARED
+    from fedkeep.experiments.learned import remarks, simplest
     from fedkeep.experiments.personalize import scores_of
     from fedkeep.experiments.summary import summarize
     from fedkeep.tasks import tasks_in
@@ -96,9 +97,16 @@ def show_result(run: Run, found: Found) -> None:
         )
         return
     known = run.data.meta.get("best")
-    note = (
-        f"Best possible {metric_inline(metric)} on test: {number(known, metric)}" if known is not None else ""
+    notes = (
+        [f"Best possible {metric_inline(metric)} on test: {number(known, metric)}"]
+        if known is not None
+        else []
     )
+    if simple := simplest(run):
+        one, each = (number(value, simple.metric) for value in (simple.one, simple.each))
+        notes.append(
+            f"Without a model, {metric_inline(simple.metric)} on test: {one} by one answer for all, {each} by each user's own"
+        )
     chosen = f"the best by {metric_inline(metric)} on valid" if best.valid else "the last; there is no valid"
     if best.valid and math.isnan(best.valid.get(metric, math.nan)):
         chosen = f"the last; {metric_inline(metric)} is not defined on valid"
@@ -109,12 +117,14 @@ def show_result(run: Run, found: Found) -> None:
     shared = {r.metric: r.value for r in then}
     if shared:
         columns["test, shared part"] = shared
-    metrics_table(f"{name}: epoch {best.epoch:g} of {run.epoch:g}, {chosen}", columns, note)
+    metrics_table(f"{name}: epoch {best.epoch:g} of {run.epoch:g}, {chosen}", columns, "\n".join(notes))
     if last:
         splits = [s for s in ("valid", "test") if run.data.counts(s)[run.clients.positions].any()]
         metrics_table(
             f"{name}: after the last round, and each user's last step", {s: run.evaluate(s) for s in splits}
         )
+    for remark in remarks(run, best):
+        say(remark)
     tuned = scores_of(run.history)
     if tuned is not None:
         before, after = tuned.curve[0], tuned.last

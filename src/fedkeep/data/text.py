@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -25,6 +27,8 @@ from fedkeep.tasks.multiclass import IGNORED
 
 PAD, UNKNOWN = 0, 1
 SPECIAL = 2
+LONGEST = 40
+"""Characters of the longest token that is counted: a longer one is a text without spaces, or an address."""
 
 
 class Vocabulary(ABC):
@@ -39,6 +43,7 @@ class Vocabulary(ABC):
 
     kind: ClassVar[str]
     between: ClassVar[str] = " "  # what stands between the symbols of a text
+    longest: ClassVar[int | None] = LONGEST  # characters of a symbol that is counted
 
     def __init__(self, symbols: Iterable[str]) -> None:
         self.symbols = tuple(symbols)
@@ -98,10 +103,10 @@ class Vocabulary(ABC):
 
     @classmethod
     def count(cls, texts: Iterable[str]) -> Counter[str]:
-        """Return the frequency of each symbol; counts of several clients add."""
+        """Return the frequency of each symbol that is not too long; counts of several clients add."""
         counts: Counter[str] = Counter()
         for text in texts:
-            counts.update(cls.words(text))
+            counts.update(word for word in cls.words(text) if len(word) <= (cls.longest or len(word)))
         return counts
 
     def encode(self, text: str, max_length: int | None = None) -> NDArray[Any]:
@@ -234,6 +239,7 @@ class TokenVocabulary(WordVocabulary):
     """
 
     kind = "token"
+    longest = None  # somebody cut the text
 
     @staticmethod
     def words(text: str) -> list[str]:
@@ -250,13 +256,13 @@ class TokenVocabulary(WordVocabulary):
 def vocabulary_from(entry: Mapping[str, Any]) -> CharVocabulary | WordVocabulary | HashedWords:
     """Return the vocabulary that ``meta["vocabulary"]`` of a data set describes."""
     kinds = {made.kind: made for made in (CharVocabulary, WordVocabulary, TokenVocabulary)}
-    if entry.get("kind") == HashedWords.kind and type(entry.get("size")) is int:
-        return HashedWords(entry["size"])
+    hashed = {made.kind: made for made in (HashedWords, UnicodeWords)}
+    if entry.get("kind") in list(hashed) and type(entry.get("size")) is int:
+        return hashed[entry["kind"]](entry["size"])
     if entry.get("kind") not in list(kinds):
         raise DataError(
-            "Wanted a vocabulary of kind {known} or {kind!r}; got {got!r}.",
-            known=", ".join(map(repr, kinds)),
-            kind=HashedWords.kind,
+            "Wanted a vocabulary of kind {known}; got {got!r}.",
+            known=", ".join(map(repr, (*kinds, *hashed))),
             got=entry.get("kind"),
         )
     return kinds[entry["kind"]].from_dict(entry)
@@ -284,10 +290,15 @@ class HashedWords:
     def __len__(self) -> int:
         return self.size
 
+    @staticmethod
+    def words(text: str) -> list[str]:
+        """Return the words of a text, in order."""
+        return _WORD.findall(text.lower())
+
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` words."""
         check_max_length(max_length)
-        words = [_WORD.findall(text.lower())[:max_length] for text in texts]
+        words = [self.words(text)[:max_length] for text in texts]
         offsets = offsets_of(np.fromiter(map(len, words), np.int64, len(words)))
         place = {word: self._place(word) for word in {word for text in words for word in text}}
         kind = np.uint16 if self.size <= 1 << 16 else np.int32
@@ -300,6 +311,43 @@ class HashedWords:
     def to_dict(self) -> dict[str, Any]:
         """Return the description that ``meta["vocabulary"]`` keeps."""
         return {"kind": self.kind, "size": self.size}
+
+
+class UnicodeWords(HashedWords):
+    """Ids of words as Unicode cuts them (UAX 29), lower-cased, in composed form (NFC) and hashed as `HashedWords` are.
+
+    What stands between white space is cut into words, numbers and single signs; an emoji is one. In scripts without
+    spaces between words each character is a word, and so is each pair of neighbours, behind the second.
+    """
+
+    kind = "unicode_words"
+
+    @staticmethod
+    def words(text: str) -> list[str]:
+        """Return the words of a text, in order; of a text without any one empty word, so that each text has a token."""
+        boundary, alone = _rules()
+        found, before = list[str](), ""
+        for piece in boundary.split(unicodedata.normalize("NFC", text.lower())):
+            if not piece or piece.isspace():
+                before = ""
+                continue
+            found.append(piece)
+            single = alone.fullmatch(piece) is not None
+            if single and before:
+                found.append(before + piece)
+            before = piece if single else ""
+        return found or [""]
+
+
+@cache
+def _rules() -> tuple[Any, Any]:
+    """Return what matches the boundaries of words, and a character of a script without spaces between words."""
+    import regex  # loaded by who reads texts
+
+    scripts = "".join(
+        rf"\p{{Script={name}}}" for name in ("Han", "Hiragana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")
+    )
+    return regex.compile(r"(?V1w)\b"), regex.compile(rf"(?V1)[{scripts}]\p{{M}}*")
 
 
 def next_tokens(input_ids: ArrayLike, attention_mask: ArrayLike | None = None) -> NDArray[np.int64]:

@@ -458,11 +458,14 @@ def _in_order(pieces: Sequence[Columns], rows: np.ndarray) -> Columns:
 
 
 def labelled(task: Task, output: Any, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a task's outputs and labels where there is a label, and where there is one: (B,), of tokens (B, T)."""
+    """Return a task's outputs and labels where there is a label, and where there is one: (B,), of tokens (B, T).
+
+    Numbers are in the units that labels were read in.
+    """
     out, label = output_of(output, task.name), label_of(batch, task.label)
     known = ~torch.isnan(label) if label.is_floating_point() else label >= 0
     task.kind.check_output(out, label)
-    return out[known], label[known], known
+    return task.in_units(out[known]), task.in_units(label[known]), known
 
 
 def _numpy(values: Tensor) -> np.ndarray:

@@ -180,4 +180,6 @@ def _said(output: Tensor, task: Task, encoding: Encoding) -> list[Prediction]:
     assert task.kind.says is not None
     code = encoding.columns.get(task.label)
     names = code.names if isinstance(code, LabelCode) else encoding.about.label_names or ()
-    return [Prediction(task.name, value, shares) for value, shares in task.kind.says(output, names)]
+    return [
+        Prediction(task.name, value, shares) for value, shares in task.kind.says(task.in_units(output), names)
+    ]

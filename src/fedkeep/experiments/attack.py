@@ -18,7 +18,7 @@ from fedkeep.core.net import on_cpu
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.experiments.attack_measures import MEASURES, Row, within
 from fedkeep.experiments.attack_scenes import View, divided, plain_method, views
-from fedkeep.experiments.build import build_data, build_method, build_model
+from fedkeep.experiments.build import build_data, build_method, build_model, settled
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate, train_counts
@@ -106,6 +106,7 @@ def attack(
     data = run.data if run is not None else build_data(config, folder)
     if not tasks_in(data.meta)[0].kind.whole:
         raise ConfigError("The attacks are on classifiers; these data have numbers as labels.")
+    config = settled(config, data)
     model = build_model(config, data, folder)
     own = build_method(config.method.model_copy(update={"reduce": None, "secure": None}))
     methods = {"plain": plain_method(config, model), "split": own}

@@ -243,9 +243,10 @@ def plain_method(config: Config, model: nn.Module) -> Method:
     """Return FedAvg of everything, with the local phase of a configuration's method."""
     own = config.method
     names = [n for n, _ in model.named_parameters()]
-    rates = tuple((p, r) for p, r in own.optimizer.rates if any(fnmatchcase(n, p) for n in names))
+    optimizer = own.optimizer or sgd()
+    rates = tuple((p, r) for p, r in optimizer.rates if any(fnmatchcase(n, p) for n in names))
     options = {n: v for n, v in own.options.items() if n in LOCAL | SERVER}
-    kept = {"optimizer": replace(own.optimizer, rates=rates), "server_optimizer": own.server_optimizer}
+    kept = {"optimizer": replace(optimizer, rates=rates), "server_optimizer": own.server_optimizer}
     return build_method(MethodConfig.model_validate({"kind": "fedavg", "loss": own.loss, **kept, **options}))
 
 

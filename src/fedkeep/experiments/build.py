@@ -20,9 +20,9 @@ from fedkeep.core.errors import ConfigError, DataError, check_choice, first_line
 from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
-from fedkeep.data.preparation import Encoding, Ready
+from fedkeep.data.preparation import Encoding
 from fedkeep.engines.rehearsal import fit
-from fedkeep.experiments.config import Config, LossConfig, MethodConfig, ReduceConfig, parse_config
+from fedkeep.experiments.config import AUTO, Config, LossConfig, MethodConfig, ReduceConfig, parse_config
 from fedkeep.experiments.config_tables import accepted, check_options
 from fedkeep.experiments.personalize import add_curve, check_task
 from fedkeep.experiments.plugins import Offered, imported, is_own, says_it_returns
@@ -38,6 +38,7 @@ from fedkeep.experiments.sources import (
     read_source,
 )
 from fedkeep.experiments.trackers import Tracker
+from fedkeep.experiments.usual import OWN, USUAL, encoding_of, usual_model
 from fedkeep.methods import (
     METHODS,
     ClippedMean,
@@ -55,7 +56,7 @@ from fedkeep.methods import (
 from fedkeep.methods.augment import Augmented
 from fedkeep.nn.accelerate import swap_, swaps_of
 from fedkeep.privacy import GaussianNoise
-from fedkeep.tasks import MULTI_LABEL, of_several
+from fedkeep.tasks import MULTI_LABEL, of_several, tasks_in
 
 __all__ = [
     "MODELS",
@@ -69,6 +70,7 @@ __all__ = [
     "offered_methods",
     "read_source",
     "run_config",
+    "settled",
     "simulation_of",
     "sizes_of",
     "start_from_vectors",
@@ -92,7 +94,9 @@ MODELS: dict[str, type[nn.Module]] = {
     "text_classifier": models.TextClassifier,
     "matrix_factorization": models.MatrixFactorization,
     "linear": models.Linear,
+    "mlp": models.MLP,
     "cnn": models.CNN,
+    "resnet": models.ResNet,
     "cifar_cnn": models.CifarCNN,
     "fashion_cnn": models.FashionCNN,
     "mixture_of_experts": models.MixtureOfExperts,
@@ -123,6 +127,7 @@ def build_model(config: Config, data: FederatedData | Encoding, folder: Path | N
         DataError: a fault in the file of word vectors.
     """
     encoding = encoding_of(data)
+    config = settled(config, encoding)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "model"))
         sizes = encoding.sizes
@@ -168,7 +173,10 @@ def start_from_vectors(
     vocabulary = data_room.vocabulary_from(entry) if isinstance(entry, Mapping) else None
     if not isinstance(vocabulary, data_room.WordVocabulary):
         kind = entry.get("kind") if isinstance(entry, Mapping) else entry
-        raise ConfigError(f"model.word_vectors: the data's vocabulary must be one of words; it is {kind!r}.")
+        raise ConfigError(
+            f"model.word_vectors: the data's vocabulary must be one of words; it is {kind!r}. Say "
+            'tokens = "word" under [preparation]; words are then counted.'
+        )
     table = model.get_parameter(tables[0])
     vectors = data_room.read_word_vectors(path, vocabulary.symbols)
     if vectors.width != table.shape[1]:
@@ -223,11 +231,6 @@ def _maker(kind: str, place: str) -> Callable[..., nn.Module]:
             f"{place}.kind: {kind!r} is no class of torch.nn.Module, nor a function that says `-> torch.nn.Module`."
         )
     return found  # type: ignore[no-any-return]
-
-
-def encoding_of(data: FederatedData | Encoding) -> Encoding:
-    """Return the encoding that data are in, as far as a model and a loss depend on it."""
-    return data if isinstance(data, Encoding) else Encoding.of(Ready(data=data).summary())
 
 
 def sizes_of(data: FederatedData | Encoding) -> dict[str, int]:
@@ -297,7 +300,9 @@ def build_method(config: MethodConfig) -> Method:
     local = usual.default if usual is not None else Phase()
     loss = build_loss(config.loss)
     settings = {name: options.pop(name) for name in LOCAL if name in options}
-    options["local"] = local.but(loss=loss, optimizer=config.optimizer, **settings)
+    if config.optimizer is not None:
+        settings["optimizer"] = config.optimizer
+    options["local"] = local.but(loss=loss, **settings)
     said: dict[str, Any] = {}
     if (weighting := options.pop("weighting", None)) is not None:
         said["reduce"] = WeightedMean(by=weighting)
@@ -412,6 +417,7 @@ def simulation_of(
     Raises:
         FedkeepError: what a run would refuse.
     """
+    asked, config = config, settled(config, data)
     if config.personalization is not None:
         check_task(data)  # what only comes after training is checked now, not after hours
     return Simulation(
@@ -422,7 +428,7 @@ def simulation_of(
         seed=config.seed,
         name=config.name,
         privacy=config.privacy,
-        config=config.model_dump(),
+        config=asked.model_dump(),
         config_text=text,
         data_folder=folder,
     )
@@ -441,17 +447,47 @@ def with_head_named(text: str, folder: Path | None = None) -> str:
         data = build_data(config, folder)
     except (ConfigError, DataError):
         return text
-    method = fit(build_method(config.method), build_model(config, data, folder), data)
+    asked = settled(config, data)
+    method = fit(build_method(asked.method), build_model(asked, data, folder), data)
     if method.head is None or config.method.head is not None:
         return text
     return parse_config(text, overrides={"method.head": method.head.layer}).to_toml()
+
+
+def settled(config: Config, data: FederatedData | Encoding) -> Config:
+    """Return a configuration that names what it left open: model, loss, optimiser and size of mini-batches.
+
+    Args:
+        config: the configuration.
+        data: its data, or the encoding that they are in.
+
+    Raises:
+        ConfigError: there is no such method, or no usual model for such data.
+    """
+    encoding = encoding_of(data)
+    model, method = config.model, config.method
+    if model.kind == AUTO:
+        model = model.model_copy(update={"kind": usual_model(encoding)})
+    task = next((t.kind for t in tasks_in(encoding.meta) if t.label == method.loss.label), None)
+    if method.loss.kind is None:
+        kind = "cross_entropy" if task is None else task.loss
+        method = method.model_copy(update={"loss": method.loss.model_copy(update={"kind": kind})})
+    parameter = inspect.signature(method_maker(method.kind)).parameters.get("local")
+    own = Phase() if parameter is None else parameter.default
+    usual = USUAL.get(model.kind, OWN)
+    update: dict[str, Any] = {}
+    if method.optimizer is None and own.optimizer == Phase().optimizer:
+        update["optimizer"] = usual.optimizer(task is not None and not task.whole)
+    if "batch_size" not in method.options and own.batch_size == Phase().batch_size:
+        update["batch_size"] = usual.batch_size
+    return config.model_copy(update={"model": model, "method": method.model_copy(update=update)})
 
 
 def build_loss(config: LossConfig) -> terms.Term:
     """Make the loss that a configuration names."""
     loss = (
         terms.cross_entropy(config.label, smoothing=config.smoothing, class_weights=config.class_weights)
-        if config.kind == "cross_entropy"
+        if config.kind in (None, "cross_entropy")
         else {
             "squared_error": terms.squared_error,
             "binary_cross_entropy": terms.binary_cross_entropy,

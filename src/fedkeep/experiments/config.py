@@ -30,6 +30,11 @@ from fedkeep.methods.class_weights import fault_of
 from fedkeep.privacy import DifferentialPrivacy
 
 LONGEST_FILE = 1 << 20  # bytes
+AUTO = "auto"
+OF_CHARACTERS = ("document",)
+"""Models that read characters; the others read words."""
+ANY_TOKENS = ("table", "huggingface")
+"""Readers that cut texts into whatever tokens they are told."""
 
 
 class PartitionConfig(Open):
@@ -52,16 +57,21 @@ class DataConfig(Open):
     partition: PartitionConfig | None = None
     opt_out: dict[str, Any] | None = None
 
+    @property
+    def leaves_tokens(self) -> bool:
+        """Whether texts are cut as the model wants them: the table does not say how, and the reader could be told."""
+        return self.reader in ANY_TOKENS and not {"tokens", "vocabulary", "features"} & self.options.keys()
+
 
 class ModelConfig(Open):
     """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in.
 
-    ``kind`` is a name that ``fedkeep list`` shows, or ``package.module:Class`` for a module of your own.
+    ``kind`` is "auto", the usual model for such data (``usual.MODELS``), a name that ``fedkeep list`` shows, or ``package.module:Class`` for a module of your own.
     ``word_vectors`` names a file of word vectors that the embedding of ``text`` starts from, ``word_vectors_scale``
     times as long as there; empty: none.
     """
 
-    kind: str
+    kind: str = AUTO
     word_vectors: str | None = None
     word_vectors_scale: float | None = Field(None, gt=0, allow_inf_nan=False)
 
@@ -98,13 +108,13 @@ class ReduceConfig(Open):
 
 
 class LossConfig(Strict):
-    """The loss: ``kind``, and penalties on the client's own parameters by name pattern.
+    """The loss: ``kind``, by default the one that fits the task, and penalties on the client's own parameters by name pattern.
 
     ``class_weights`` are a number for each class: how much its examples count in ``cross_entropy``. ``augment`` moves
     training images at random; its keys are those of ``fedkeep.methods.augment.Augmented``.
     """
 
-    kind: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] = "cross_entropy"
+    kind: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] | None = None
     label: str = "label"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: Annotated[tuple[Rate, ...] | None, Field(strict=False)] = None
@@ -114,7 +124,7 @@ class LossConfig(Strict):
     @model_validator(mode="after")
     def _weights_of_classes(self) -> LossConfig:
         if self.class_weights is not None:
-            if self.kind != "cross_entropy":
+            if self.kind not in (None, "cross_entropy"):
                 raise ValueError(f"class_weights are for 'cross_entropy'; {self.kind!r} knows no classes")
             if fault := fault_of(self.class_weights):
                 raise ValueError(f"class_weights {fault.removesuffix('.')}")
@@ -127,11 +137,13 @@ class MethodConfig(Open):
     So are ``reduce``, for uploads that can't be trusted, and ``secure``, for secure sums. ``upload_noise`` is the
     deviation of Gaussian noise that is added to every upload. ``head`` is the layer that the model ends with, where a
     method speaks of one and it is not to be found; runs across machines want it named. ``package.module:function`` is a method of your own.
+    Without ``optimizer`` and ``batch_size`` those are taken that are usual for the model (``usual.USUAL``), unless the
+    method has its own.
     """
 
-    kind: str
+    kind: str = "fedavg"
     loss: LossConfig = LossConfig()
-    optimizer: Annotated[Optimizer, Table()] = Optimizer()
+    optimizer: Annotated[Optimizer, Table()] | None = None
     server_optimizer: Annotated[Optimizer, Table({"learning_rate": 1.0})] | None = None
     adapt: AdaptConfig | None = None
     reduce: ReduceConfig | None = None
@@ -149,6 +161,8 @@ class AuditConfig(Strict):
 class Config(Strict):
     """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``.
 
+    The table ``data`` alone is enough: FedAvg then trains the usual model for such data.
+
     The table ``run`` makes ``RunSettings``, which says what each key means.
     The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round; the table
     ``preparation`` says how texts, labels and features become numbers, where the reader is not to decide; the table
@@ -159,9 +173,9 @@ class Config(Strict):
     name: str = ""
     seed: int = 0
     data: DataConfig
-    model: ModelConfig
-    method: MethodConfig
-    run: Annotated[RunSettings, Table()]
+    model: ModelConfig = ModelConfig.model_validate({})
+    method: MethodConfig = MethodConfig()
+    run: Annotated[RunSettings, Table()] = RunSettings()
     personalization: Annotated[Protocol, Table()] | None = None
     preparation: Annotated[Rules, Table()] = Rules()
     privacy: Annotated[DifferentialPrivacy, Table()] | None = None
@@ -176,6 +190,11 @@ class Config(Strict):
             raise ValueError(
                 "privacy wants run.cohort, the expected number of clients in a round, which ε goes by"
             )
+        if made.privacy is not None and made.preparation.standardise is None:
+            rules = replace(made.preparation, standardise=False)  # sums of features would leave without noise
+            made = made.model_copy(update={"preparation": rules})
+        if made.model.kind in OF_CHARACTERS and made.data.leaves_tokens and made.preparation.tokens is None:
+            made = made.model_copy(update={"preparation": replace(made.preparation, tokens="char")})
         return made
 
     def to_toml(self) -> str:

@@ -200,9 +200,9 @@ class Exported:
                     f"The method that was given predicts otherwise than the run's: {'; '.join(lines[:8])}."
                 )
             return model, method
-        from fedkeep.experiments.build import build_method, build_model
+        from fedkeep.experiments.build import build_method, build_model, settled
 
-        config = self.config
+        config = settled(self.config, self.encoding)
         bare = config.model_copy(update={"model": config.model.model_copy(update={"word_vectors": None})})
         model = build_model(bare, self.encoding)
         method = fitting(self.info, model, build_method(config.method))

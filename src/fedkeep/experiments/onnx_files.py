@@ -35,7 +35,7 @@ class _Columns(nn.Module):
 
     def forward(self, columns: Params) -> tuple[Tensor, ...]:
         found = logits_of(self.model(**columns))
-        return tuple(output_of(found, task.name) for task in self.tasks)
+        return tuple(task.in_units(output_of(found, task.name)) for task in self.tasks)
 
 
 def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -> None:

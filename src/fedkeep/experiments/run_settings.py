@@ -12,6 +12,8 @@ from fedkeep.core.errors import ConfigError, check_choice, check_whole
 from fedkeep.engines.round import Sampling
 
 OnNonfinite = Literal["stop", "skip"]
+EPOCHS = 30.0
+"""Passes over the training data, where nobody says how many."""
 LEAST = {"rounds": 0, "cohort": 1, "workers": 1, "evaluate_every": 0, "min_clients": 0}
 
 
@@ -21,7 +23,8 @@ class RunSettings:
 
     Attributes:
         rounds: how many rounds; or give ``epochs``.
-        epochs: passes over the training data, instead of ``rounds``; more than none are at least one round.
+        epochs: passes over the training data, instead of ``rounds``; more than none are at least one round. Without
+            either 30.
         cohort: clients a round (all of them, where there are fewer).
         sampling: ``"shuffled"`` (every client once an epoch), ``"independent"`` draws, or ``"poisson"`` (each client
             by a coin of its own, ``cohort`` of them on average).
@@ -82,8 +85,10 @@ class RunSettings:
             object.__setattr__(self, name, operator.index(number))
         if self.epochs is not None and not 0 <= self.epochs < math.inf:
             raise ConfigError(f"epochs must be a finite number of at least 0; got {self.epochs}.")
-        if (self.rounds is None) == (self.epochs is None):
+        if self.rounds is not None and self.epochs is not None:
             raise ConfigError("Give either rounds or epochs.")
+        if self.rounds is None and self.epochs is None:
+            object.__setattr__(self, "epochs", EPOCHS)
         if isinstance(self.hold_out, list | tuple):
             object.__setattr__(self, "hold_out", tuple(self.hold_out))
         elif isinstance(self.hold_out, str) or not 0 <= self.hold_out < 1:

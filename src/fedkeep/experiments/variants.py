@@ -23,6 +23,7 @@ from fedkeep.experiments.build import (
     build_model,
     method_maker,
     offered_methods,
+    settled,
 )
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.config_tables import accepted
@@ -89,6 +90,7 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
     """
     name = config.name or config.method.kind
     try:
+        config = settled(config, data)
         model = build_model(config, data, folder)
         method = fit(build_method(config.method), model, data)
         if method.client.pools == "clients" and not config.run.centralised:

@@ -154,15 +154,15 @@ def counted(data: FederatedData, examples: Examples) -> Examples:
         for split, tensors in ((test, examples.tensors), (valid, examples.valid)):
             before = before_task(task.name)
             if f"{before}client" in tensors:
-                found = _judged(data, task, decay, tensors[f"{before}row"].numpy())
+                found = counted_rows(data, task, tensors[f"{before}row"].numpy(), decay=decay)
                 columns = {
                     name: tensors[before + name].clone()
                     for name in ("client", "row", "label", "place", "class")
                     if before + name in tensors
                 }
                 if "class" not in columns:
-                    found.pop("own/class", None)
-                columns |= {name: torch.from_numpy(value) for name, value in found.items()}
+                    found.pop("class", None)
+                columns |= {f"own/{name}": torch.from_numpy(value) for name, value in found.items()}
                 split |= {before + name: column for name, column in columns.items()}
     return replace(examples, tensors=test, valid=valid)
 
@@ -171,32 +171,48 @@ def _best_decay(data: FederatedData, task: Task, examples: Examples) -> float:
     rows = examples.valid.get(f"{before_task(task.name)}row")
     if "time" not in data.columns or rows is None:
         return 1.0
-    loss = {decay: float(_judged(data, task, decay, rows.numpy())["own/loss"].mean()) for decay in DECAYS}
+    loss = {
+        decay: float(counted_rows(data, task, rows.numpy(), decay=decay)["loss"].mean()) for decay in DECAYS
+    }
     return min(loss, key=lambda decay: loss[decay])
 
 
-def _judged(data: FederatedData, task: Task, decay: float, rows: Array) -> dict[str, Array]:
-    """Return loss and score of examples by row, in the form that runs keep them."""
+def counted_rows(
+    data: FederatedData, task: Task, rows: Array, *, decay: float = 1.0, together: bool = False
+) -> dict[str, Array]:
+    """Return what counting makes of examples: ``loss``, ``score`` and, of classes, ``class`` of each result.
+
+    Args:
+        data: the data; training examples are counted.
+        task: whose labels.
+        rows: the examples' rows.
+        decay: what each earlier example of a client counts, in multiples of the next one.
+        together: count all clients' examples as one client's.
+
+    Raises:
+        ConfigError: such labels are not counted.
+    """
     if task.kind.counting is None:
         raise ConfigError("Counting labels is no reference for tokens; compare with another run.")
     train = data.split_rows("train")
-    label = np.asarray(data.columns[task.label])
+    label: Array = task.in_units(np.asarray(data.columns[task.label]))
     known_label = ~np.isnan(label) if label.dtype.kind == "f" else label >= 0
     train = train[known_label[train] if label.ndim == 1 else known_label[train].all(1)]
     place = None if label.ndim == 1 else places_of(rows)
     item = data.columns.get("item")
+    owner, asked = data.clients_of(train), data.clients_of(rows)
     known = Baseline(
-        clients=len(data),
-        owner=data.clients_of(train),
+        clients=1 if together else len(data),
+        owner=np.zeros_like(owner) if together else owner,
         weight=_weights(data, train, decay),
         label=label[train],
-        asked=data.clients_of(rows),
+        asked=np.zeros_like(asked) if together else asked,
         true=label[rows] if place is None else label[rows, place],
         place=place,
         trained_items=None if item is None else np.asarray(item)[train],
         asked_items=None if item is None else np.asarray(item)[rows],
     )
-    return {f"own/{name}": column for name, column in task.kind.counting.found(known).items()}
+    return dict(task.kind.counting.found(known))
 
 
 def _weights(data: FederatedData, rows: Array, decay: float) -> Array:

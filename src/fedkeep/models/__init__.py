@@ -1,12 +1,14 @@
-"""Networks: FURL's document model and its multi-task form, text classifiers, CNNs, mixtures, linear, factorisation."""
+"""Networks: FURL's document model and its multi-task form, text classifiers, CNNs, mixtures, linear, factorisation, MLP."""
 
 from fedkeep.models.cnn import CNN, CifarCNN, FashionCNN
 from fedkeep.models.linear import Linear, MatrixFactorization
 from fedkeep.models.mixture import ConfidenceGate, Gate, MixtureOfExperts
+from fedkeep.models.plain import MLP, ResNet
 from fedkeep.models.text import BagOfWords, DocumentModel, MultiTaskDocument, TextClassifier
 
 __all__ = [
     "CNN",
+    "MLP",
     "BagOfWords",
     "CifarCNN",
     "ConfidenceGate",
@@ -17,5 +19,6 @@ __all__ = [
     "MatrixFactorization",
     "MixtureOfExperts",
     "MultiTaskDocument",
+    "ResNet",
     "TextClassifier",
 ]

@@ -25,7 +25,7 @@ from torch import nn
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.data.preparation import Encoding, Source
-from fedkeep.experiments.build import build_method, build_model, build_source
+from fedkeep.experiments.build import build_method, build_model, build_source, settled
 from fedkeep.experiments.config import DataConfig, parse_config, parse_toml, read_text
 from fedkeep.experiments.config_tables import Strict, Table, made_of
 from fedkeep.experiments.environment import check_device
@@ -102,5 +102,6 @@ def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Metho
     Raises:
         ConfigError, DataError: they don't fit.
     """
-    config = parse_config(text, "The server's configuration")
-    return build_model(config, Encoding.from_json(json.dumps(encoding))), build_method(config.method)
+    shared = Encoding.from_json(json.dumps(encoding))
+    config = settled(parse_config(text, "The server's configuration"), shared)
+    return build_model(config, shared), build_method(config.method)

@@ -63,7 +63,8 @@ def tasks_in(meta: Mapping[str, Any]) -> list[Task]:
     if not several:
         name = meta.get("task", MULTICLASS.name)
         check_choice("meta['task'] must be", name, list(KINDS), DataError)
-        return [Task(KINDS[name])]
+        units = meta.get("units")
+        return [Task(KINDS[name], units=None if units is None else (float(units[0]), float(units[1])))]
     for name, task in several.items():
         check_choice(f"meta['tasks'][{name!r}]['task'] must be", task.get("task"), list(KINDS), DataError)
         if "label" not in task:

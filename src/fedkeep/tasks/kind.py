@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from fedkeep.metrics.worth.pooled import Pooled, mean_pooled
 
 Array = np.ndarray[Any, Any]
+Numbers = TypeVar("Numbers", Tensor, Array)
 Judge = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 """From outputs in float64 and labels, an entry for each result: loss, score, and predicted class where there is one."""
 Said = tuple[str | float | list[float] | list[str], dict[str, float]]
@@ -276,6 +277,12 @@ class Task:
     kind: Kind
     label: str = "label"
     name: str | None = None
+    units: tuple[float, float] | None = field(default=None, compare=False)
+    """Mean and scale of labels that the data hold standardised; None: they are as they were read."""
+
+    def in_units(self, values: Numbers) -> Numbers:
+        """Return outputs or labels in the units that labels were read in."""
+        return values if self.units is None else values * self.units[1] + self.units[0]
 
     def metric(self, base: str) -> str:
         """Return the metric's name, with the task's name where there are several."""

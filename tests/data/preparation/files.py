@@ -6,8 +6,10 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from fedkeep.data import FederatedData, movielens, read_table, review_files
+from fedkeep.data import FederatedData, movielens, review_files
+from fedkeep.data import read_table as read_any_table
 from fedkeep_papers.furl.zulip import zulip_channels
 from fedkeep_papers.kteps.fdu_mtl import fdu_mtl
 from fedkeep_papers.kteps.tang import tang
@@ -21,6 +23,13 @@ ROWS = [
     ("al", "odd", "pos", "train", "4", "5", "1"),
     ("cy", "tea", "neg", "train", "5", "6", "-1"),
 ]
+
+
+def read_table(path: Path, **settings: Any) -> FederatedData:
+    """Read a table by characters, unless settings say else."""
+    return read_any_table(path, **{"tokens": "char"} | settings)
+
+
 HEADER = ("user", "text", "label", "split", "time", "f", "g")
 NUMBERS = {"pos": "2", "neg": "0", "neutral": "07"}
 
@@ -114,8 +123,10 @@ READ: dict[str, Callable[[Path], FederatedData]] = {
     "integers as labels": lambda p: read_table(csv(p / "t.csv", label=NUMBERS.__getitem__)),
     "names of labels": lambda p: read_table(csv(p / "t.csv"), label_names=["neutral", "pos", "other", "neg"]),
     "times with fractions": lambda p: read_table(csv(p / "t.csv", time="{}.5".format)),
-    "features": lambda p: read_table(csv(p / "t.csv"), features=["g", "f"]),
-    "regression": lambda p: read_table(csv(p / "t.csv"), features=["f"], label="g", task="regression"),
+    "features": lambda p: read_table(csv(p / "t.csv"), features=["g", "f"], standardise=False),
+    "regression": lambda p: read_table(
+        csv(p / "t.csv"), features=["f"], label="g", task="regression", standardise=False
+    ),
     "reviews": lambda p: review_files(shops(p / "shops"), max_length=2, vocabulary=6),
     "reviews, cut": lambda p: review_files(shops(p / "s"), valid=1, limit=4, drop_duplicates=True, seed=3),
     "films": lambda p: movielens(films(p / "films")),

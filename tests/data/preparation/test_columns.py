@@ -296,12 +296,15 @@ def test_sums_of_squares_of_many_rows_do_not_overflow(one: float) -> None:
     assert Fraction(squares[0], 1 << 344) == (1 << 17) * Fraction(one) ** 2
 
 
-def test_features_are_standardised_where_the_rules_say_so() -> None:
+def test_features_are_standardised_unless_rules_or_reader_say_no() -> None:
     x = np.array([[1, 7], [2, 7], [6, 7], [7, 7]], np.float32)
     raw = Features(names=("a", "b"), values=x)
-    assert summary(raw).sums == ()
-    assert code(raw).encoded(raw, where) is x
-    made = code(raw, Rules(standardise=True))  # mean 4, variance (9 + 4 + 4 + 9) / 4
+    off = Rules(standardise=False)
+    assert summary(raw, off).sums == ()
+    assert code(raw, off).encoded(raw, where) is x
+    made = code(raw)  # mean 4, variance (9 + 4 + 4 + 9) / 4
+    as_read = Features(names=("a", "b"), values=x, standardise=False)
+    assert (code(as_read).means, code(as_read, Rules(standardise=True))) == ((), made)
     assert (made.means, made.scales) == ((4.0, 7.0), (6.5**0.5, 1.0))
     wanted = [[v / 6.5**0.5, 0] for v in (-3, -2, 2, 3)]
     assert np.allclose(made.encoded(raw, where), wanted, rtol=1e-7, atol=0)
@@ -321,16 +324,16 @@ def test_a_feature_that_its_scale_makes_too_large_is_named_with_its_row() -> Non
 def test_seconds_since_1970_are_told_apart_where_they_are_standardised() -> None:
     seconds = 1_700_000_000.0 + np.arange(4)
     raw = Features(names=("a", "b"), values=np.stack([seconds, seconds / 1e3], 1))
-    made = code(raw, Rules(standardise=True))
+    made = code(raw)
     assert np.allclose(made.encoded(raw, where)[:, 0], (np.arange(4) - 1.5) / 1.25**0.5, rtol=1e-6, atol=0)
     large = r"^The feature 'a' reaches 1.7e\+09, and 1 more are as large. From such numbers training"
-    alike = "^The 4 different values of the feature 'a' are 1 in float32. Let features be standardised"
+    alike = "^The 4 different values of the feature 'a' are 1 in float32. Leave out"
     with pytest.warns(UserWarning, match=large), pytest.warns(UserWarning, match=alike):
-        assert len(set(code(raw).encoded(raw, where)[:, 0].tolist())) == 1
+        assert len(set(code(raw, Rules(standardise=False)).encoded(raw, where)[:, 0].tolist())) == 1
     near = Features(names=("a", "b"), values=np.array([[999.0, -999.0]] * 4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        code(near).encoded(near, where)
+        code(near, Rules(standardise=False)).encoded(near, where)
 
 
 def test_times_are_whole_where_all_are() -> None:

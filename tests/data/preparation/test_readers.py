@@ -139,7 +139,9 @@ def test_however_clients_are_divided_over_nodes(
     settings: dict[str, Any], ruled: bool, node_of: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     rules = (
-        (Rules(standardise=True) if "features" in settings else Rules(clients_a_word=2)) if ruled else Rules()
+        (Rules(standardise=False) if "features" in settings else Rules(clients_a_word=2))
+        if ruled
+        else Rules()
     )
     place = tmp_path_factory.mktemp("nodes")
     node = dict(zip(("al", "bo", "cy"), node_of, strict=True))
@@ -200,7 +202,7 @@ def test_data_that_do_not_fit_say_so(tmp_path: Path) -> None:
     others = {
         "the column 'time' is missing": source("a.csv", csv={"drop": ("time",)}, tokens="word"),
         "the column 'text' is missing": source("b.csv", features=["f"]),
-        "the column 'label' is of the kind 'plain', not 'label'": source(
+        "the column 'label' is of the kind 'target', not 'label'": source(
             "c.csv", label="g", task="regression"
         ),
     }

@@ -107,7 +107,7 @@ def test_features_and_regression(tmp_path: Path, name: str) -> None:
         {"user": "a", "f1": " 0.5", "f2": 2, "label": 1.5},
         {"user": "a", "f1": -1, "f2": 3e2, "label": -2},
     ]
-    data = read(tmp_path, rows, name, features=["f2", "f1"], task="regression")
+    data = read(tmp_path, rows, name, features=["f2", "f1"], task="regression", standardise=False)
     batch = data.batch([0, 1])
     assert batch["x"].tolist() == [[2.0, 0.5], [300.0, -1.0]]
     assert batch["x"].dtype == batch["label"].dtype == torch.float32
@@ -445,7 +445,7 @@ def test_a_parquet_table_of_categories_and_nulls(tmp_path: Path) -> None:
     user = pa.array(["b", "a", "b"]).dictionary_encode()
     columns = {"user": user, "f": pa.array([1, 2, 3], pa.int8()), "label": [0, 1, 1]}
     pq.write_table(pa.table(columns), path, row_group_size=1)
-    assert read_table(path, features=["f"]).columns["x"].tolist() == [[2.0], [1.0], [3.0]]  # type: ignore[union-attr]
+    assert read_table(path, features=["f"], standardise=False).columns["x"].tolist() == [[2.0], [1.0], [3.0]]  # type: ignore[union-attr]
     pq.write_table(pa.table(columns | {"f": [1.0, None, 3.0]}), path)
     data = prepared(raw_table(path, features=["f"]), Rules(standardise=False))
     assert data.meta["features"] == ["f", "f missing"]
@@ -477,3 +477,26 @@ def test_one_feature_may_be_named_without_a_list(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("user,height,label\na,1.5,0\nb,2,1\n")
     data = read_table(tmp_path / "t.csv", features="height")
     assert data.meta["features"] == ["height"]
+
+
+# -- numbers to predict ---------------------------------------------------------------------------------------------------
+
+
+def test_many_different_numbers_are_predicted_as_numbers(tmp_path: Path) -> None:
+    """Diabetes' disease progression, written 151.0, became 214 classes."""
+    rows: list[dict[str, Any]] = [{"user": "a", "f": n, "label": 100 + n} for n in range(21)]
+    for labels in ([float(row["label"]) for row in rows], [f"{row['label']}.0" for row in rows]):
+        data = read(
+            tmp_path, [row | {"label": one} for row, one in zip(rows, labels, strict=True)], features=["f"]
+        )
+        mean, scale = data.meta["units"]
+        assert (data.meta["task"], mean) == ("regression", 110)
+        own = np.asarray(data.columns["label"]) * scale + mean
+        assert np.allclose(own, range(100, 121), rtol=1e-6)
+    said = refused(tmp_path, rows, count=21, least=100, most=120, settings={"features": ["f"]})
+    assert 'task = "regression"' in said
+    assert 'task = "multiclass"' in said
+    for answer in ("regression", "multiclass"):
+        assert read(tmp_path, rows, features=["f"], task=answer).meta["task"] == answer
+    close = [row | {"label": row["label"] - 100} for row in rows]
+    assert read(tmp_path, close, features=["f"]).meta["classes"] == 21

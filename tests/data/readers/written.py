@@ -54,7 +54,7 @@ Content = bytes | list[dict[str, Any]]
 def read(tmp_path: Path, content: Content, name: str = "t.jsonl", **settings: Any) -> FederatedData:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else WRITERS[name](content))
-    return read_table(path, **settings)
+    return read_table(path, **{"tokens": "char"} | settings)
 
 
 def refused(tmp_path: Path, content: Content, name: str = "t.jsonl", /, **expected: Any) -> str:

@@ -65,6 +65,7 @@ def sweep(request: Request) -> Path:
 def _multiplied(spec: JobSpec, factor: float) -> JobSpec:
     """Return a run with all learning rates of its clients multiplied, those by name too."""
     optimizer = spec.resolved().method.optimizer
+    assert optimizer is not None  # the papers' configurations name all
     rates = ", ".join(f"{json.dumps(name)} = {rate * factor!r}" for name, rate in optimizer.rates)
     changed = (
         ("method.optimizer.learning_rate", repr(optimizer.learning_rate * factor)),

@@ -194,7 +194,10 @@ def settings_of(config: Config) -> dict[str, Any]:
     A method of this package is known by the name that the library's has, of which it is a reading.
     """
     settings = config.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
-    run, method = settings["run"], settings["method"]
+    run = settings.setdefault("run", {"epochs": config.run.epochs})  # 30 is the default
+    method = settings["method"] = {"kind": config.method.kind, **settings.get("method", {})}
+    if not method.get("optimizer", True):
+        del method["optimizer"]  # one that is as Optimizer has it was a default once, and digests have it so
     if method["kind"].startswith(f"{__package__.partition('.')[0]}."):
         method["kind"] = method["kind"].rpartition(":")[2]
     run.pop("workers", None)

@@ -17,7 +17,7 @@ from fedkeep.core.params import Batch
 from fedkeep.data.columns import Ragged
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.preparation.contract import Code, RawColumn, Where, difference
-from fedkeep.data.preparation.features import FeatureCode, Features
+from fedkeep.data.preparation.features import FeatureCode, Features, Target, TargetCode
 from fedkeep.data.preparation.labels import LabelCode, Labels, LabelSets
 from fedkeep.data.preparation.numbers import (
     KeyCode,
@@ -32,7 +32,7 @@ from fedkeep.data.preparation.summary import About, Summary, columns_differ
 from fedkeep.data.preparation.texts import TextCode, Texts
 from fedkeep.tasks import of_numbers, of_several
 
-KINDS = (TextCode, LabelCode, FeatureCode, TimeCode, KeyCode, PlainCode)
+KINDS = (TextCode, LabelCode, FeatureCode, TargetCode, TimeCode, KeyCode, PlainCode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +186,8 @@ def _raw(name: str, code: Code, values: Any) -> RawColumn:
         return LabelSets(values=[tuple(_words(name, own)) for own in values])
     if isinstance(code, LabelCode):
         return Labels(values=_words(name, values))
+    if isinstance(code, TargetCode):
+        return Target(values=_numbers(name, values, np.dtype(np.float64)))
     if isinstance(values, Features):
         return values
     if isinstance(code, FeatureCode) and (code.kinds or code.missing):

@@ -1,4 +1,4 @@
-"""Columns of numeric features, and the scales that bring them to mean 0 and deviation 1."""
+"""Columns of numeric features and of a number to predict, and the scales that bring them to mean 0 and deviation 1."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Features:
             category, numbers of its levels.
         kinds: of the features that are no plain numbers, by name: "truth", "date", with its form, or "category".
         levels: the levels of each category.
+        standardise: whether they are, where the rules leave it to the reader.
     """
 
     kind: ClassVar[str] = "features"
@@ -41,6 +42,7 @@ class Features:
     values: NDArray[np.floating[Any]]
     kinds: Mapping[str, str] = field(default_factory=dict)
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    standardise: bool = True
 
     def __len__(self) -> int:
         return len(self.values)
@@ -54,16 +56,12 @@ class Features:
             column = chosen[:, self.names.index(name)]
             there = np.unique(column[~np.isnan(column)]).astype(np.int64)
             levels[name] = tuple(sorted(words[n] for n in there.tolist()))
-        sums: dict[str, Any] = {}
-        if rules.standardise:
-            x, squares = exact_sums(self._numbers()[counted.rows])
-            sums = {"standardise": True, "count": len(chosen), "sums": x, "squares": squares}
         return FeatureSummary(
             names=self.names,
             kinds=dict(self.kinds),
             levels=levels,
             missing={n: int(m) for n, m in zip(self.names, missing, strict=True) if m},
-            **sums,
+            **_sums(self._numbers(), self.standardise, rules, counted),
         )
 
     def _numbers(self) -> NDArray[np.floating[Any]]:
@@ -73,6 +71,30 @@ class Features:
         found: NDArray[np.floating[Any]] = np.nan_to_num(self.values, nan=0.0)
         found[:, [self.names.index(name) for name in self.levels]] = 0
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A raw column of numbers to predict: float64 (rows,), within float32's range; ``standardise`` as of `Features`."""
+
+    kind: ClassVar[str] = "target"
+    values: NDArray[np.floating[Any]]
+    standardise: bool = True
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def summary(self, rules: Rules, counted: Counted) -> TargetSummary:
+        """Sum the numbers of the rows to train on, and their squares, where they are to be standardised."""
+        return TargetSummary(**_sums(self.values[:, None], self.standardise, rules, counted))
+
+
+def _sums(values: NDArray[np.floating[Any]], usual: bool, rules: Rules, counted: Counted) -> dict[str, Any]:
+    """Return what leaves a device of numbers (rows, features)."""
+    if not (usual if rules.standardise is None else rules.standardise):
+        return {"standardise": False}
+    sums, squares = exact_sums(values[counted.rows])
+    return {"standardise": True, "count": len(counted.rows), "sums": sums, "squares": squares}
 
 
 def exact_sums(values: NDArray[np.floating[Any]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -194,6 +216,28 @@ def _check_named(about: FeatureSummary | FeatureCode, missing: Collection[str]) 
             "Wanted kinds and categories of the features {features}; got {got}.",
             features=list(about.names),
             got=sorted(named),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSummary(FeatureSummary):
+    """What leaves a device of a number to predict; as of `FeatureSummary`, for one feature."""
+
+    kind: Literal["target"] = "target"  # type: ignore[assignment]
+    names: tuple[str, ...] = ("label",)
+
+    def code(self, clients_a_word: int) -> TargetCode:
+        """Return its mean and standard deviation."""
+        made = FeatureSummary.code(self, clients_a_word)
+        return TargetCode(means=made.means, scales=made.scales)
+
+    def reveals(self) -> str:
+        """Return in plain words what the server learns from it."""
+        if not self.standardise:
+            return "numbers to predict: nothing of their values"
+        return (
+            f"of the number to predict the sum and the sum of squares over {self.count:,} rows to train on. With a "
+            f"single row, this is its label"
         )
 
 
@@ -341,15 +385,15 @@ class FeatureCode(Code):
             more = f", and {len(large) - 1} more are as large" if len(large) > 1 else ""
             warn(
                 f"The feature {self.names[large[0]]!r} reaches {largest[large[0]]:.3g}{more}. From such numbers "
-                f"training diverges easily, or learns from nothing else. Let features be standardised "
-                f"([preparation] standardise = true), or scale them."
+                f"training diverges easily, or learns from nothing else. Leave out [preparation] standardise "
+                f"= false, or scale them."
             )
         for feature in np.flatnonzero(largest >= APART).tolist() if single is not values else ():
             before, after = (len(np.unique(v[:, feature])) for v in (values, single))
             if after < before:
                 warn(
                     f"The {before:,} different values of the feature {self.names[feature]!r} are {after:,} in float32. "
-                    f"Let features be standardised ([preparation] standardise = true), or subtract a base first."
+                    f"Leave out [preparation] standardise = false, or subtract a base first."
                 )
         return single
 
@@ -367,3 +411,19 @@ class FeatureCode(Code):
         """Return the features' names, and their scales where they have any."""
         scales = {"means": list(self.means), "scales": list(self.scales)}
         return {"features": self.columns} | ({"standardised": scales} if self.means else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetCode(FeatureCode):
+    """The scale of a number to predict: (y − mean) / scale."""
+
+    kind: Literal["target"] = "target"  # type: ignore[assignment]
+    names: tuple[str, ...] = ("label",)
+
+    def encoded(self, raw: Target, where: Where) -> NDArray[np.float32]:  # type: ignore[override]
+        """Return the numbers on their scale, float32 (rows,)."""
+        return FeatureCode.encoded(self, Features(names=self.names, values=raw.values[:, None]), where)[:, 0]
+
+    def meta(self, column: str) -> Mapping[str, Any]:
+        """Return mean and scale, as ``units``, where the numbers are standardised."""
+        return {"units": [self.means[0], self.scales[0]]} if self.means else {}

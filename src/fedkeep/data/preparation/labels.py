@@ -173,8 +173,8 @@ class LabelSummary(ColumnSummary):
             word = self.words[int((numbers % 1 > 0).argmax())]
             raise LabelError(
                 word,
-                f"wanted classes as labels; got numbers with decimals, such as {shown(word)}. For numbers as labels "
-                f"say task='regression'; where each is a class, task='multiclass' or label_names.",
+                f"wanted classes as labels; got numbers with decimals, such as {shown(word)}. Where the number is to be "
+                f'predicted say [data] task = "regression"; where each is a class, task = "multiclass" or label_names.',
             )
 
     def reveals(self) -> str:

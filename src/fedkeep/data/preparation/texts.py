@@ -18,19 +18,21 @@ from fedkeep.data.text import (
     CharVocabulary,
     HashedWords,
     TokenVocabulary,
+    UnicodeWords,
     Vocabulary,
     WordVocabulary,
     vocabulary_from,
 )
 
-Tokens = Literal["char", "word", "token", "hashed_words"]
+Tokens = Literal["char", "word", "token", "hashed_words", "unicode_words"]
 AnyVocabulary = CharVocabulary | WordVocabulary | HashedWords
 COUNTED: dict[str, type[Vocabulary]] = {
     made.kind: made for made in (CharVocabulary, WordVocabulary, TokenVocabulary)
 }
-USUAL = {"char": 256, "word": 20_000, "token": 20_000, "hashed_words": HashedWords().size}
+HASHED = (HashedWords.kind, UnicodeWords.kind)
+USUAL = {"char": 256, "word": 20_000, "token": 20_000} | dict.fromkeys(HASHED, HashedWords().size)
 """The most ids of a vocabulary where the rules name its tokens and not its size."""
-CALLED = {"char": "characters", "word": "words", "token": "words", "hashed_words": "words"}
+CALLED = {"char": "characters", "word": "words", "token": "words"} | dict.fromkeys(HASHED, "words")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class Texts:
             settings |= {"tokens": own.kind, "size": len(own)}
             symbols = own.symbols if isinstance(own, Vocabulary) else None
             return TextSummary(**settings, symbols=symbols)
-        if settings["tokens"] == HashedWords.kind:
+        if settings["tokens"] in HASHED:
             return TextSummary(**settings)
         total, clients = self._counts(COUNTED[settings["tokens"]], rules, counted)
         told = {symbol: clients[symbol] for symbol in total} if rules.clients_a_word > 1 else {}
@@ -136,7 +138,7 @@ class TextSummary(ColumnSummary):
         if clients_a_word > 1:
             kept = {s: n for s, n in self.counts.items() if self.clients[s] >= clients_a_word}
         symbols = self.symbols
-        if symbols is None and self.tokens != HashedWords.kind:
+        if symbols is None and self.tokens not in HASHED:
             symbols = COUNTED[self.tokens].from_counts(kept, self.size).symbols
         size = self.size if symbols is None else len(symbols) + 2
         return TextCode(tokens=self.tokens, size=size, max_length=self.max_length, symbols=symbols)

@@ -7,10 +7,10 @@ from typing import Any
 
 from fedkeep.core.errors import DataError, Spot, first_line
 from fedkeep.data.preparation import Raw, encoded_alone
+from fedkeep.data.preparation.texts import AnyVocabulary
 from fedkeep.data.readers.cells import Cells, Table
 from fedkeep.data.readers.files import check_names
 from fedkeep.data.readers.tables import columns_of, raw_from
-from fedkeep.data.text import CharVocabulary, WordVocabulary
 from fedkeep.tasks import of_numbers
 
 
@@ -26,9 +26,10 @@ def raw_huggingface(
     opted_in: str | None = None,
     task: str | None = None,
     label_names: Sequence[str] | None = None,
-    tokens: str = "char",
-    vocabulary: CharVocabulary | WordVocabulary | int | None = None,
+    tokens: str | None = None,
+    vocabulary: AnyVocabulary | int | None = None,
     max_length: int = 256,
+    standardise: bool = True,
 ) -> Raw:
     """Read a Hugging Face data set.
 
@@ -36,7 +37,7 @@ def raw_huggingface(
         source: a name for ``datasets.load_dataset``, a ``Dataset``, or a ``DatasetDict`` whose keys are splits
             (train, validation, test). A single ``Dataset`` with a column ``split`` keeps that split.
         user: name of the column of client ids.
-        text, features, label, label_separator, time, opted_in, task, label_names, tokens, vocabulary, max_length: as for ``read_table``.
+        text, features, label, label_separator, time, opted_in, task, label_names, tokens, vocabulary, max_length, standardise: as for ``read_table``.
             Labels of a ``ClassLabel`` are read as its names, numbered as there.
 
     Raises:
@@ -116,6 +117,7 @@ def raw_huggingface(
         tokens=tokens,
         vocabulary=vocabulary,
         max_length=max_length,
+        standardise=standardise,
         meta={"name": name, "source": {"huggingface": name, "fingerprints": _fingerprints(parts)}},
     )
 

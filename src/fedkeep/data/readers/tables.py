@@ -19,22 +19,34 @@ from fedkeep.data.preparation import (
     Features,
     Labels,
     LabelSets,
-    Plain,
     Raw,
     RawColumn,
+    Target,
     Texts,
     Times,
     encoded_alone,
 )
-from fedkeep.data.preparation.texts import USUAL
-from fedkeep.data.readers.cells import CLASS, DECIMAL_CLASS, ID, SPLIT, TEXT, TRUTH, Table, labels_between
+from fedkeep.data.preparation.rules import TOKENS
+from fedkeep.data.preparation.texts import USUAL, AnyVocabulary
+from fedkeep.data.readers.cells import (
+    CLASS,
+    DECIMAL_CLASS,
+    ID,
+    SPLIT,
+    TEXT,
+    TRUTH,
+    Table,
+    labels_between,
+)
 from fedkeep.data.readers.files import sha256
 from fedkeep.data.readers.kinds import Faults, fields_of, numbers_of, times_of
 from fedkeep.data.readers.load import frame_table, load_table, other_columns
-from fedkeep.data.text import CharVocabulary, WordVocabulary
-from fedkeep.tasks import KINDS, MULTI_LABEL, of_numbers, of_several
+from fedkeep.data.text import UnicodeWords
+from fedkeep.tasks import KINDS, MULTI_LABEL, REGRESSION, of_numbers, of_several
 
 TASKS = tuple(name for name, kind in KINDS.items() if kind.from_table)
+MOST_CLASSES = 20
+"""More different numbers than this as labels are looked at: they may be numbers to predict."""
 
 
 def raw_table(
@@ -50,9 +62,10 @@ def raw_table(
     opted_in: str | None = None,
     task: str | None = None,
     label_names: Sequence[str] | None = None,
-    tokens: str = "char",
-    vocabulary: CharVocabulary | WordVocabulary | int | None = None,
+    tokens: str | None = None,
+    vocabulary: AnyVocabulary | int | None = None,
     max_length: int = 256,
+    standardise: bool = True,
     kinds: Mapping[str, str] | None = None,
     decimal: str | None = None,
 ) -> Raw:
@@ -75,12 +88,17 @@ def raw_table(
             labels are numbered in sorted order; with task "regression" they are numbers. With task "multi_label" a cell
             holds any number of labels, or a list of them; or give the names of several columns of 1 and 0, one a label.
         label_separator: what stands between the labels of a cell.
-        task: "multiclass", "binary", "regression" or "multi_label"; None: inferred from the labels.
+        task: "multiclass", "binary", "regression" or "multi_label"; None: inferred from the labels. More than 20
+            different numbers are a regression where some are written with a decimal point; whole ones are classes if
+            they are numbered closely from 0 or 1 on.
         label_names: the labels in the order of their numbers; any other label is an error.
-        tokens: "char" or "word".
-        vocabulary: a vocabulary, or the size of the one to build from training texts (default 256 characters,
-            20,000 words).
+        tokens: what texts are cut into: None: "unicode_words", which are hashed, so that no word is counted or told;
+            others as of `Rules`.
+        vocabulary: a vocabulary, or the number of ids; of "char", "word" and "token" the most frequent of training
+            texts get one. None: 16,384 hashed words, 256 characters, 20,000 words.
         max_length: characters or words of a text to keep.
+        standardise: bring numeric features, and numbers to predict, to mean 0 and standard deviation 1 over the rows to
+            train on (without a split over all); metrics and predictions are in the labels' own units.
 
         kinds: of features that are not to be found by looking: "number", "truth", "category", "date", or
             "date:%d/%m/%Y" with the form of dates as ``datetime.strptime`` names it.
@@ -120,6 +138,7 @@ def raw_table(
         vocabulary=vocabulary,
         max_length=max_length,
         kinds=kinds,
+        standardise=standardise,
         meta=meta,
     )
 
@@ -180,9 +199,10 @@ def raw_from(
     opted_in: str | None,
     task: str | None,
     label_names: Sequence[str] | None,
-    tokens: str,
-    vocabulary: CharVocabulary | WordVocabulary | int | None,
+    tokens: str | None,
+    vocabulary: AnyVocabulary | int | None,
     max_length: int,
+    standardise: bool,
     meta: dict[str, Any],
     kinds: Mapping[str, str] | None = None,
 ) -> Raw:
@@ -199,9 +219,11 @@ def raw_from(
             label=answers[0],
             input="text" if features is None else "features",
         )
+    if task is None and label_names is None and isinstance(label, str) and _holds_numbers(table, label):
+        task = REGRESSION.name
     faults = Faults()
     columns: dict[str, RawColumn] = {
-        "label": faults.within(lambda: _labels(table, label, label_separator, task, label_names))
+        "label": faults.within(lambda: _labels(table, label, label_separator, task, label_names, standardise))
     }
     if features is None:
         columns["text"] = _texts(table.each(text or "text", TEXT), tokens, vocabulary, max_length)
@@ -215,7 +237,7 @@ def raw_from(
                 got=", ".join(both),
                 features=features,
             )
-        x = features_of(table, inputs, kinds or {}, faults)
+        x = features_of(table, inputs, kinds or {}, faults, standardise=standardise)
         if x is not None:
             columns["x"] = x
     if time in table.columns:
@@ -238,6 +260,8 @@ def features_of(
     names: Sequence[str],
     kinds: Mapping[str, str],
     faults: Faults | None = None,
+    *,
+    standardise: bool = True,
 ) -> Features | None:
     """Return columns as features; None where some cannot be, which ``faults`` then has.
 
@@ -264,6 +288,36 @@ def features_of(
         values=values,
         kinds={n: f.declared for n, f in zip(names, fields, strict=True) if f.declared != "number"},
         levels={n: f.levels for n, f in zip(names, fields, strict=True) if f.kind == "category"},
+        standardise=standardise,
+    )
+
+
+def _holds_numbers(table: Table, label: str) -> bool:
+    """Tell whether a column of labels holds numbers to predict: many different ones, written with a decimal point.
+
+    Raises:
+        DataError: there are many whole numbers that are neither written so nor numbers of classes from 0 or 1 on.
+    """
+    cells = [cell for cell in table.columns[label].different()[0] if cell not in (None, "")]
+    try:
+        numbers = np.unique(numbers_of(table, label))
+    except (DataError, UnicodeError):
+        return False
+    if len(numbers) <= MOST_CLASSES or not np.isfinite(numbers).all():
+        return False
+    if any(isinstance(cell, float) or not str(cell).strip().lstrip("+-").isdigit() for cell in cells):
+        return True
+    if numbers[0] in (0, 1) and len(numbers) > 0.9 * numbers[-1]:
+        return False
+    raise DataError(
+        "{place}: the column {column!r} holds {count:,} different whole numbers, from {least:g} to {most:g}. Is one of "
+        'them to be predicted as a number, or is each a class? Say which: [data] task = "regression", or '
+        'task = "multiclass".',
+        place=table.where(0),
+        column=label,
+        count=len(numbers),
+        least=numbers[0],
+        most=numbers[-1],
     )
 
 
@@ -273,11 +327,14 @@ def _labels(
     separator: str,
     task: str | None,
     label_names: Sequence[str] | None,
+    standardise: bool,
 ) -> RawColumn:
     if not isinstance(name, str):
         return _columns_of_labels(table, tuple(name), task, label_names)
     if of_numbers(task):
-        return Plain(values=table.single(numbers_of(table, name)[:, None], [name])[:, 0])
+        values = numbers_of(table, name)
+        table.single(values[:, None], [name])
+        return Target(values=values, standardise=standardise)
     names = None if label_names is None else tuple(map(str, label_names))
     if of_several(task):
         if not separator:
@@ -307,10 +364,10 @@ def _columns_of_labels(
 
 
 def _texts(
-    texts: list[str], tokens: str, vocabulary: CharVocabulary | WordVocabulary | int | None, max_length: int
+    texts: list[str], tokens: str | None, vocabulary: AnyVocabulary | int | None, max_length: int
 ) -> Texts:
     check_max_length(max_length)
-    if isinstance(vocabulary, CharVocabulary | WordVocabulary):
+    if isinstance(vocabulary, AnyVocabulary):
         return Texts(
             values=texts,
             tokens=vocabulary.kind,
@@ -318,6 +375,7 @@ def _texts(
             max_length=max_length,
             given=vocabulary,
         )
-    check_choice("Wanted tokens", tokens, ("char", "word"), DataError)
+    tokens = tokens or UnicodeWords.kind
+    check_choice("Wanted tokens", tokens, TOKENS, DataError)
     size = USUAL[tokens] if vocabulary is None else vocabulary
     return Texts(values=texts, tokens=tokens, size=size, max_length=max_length)

@@ -1,0 +1,127 @@
+"""Whether a run learned: its test results beside answers that need no model, and what to do where it did not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedkeep.core.records import Record
+from fedkeep.experiments.drive import places_of
+from fedkeep.experiments.run import Run
+from fedkeep.experiments.summary import Summary, summarize
+from fedkeep.experiments.worth import counted_rows
+from fedkeep.report.wording import lower_is_better, metric_inline, number
+from fedkeep.tasks import Task, tasks_in
+from fedkeep.tasks.results import before_task
+
+ROSE = 10.0
+"""How many times its first value a training loss must reach before it counts as diverged."""
+JUDGED = 3
+"""Evaluations from which on a last one that is the best counts as still improving."""
+ASKED = 50
+"""Clients whose private values are looked at."""
+
+
+@dataclass(frozen=True)
+class Simplest:
+    """Test results of answers that need no model.
+
+    Attributes:
+        metric: the share of right answers, or the root of the mean squared error.
+        one: of one answer for all clients: the most frequent label, or the mean.
+        each: of each client's own most frequent label, or own mean.
+    """
+
+    metric: str
+    one: float
+    each: float
+
+
+def simplest(run: Run) -> Simplest | None:
+    """Return what answers without a model reach on the run's test examples; None where a task's labels are not counted.
+
+    Training labels of all clients are counted for it, here, where the simulation has them.
+    """
+    task = tasks_in(run.data.meta)[0]
+    rows = None if run.examples is None else run.examples.tensors.get(f"{before_task(task.name)}row")
+    if rows is None or task.kind.counting is None or not len(run.data.split_rows("train")):
+        return None
+    one, each = (_reached(run, task, rows.numpy(), together) for together in (True, False))
+    return Simplest(task.client_metric, one, each)
+
+
+def _reached(run: Run, task: Task, rows: np.ndarray, together: bool) -> float:
+    found = counted_rows(run.data, task, rows, together=together)
+    if task.kind.right is None:
+        return math.sqrt(float(found["loss"].mean()))
+    label = np.asarray(run.data.columns[task.label])
+    label = label[rows] if label.ndim == 1 else label[rows, places_of(rows)]
+    return float(task.kind.right(found["score"], label).mean())
+
+
+def remarks(run: Run, best: Summary | None = None) -> list[str]:
+    """Return what one should know of a run before one believes its numbers: a sentence each, with what to do.
+
+    Args:
+        run: the run, as it was trained.
+        best: its metrics at the best epoch, if they are known already.
+    """
+    task = tasks_in(run.data.meta)[0]
+    best = best or summarize(run.history, task.headline, lower_is_better(task.headline))
+    if best is None:
+        return []
+    found = [_rose(run.history), _no_better(run, task, best), _improving(run, best), _unmoved(run)]
+    return [remark for remark in found if remark]
+
+
+def _rose(history: Sequence[Record]) -> str:
+    losses = [r.value for r in history if r.split == "train" and r.metric == "loss" and r.client is None]
+    if len(losses) < 2 or not losses[-1] > ROSE * losses[0] > 0:
+        return ""
+    return (
+        f"The training loss rose from {number(losses[0], 'loss')} to {number(losses[-1], 'loss')}. Take a smaller "
+        f"method.optimizer.learning_rate, or clip gradients by its clip_norm."
+    )
+
+
+def _no_better(run: Run, task: Task, best: Summary) -> str:
+    simple = simplest(run)
+    if simple is None or simple.metric not in best.test:
+        return ""
+    metric = simple.metric
+    history = [r.value for r in run.history if (r.split, r.metric, r.client) == ("test", metric, None)]
+    lower = lower_is_better(metric)
+    reached = min(history) if lower else max(history)
+    if task.kind.ranks_scores and best.test.get(task.headline, 0.0) > 0.5:
+        return ""  # where most labels are the same an order may be right though no answer changes
+    if reached < simple.one if lower else reached > simple.one:
+        return ""
+    return (
+        f"Never better on test than one answer for all ({metric_inline(metric)} {number(simple.one, metric)}): nothing "
+        f"was learned that helps. Look at the data by `fedkeep check`, then try other learning rates by `fedkeep sweep`."
+    )
+
+
+def _improving(run: Run, best: Summary) -> str:
+    rounds = {r.round for r in run.history if r.split == "valid" and r.client is None}
+    if not best.valid or len(rounds) < JUDGED or best.round != max(rounds):
+        return ""
+    return f"Still improving at the last round. Train longer: run.epochs = {math.ceil(2 * best.epoch)}, or more rounds."
+
+
+def _unmoved(run: Run) -> str:
+    halves = run.method.split.halves(run.net.module)
+    names = halves.trainable.intersection(halves.private_names)
+    places = run.clients.positions[:ASKED].tolist()
+    trained = [i for i, seen in zip(places, run.private.seen(places), strict=True) if seen]
+    if not names or not trained:
+        return ""
+    for place in trained:
+        before, default = (run.own(run.data.ids[place], stage=stage) for stage in ("before", "shared"))
+        if any(not torch.equal(before[n], default[n]) for n in names):
+            return ""
+    return "Private values never moved. `fedkeep check` says what each phase trains, and at which rate."

@@ -1,0 +1,91 @@
+"""What a run says of itself: results beside answers without a model, and remarks where it did not learn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeep import Phase, methods, sgd, simulate
+from fedkeep.data import FederatedData, toy
+from fedkeep.experiments.learned import remarks, simplest
+from fedkeep.experiments.run import Run
+from fedkeep.methods.terms import cross_entropy, squared_error
+from fedkeep.models import Linear
+
+
+def trained(rate: float = 0.1, rounds: int = 4, private: float | None = None) -> Run:
+    torch.manual_seed(0)
+    rates = {} if private is None else {"user": private}
+    local = Phase(loss=cross_entropy(), optimizer=sgd(rate, rates=rates))
+    return simulate(
+        Linear(4, 3),
+        methods.furl("user", local=local),
+        toy(users=6, examples=40),
+        rounds=rounds,
+        progress=False,
+    )
+
+
+def labelled(labels: list[float], splits: list[str], task: str) -> FederatedData:
+    kind = np.float32 if task == "regression" else np.int64
+    return FederatedData.from_columns(
+        list("aaabbb"),
+        {"x": np.zeros((6, 4), np.float32), "label": np.array(labels, kind)},
+        split=splits,
+        meta={"task": task, "classes": 1 if task == "regression" else 3},
+    )
+
+
+SPLIT = ["train", "train", "test"] * 2
+
+
+def test_answers_without_a_model_by_hand() -> None:
+    """Client a trains on 0, 0, b on 1, 2: one answer is 0, right for a's test example; b's own (1) for b's."""
+    data = labelled([0, 0, 0, 1, 1, 1], SPLIT, "multiclass")
+    run = simulate(Linear(4, 3), methods.fedavg(), data, rounds=1, progress=False)
+    found = simplest(run)
+    assert found is not None
+    assert (found.one, found.each) == (0.5, 1.0)
+
+
+def test_numbers_without_a_model_by_hand() -> None:
+    """All users' mean is 3; a's own, with that as one more number, 5/3, b's 13/3. Test labels are 1 and 7."""
+    data = labelled([0, 2, 1, 4, 6, 7], SPLIT, "regression")
+    method = methods.fedavg(local=Phase(loss=squared_error()))
+    found = simplest(simulate(Linear(4, 1), method, data, rounds=1, progress=False))
+    assert found is not None
+    assert found.one == pytest.approx(((3 - 1) ** 2 / 2 + (3 - 7) ** 2 / 2) ** 0.5)
+    assert found.each == pytest.approx(((5 / 3 - 1) ** 2 / 2 + (13 / 3 - 7) ** 2 / 2) ** 0.5)
+
+
+def test_a_run_that_learned_needs_no_remark_but_more_time() -> None:
+    run = trained()
+    assert [remark.split(".")[0] for remark in remarks(run)] in ([], ["Still improving at the last round"])
+
+
+def test_nothing_learned() -> None:
+    run = trained(rate=1e-9, rounds=1)
+    one = simplest(run)
+    assert one is not None
+    worse = [
+        replace(r, value=one.one) if (r.split, r.metric) == ("test", "accuracy") else r for r in run.history
+    ]
+    assert "one answer for all" in remarks(replace(run, history=worse))[0]
+
+
+def test_a_loss_that_rose() -> None:
+    run = trained()
+    losses = iter([1.0, 2.0, 5.0, 10.5])
+    rose = [
+        replace(r, value=next(losses)) if (r.split, r.metric) == ("train", "loss") else r for r in run.history
+    ]
+    assert "learning_rate" in remarks(replace(run, history=rose))[0]
+    assert not any("rose" in remark for remark in remarks(run))
+
+
+def test_private_values_that_never_moved() -> None:
+    assert any("never moved" in remark for remark in remarks(trained(private=0.0)))
+    assert not any("never moved" in remark for remark in remarks(trained()))
