@@ -213,7 +213,7 @@ def toml_of(found: Start) -> str:
     if found.decimal == ",":
         lines.append('decimal = ","')
     if found.text is not None:
-        lines += [f"text = {q(found.text)}", 'tokens = "word"']
+        lines.append(f"text = {q(found.text)}")
     else:
         lines.append("features = [")
         lines += [f"    {q(name)}," for name in found.fields]
@@ -225,7 +225,6 @@ def toml_of(found: Start) -> str:
         lines += [
             f"{q(name)} = {q(one.declared)}          # {_about(one)}" for name, one in found.fields.items()
         ]
-        lines += ["", "[preparation]", "standardise = true          # numbers to mean 0 and deviation 1"]
     epochs = max(1, min(20, EXAMPLES // found.rows))
     lines += ["", "[model]"]
     if found.text is None:
@@ -246,8 +245,6 @@ def toml_of(found: Start) -> str:
         "batch_size = 16",
         f"optimizer = {optimizer}",
     ]
-    if found.task == "regression":
-        lines.append('loss = { kind = "squared_error" }')
     lines += [
         "",
         "[run]",
