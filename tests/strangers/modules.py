@@ -1294,7 +1294,8 @@ def exported() -> nn.Module:
 def quantised() -> nn.Module:
     """Dynamic quantisation of linear layers."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.filterwarnings("ignore", "torch.ao.quantization is deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
         return torch.ao.quantization.quantize_dynamic(Two(), {nn.Linear}, torch.qint8)
 
 

@@ -448,7 +448,8 @@ def toyed(module: nn.Module, engine: Any = "sequential", method: Any = None) -> 
 
 def quantised() -> nn.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.filterwarnings("ignore", "torch.ao.quantization is deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
         return torch.ao.quantization.quantize_dynamic(Net())
 
 
