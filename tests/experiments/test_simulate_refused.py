@@ -25,7 +25,6 @@ FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({}, ConfigError, "Give either rounds or epochs."),
         ({"rounds": 1, "epochs": 1}, ConfigError, "Give either rounds or epochs."),
         ({"rounds": -1}, ConfigError, "rounds must be at least 0; got -1."),
         ({"rounds": 2.0}, ConfigError, "rounds must be a whole number; got 2.0."),
