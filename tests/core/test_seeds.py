@@ -15,7 +15,7 @@ from torch import nn
 from fedkeep import methods, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params
-from fedkeep.core.seeds import Draws, generator, numpy_generator, stream, without_draws
+from fedkeep.core.seeds import Draws, Undisturbed, generator, numpy_generator, stream, without_draws
 from fedkeep.data import toy
 from tests.tiny import same_bits
 
@@ -123,20 +123,31 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_training_beside_a_thread_that_draws_has_the_same_bits_or_says_what_it_needs(
-    neighbour: Start, rate: float, monkeypatch: pytest.MonkeyPatch
+    neighbour: Start, rate: float
 ) -> None:
-    monkeypatch.setattr("fedkeep.core.seeds.EVERY", 0.0)  # the neighbour begins between two looks
-
     def run(engine: str) -> Params:
         given = {"rounds": 2, "evaluate_every": 0, "engine": engine}
         return simulate(model, methods.fedavg(), toy(users=6, examples=40), **given).server
 
     model = Net(rate)
+    neighbour(lambda: time.sleep(0.01))
     alone = run("sequential")
-    neighbour(lambda: torch.rand(1))
-    assert same_bits(alone, run("workers"))  # as the message says
+    neighbour(lambda: torch.rand(1))  # begins within a second after a look
     if rate:
         with pytest.raises(MethodError, match="another thread.*engine='workers'"):
             run("sequential")
     else:
         assert same_bits(alone, run("sequential"))
+    assert same_bits(alone, run("workers"))  # as the message says
+
+
+def test_a_thread_that_is_new_since_the_last_look_is_looked_at_for_longer(neighbour: Start) -> None:
+    def begun() -> Undisturbed:
+        steps = Undisturbed("client", "cpu")
+        steps.seeded()
+        return steps
+
+    neighbour(lambda: time.sleep(0.01))
+    assert not begun().disturbed
+    neighbour(lambda: (time.sleep(0.05), torch.rand(1)))  # draws seldom, and begins just after a look
+    assert begun().disturbed

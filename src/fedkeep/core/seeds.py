@@ -10,6 +10,7 @@ import hashlib
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, TypeVar
@@ -39,6 +40,7 @@ def numpy_generator(seed: int, purpose: str, client: str = "", round: int = 0) -
 
 T = TypeVar("T")
 LOOK = 0.02  # seconds in which a thread that draws all the time has drawn
+LOOK_AT_NEW = 0.2  # the same, of threads that were not there at the last look: they may wait for a core
 LOOK_BEFORE_BLAME = 1.0  # the same, where many threads wait for a core
 EVERY = 1.0  # seconds between two looks
 
@@ -147,8 +149,8 @@ def without_draws(what: str, hook: Callable[[], T], device: str) -> T:
 class Undisturbed:
     """Steps of one thread that may draw from torch's own generators, which all threads of a process share.
 
-    Where there are other threads, it is looked at once a second, and between two steps, whether a generator moves by
-    itself. A thread that draws seldom, and only while a step is under way, is not seen.
+    Where there are other threads, it is looked at once a second, whenever there are new ones, and between two steps,
+    whether a generator moves by itself. A thread that draws seldom, and only while a step is under way, is not seen.
 
     Args:
         who: takes the steps, for messages.
@@ -159,6 +161,8 @@ class Undisturbed:
     """When this process was last looked at, in seconds of its clock."""
     disturbed: ClassVar[bool] = False
     """Whether another thread drew then."""
+    known: ClassVar[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
+    """The threads that there were then."""
 
     def __init__(self, who: object, device: str) -> None:
         self.who, self.device = who, device
@@ -166,11 +170,15 @@ class Undisturbed:
 
     def seeded(self) -> None:
         """Begin: the generators have just been seeded."""
-        several = threading.active_count() > 1
-        if several and time.monotonic() - self.looked >= EVERY:
+        threads = threading.enumerate()
+        several = len(threads) > 1
+        new = any(thread not in self.known for thread in threads)
+        if several and (new or time.monotonic() - self.looked >= EVERY):
             before = states(self.device)
-            Undisturbed.disturbed = others_draw(lambda: unmoved(before, self.device), LOOK)
+            seconds = LOOK_AT_NEW if new else LOOK
+            Undisturbed.disturbed = others_draw(lambda: unmoved(before, self.device), seconds)
             Undisturbed.looked = time.monotonic()
+            Undisturbed.known = weakref.WeakSet(threads)
         self.left = states(self.device) if several else []
 
     def step(self, take: Callable[[], T]) -> T:
