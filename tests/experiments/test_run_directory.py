@@ -38,6 +38,7 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
         "commit.json",
         "server-4.safetensors",
         "examples-2.safetensors",
+        "seen.safetensors",
         "private/store.db",
     }
     assert (out / "config.toml").read_text() == "seed = 5\n"

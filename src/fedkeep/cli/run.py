@@ -11,7 +11,7 @@ import typer
 
 from fedkeep.cli.output import complain, metrics_table, say
 from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, find_config
-from fedkeep.core.errors import RunError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.report.wording import lower_is_better, metric_inline, number
 
@@ -28,6 +28,14 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in its folder; CONFIG may be that folder.")
     ] = False,
+    continue_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--continue-from",
+            metavar="RUN",
+            help="Go on from this run on new data, e.g. next month's file; --out names the new run's folder.",
+        ),
+    ] = None,
     overrides: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Replace the configuration's seed.")] = None,
     workers: Annotated[
@@ -51,12 +59,16 @@ def run(
     """Train a configuration; every round is saved, so a run that was stopped can go on.
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
+
+    Next month's file: fedkeep run CONFIG --continue-from runs/may --set data.path=june.csv --out runs/june
     """
     from fedkeep.experiments.build import run_config
 
     if track:
         overrides = [*(overrides or []), f"run.trackers={json.dumps(track)}"]
     found = find_config(config, overrides, seed, resume=resume)
+    if continue_from is not None and out is None:
+        raise ConfigError("--continue-from begins a new run. Name its folder: --out DIR.")
     folder = out or found.folder or Path("runs") / f"{found.label}-{found.config.seed}"
     try:
         finished = run_config(
@@ -64,6 +76,7 @@ def run(
             folder=found.data_folder(data),
             out=folder,
             resume=resume,
+            continue_from=continue_from,
             text=found.text,
             workers=workers,
             tell=say,

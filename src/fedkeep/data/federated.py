@@ -309,7 +309,7 @@ class FederatedData:
             None if counts is None else splits.bounds_of(counts),
             meta,
             check=False,
-        )._with_best()
+        ).with_best()
 
     def split_per_user(
         self, fractions: Sequence[float] = (0.8, 0.1, 0.1), order: str = "random", seed: int = 0
@@ -339,7 +339,7 @@ class FederatedData:
             splits.bounds_of(counts),
             self.meta,
             check=False,
-        )._with_best()
+        ).with_best()
 
     def fingerprint(self) -> dict[str, Any]:
         """Return sha256 hashes of every column and of the partition, and the counts: what a run writes down."""
@@ -429,7 +429,8 @@ class FederatedData:
         parts = {} if self.bounds is None else {name: int(self.counts(name).sum()) for name in SPLITS}
         return parts | {"total": self.examples}
 
-    def _with_best(self) -> FederatedData:
+    def with_best(self) -> FederatedData:
+        """Return these data with ``best`` of ``meta`` computed again, where the generator knew it."""
         if "_best" in self.columns:
             self.meta |= best_possible(self.columns, self.split_rows("test"), KINDS[self.meta["task"]])
         return self

@@ -58,7 +58,7 @@ def order_within(
     client = np.repeat(np.arange(len(counts)), counts)
     if order == "random":
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-        return np.lexsort((_mix(_draws(ids, seed, "split")[client] + _weyl(place)), client))
+        return np.lexsort((mixed(_draws(ids, seed, "split")[client] + weyl(place)), client))
     time = columns.get("time")
     if time is None or isinstance(time, Ragged) or time.ndim != 1:
         raise DataError(
@@ -88,7 +88,7 @@ def hold_out(data: Any, fraction: float, seed: int = 0) -> tuple[Rows, Rows]:
         )
     clients = len(data.ids)
     number = min(max(int(np.floor(fraction * clients + 0.5 + 1e-9)), int(fraction > 0)), clients - 1)
-    drawn = np.argsort(_mix(_draws(data.ids, seed, "hold_out")), kind="stable")
+    drawn = np.argsort(mixed(_draws(data.ids, seed, "hold_out")), kind="stable")
     return np.sort(drawn[number:]), np.sort(drawn[:number])
 
 
@@ -96,11 +96,12 @@ def _draws(ids: Sequence[str], seed: int, purpose: str) -> NDArray[np.uint64]:
     return np.fromiter((stream(seed, purpose, client_id) for client_id in ids), np.uint64, len(ids))
 
 
-def _weyl(place: NDArray[np.int64]) -> NDArray[np.uint64]:
+def weyl(place: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return a state of SplitMix64 for each place."""
     return place.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): one stream per client, all at once."""
     z = state + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -104,12 +104,13 @@ class Sampler:
             drawn = np.array([permuted(place, self.count, key) for place in places])
         return [int(c) for c in (drawn if isinstance(self.clients, int) else self.clients[drawn])]
 
-    def never(self, rounds: int) -> list[int]:
-        """Return the clients that no round of the first ``rounds`` draws, ascending."""
-        if self.mode == "shuffled" and rounds >= self.rounds_per_epoch:
+    def never(self, rounds: int, first: int = 0) -> list[int]:
+        """Return the clients that none of the rounds from ``first`` on to ``rounds`` draws, ascending."""
+        whole = -(-first // self.rounds_per_epoch) * self.rounds_per_epoch  # where an epoch begins
+        if self.mode == "shuffled" and rounds >= whole + self.rounds_per_epoch:
             return []
         left = set(range(self.count) if isinstance(self.clients, int) else map(int, self.clients))
-        for round in range(rounds):
+        for round in range(first, rounds):
             left.difference_update(self(round))
             if not left:
                 break

@@ -21,14 +21,16 @@ from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding
+from fedkeep.data.seen import Seen
 from fedkeep.engines.rehearsal import fit
 from fedkeep.experiments.config import AUTO, Config, LossConfig, MethodConfig, ReduceConfig, parse_config
 from fedkeep.experiments.config_tables import accepted, check_options
+from fedkeep.experiments.continuing import Before, Origin, encoding_in
 from fedkeep.experiments.personalize import add_curve, check_task
 from fedkeep.experiments.plugins import Offered, imported, is_own, says_it_returns
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_settings import RunSettings
-from fedkeep.experiments.simulate import Simulation
+from fedkeep.experiments.simulate import Simulation, divided
 from fedkeep.experiments.sources import (
     build_data,
     build_source,
@@ -65,6 +67,7 @@ __all__ = [
     "build_model",
     "build_source",
     "data_folder",
+    "data_of",
     "encoding_of",
     "method_maker",
     "offered_methods",
@@ -363,6 +366,7 @@ def run_config(
     folder: Path | None = None,
     out: Path | None = None,
     resume: bool = False,
+    continue_from: Path | None = None,
     text: str | None = None,
     progress: bool | None = None,
     workers: int | None = None,
@@ -376,10 +380,20 @@ def run_config(
         data: the data, where they are read already.
         folder: the folder of real data.
         text: the text of a file that gives this configuration, kept in the run's folder; made where None.
+        continue_from: the folder of a run whose rounds go on here, see ``experiments.continuing``; of a run that is
+            resumed it is not looked at.
         out, resume, progress, workers, trackers: as for ``simulate``, whatever the configuration says.
-        tell: called with a text that says which of the model's layers run on fedkeep's kernels, if any.
+        tell: called with texts that say what has changed since an older run, which of the model's layers run on
+            fedkeep's kernels, if any, and what the head is.
     """
-    data = data if data is not None else build_data(config, folder)
+    origin = before = None
+    if resume and out is not None and (out / "run.json").exists():
+        origin = Origin.of(read_info(out))
+    elif continue_from is not None:
+        before = Before.at(continue_from)
+    if data is None:
+        kept_in = out if origin is not None else continue_from if before is not None else None
+        data = data_of(config, folder, kept_in)
     if resume and out is not None and config.personalization is not None:
         _check_protocol(out, config.model_dump()["personalization"])
     settings = config.run
@@ -387,7 +401,9 @@ def run_config(
         settings = replace(settings, workers=workers)
     if trackers is not None:
         settings = replace(settings, trackers=trackers)
-    made = simulation_of(config, data, folder, settings, text or config.to_toml())
+    made = simulation_of(config, data, folder, settings, text or config.to_toml(), before, origin)
+    if before is not None and made.origin is not None:
+        tell(f"Continues {continue_from} after round {before.round}: {made.origin.told}.")
     if line := str(swaps_of(made.net.module)):
         tell(f"Layers {line}.")
     if line := made.head:
@@ -398,12 +414,31 @@ def run_config(
     return run
 
 
+def data_of(config: Config, folder: Path | None, run: Path | None) -> FederatedData:
+    """Return the data of a configuration, in the encoding of a run, extended, and divided as there.
+
+    Args:
+        config: the configuration.
+        folder: the folder of real data.
+        run: the folder of a run whose examples stay in their parts; None: the data are as they are alone.
+
+    Raises:
+        FedkeepError: as for ``build_data``; or the folder of the run is damaged.
+    """
+    if run is None:
+        return build_data(config, folder)
+    data = divided(build_data(config, folder, encoding_in(run)))
+    return Seen.read(run, read_info(run)["seen"]).kept_apart(data)
+
+
 def simulation_of(
     config: Config,
     data: FederatedData,
     folder: Path | None = None,
     settings: RunSettings | None = None,
     text: str | None = None,
+    before: Before | None = None,
+    origin: Origin | None = None,
 ) -> Simulation:
     """Return the simulation that a configuration asks for, with all that ``run_config`` checks before it trains.
 
@@ -413,6 +448,7 @@ def simulation_of(
         folder: the folder of real data.
         settings: in place of the configuration's.
         text: kept in the run's folder.
+        before, origin: as for `Simulation`.
 
     Raises:
         FedkeepError: what a run would refuse.
@@ -427,6 +463,8 @@ def simulation_of(
         settings or config.run,
         seed=config.seed,
         name=config.name,
+        before=before,
+        origin=origin,
         privacy=config.privacy,
         config=asked.model_dump(),
         config_text=text,

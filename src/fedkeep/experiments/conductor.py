@@ -86,6 +86,7 @@ class Conductor:
         cohort: how many clients a round asks; None: the settings' number.
         drawn_by: what cohorts are drawn by; None: the seed.
         carried: adds what was charged before the run to the terms of its privacy.
+        continues: of a run that goes on from another one, that one's id and its last round; its own rounds follow.
         config: the configuration that led here, kept in the run's folder.
         text: the text of its file; None: there is none.
     """
@@ -104,6 +105,7 @@ class Conductor:
         cohort: int | None = None,
         drawn_by: int | None = None,
         carried: Callable[[Terms], Terms] = lambda terms: terms,
+        continues: tuple[str, int] | None = None,
         config: Mapping[str, Any] = {},
         text: str | None = None,
     ) -> None:
@@ -127,7 +129,8 @@ class Conductor:
             check_variances(method, net.module)
         check_judging(method, settings.evaluate_shared, settings.evaluate_adapted)
         self.metrics = named_metrics(settings.metrics or (), members.tasks)
-        self.rounds = settings.length(self.sampler.rounds_per_epoch)
+        self.first = 0 if continues is None else continues[1]
+        self.rounds = self.first + settings.length(self.sampler.rounds_per_epoch)
         every = settings.evaluate_every
         self.every = self.sampler.rounds_per_epoch if every is None else every
         self.server = first_global(method, begins or net, members.clients, self.sampler.count)
@@ -155,6 +158,7 @@ class Conductor:
             **({"evaluate_shared": True} if settings.evaluate_shared else {}),
             **({"evaluate_adapted": True} if settings.evaluate_adapted else {}),
             **({"metrics": list(self.metrics)} if self.metrics else {}),
+            **({} if continues is None else {"continues": list(continues)}),
             "model": model_identity(net.module, method, self.initial),
         }
         self.length = {
@@ -262,7 +266,7 @@ class Conductor:
         """Return what ``run.json`` says of clients that no round drew: how many, and the first ones' ids."""
         if self.settings.centralised or self.secretly:
             return {}
-        never = self.sampler.never(self.rounds)
+        never = self.sampler.never(self.rounds, self.first)
         ids = [str(self.members.clients.ids[c]) for c in never[:NAMED]]
         return {"never_drawn": {"count": len(never), "ids": ids}} if never else {}
 

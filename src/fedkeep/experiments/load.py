@@ -13,11 +13,13 @@ from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import expanded, read_tensors
 from fedkeep.data import FederatedData
+from fedkeep.data.seen import Seen
+from fedkeep.experiments.continuing import Origin
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import read_info
 from fedkeep.experiments.run_settings import RunSettings
-from fedkeep.experiments.simulate import FIRST, Simulation
+from fedkeep.experiments.simulate import FIRST, Simulation, divided
 from fedkeep.methods import Method
 
 if TYPE_CHECKING:
@@ -97,10 +99,12 @@ def load_run(
         if model is None or method is None or data is None:
             raise ConfigError("load_run wants all of model, method and data, or none of them.")
         return _of_python(folder, model, method, data, device)
-    from fedkeep.experiments.build import build_data, simulation_of
+    from fedkeep.experiments.build import data_of, simulation_of
 
     config, _ = run_folder_config(folder)
-    data = data if data is not None else build_data(config, data_folder or folder_of_data(folder))
+    origin = Origin.of(read_info(folder))
+    if data is None:
+        data = data_of(config, data_folder or folder_of_data(folder), folder if origin else None)
     lines = differences(data.fingerprint(), read_info(folder).get("data", {}).get("fingerprint"))
     if lines:
         shown = "\n  ".join(lines[:4])
@@ -111,7 +115,7 @@ def load_run(
     here = replace(config.run, engine=engine, workers=None, device=device, trackers=())
     if config.privacy is not None:  # nothing is spent
         config = config.model_copy(update={"privacy": replace(config.privacy, budget=None)})
-    return simulation_of(config, data, data_folder, here).read(folder)
+    return simulation_of(config, data, data_folder, here, origin=origin).read(folder)
 
 
 def _of_python(folder: Path, model: nn.Module, method: Method, data: FederatedData, device: str) -> Run:
@@ -127,8 +131,11 @@ def _of_python(folder: Path, model: nn.Module, method: Method, data: FederatedDa
         **{name: was[name] for name in (*names, *more) if name in was},
     )
     first = read_tensors(folder / FIRST) if (folder / FIRST).exists() else None
+    if (origin := Origin.of(info)) is not None:
+        settings = replace(settings, rounds=was["rounds"] - origin.round)
+        data = Seen.read(folder, info["seen"]).kept_apart(divided(data))
     simulation = Simulation(
-        model, method, data, settings, seed=was["seed"], name=str(info["name"]), first=first
+        model, method, data, settings, origin=origin, seed=was["seed"], name=str(info["name"]), first=first
     )
     asked = {**simulation.conductor.identity, "data": simulation.data.fingerprint()}
     if lines := differences(json.loads(json.dumps(asked)), was):

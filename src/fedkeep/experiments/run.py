@@ -122,6 +122,7 @@ class Run:
         fitted: by client's id, what is its own since it adapted after the rounds.
         stopped: by the ids of these, the pass that each phase with early stopping kept (0: none).
         writer: writes the run's folder, see ``save``; None: the run is made of another one.
+        continues: of a run that went on from another one, what had changed in the data; else "".
         roster: of a run on other data (``on``), the data that it was trained on; None: these.
     """
 
@@ -148,6 +149,7 @@ class Run:
     stopped: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
     writer: Callable[[Run, Path], None] | None = field(default=None, init=False, repr=False)
     roster: FederatedData | None = field(default=None, init=False, repr=False)
+    continues: str = field(default="", init=False, repr=False)
 
     def __repr__(self) -> str:
         return (

@@ -2,6 +2,8 @@
 
     run.json                what ran: the run's id, configuration, seeds, environment, data, split (reports read this)
     config.toml             the configuration file as given, if there was one
+    encoding.json           how the data were turned into numbers, where they were
+    seen.safetensors        hashes of the examples, and in which part each is, for a run that goes on from this one
     partition.safetensors   which images each client has, where images were divided among them
     records.jsonl           what was measured; the same bytes for the same run
     timings.jsonl           how long it took

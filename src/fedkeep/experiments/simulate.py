@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +16,7 @@ from torch import nn
 
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import ConfigError, DataError, check_whole, did_you_mean, warn
-from fedkeep.core.files import expanded, write_tensors
+from fedkeep.core.files import expanded, write_of_run, write_tensors
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Params, misfit, row
@@ -21,6 +24,8 @@ from fedkeep.data import FederatedData, class_counts, hold_out
 from fedkeep.data.alike import label_warnings
 from fedkeep.data.federated import best_possible
 from fedkeep.data.ids import SomeIds
+from fedkeep.data.seen import FILE as SEEN
+from fedkeep.data.seen import Seen
 from fedkeep.engines import (
     Auto,
     Centralised,
@@ -38,7 +43,15 @@ from fedkeep.engines.lanes import made_of_all
 from fedkeep.engines.rehearsal import fit, model_warnings
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.workers import workers as processes
-from fedkeep.experiments.conductor import Conductor, Members, centralised_state, checkpoint
+from fedkeep.experiments.conductor import (
+    Conductor,
+    Members,
+    after_round,
+    centralised_state,
+    checkpoint,
+    restored,
+)
+from fedkeep.experiments.continuing import ENCODING, Before, Origin, sizes_of
 from fedkeep.experiments.drive import Drive, in_use
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.fitted import read_fitted, write_fitted
@@ -76,6 +89,7 @@ def simulate(
     on_nonfinite: Literal["stop", "skip"] = "stop",
     min_clients: int = 1,
     private: PrivateStore | None = None,
+    continue_from: Run | None = None,
     privacy: DifferentialPrivacy | None = None,
     name: str = "",
     config: Mapping[str, Any] | None = None,
@@ -102,6 +116,11 @@ def simulate(
             ``"auto"``: go on where ``out`` holds a run, else begin one.
         private: a store to begin with, e.g. of another task's run (only without ``out``). It stays as it is. Clients are
             the same where their ids are; one that the store lacks begins with the default.
+        continue_from: a run whose rounds go on here, e.g. on next month's data: its federated and private values, and
+            what method and server optimiser keep. ``rounds`` or ``epochs`` more follow. Clients are the same where their
+            ids are. An example that it had stays in the part in which it was. Where labels or items were added, and the
+            model has more outputs or rows at their end, old ones keep their values. ``run.continues`` says what has
+            changed. On the same data the run ends with the bits of one that was never cut.
         privacy: differential privacy of clients; it wants ``sampling="poisson"``. A run with a folder keeps a ledger
             there.
         name: for reports.
@@ -140,6 +159,7 @@ def simulate(
         settings,
         seed=seed,
         private=private,
+        before=None if continue_from is None else Before.of(continue_from),
         privacy=privacy,
         name=name,
         config=config,
@@ -156,6 +176,8 @@ class Simulation:
 
     Args:
         settings: what the run is asked for; the rest is ``simulate``'s.
+        before: the run that this one goes on from; None: none, or it has begun already, as ``origin`` says.
+        origin: what the run's folder says of that one.
         first: what the method's module begins with, by name; None: the model's own values.
     """
 
@@ -168,6 +190,8 @@ class Simulation:
         *,
         seed: int = 0,
         private: PrivateStore | None = None,
+        before: Before | None = None,
+        origin: Origin | None = None,
         privacy: DifferentialPrivacy | None = None,
         name: str = "",
         config: Mapping[str, Any] | None = None,
@@ -180,6 +204,13 @@ class Simulation:
         check_kind("data", data, FederatedData, "a data set, e.g. fedkeep.FederatedData.from_columns(...)")
         check_whole({"seed": seed})
         data = divided(data)
+        if before is not None:
+            if private is not None:
+                raise ConfigError(
+                    "Give continue_from or private, not both: the older run has a store of its own."
+                )
+            data, origin = before.seen.kept_apart(data), before.origin(data)
+        self.before, self.origin = before, origin
         method = fit(method, model, data)
         module, self.head = method.made_for(model, settings.accelerate), method.tells_head(model)
         if first is not None and not misfit(values := tensors_of(module), first):
@@ -210,6 +241,8 @@ class Simulation:
             method=method,
             net=self.net,
             privacy=privacy,
+            carried=(lambda terms: terms) if before is None else before.carried,
+            continues=None if origin is None else (origin.run, origin.round),
             cohort=max(1, len(trains)) if settings.centralised else None,
             config=config or {},
             text=config_text,
@@ -236,6 +269,8 @@ class Simulation:
             try:
                 store = self._store(out, resume)
                 conductor.recover(self.engine, store)
+                if self.before is not None and not conductor.server.round:
+                    self._take_over(self.before, store)
                 drive = self._drive(store, resume, progress)
                 with drive.under_way():
                     drive.go()
@@ -246,6 +281,22 @@ class Simulation:
                     conductor.directory.close()
         name, reason = in_use(self.engine, self.reason)
         return self._run(out, store, name, reason)
+
+    def _take_over(self, before: Before, store: PrivateStore) -> None:
+        """Begin with what an older run has; with a folder that is its first commit."""
+        conductor = self.conductor
+        first, phases = conductor.server, len(self.method.client.phases)
+        state = before.server(first, self.data)
+        server = restored(Path("continue_from"), state, first, self.engine, phases)
+        conductor.server = after_round(server, before.round, conductor.rounds)
+        before.hand_over(store, self.data, conductor.versions)
+        if conductor.directory is not None:
+            whole = checkpoint(conductor.server) | centralised_state(self.engine)
+            extra: dict[str, Any] = {"best": {}} | (
+                {} if conductor.ledger is None else {"ledger": conductor.ledger.mark}
+            )
+            conductor.directory.commit(before.round, whole, conductor.versions, store.flush, [], [], extra)
+            conductor.versions.committed()
 
     def read(self, folder: Path) -> Run:
         """Return what the folder of such a run holds after its last committed round; nothing in it is touched.
@@ -295,6 +346,7 @@ class Simulation:
             tell = not directory.writable  # else the run has just gone on
             run.fitted = read_fitted(directory.folder, directory.id, run.round, tell=tell)
         run.writer = self.write
+        run.continues = "" if self.origin is None else self.origin.told
         return run
 
     def write(self, run: Run, folder: Path) -> None:
@@ -311,6 +363,7 @@ class Simulation:
             try:
                 self._fill(directory, run)
                 write_tensors(folder / FIRST, dict(conductor.initial))
+                self._write_data(folder)
             finally:
                 directory.close()
         if run.fitted:
@@ -331,6 +384,18 @@ class Simulation:
             directory.commit(run.round, state, ledger, store.flush, run.history, [], extra, run.examples)
         directory.write_info({**directory.read_info(), "engine": run.engine, "status": "finished"})
 
+    def _write_data(self, folder: Path) -> None:
+        """Write what a run that goes on from this one wants of the data; files that are there stay."""
+        if not (folder / SEEN).exists():
+            write_of_run(folder / SEEN, self.seen)
+        if (text := self.data.meta.get("encoded_by")) is not None and not (folder / ENCODING).exists():
+            write_of_run(folder / ENCODING, text.encode())
+
+    @cached_property
+    def seen(self) -> bytes:
+        """The examples that this run has, as its folder keeps them."""
+        return Seen.of(self.data).to_bytes()
+
     def _default(self) -> Default:
         """Return what private values of a new client are."""
         default = first_default(self.method, self.net, self.conductor.seed)
@@ -348,6 +413,7 @@ class Simulation:
         self.conductor.identity["data"] = data.fingerprint()
         directory = self.conductor.open(out, resume, lambda: self._about() | self._place(out))
         write_partition(out, data)
+        self._write_data(out)
         return directory.store(default, data.ids)
 
     def _drive(self, store: PrivateStore, resume: bool, progress: bool | None) -> Drive:
@@ -412,12 +478,16 @@ class Simulation:
             "counts": {s: int(data.counts(s).sum()) for s in ("train", "valid", "test")},
             "fingerprint": self.conductor.identity["data"],
             "source": meta.get("source"),
+            "sizes": sizes_of(data),
+            "encoded": "encoded_by" in meta,
             **{key: meta[key] for key in ("partition", "opt_out", "follows_seed", "encoding") if key in meta},
         }
         more = {
             "best": best.get("best"),
             "best_global": best.get("best_global"),
             "partition_counts": partition_counts(data),
+            "seen": hashlib.sha256(self.seen).hexdigest(),
+            **({} if self.origin is None else {"continues": asdict(self.origin)}),
         }
         return self.conductor.about(about, in_use(self.engine, self.reason), more, self.settings.device)
 

@@ -70,9 +70,12 @@ class ConfiguredSource:
         """Return the data in numbers, divided into train, valid and test."""
         return self._divided(self._opted.encoded(encoding))
 
-    def prepared(self, rules: Rules = Rules()) -> FederatedData:
-        """Return the data in the encoding that follows from these clients alone."""
-        return self._divided(prepared(self._opted, rules, self.summary(rules)))
+    def prepared(self, rules: Rules = Rules(), since: Encoding | None = None) -> FederatedData:
+        """Return the data in the encoding that follows from these clients alone; or in one from before, extended."""
+        summary = self.summary(rules)
+        if since is not None:
+            return self.encoded(since.extended(summary))
+        return self._divided(prepared(self._opted, rules, summary))
 
     @cached_property
     def _opted(self) -> Source:
@@ -157,7 +160,7 @@ def _takes_seed(reader: Reader) -> bool:
     return "seed" in inspect.signature(reader.read).parameters
 
 
-def build_data(config: Config, folder: Path | None = None) -> FederatedData:
+def build_data(config: Config, folder: Path | None = None, since: Encoding | None = None) -> FederatedData:
     """Read or make the data that a configuration names, as one device that has all clients would.
 
     Sets of images are divided among clients by ``data.partition``; texts, labels and features become numbers by the
@@ -168,11 +171,12 @@ def build_data(config: Config, folder: Path | None = None) -> FederatedData:
         config: the configuration.
         folder: the folder of real data (``--data`` or ``FEDKEEP_DATA``); relative paths in the configuration are
             looked up there.
+        since: the encoding of the run that these data continue; labels and items that are new get the next numbers.
 
     Raises:
         ConfigError, DataError: an unknown reader or option, or a fault in the data.
     """
-    return build_source(config.data, config.seed, folder).prepared(config.preparation)
+    return build_source(config.data, config.seed, folder).prepared(config.preparation, since)
 
 
 def build_source(settings: DataConfig, seed: int, folder: Path | None = None) -> ConfiguredSource:

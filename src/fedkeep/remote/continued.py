@@ -8,7 +8,7 @@ the versions of the older run's ledger. With differential privacy what the older
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from fedkeep.core.files import layout
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, under
 from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.experiments.continuing import carrying, charged_of
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
-from fedkeep.privacy import Ledger as Budget
-from fedkeep.privacy import Release, Terms
-from fedkeep.privacy.ledger import FILE, marks
+from fedkeep.privacy import Terms
 from fedkeep.remote.events import Events
 from fedkeep.remote.ledger import Ledger, Roster
 from fedkeep.remote.migration import OnChange
@@ -83,7 +82,7 @@ class Older:
                     f"{folder} has finished no round to continue from. Run it first, or begin a new run."
                 )
             entries = Ledger(ledger, roster).entries(roster.ids)
-            charged = _charged(directory)
+            charged = charged_of(directory)
         finally:
             directory.close()
         before = info.get("began_from", {}).get("versions", {})  # at version 0 they keep what they began with
@@ -110,13 +109,7 @@ class Older:
         Raises:
             ConfigError: the older run has no differential privacy, so no ε holds for what it released.
         """
-        if self.charged is None:
-            raise ConfigError(
-                f"continue_from: the run {self.run} has no differential privacy, or noise from a seed, so no ε holds "
-                f"for what it released, nor for a run that continues it. Continue one that has, or begin a new run."
-            )
-        kinds = ((Release(rate=rate, noise=noise), int(count)) for rate, noise, count in self.charged)
-        return replace(terms, carried=tuple(kinds))
+        return carrying(self.run, self.charged, terms)
 
     def tell_of(self, clients: Sequence[str], events: Events) -> None:
         """Note which clients of the new run are new, and which have left."""
@@ -161,17 +154,6 @@ def older_for(folder: Path | None, out: Path | None) -> Older | None:
         return older
     versions = {client: Line(**version) for client, version in began["versions"].items()}
     return Older(run=began["run"], round=began["round"], versions=versions, charged=began.get("charged"))
-
-
-def _charged(directory: RunDirectory) -> list[list[float]] | None:
-    """Return what a run and those before it have charged; None: it has no noise that protects."""
-    known = marks(directory.read_info(), directory.extra)
-    if not known:
-        return None
-    ledger = Budget.read(directory.folder / FILE, directory.id, known)
-    if ledger.terms.repeatable:
-        return None
-    return [[kind.rate, kind.noise, count] for kind, count in ledger.charged.items()]
 
 
 def begun(net: Net, method: Method, older: Older, on_change: OnChange, events: Events) -> Net:

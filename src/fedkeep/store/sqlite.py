@@ -90,6 +90,30 @@ class SqliteStore(PrivateStore):
                 f"Cannot open the private store {folder}: {error}. Restore it from a copy."
             ) from error
 
+    @classmethod
+    def there(cls, folder: Path, ids: Sequence[str], run: str) -> SqliteStore:
+        """Open a store to be read, where the model that it was made for is not known: by the columns that it names.
+
+        Raises:
+            StoreError: as for the constructor; or it is missing.
+        """
+        path = folder / FILE
+        if not path.exists():
+            raise StoreError(f"The private store {folder} is missing. Restore it from a copy.")
+        try:
+            database = Database(path)
+            (content,) = database.query("SELECT content FROM about").fetchone() or ("",)
+            columns = json.loads(content)["columns"]
+            initial = {
+                name: torch.zeros(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+                for name, dtype, shape in columns
+            }
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, sqlite3.Error) as error:
+            raise StoreError(
+                f"The private store's {path} is damaged: {error}. Restore it from a copy."
+            ) from error
+        return cls(folder, Default(initial), ids, run=run, write=False)
+
     def _open(self, create: bool) -> bool:
         """Open or make the file; return whether it is new."""
         new = not self.path.exists()

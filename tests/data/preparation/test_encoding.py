@@ -136,7 +136,7 @@ def test_a_summary_is_read_strictly(text: str, why: str) -> None:
         ("x", "means", [], {"what": "encoding"}),
         ("x", "scales", [0.0], {"what": "encoding"}),
         ("x", "scales", ["inf"], {"said": "e.json is no encoding, or is damaged:"}),
-        ("item", "keys", [3, 2], {"what": "encoding"}),
+        ("item", "keys", [3, 3], {"what": "encoding"}),
         ("_words", "type", "float9", {"what": "encoding"}),
         ("_words", "type", "object", {"what": "encoding"}),
     ],

@@ -110,6 +110,14 @@ class Code(ABC):
     def fault(self, summary: Any) -> str | None:
         """Return why a device's column, of the same kind, does not fit; None where it does."""
 
+    def extended(self, summary: Any) -> Self:
+        """Return a code that also has numbers for what later data bring; numbers that are given stay as they are.
+
+        Raises:
+            DataError: what is new cannot have one.
+        """
+        return self
+
     @property
     @abstractmethod
     def dtype(self) -> np.dtype[Any]:

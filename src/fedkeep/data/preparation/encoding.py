@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,6 +56,21 @@ class Encoding:
         """
         codes = {name: column.code(summary.clients_a_word) for name, column in summary.columns.items()}
         return cls(columns=codes, about=summary.about)
+
+    def extended(self, summary: Summary) -> Encoding:
+        """Return the encoding of data that have grown: labels and items that are new get the next numbers.
+
+        All else stays: words that are new are unknown, categories that are new are none of those known, scales are those
+        of the data before.
+
+        Raises:
+            DataError: a column is missing, is one too many or of another kind, or a new value cannot get a number.
+        """
+        self.check_kinds(summary.columns, replace(summary.about, classes=None))
+        columns = {name: code.extended(summary.columns[name]) for name, code in self.columns.items()}
+        found = Encoding(columns=columns, about=self.about.merged(summary.about))
+        found.check(summary)
+        return found
 
     @cached_property
     def digest(self) -> str:

@@ -270,6 +270,33 @@ class LabelCode(Code):
             return f"the label {shown(unknown[0])} is not one of {shown(list(self.names), 200)}.{near}"
         return None
 
+    def extended(self, summary: LabelSummary) -> Self:
+        """Return a code where labels that are new have the next numbers, in sorted order.
+
+        Raises:
+            DataError: there were two classes and are more now, which is another task.
+        """
+        words = summary.words if summary.names is None else tuple(map(one_form, summary.names))
+        new = [word for word in words if self._number(word) is None]
+        if not new:
+            return self
+        if self.integers:
+            if not all(word.isascii() and word.isdigit() and len(word) <= 9 for word in new):
+                raise LabelError(
+                    new[0], f"wanted whole numbers as labels, as there were; got {shown(new[0])}."
+                )
+            names = tuple(map(str, range(max(map(int, new)) + 1)))
+        else:
+            names = (*self.names, *new)
+        found = replace(self, names=names)
+        if (was := self.meta("label")["task"]) != (now := found.meta("label")["task"]):
+            raise LabelError(
+                new[0],
+                f"with {shown(new[0])} the task is {now}, and was {was}, which another model answers. Begin a new run, or "
+                f"name all labels in label_names from the beginning.",
+            )
+        return found
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """int64."""

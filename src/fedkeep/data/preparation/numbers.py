@@ -125,20 +125,25 @@ class KeySummary(ColumnSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class KeyCode(Code):
-    """The numbers of keys: their places in rising order."""
+    """The numbers of keys: their places, which rise with them but for keys that came later."""
 
     kind: Literal["key"] = "key"
     keys: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        rising = all(a < b for a, b in zip(self.keys, self.keys[1:], strict=False))
-        if not self.keys or not rising or max(-self.keys[0] - 1, self.keys[-1]) >= 1 << 63:
-            raise DataError("Wanted at least one item, and items that rise, below 2^63.")
+        if (
+            len(set(self.keys)) < max(1, len(self.keys))
+            or max(-min(self.keys) - 1, max(self.keys)) >= 1 << 63
+        ):
+            raise DataError("Wanted at least one item, and different ones, below 2^63.")
 
     def encoded(self, raw: Keys, where: Where) -> NDArray[np.int64]:
         """Return the keys' numbers, int64 (rows,)."""
         known = np.asarray(self.keys, dtype=np.int64)
-        place = np.searchsorted(known, raw.values).clip(max=len(known) - 1)
+        order = np.argsort(known)
+        place: NDArray[np.int64] = order[
+            np.searchsorted(known, raw.values, sorter=order).clip(max=len(known) - 1)
+        ]
         wrong = np.flatnonzero(known[place] != raw.values)
         if len(wrong):
             row = int(wrong[0])
@@ -148,7 +153,7 @@ class KeyCode(Code):
                 value=raw.values[row],
                 known=len(known),
             )
-        return place.astype(np.int64)
+        return place
 
     def fault(self, summary: KeySummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""
@@ -156,6 +161,10 @@ class KeyCode(Code):
         return (
             f"the item {unknown[0]} is not one of the {len(self.keys):,} that are known" if unknown else None
         )
+
+    def extended(self, summary: KeySummary) -> Self:
+        """Return a code where keys that are new have the next numbers."""
+        return replace(self, keys=(*self.keys, *sorted(set(summary.keys) - set(self.keys))))
 
     @property
     def dtype(self) -> np.dtype[Any]:

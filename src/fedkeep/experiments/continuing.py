@@ -1,0 +1,338 @@
+"""Next month: a run that goes on from another one, on data that have changed since.
+
+Rounds go on where the older run ended: federated values, what the method, the upload chain and the server's optimiser
+keep, and each client's private values, by id. Clients that are new begin with default values; what those keep who are
+gone stays in the older run. An example that the older run had stays in the part in which it was, so none that was once
+in test trains. Where nothing has changed the rounds are those, to the bit, of one run that was never cut.
+
+Labels and items may have been added. Tensors then grow at their end by as many rows: the old ones keep their values, and
+the new ones begin with the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import ConfigError, RunError, warn
+from fedkeep.core.files import layout
+from fedkeep.core.params import Params, row
+from fedkeep.core.run_files import read_info
+from fedkeep.data import FederatedData
+from fedkeep.data.preparation import Encoding
+from fedkeep.data.seen import Seen
+from fedkeep.engines.device import NONCE_BITS
+from fedkeep.experiments.conductor import checkpoint
+from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.methods import Global
+from fedkeep.privacy import Ledger, Release, Terms
+from fedkeep.privacy.ledger import FILE as LEDGER
+from fedkeep.privacy.ledger import marks
+from fedkeep.store import PrivateStore, SqliteStore, VersionLedger
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.run import Run
+
+ENCODING = "encoding.json"
+"""In a run's folder: how its data were turned into numbers."""
+SIZES = ("classes", "items", "vocabulary")
+"""What of a data set's ``meta`` may grow."""
+CHUNK = 1024
+"""Clients whose private values are taken over at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a run went on from.
+
+    Attributes:
+        run: the older run's id, or "memory".
+        round: its last finished round.
+        told: in words, what has changed since.
+    """
+
+    run: str
+    round: int
+    told: str = ""
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Origin | None:
+        """Return what ``run.json`` says of it; None: the run began by itself."""
+        found = info.get("continues")
+        return None if found is None else cls(**found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """A run that another one goes on from.
+
+    Attributes:
+        run, round: as of `Origin`.
+        state: what its server had, see ``conductor.checkpoint``.
+        private: what its clients keep, for the clients of ``seen``.
+        seen: its examples and clients.
+        sizes: of its data, those of `SIZES` that are known.
+        charged: what it and those before it have charged, rate, noise and rounds of each kind; None: it has no noise
+            that protects.
+    """
+
+    run: str
+    round: int
+    state: Params
+    private: PrivateStore
+    seen: Seen
+    sizes: Mapping[str, int]
+    charged: Sequence[Sequence[float]] | None = None
+
+    @classmethod
+    def of(cls, run: Run) -> Before:
+        """Return what a run in this process has.
+
+        Raises:
+            RunError: it has finished no round.
+        """
+        folder = run.folder
+        if not run.round:
+            raise RunError("continue_from: the run has finished no round. Begin a new one.")
+        return cls(
+            run="memory" if folder is None else str(read_info(folder)["run"]),
+            round=run.round,
+            state=checkpoint(run.whole),
+            private=run.private,
+            seen=Seen.of(run.data),
+            sizes=sizes_of(run.data),
+            charged=None if folder is None else charged_in(folder),
+        )
+
+    @classmethod
+    def at(cls, folder: Path) -> Before:
+        """Return what a run's folder holds; its data need not be there any more, and nothing in it is touched.
+
+        Raises:
+            RunError: there is no run of one machine, it has finished no round, is in use or is damaged.
+        """
+        directory = RunDirectory.open(folder, write=False)
+        try:
+            info = directory.read_info()
+            if "seen" not in info:
+                raise RunError(
+                    f"{folder} is a federation's run: what its clients keep is on devices. Continue it there: "
+                    f"continue_from in the project's [run]."
+                )
+            seen = Seen.read(folder, info["seen"])
+            versions = VersionLedger(len(seen.ids))
+            store = SqliteStore.there(folder / "private", seen.ids, directory.id)
+            state = directory.recover(versions, store)
+            if state is None:
+                raise RunError(f"{folder} has finished no round to continue from. Run it first.")
+            charged = charged_of(directory)
+        finally:
+            directory.close()
+        return cls(
+            run=directory.id,
+            round=directory.round,
+            state=state,
+            private=store,
+            seen=seen,
+            sizes=info["data"]["sizes"],
+            charged=charged,
+        )
+
+    def origin(self, data: FederatedData) -> Origin:
+        """Return what the new run's ``run.json`` says of this one; ids that changed their spelling are warned of."""
+        there, here = set(self.seen.ids), set(map(str, data.ids))
+        new, gone = sorted(here - there), sorted(there - here)
+        alike = {name.strip().casefold(): name for name in gone}
+        for name in new:
+            if (other := alike.get(name.strip().casefold())) is not None:
+                warn(
+                    f"The client {name!r} is new and {other!r} is gone. Where they are the same, write the id as before: "
+                    f"it begins with default values now."
+                )
+        known = self.seen.among(data)
+        parts = [
+            f"{data.examples - known:,} new examples, and {known:,} that stay in the parts they were in",
+            *[f"{len(some):,} {what} clients" for some, what in ((new, "new"), (gone, "gone")) if some],
+            *[f"{now - was} new {name}" for name, (was, now) in self.grown(data).items()],
+        ]
+        return Origin(run=self.run, round=self.round, told="; ".join(parts))
+
+    def grown(self, data: FederatedData) -> dict[str, tuple[int, int]]:
+        """Return which sizes have grown, from and to what.
+
+        Raises:
+            ConfigError: one has shrunk.
+        """
+        now = sizes_of(data)
+        found = {n: (was, now[n]) for n, was in self.sizes.items() if n in now and now[n] != was}
+        for name, (was, size) in found.items():
+            if size < was:
+                raise ConfigError(
+                    f"continue_from: the data have {size} {name}, and had {was}. Name all of them, e.g. in label_names."
+                )
+        return found
+
+    def server(self, first: Global, data: FederatedData) -> Params:
+        """Return the state for the new run's server, each tensor as large as there.
+
+        Args:
+            first: the new run's server before its first round.
+            data: the new run's.
+
+        Raises:
+            ConfigError: there are others, or one differs otherwise than by what was added to the data.
+        """
+        like = checkpoint(first)
+        growth = {now - was for was, now in self.grown(data).values()}
+        found = {name: fitted(name, value, like, growth) for name, value in self.state.items()}
+        wanted, there = (
+            {n: v for n, v in of.items() if n.startswith(("params/", "state/"))} for of in (like, found)
+        )
+        if layout(wanted) != layout(there):
+            raise misfit_of(wanted, there)
+        return found
+
+    def hand_over(self, store: PrivateStore, data: FederatedData, versions: VersionLedger) -> None:
+        """Let clients of the new run keep what they kept in this one."""
+        growth = {now - was for was, now in self.grown(data).values()}
+        places = {name: place for place, name in enumerate(self.seen.ids)}
+        pairs = [(now, places[name]) for now, name in enumerate(map(str, data.ids)) if name in places]
+        kept = [
+            pair for pair, there in zip(pairs, self.private.seen([p for _, p in pairs]), strict=True) if there
+        ]
+        attempt = self.round << NONCE_BITS
+        for start in range(0, len(kept), CHUNK):
+            some = kept[start : start + CHUNK]
+            values = self.private.read([place for _, place in some])
+            for number, (client, _) in enumerate(some):
+                own = row(values, number)
+                if own.keys() != store.default.initial.keys():
+                    raise misfit_of(store.default.initial, own)
+                store.stage(
+                    client, private_fitted(own, store.default(data.ids[client]), growth), attempt, self.round
+                )
+            clients = [client for client, _ in some]
+            store.begin(versions.accept(clients, [attempt] * len(clients)))
+
+    def carried(self, terms: Terms) -> Terms:
+        """Return what the new run's rounds cost, after those that were charged before.
+
+        Raises:
+            ConfigError: this one has no differential privacy, so no ε holds for what it released.
+        """
+        return carrying(self.run, self.charged, terms)
+
+
+def sizes_of(data: FederatedData) -> dict[str, int]:
+    """Return the sizes of a data set that may grow."""
+    found = {name: data.meta.get(name) for name in SIZES}
+    whole = {n: v["size"] if isinstance(v, Mapping) else v for n, v in found.items()}
+    return {name: int(value) for name, value in whole.items() if value is not None}
+
+
+def fitted(name: str, value: Tensor, like: Params, growth: set[int]) -> Tensor:
+    """Return a tensor as large as the one of its name in ``like``: old entries first, the others as there.
+
+    What an optimiser keeps of a parameter has that parameter's shape; its new entries are 0.
+    """
+    model = like.get(name)
+    if model is None:
+        of = next(
+            (p for p in like if p.startswith("params/") and name.endswith("/" + p.removeprefix("params/"))),
+            None,
+        )
+        model = (
+            None
+            if of is None or value.dim() != like[of].dim()
+            else torch.zeros_like(like[of], dtype=value.dtype)
+        )
+    return value if model is None else enlarged(name, value, model, growth)
+
+
+def private_fitted(own: Params, default: Params, growth: set[int]) -> Params:
+    """Return a client's values as large as default ones."""
+    return {name: enlarged(name, value, default[name], growth) for name, value in own.items()}
+
+
+def enlarged(name: str, value: Tensor, like: Tensor, growth: set[int]) -> Tensor:
+    """Return ``like`` with its first entries of each axis those of ``value``.
+
+    Raises:
+        ConfigError: a shape or type differs otherwise than by a growth.
+    """
+    if value.shape == like.shape and value.dtype == like.dtype:
+        return value
+    by = [now - was for was, now in zip(value.shape, like.shape, strict=False) if now != was]
+    if value.dim() != like.dim() or value.dtype != like.dtype or not set(by) <= growth:
+        raise misfit_of({name: like}, {name: value})
+    made = like.detach().clone()
+    made[tuple(slice(n) for n in value.shape)] = value.to(made.device)
+    return made
+
+
+def misfit_of(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> ConfigError:
+    """Return what to say of a model that is another than the older run's."""
+    ours, theirs = layout(wanted), layout(found)
+    return ConfigError(
+        "continue_from: the older run's values do not fit: wanted {wanted}, found {found}. Continue with the model and "
+        "the method that it was made with.",
+        wanted={n: v for n, v in ours.items() if theirs.get(n) != v},
+        found={n: v for n, v in theirs.items() if ours.get(n) != v},
+    )
+
+
+def charged_in(folder: Path) -> list[list[float]] | None:
+    """Return what the run of a folder has charged, as ``charged_of``."""
+    directory = RunDirectory.open(folder, write=False)
+    try:
+        return charged_of(directory)
+    finally:
+        directory.close()
+
+
+def charged_of(directory: RunDirectory) -> list[list[float]] | None:
+    """Return what a run and those before it have charged; None: it has no noise that protects."""
+    known = marks(directory.read_info(), directory.extra)
+    if not known:
+        return None
+    ledger = Ledger.read(directory.folder / LEDGER, directory.id, known)
+    if ledger.terms.repeatable:
+        return None
+    return [[kind.rate, kind.noise, count] for kind, count in ledger.charged.items()]
+
+
+def carrying(run: str, charged: Sequence[Sequence[float]] | None, terms: Terms) -> Terms:
+    """Return terms that count what an older run has charged.
+
+    Raises:
+        ConfigError: it has no differential privacy, so no ε holds for what it released.
+    """
+    if charged is None:
+        raise ConfigError(
+            f"continue_from: the run {run} has no differential privacy, or noise from a seed, so no ε holds for what it "
+            f"released, nor for a run that continues it. Continue one that has, or begin a new run."
+        )
+    kinds = ((Release(rate=rate, noise=noise), int(count)) for rate, noise, count in charged)
+    return replace(terms, carried=tuple(kinds))
+
+
+def encoding_in(folder: Path) -> Encoding | None:
+    """Return the encoding that a run's folder keeps; None: its data needed none.
+
+    Raises:
+        DataError: it is damaged.
+        RunError: it is missing.
+    """
+    info = read_info(folder)
+    if not info.get("data", {}).get("encoded"):
+        return None
+    path = folder / ENCODING
+    try:
+        return Encoding.from_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise RunError(f"Cannot read {path}: {error.strerror}. Restore the run from a copy.") from error

@@ -1,0 +1,85 @@
+"""Next month's file on the command line: new customers, one gone, a new label; then evaluate, export and predict."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkeep.core.run_files import read_info
+from tests.cli.conftest import Command
+
+TOML = """
+[data]
+reader = "table"
+path = "may.csv"
+user = "customer"
+label = "plan"
+features = ["a", "b"]
+[method]
+kind = "fedrep"
+[run]
+rounds = 3
+engine = "sequential"
+"""
+
+
+def write(path: Path, customers: list[str], rows: int, more: Sequence[Sequence[object]] = ()) -> None:
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["customer", "a", "b", "plan"])
+        for name in customers:
+            draws = np.random.default_rng(sum(name.encode())).normal(size=(rows, 2))
+            for a, b in draws.tolist():
+                out.writerow(
+                    [name, round(a, 4), round(b, 4), "basic" if a < -0.5 else "gold" if a < 0.5 else "plus"]
+                )
+        out.writerows(more)
+
+
+@pytest.fixture
+def months(fedkeep: Command, tmp_path: Path) -> Path:
+    (tmp_path / "shop.toml").write_text(TOML)
+    write(tmp_path / "may.csv", ["ann", "bob", "cyd", "dan"], 20)
+    new = [["eve", 0.1 * n, 1.0, "max"] for n in range(12)]
+    write(tmp_path / "june.csv", ["bob", "cyd", "dan", "eve"], 30, new)
+    return tmp_path
+
+
+def test_next_month(months: Path, fedkeep: Command) -> None:
+    fedkeep("run", "shop.toml", "--out", "may")
+    (months / "may.csv").unlink()  # nothing of it is wanted again
+    given = ("--set", "data.path=june.csv", "--continue-from", "may")
+    out = fedkeep("run", "shop.toml", *given, "--out", "june").output
+    for part in (
+        "after round 3",
+        "72 new examples",
+        "60 that stay",
+        "1 new clients",
+        "1 gone",
+        "1 new classes",
+    ):
+        assert part in " ".join(out.split())
+    info = read_info(Path("june"))
+    assert info["continues"]["round"] == 3
+    assert info["rounds"] == 6
+    assert info["data"]["sizes"]["classes"] == 4
+    first = fedkeep("evaluate", "june").output
+    fedkeep("run", "june", "--resume")  # finished: nothing is trained again
+    assert fedkeep("evaluate", "june").output == first
+    fedkeep("export", "june", "--all", "--out", "models")
+    told = fedkeep("predict", "models", "--data", "june.csv").output.splitlines()
+    assert told[0] == "client,prediction,p(basic),p(gold),p(plus),p(max)"
+    assert len(told) == 133
+
+
+def test_a_month_without_a_column_is_refused(months: Path, fedkeep: Command) -> None:
+    fedkeep("run", "shop.toml", "--out", "may")
+    (months / "july.csv").write_text("customer,a,plan\nann,1,gold\n")
+    wrong = ("--set", "data.path=july.csv", "--continue-from", "may", "--out", "july")
+    assert "'b'" in fedkeep("run", "shop.toml", *wrong).stderr
+    assert not Path("july").exists()
+    assert "--out" in fedkeep("run", "shop.toml", "--continue-from", "may").stderr

@@ -1,0 +1,209 @@
+"""A run that goes on from another: the bits of one that was never cut, and what has changed in the data since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeep import FederatedData, load_run, methods, simulate
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RunError
+from fedkeep.data.preparation import Encoding
+from fedkeep.data.preparation.labels import LabelCode, LabelError, LabelSummary
+from fedkeep.data.preparation.numbers import KeyCode, Keys, KeySummary
+from fedkeep.data.seen import Seen
+from fedkeep.methods import Phase
+from fedkeep.privacy import DifferentialPrivacy
+from tests.methods.parts import Deep
+from tests.methods.table import DATA, ROWS, trained
+from tests.tiny import everyone, on_server, same_bits
+
+
+def goes_on(name: str, before: Any, data: FederatedData = DATA, **more: Any) -> Any:
+    model, method = ROWS[name][0]().double(), ROWS[name][1]
+    return simulate(
+        model, method, data, **{"rounds": 2, "cohort": 4, "seed": 3, "continue_from": before, **more}
+    )
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_cut_and_continued_is_never_cut(name: str, tmp_path: Path) -> None:
+    whole, run = trained(name, 4), trained(name, 2)
+    for out in (None, tmp_path / "r"):
+        more = goes_on(name, run, out=out)
+        assert more.round == 4
+        assert same_bits(on_server(more), on_server(whole))
+        assert same_bits(everyone(more.private, len(DATA)), everyone(whole.private, len(DATA)))
+        assert [r for r in whole.history if r.round > 2 and r.split == "train"] == [
+            r for r in more.history if r.split == "train"
+        ]
+    given = {"model": ROWS[name][0]().double(), "method": ROWS[name][1], "data": DATA}
+    assert load_run(tmp_path / "r", **given).evaluate() == whole.evaluate()
+
+
+def test_a_continued_run_is_resumed(tmp_path: Path) -> None:
+    whole, run = trained("ditto", 5), trained("ditto", 2)
+    goes_on("ditto", run, rounds=1, out=tmp_path / "r", evaluate_every=1)
+    more = goes_on("ditto", run, rounds=3, out=tmp_path / "r", evaluate_every=1, resume=True)
+    assert same_bits(on_server(more), on_server(whole))
+
+
+def examples(ids: list[str], rows: int, features: int = 3, classes: int = 3, seed: int = 0) -> FederatedData:
+    """Return clients with rows of their own; the first rows are the same for every number of them."""
+    client, x, label = [], [], []
+    for name in ids:
+        rng = np.random.default_rng([seed, sum(name.encode())])
+        x.append(rng.normal(size=(rows, features)))
+        label.append((np.arange(rows) + len(name)) % classes)
+        client += [name] * rows
+    columns = {"x": np.concatenate(x), "label": np.concatenate(label)}
+    return FederatedData.from_columns(client, columns).split_per_user((0.6, 0.2, 0.2))
+
+
+def placed(data: FederatedData) -> dict[tuple[str, bytes], str]:
+    """Return in which part each example is."""
+    return {
+        (data.ids[c], np.asarray(data.columns["x"])[row].tobytes()): split
+        for c in range(len(data))
+        for split in ("train", "valid", "test")
+        for row in data.rows(c, split)
+    }
+
+
+def test_examples_stay_in_their_parts_however_a_file_grows() -> None:
+    may = examples(["a", "b", "c"], 20)
+    june = examples(["b", "c", "d"], 33)
+    before, alone, kept = placed(may), placed(june), placed(Seen.of(may).kept_apart(june))
+    same = before.keys() & kept.keys()
+    assert len(same) == 40
+    assert {key: kept[key] for key in same} == {key: before[key] for key in same}
+    assert any(alone[key] != before[key] for key in same)
+    assert {key: kept[key] for key in kept.keys() - same} == {key: alone[key] for key in kept.keys() - same}
+    assert Seen.of(may).kept_apart(may) is may
+
+
+def test_equal_examples_are_counted() -> None:
+    def rows(splits: list[str]) -> FederatedData:
+        return FederatedData.from_columns(
+            ["a"] * len(splits),
+            {"x": np.zeros((len(splits), 2)), "label": np.zeros(len(splits), np.int64)},
+            splits,
+        )
+
+    seen = Seen.of(rows(["train", "train", "test"]))
+    kept = seen.kept_apart(rows(["train"] * 5))
+    assert [kept.count(0, s) for s in ("train", "valid", "test")] == [2, 0, 3]
+
+
+def test_marks_know_values_clients_and_lengths() -> None:
+    from fedkeep.data import Ragged
+
+    def of(client: str, x: list[list[float]], words: list[list[int]], type: str = "f8") -> set[int]:
+        data = FederatedData.from_columns(
+            [client] * len(x),
+            {
+                "x": np.array(x, type),
+                "text": Ragged.from_rows(words, np.int64),
+                "label": np.zeros(len(x), int),
+            },
+            ["train"] * len(x),
+        )
+        return set(Seen.of(data).marks.tolist())
+
+    one = of("a", [[1.0, 2.0]], [[5, 6]])
+    assert one == of("a", [[1.0, 2.0]], [[5, 6]], "f4")
+    others = [
+        of("b", [[1.0, 2.0]], [[5, 6]]),
+        of("a", [[2.0, 1.0]], [[5, 6]]),
+        of("a", [[1.0, 2.0]], [[6, 5]]),
+        of("a", [[1.0, 2.0]], [[5, 6, 0]]),
+        of("a", [[1.0, 2.0]], [[]]),
+    ]
+    assert len({frozenset(o) for o in [one, *others]}) == 6
+
+
+def test_new_clients_begin_anew_and_others_keep_theirs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, method = Deep().double(), methods.fedper("head.*", local=Phase(batch_size=4))
+    may = simulate(model, method, examples(["a", "b", "c"], 20), rounds=4, cohort=3, seed=1)
+    june = examples(["b", "c", "d"], 30)
+    run = simulate(model, method, june, rounds=0, cohort=3, seed=1, continue_from=may, out=tmp_path / "june")
+    assert run.round == 4
+    assert same_bits(on_server(run), on_server(may))
+    assert same_bits(run.private.read([0, 1]), may.private.read([1, 2]))
+    assert run.private.seen([0, 1, 2]) == [True, True, False]
+    for part in ("50 new examples", "40 that stay", "1 new clients", "1 gone clients"):
+        assert part in run.continues
+    assert load_run(tmp_path / "june", model=model, method=method, data=june).continues == run.continues
+
+
+def test_a_new_label_gets_rows_of_its_own() -> None:
+    def model(classes: int) -> Deep:
+        torch.manual_seed(classes)
+        made = Deep()
+        made.head = torch.nn.Linear(made.head.in_features, classes)
+        return made.double()
+
+    method = methods.fedper("head.*", local=Phase(batch_size=4))
+    may = simulate(model(3), method, examples(["a", "b"], 20), rounds=3, cohort=2)
+    larger = model(4)
+    run = simulate(larger, method, examples(["a", "b"], 20, classes=4), rounds=0, continue_from=may)
+    old, new = may.private.read([0, 1])["head.weight"], run.private.read([0, 1])["head.weight"]
+    assert torch.equal(new[:, :3], old)
+    assert torch.equal(new[0, 3], larger.head.weight.detach()[3])
+    assert "1 new classes" in run.continues
+
+
+def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
+    data, method = examples(["a", "b"], 20), methods.fedper("head.*")
+    run = simulate(Deep().double(), method, data, rounds=1, cohort=2)
+    wrong: list[tuple[type[FedkeepError], dict[str, Any]]] = [
+        (ConfigError, {"method": methods.fedper("body.*")}),
+        (FedkeepError, {"method": methods.ditto(0.4)}),
+        (ConfigError, {"data": examples(["a", "b"], 20, classes=2)}),
+        (ConfigError, {"private": run.private}),
+        (
+            ConfigError,
+            {"privacy": DifferentialPrivacy(noise=1.0, clip=1.0, delta=0.1), "sampling": "poisson"},
+        ),
+    ]
+    for kind, other in wrong:
+        given = {"model": Deep().double(), "method": method, "data": data, "rounds": 1, **other}
+        with pytest.raises(kind):
+            simulate(**given, continue_from=run, out=tmp_path / "r")
+        assert not (tmp_path / "r").exists()
+    nothing = simulate(Deep().double(), method, data, rounds=0)
+    with pytest.raises(RunError):
+        simulate(Deep().double(), method, data, rounds=1, continue_from=nothing)
+
+
+def test_an_id_that_changed_its_spelling_is_named() -> None:
+    method = methods.fedper("head.*")
+    run = simulate(Deep().double(), method, examples(["North", "b"], 20), rounds=1, cohort=2)
+    with pytest.warns(UserWarning, match="'north'.*'North'"):
+        simulate(Deep().double(), method, examples(["north", "b"], 20), rounds=1, continue_from=run)
+
+
+def test_labels_and_items_get_the_next_numbers() -> None:
+    labels = LabelSummary(words=("cat", "dog")).code(1)
+    assert labels.extended(LabelSummary(words=("dog",))) is labels
+    three = LabelSummary(words=("b", "c", "d")).code(1)
+    assert three.extended(LabelSummary(words=("a", "c"))).names == ("b", "c", "d", "a")
+    with pytest.raises(LabelError):
+        labels.extended(LabelSummary(words=("ant",)))  # two classes become three
+    whole = LabelSummary(words=("0", "1", "2")).code(1)
+    assert whole.extended(LabelSummary(words=("4",))).names == tuple("01234")
+    with pytest.raises(LabelError):
+        whole.extended(LabelSummary(words=("x",)))
+    items = KeySummary(keys=(3, 9)).code(1).extended(KeySummary(keys=(1, 9)))
+    assert items.encoded(Keys(values=np.array([1, 3, 9])), str).tolist() == [2, 0, 1]
+    text = Encoding(columns={"item": items, "label": three}).to_json()
+    again = Encoding.from_json(text)
+    assert isinstance(again.columns["item"], KeyCode)
+    assert isinstance(again.columns["label"], LabelCode)
+    assert again.columns["item"].keys == (3, 9, 1)
+    with pytest.raises(DataError):
+        KeyCode(keys=(1, 1))
