@@ -1,5 +1,6 @@
 # make demo    train FURL on generated text and show what it is worth
 # make test    the fast test suite
+# make coverage  the same, with at least 90 % of branches covered
 # make check   lint, formatting, types, import contracts
 # make slow    the tests that take minutes or need real data (FEDKEEP_DATA)
 # make bench   the benchmarks, each of which asserts its claim
@@ -39,7 +40,7 @@ SOURCES := pyproject.toml papers/pyproject.toml $(wildcard setup.py) $(wildcard 
 # it has compiled, even where the environment tells it not to: the tests start hundreds of processes.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help demo test check slow bench strangers fuzz docs wheels format install clean
+.PHONY: help demo test coverage check slow bench strangers fuzz docs wheels format install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -67,6 +68,15 @@ demo: $(VENV)/run.stamp
 
 test: $(VENV)/dev.stamp
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+coverage: $(VENV)/dev.stamp
+	@$(MAKE) --no-print-directory test \
+		ARGS="--cov --cov-report=term:skip-covered --cov-report=json:.coverage.json $(ARGS)"
+	@$(BIN)/python -c 'import json, sys; \
+		totals = json.load(open(".coverage.json"))["totals"]; \
+		branches = 100 * totals["covered_branches"] / totals["num_branches"]; \
+		print(f"branches {branches:.1f} % covered (wanted: 90 %)"); \
+		sys.exit(branches < 90)'
 
 slow: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -q -m slow $(ARGS)
