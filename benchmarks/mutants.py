@@ -36,7 +36,7 @@ import numpy as np
 ROOMS = ("core", "engines", "methods", "remote", "store", "split", "privacy", "links", "client", "server")
 """Rooms of either commit; a room that a checkout lacks has no mutants."""
 TABLE = ("tests/engines/test_conformance.py", "tests/methods/test_every_method.py", "tests/test_numerics.py")
-LIMIT = 1200.0
+LIMIT = 240.0
 """Seconds that the tests of one mutant may take."""
 SMALLEST, OTHERS = 100, 100
 MAP = ".coverage.mutants"
