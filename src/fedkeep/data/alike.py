@@ -45,7 +45,7 @@ def alike(names: Iterable[str]) -> list[list[int]]:
 
 
 def _form(name: str) -> str:
-    form = " ".join(name.split())
+    form = " ".join(name.split()) or name
     if len(form) > 1:
         form = form.casefold()
     return re.sub(r"^([+-]?\d+)\.0*$", r"\1", form) if "." in form else form

@@ -316,6 +316,8 @@ READERS: Mapping[str, Reader] = {
     "cifar10": Reader(readers.cifar10, "folder", "cifar10"),
     "cifar100": Reader(readers.cifar100, "folder", "cifar100"),
     "npz_images": Reader(readers.npz_images, "path"),
+    "image_folder": Reader(readers.raw_image_folder, "folder"),
+    "leaf": Reader(readers.raw_leaf, "folder"),
     "saved": Reader(FederatedData.load, "folder"),
     "many_user_text": Reader(room.many_user_text),
     "toy": Reader(room.toy),

@@ -117,7 +117,7 @@ def test_png_in_parquet_as_datasets_writes_it(tmp_path: Path) -> None:
         ),
         (
             {"img": [b"no image"], "label": [1]},
-            "F/train.parquet, row 0: the image cannot be decoded (not JPEG or PNG). Fetch the file again.",
+            "F/train.parquet, row 0: the image cannot be decoded (none of JPEG, PNG, BMP, GIF, PPM, TIFF, WEBP). Fetch the file again.",
         ),
         (
             {"img": [encoded(pixels(1)[0, :, :, :31])], "label": [1]},

@@ -7,7 +7,9 @@ Each names the file and the line of whatever is wrong.
 from fedkeep.data.readers.cifar import cifar10, cifar100
 from fedkeep.data.readers.huggingface import huggingface, raw_huggingface
 from fedkeep.data.readers.image_files import fashion_mnist, npz_images
+from fedkeep.data.readers.image_folder import image_folder, raw_image_folder
 from fedkeep.data.readers.insteval import insteval, raw_insteval
+from fedkeep.data.readers.leaf import leaf, raw_leaf
 from fedkeep.data.readers.movielens import (
     movielens,
     movielens_100k,
@@ -24,13 +26,17 @@ __all__ = [
     "cifar100",
     "fashion_mnist",
     "huggingface",
+    "image_folder",
     "insteval",
+    "leaf",
     "movielens",
     "movielens_100k",
     "movielens_100k_ranking",
     "npz_images",
     "raw_huggingface",
+    "raw_image_folder",
     "raw_insteval",
+    "raw_leaf",
     "raw_movielens",
     "raw_movielens_100k",
     "raw_review_files",

@@ -10,7 +10,7 @@ import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -72,6 +72,14 @@ def sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def digest_of(folder: Path, files: Iterable[Path]) -> str:
+    """Return one sha256 of many files of a folder: of their names in it, and of what each holds."""
+    whole = hashlib.sha256()
+    for file in sorted(files):
+        whole.update(f"{file.relative_to(folder).as_posix()}\0{sha256(file)}\n".encode())
+    return whole.hexdigest()
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -152,7 +160,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line, object_pairs_hook=_object)
+            entry = json.loads(line, object_pairs_hook=object_of)
         except (ValueError, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else error
             raise DataError(
@@ -172,7 +180,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError("The data file {file} holds no line. Fetch it again.", file=path)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object, or raise ValueError where it has a name twice: the first value would be lost."""
     entry = dict(pairs)
     if len(entry) < len(pairs):

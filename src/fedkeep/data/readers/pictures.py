@@ -1,13 +1,14 @@
-"""Parquet files of encoded images (JPEG, PNG), decoded by Pillow."""
+"""Encoded images (JPEG, PNG and others), in files of their own or in Parquet files, decoded by Pillow."""
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,14 @@ from fedkeep.data.images import Pixels, check_range
 from fedkeep.data.readers.files import existing, sha256
 from fedkeep.data.readers.load import damaged_parquet
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 COLUMNS = ("jpeg", "png", "image", "img")
-FORMATS = ("JPEG", "PNG")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+GREY = ("1", "L", "LA")
+DEEP = ("I", "I;16", "I;16B", "I;16L", "F")
+"""Modes of Pillow: of images without colours, and of more than 8 bits a pixel."""
 Part = tuple[Pixels, NDArray[np.int64]]
 MOST_KEPT = 2  # a training and a test file
 
@@ -131,34 +138,99 @@ def _number(where: str, column: str, value: Any) -> int:
 
 def _picture(where: str, value: Any, shape: tuple[int, int, int]) -> Pixels:
     """Decode one image to uint8 (channels, height, width)."""
-    from PIL import Image, UnidentifiedImageError
-
     content = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(content, bytes):
         raise DataError(
             "{where}: wanted the bytes of an image; got {got}.", where=where, got=type(content).__name__
         )
     channels, height, width = shape
+    with opened_picture(where, io.BytesIO(content)) as image:
+        if image.size != (width, height):
+            raise DataError(
+                "{where}: wanted an image of {width} × {height} pixels; got {got} × {size}.",
+                where=where,
+                width=width,
+                height=height,
+                got=image.size[0],
+                size=image.size[1],
+            )
+        return _planes(image, channels)
+
+
+@contextmanager
+def opened_picture(where: object, file: Path | io.BytesIO) -> Iterator[Image]:
+    """Give an image of Pillow, of one of ``FORMATS``; DataError where it cannot be decoded, inside the block too."""
+    from PIL import Image, UnidentifiedImageError
+
     try:
         quiet = warnings.catch_warnings(action="ignore")  # what is odd, but can be decoded, is an image
-        with quiet, Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            if image.size != (width, height):
-                raise DataError(
-                    "{where}: wanted an image of {width} × {height} pixels; got {got} × {size}.",
-                    where=where,
-                    width=width,
-                    height=height,
-                    got=image.size[0],
-                    size=image.size[1],
-                )
-            pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+        with quiet, Image.open(file, formats=FORMATS) as image:
+            yield image
     except DataError:
         raise
     except Exception as error:  # Pillow raises whatever its decoders raise on damaged bytes
-        reason = "not JPEG or PNG" if isinstance(error, UnidentifiedImageError) else error
+        reason = f"none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(
             "{where}: the image cannot be decoded ({reason}). Fetch the file again.",
             where=where,
             reason=reason,
         ) from error
-    return pixels.reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def read_files(paths: Sequence[Path], size: int | Sequence[int] | None) -> Pixels:
+    """Read one image a file: uint8 (files, channels, height, width), 1 channel where all are grey, else 3.
+
+    Args:
+        paths: at least one; a file that stands there twice is decoded once.
+        size: height and width to bring every image to, or one number for both; None: all have one size.
+
+    Raises:
+        DataError: a file is missing or cannot be decoded, or images differ in size.
+    """
+    once = {path: number for number, path in enumerate(dict.fromkeys(paths))}
+    first, grey = (0, 0), True
+    for path in once:
+        with opened_picture(path, existing(path)) as image:
+            if image.mode in DEEP:  # Pillow would cut off what is brighter than 255
+                raise DataError(
+                    "{file} has more than 8 bits a pixel (mode {mode}). Save it with 8, or put all images into an .npz "
+                    "file.",
+                    file=path,
+                    mode=image.mode,
+                )
+            first = first if any(first) else image.size
+            grey = grey and image.mode in GREY
+            if size is None and image.size != first:
+                raise DataError(
+                    "{file} has {got} × {height} pixels, and {other} {width} × {rows}. Bring all to one size: "
+                    "size = {size}, or size = [HEIGHT, WIDTH].",
+                    file=path,
+                    got=image.size[0],
+                    height=image.size[1],
+                    other=next(iter(once)),
+                    width=first[0],
+                    rows=first[1],
+                    size=min(first),
+                )
+    height, width = (first[1], first[0]) if size is None else sides_of(size)
+    images = np.empty((len(once), 1 if grey else 3, height, width), np.uint8)
+    for path, number in once.items():
+        with opened_picture(path, path) as image:
+            images[number] = _planes(image, images.shape[1], (width, height))
+    return images if len(once) == len(paths) else images[[once[path] for path in paths]]
+
+
+def sides_of(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return height and width; DataError where they are no whole numbers above 0."""
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+        raise DataError("Wanted a size as a whole number above 0, or [height, width]; got {got!r}.", got=size)
+    return sides
+
+
+def _planes(image: Image, channels: int, size: tuple[int, int] | None = None) -> Pixels:
+    """Return an image as uint8 (channels, height, width); ``size`` is (width, height)."""
+    image = image.convert("RGB" if channels == 3 else "L")
+    if size is not None and image.size != size:
+        image = image.resize(size)
+    return np.asarray(image).reshape(image.height, image.width, channels).transpose(2, 0, 1)

@@ -226,7 +226,7 @@ def raw_from(
         "label": faults.within(lambda: _labels(table, label, label_separator, task, label_names, standardise))
     }
     if features is None:
-        columns["text"] = _texts(table.each(text or "text", TEXT), tokens, vocabulary, max_length)
+        columns["text"] = texts_of(table.each(text or "text", TEXT), tokens, vocabulary, max_length)
     else:
         if not features:
             raise DataError("Wanted the names of numeric columns as features; got none.")
@@ -363,9 +363,10 @@ def _columns_of_labels(
     )
 
 
-def _texts(
+def texts_of(
     texts: list[str], tokens: str | None, vocabulary: AnyVocabulary | int | None, max_length: int
 ) -> Texts:
+    """Return a column of texts; the arguments are those of :func:`raw_table`."""
     check_max_length(max_length)
     if isinstance(vocabulary, AnyVocabulary):
         return Texts(
