@@ -35,6 +35,7 @@ COMMANDS = [
     "personalize",
     "export",
     "predict",
+    "recommend",
     "worth",
     "compare",
     "sweep",

@@ -37,6 +37,7 @@ from fedkeep.cli.personalize import personalize
 from fedkeep.cli.predict import predict
 from fedkeep.cli.prepare import prepare
 from fedkeep.cli.prove import prove
+from fedkeep.cli.recommend import recommend
 from fedkeep.cli.report import report
 from fedkeep.cli.reproduce import reproduce
 from fedkeep.cli.run import run
@@ -184,6 +185,7 @@ _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
 _add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-07 --k 0,5,all")
 _add(export, "fedkeep export runs/demo/personalized-fl --client user-07 --out anna")
 _add(predict, "fedkeep predict models --client anna --data new.csv")
+_add(recommend, "fedkeep recommend runs/films --n 10 --out lists.csv")
 _add(worth, "fedkeep worth runs/demo/personalized-fl runs/demo/global-fl")
 _add(compare, "fedkeep compare my.toml --methods fedavg,furl,ditto --seeds 5 --jobs 2")
 _add(sweep, "fedkeep sweep my.toml --space space.toml --methods fedavg,furl --trials 20 --seeds 3 --jobs 2")

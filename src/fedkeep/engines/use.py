@@ -113,7 +113,7 @@ def predictions(
     kind, takes, tasks = float_type(model), takes_of(model), said_tasks(encoding)
     chosen = np.arange(data.examples) if rows is None else np.asarray(rows, np.int64)
     for start in range(0, len(chosen), CHUNK):
-        batch = load_batch(data, chosen[start : start + CHUNK], _place(model), kind)
+        batch = load_batch(data, chosen[start : start + CHUNK], place_of(model), kind)
         with torch.no_grad():
             output = logits_of(model(**(batch if isinstance(model, PersonalModel) else takes.of(batch))))
         said = [_said(output_of(output, task.name), task, encoding) for task in tasks]
@@ -164,7 +164,7 @@ def said_tasks(encoding: Encoding) -> list[Task]:
     return list(tasks)
 
 
-def _place(model: nn.Module) -> str:
+def place_of(model: nn.Module) -> str:
     """Return the device that a model is on."""
     return next((str(t.device) for t in tensors_of(model).values()), "cpu")
 

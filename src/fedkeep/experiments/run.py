@@ -42,6 +42,7 @@ from fedkeep.engines.use import Predicted, as_module, encoding_of, predict_rows
 from fedkeep.experiments.fitted import write_fitted
 from fedkeep.experiments.onnx_files import write_onnx
 from fedkeep.experiments.progress import make_progress
+from fedkeep.experiments.recommending import KS, FullRanking, full_ranking, recommended
 from fedkeep.experiments.side_by_side import side_by_side
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.methods.base import Recalls, forward
@@ -497,6 +498,25 @@ class Run:
             MethodError: the data's task gives neither classes nor numbers; call ``model(client)``.
         """
         return predict_rows(self.model(client, stage=stage), rows, encoding_of(self.data), as_id(client))
+
+    def recommend(
+        self, clients: Iterable[str | int] | None = None, n: int = 10, *, stage: Stage = "own"
+    ) -> pa.Table:
+        """Return each client's n best items of those that it has not; see ``experiments.recommending.recommended``."""
+        return recommended(self.data, self.members(clients), partial(self.model, stage=stage), n)
+
+    def full_ranking(
+        self,
+        split: str = "test",
+        *,
+        ks: Sequence[int] = KS,
+        liked: float | None = None,
+        clients: Iterable[str | int] | None = None,
+        stage: Stage = "own",
+    ) -> FullRanking:
+        """Return how a split's items stand among all; see ``experiments.recommending.full_ranking``."""
+        models = partial(self.model, stage=stage)
+        return full_ranking(self.data, self.members(clients), models, split, ks=ks, liked=liked)
 
     def export(
         self, folder: Path | str, clients: Iterable[str | int] | None = None, *, onnx: bool = False
