@@ -66,6 +66,38 @@ def test_each_row_is_predicted_by_its_users_model(trained: Callable[..., Run], f
     assert torch.tensor([float(found[1]["p(0)"]), float(found[1]["p(1)"])]).equal(exact)
 
 
+@pytest.mark.parametrize("labels", [("0", "1", "00"), ("1", "", "1")])
+def test_a_file_with_labels_is_scored(
+    trained: Callable[..., Run], fedkeep: Command, labels: tuple[str, str, str]
+) -> None:
+    trained()
+    lines = NEW.splitlines()
+    Path("known.csv").write_text(
+        "\n".join([lines[0] + ",label", *map("{},{}".format, lines[1:], labels)]) + "\n"
+    )
+    result = fedkeep("predict", "m", "--data", "known.csv")
+    assert result.stdout == fedkeep("predict", "m", "--data", "new.csv").stdout
+    said = [row["prediction"] for row in rows(result.stdout)]
+    right = [str(int(label)) == one for label, one in zip(labels, said, strict=True) if label]
+    assert f"on {len(right)} row" in result.stderr
+    assert f"{100 * sum(right) / len(right):.1f}" in result.stderr
+    assert "row" not in fedkeep("predict", "m", "--data", "new.csv").stderr
+
+
+def test_a_file_with_numbers_is_scored(
+    trained: Callable[..., Run], fedkeep: Command, csv: Callable[..., Path]
+) -> None:
+    trained("data.task='regression'")
+    lines = NEW.splitlines()
+    Path("known.csv").write_text(
+        "\n".join([lines[0] + ",label", *(f"{line},0.5" for line in lines[1:])]) + "\n"
+    )
+    result = fedkeep("predict", "m", "--data", "known.csv")
+    gaps = [float(row["prediction"]) - 0.5 for row in rows(result.stdout)]
+    value = float(result.stderr.rpartition(": ")[2])
+    assert value == pytest.approx((sum(g * g for g in gaps) / len(gaps)) ** 0.5, abs=1e-3)
+
+
 def test_what_models_have_in_common_is_read_once(
     trained: Callable[..., Run], fedkeep: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.report.wording import metric_name, number
 
 if TYPE_CHECKING:
     from fedkeep.engines.use import Predicted, Prediction
@@ -49,16 +50,23 @@ def predict(
 ) -> None:
     """Predict the rows of a table by exported models: labels with probabilities, or numbers.
 
-    FILE has the columns that were trained on; labels are not needed. Each row is predicted by the model of the user
+    FILE has the columns that were trained on; where it has labels too, how well they are met is said. Each row is predicted by the model of the user
     that its column of users names, or all by one: --client ID. With --shared a table needs no column of users.
 
     Further examples: fedkeep predict models --data new.csv --out predicted.csv, and
     fedkeep predict models --data new.parquet --shared --json
     """
-    from fedkeep.experiments.predicting import predict_table
+    from fedkeep.experiments.exported_models import Exported
+    from fedkeep.experiments.predicting import predict_table, scored
 
     check_asked(client, user, shared, out)
-    write_predictions(predict_table(models, data, client=client, user=user, shared=shared), out, as_json)
+    exported = Exported(models)
+    found = predict_table(exported, data, client=client, user=user, shared=shared)
+    write_predictions(found, out, as_json)
+    if score := scored(exported, data, found):
+        plural = "" if score.rows == 1 else "s"
+        told = f"{metric_name(score.metric)} on {score.rows:,} row{plural} with a label: {number(score.value, score.metric)}"
+        typer.echo(told, err=True)
 
 
 def check_asked(client: str | None, user: str | None, shared: bool, out: Path | None) -> None:

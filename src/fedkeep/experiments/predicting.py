@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
 from fedkeep.core.net import Takes
+from fedkeep.data.columns import is_missing
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import Encoding
 from fedkeep.data.preparation.features import FeatureCode
+from fedkeep.data.preparation.labels import LabelCode, one_form
 from fedkeep.data.preparation.numbers import PlainCode
 from fedkeep.data.preparation.texts import TextCode
 from fedkeep.data.readers.cells import ID, TEXT, Table
+from fedkeep.data.readers.kinds import field_of
 from fedkeep.data.readers.load import load_table
 from fedkeep.data.readers.tables import features_of
 from fedkeep.engines.use import Predicted, predictions, said_tasks, takes_of
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.exported_models import Exported
+from fedkeep.tasks import of_numbers, of_several
 
 ASIDE = ("time", "opted_in")
 """Columns that a model reads where it names them alone."""
@@ -79,6 +85,62 @@ def predict_table(
         for row, said in zip(rows, predictions(model, data, encoding, rows), strict=True):
             found[row] = Predicted(owner, said)
     return [found[row] for row in range(len(owners))]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How predictions compare with a table's labels.
+
+    Attributes:
+        metric: ``accuracy``, or ``rmse`` of numbers.
+        value: over rows with a label.
+        rows: how many these are.
+    """
+
+    metric: str
+    value: float
+    rows: int
+
+
+def scored(exported: Exported, file: Path, found: Sequence[Predicted]) -> Scored | None:
+    """Compare predictions with the labels of the table that they are of; None where it has none.
+
+    Rows without a label are left out, and tables that were trained on several columns of labels or several labels a row.
+
+    Raises:
+        DataError: a label is no number, where numbers are predicted.
+    """
+    column, tasks = exported.config.data.options.get("label", "label"), said_tasks(exported.encoding)
+    if not isinstance(column, str) or len(tasks) != 1 or of_several(tasks[0].kind.name):
+        return None
+    table = load_table(file, [], [column])
+    if column not in table.columns:
+        return None
+    if decimal := exported.config.data.options.get("decimal"):
+        table = replace(table, decimal=str(decimal))
+    there = [
+        row
+        for row, cell in enumerate(table.columns[column].tolist())
+        if cell not in (None, "") and not is_missing(cell)
+    ]
+    said = [found[row].tasks[0].value for row in there]
+    if not there:
+        return None
+    if of_numbers(tasks[0].kind.name):
+        gap = np.asarray(said, float) - field_of(table, column, "number").values[there]
+        return Scored("rmse", float(np.sqrt(np.mean(gap**2))), len(there))
+    words = table.each(column, TEXT)
+    code = exported.encoding.columns.get(tasks[0].label)
+    whole = isinstance(code, LabelCode) and code.integers
+    right = [
+        _form(words[row], whole) == _form(str(value), whole) for row, value in zip(there, said, strict=True)
+    ]
+    return Scored("accuracy", float(np.mean(right)), len(there))
+
+
+def _form(label: str, whole: bool) -> str:
+    """Return the form in which labels are compared: "07" is 7 where whole numbers are labels."""
+    return str(int(label)) if whole and label.isdigit() else one_form(label)
 
 
 def _columns(

@@ -61,7 +61,7 @@ def load_table(
         table = _read_parquet(path, wanted, optional, naming)
     else:
         table = _read_delimited(path, DELIMITERS[kind], wanted, optional, naming)
-    if not len(next(iter(table.columns.values()))):
+    if table.columns and not len(next(iter(table.columns.values()))):
         raise DataError("The data file {file} holds no example, only a header. Fetch it again.", file=path)
     return table
 
