@@ -172,6 +172,7 @@ def rows_of_run(folder: Path, data: FederatedData, file: Path) -> FederatedData:
             f"run.fit(rows=data)."
         )
     table = config.data.model_dump(exclude_unset=True) | {"path": file.name, "split": None}
+    table.pop("test_path", None)
     source = build_source(DataConfig.model_validate(table), config.seed, file.absolute().parent)
     found = source.encoded(Encoding.from_json(agreed, "The run's encoding"))
     found.bounds = None

@@ -212,6 +212,8 @@ def read_source(
                 f"data.{reader.argument}: {wanted}. It says where in the folder of data to read."
             )
         options[reader.argument] = located(f"The reader {settings.reader!r}", place, folder)
+    if isinstance(options.get("test_path"), str):
+        options["test_path"] = located("test_path", options["test_path"], folder)
     if isinstance(settings.split, str):
         if "split" not in inspect.signature(reader.read).parameters:
             raise ConfigError(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.files import expanded
 from fedkeep.data.preparation import Raw, encoded_alone
-from fedkeep.data.readers.cells import ALIASES, CLASS, SPLIT, TEXT, Cells, Table
+from fedkeep.data.readers.cells import CLASS, SPLIT, TEXT, Cells, Table
 from fedkeep.data.readers.files import sha256
-from fedkeep.data.readers.load import FORMATS, load_table
+from fedkeep.data.readers.load import load_table
+from fedkeep.data.readers.many import check_once, files_of, joined, named, split_twice
 from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 
@@ -52,17 +52,17 @@ def raw_review_files(
     Raises:
         DataError: the folder holds no such file, or one is malformed; file and line are named.
     """
-    files = _files(expanded(folder))
-    named = [_named(file) for file in files]
-    _check_once(files, named)
+    files = files_of(expanded(folder), "file of reviews")
+    check_once(files)
+    who = [named(file) for file in files]
     column = "split" if split is None else split
     tables = [
         _one(file, part, text, label, column, wanted=split is not None)
-        for file, (_, part) in zip(files, named, strict=True)
+        for file, (_, part) in zip(files, who, strict=True)
     ]
-    table = _joined(tables)
+    table = joined(tables)
     clients = [
-        client for (client, _), own in zip(named, tables, strict=True) for _ in range(len(own.columns[text]))
+        client for (client, _), own in zip(who, tables, strict=True) for _ in range(len(own.columns[text]))
     ]
     parts = table.each(column, SPLIT) if column in table.columns else []
     words, texts = table.each(label, CLASS), table.each(text, TEXT)
@@ -86,43 +86,6 @@ review_files = encoded_alone(raw_review_files)
 """Read reviews as :func:`raw_review_files` does, and encode them."""
 
 
-def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise DataError(
-            "Wanted a folder with a file of reviews for each client; {folder} is none.", folder=folder
-        )
-    found = sorted(p for p in folder.iterdir() if p.name.endswith(FORMATS) and not p.name.startswith("."))
-    if not found:
-        raise DataError(
-            "{folder} holds no file of reviews. Wanted one for each client that ends in one of {FORMATS}.",
-            folder=folder,
-            FORMATS=", ".join(FORMATS),
-        )
-    return found
-
-
-def _named(file: Path) -> tuple[str, str | None]:
-    """Return the client that a file's name tells, and its split where it tells one."""
-    name = next(file.name.removesuffix(suffix) for suffix in FORMATS if file.name.endswith(suffix))
-    client, dot, part = name.rpartition(".")
-    return (client, ALIASES[part]) if dot and part in ALIASES else (name, None)
-
-
-def _check_once(files: Sequence[Path], named: Sequence[tuple[str, str | None]]) -> None:
-    """Refuse two files of the same client and split, such as a file and its ``.gz``: each review would come twice."""
-    first: dict[tuple[str, str | None], Path] = {}
-    for file, who in zip(files, named, strict=True):
-        if other := first.get(who):
-            raise DataError(
-                "{other} and {name} are both the {part} file of client {client!r}. Drop one of the two.",
-                other=other,
-                name=file.name,
-                part=who[1] or "whole",
-                client=who[0],
-            )
-        first[who] = file
-
-
 def _one(file: Path, part: str | None, text: str, label: str, split: str, wanted: bool) -> Table:
     named = [split] if wanted and part is None else []
     table = load_table(file, [text, label, *named], [split, OPTED_IN], {})
@@ -136,32 +99,5 @@ def _one(file: Path, part: str | None, text: str, label: str, split: str, wanted
     if part is None:
         return table
     if split in table.columns:
-        raise DataError(
-            "{file} has its split in its name and in the column {column!r}. Drop one of the two.",
-            file=file,
-            column=split,
-        )
+        raise split_twice(file, split)
     return Table({**table.columns, split: Cells([part] * len(table.columns[text]))}, table.where)
-
-
-def _joined(tables: Sequence[Table]) -> Table:
-    """Return the tables one after the other; a row keeps the name of its file and line."""
-    first = tables[0]
-    columns: dict[str, list[Any]] = {name: [] for name in first.columns}
-    places: list[tuple[Table, int]] = []
-    for table in tables:
-        if table.columns.keys() != columns.keys():
-            raise DataError(
-                "{place}: wanted a split in every file or in none; {other} is different.",
-                place=table.where(0),
-                other=first.where(0),
-            )
-        for name, values in columns.items():
-            values.extend(table.columns[name].tolist())
-        places += [(table, row) for row in range(len(next(iter(table.columns.values()))))]
-
-    def where(row: int) -> object:
-        table, own = places[row]
-        return table.where(own)
-
-    return Table({name: Cells(values) for name, values in columns.items()}, where)

@@ -35,12 +35,14 @@ from fedkeep.data.readers.cells import (
     SPLIT,
     TEXT,
     TRUTH,
+    Cells,
     Table,
     labels_between,
 )
-from fedkeep.data.readers.files import sha256
+from fedkeep.data.readers.files import digest_of, sha256
 from fedkeep.data.readers.kinds import Faults, fields_of, numbers_of, times_of
 from fedkeep.data.readers.load import frame_table, load_table, other_columns
+from fedkeep.data.readers.many import files_of, is_of_many, joined, load_many
 from fedkeep.data.text import UnicodeWords
 from fedkeep.tasks import KINDS, MULTI_LABEL, REGRESSION, of_numbers, of_several
 
@@ -68,13 +70,15 @@ def raw_table(
     standardise: bool = True,
     kinds: Mapping[str, str] | None = None,
     decimal: str | None = None,
+    test_path: str | Path | None = None,
 ) -> Raw:
     """Read a table with one example a row.
 
     Args:
-        path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``) or ``.parquet`` file; or a data frame of pandas,
-            polars or pyarrow.
-        user: name of the column of client ids.
+        path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``) or ``.parquet`` file; a folder of such files or a
+            pattern such as ``logs/*.csv``, one file a client; or a data frame of pandas, polars or pyarrow.
+        user: name of the column of client ids. Of one file a client: where no file has it, a client is the file's name
+            without its ending, and ``NAME.train.csv`` and ``NAME.test.csv`` are a client's splits.
         split, time, opted_in: names of further columns: splits (train, valid, test; also validation, val, dev, eval),
             numbers, and true and false, or 1 and 0 (see `fedkeep.data.opt_out`). One that is named must be there. None:
             the column "split", "time" or "opted_in", where there is one. Without a split, call ``split_per_user`` on
@@ -104,6 +108,8 @@ def raw_table(
             "date:%d/%m/%Y" with the form of dates as ``datetime.strptime`` names it.
         decimal: the mark before decimals in texts, "." or ","; None: found by looking. The other one, spaces and
             apostrophes may stand between thousands, and a unit that all cells share, such as %, is left out.
+        test_path: a file, folder or pattern of further rows, which are those of the split test. Rows of ``path`` that
+            say no split are trained on.
 
     Returns:
         Data whose ``meta["label_names"]`` tells what each label was and ``meta["source"]`` the file's sha256.
@@ -114,10 +120,14 @@ def raw_table(
     """
     wanted, usual = columns_of(user, label, text, features, split=split, time=time, opted_in=opted_in)
     if isinstance(path, str | os.PathLike):
-        file = expanded(path)
-        table = load_table(file, wanted, usual)
-        meta = {"name": file.name.split(".")[0], "source": {file.name: sha256(file)}}
+        table, source = _loaded(expanded(path), wanted, usual, user, split or "split")
+        if test_path is not None:
+            tests, more = _loaded(expanded(test_path), wanted, usual, user, split or "split")
+            table, source = _with_tests(table, tests, split or "split"), source | more
+        meta = {"name": expanded(path).name.split(".")[0], "source": source}
     else:
+        if test_path is not None:
+            raise DataError("test_path is of files; of data frames give one with a column of splits.")
         table, meta = frame_table(path, wanted, usual), {"name": "frame"}
     if decimal is not None:
         check_choice("Wanted as decimal, the mark before decimals,", decimal, (".", ","), DataError)
@@ -166,6 +176,27 @@ def read_frame(
         others = {options.get(name) or name for name in ("split", "time", "opted_in")}
         options["features"] = other_columns(frame, [client, *names_in(label)], others)
     return read_table(frame, user=client, label=label, **options)
+
+
+def _loaded(
+    place: Path, wanted: Sequence[str], usual: Sequence[str], user: str, split: str
+) -> tuple[Table, dict[str, str]]:
+    """Return a file's table, or those of many files as one, and the sha256 of what was read by its name."""
+    if not is_of_many(place):
+        return load_table(place, wanted, usual), {place.name: sha256(place)}
+    files = files_of(place)
+    common = Path(os.path.commonpath([file.parent for file in files]))
+    return load_many(files, wanted, usual, user, split), {common.name: digest_of(common, files)}
+
+
+def _with_tests(table: Table, tests: Table, split: str) -> Table:
+    """Return two tables as one: the rows of the first train unless they say their split, those of the second test."""
+    both = []
+    for one, part in ((table, "train"), (tests, "test")):
+        rows = len(next(iter(one.columns.values())))
+        known = one.columns[split] if split in one.columns and part == "train" else Cells([part] * rows)
+        both.append(replace(one, columns={**one.columns, split: known}))
+    return joined(both)
 
 
 def columns_of(
