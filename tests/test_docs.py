@@ -123,6 +123,20 @@ def test_new_users_gain_from_their_own_examples() -> None:
 
 
 @pytest.mark.slow
+def test_next_month_goes_on() -> None:
+    found = example("next_month").main()
+    assert found["may"] > 0.8
+    assert found["june"] > 0.8
+
+
+@pytest.mark.slow
+def test_every_winner_can_be_served() -> None:
+    found = example("serve_the_winner").main()
+    assert all({"known", "new"} <= row.keys() for row in found.values())
+    assert "stranger" not in found["fedrep"]  # its shared part has no head
+
+
+@pytest.mark.slow
 def test_a_task_gains_from_the_user_vector_of_another() -> None:
     found = example("multi_task").main()
     assert found["both tasks"] > found["clicks alone"] + 0.1

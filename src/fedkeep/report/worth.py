@@ -153,7 +153,9 @@ def recognised(group: Configuration, groups: Sequence[Configuration]) -> tuple[l
 def comparisons(
     own: Side, references: Sequence[Side], metric: str | None = None
 ) -> tuple[list[Comparison], list[str]]:
-    """Return a personalised model against the shared part alone, where its runs keep that, and against references.
+    """Return a personalised model against references, and against its shared part alone, where its runs keep that.
+
+    The shared part stands last: of a method that trains both together it may be worse than any model alone.
 
     Returns:
         The comparisons, and of those that can't be made why not.
@@ -164,7 +166,7 @@ def comparisons(
     shared = pairing.shared_side(own)
     found: list[Comparison] = []
     faults: list[str] = []
-    for other in [*([shared] if shared else []), *references]:
+    for other in [*references, *([shared] if shared else [])]:
         try:
             found += compare(own, other, metric)
         except ConfigError as error:
