@@ -30,9 +30,9 @@ def test_it_says_the_gain_in_words_and_as_a_table(fedkeep: Command, runs: None) 
     result = fedkeep("worth", "r0", "local0")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "Toy against the shared part alone:"
+    assert lines[0] == "Toy against local training alone:"
     assert lines[1].startswith("  Gain ")
-    assert "Toy against local training alone:" in lines
+    assert "Toy against the shared part alone:" in lines
     assert "  With 6 users nothing is claimed about users like these; that takes 10." in lines
     assert (
         "  With 1 seed this is about these trained models; a claim about the method takes 3 seeds." in lines
@@ -45,8 +45,8 @@ def test_json_has_every_user(fedkeep: Command, runs: None) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [(c["against"], c["unit"]) for c in found] == [
-        ("the shared part alone", "nats"),
         ("local training alone", "nats"),
+        ("the shared part alone", "nats"),
     ]
     assert [user["client"] for user in found[0]["clients"]] == [f"user-{k}" for k in range(6)]
 

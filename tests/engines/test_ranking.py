@@ -117,7 +117,7 @@ def test_what_personalisation_was_worth(tmp_path: Path) -> None:
     films = data()
     trained(FURL, films, out=tmp_path / "furl", evaluate_shared=True)
     trained(fedkeep.methods.fedavg(local=LOCAL), films, out=tmp_path / "fedavg")
-    shared, fedavg = worth_of([tmp_path / "furl", tmp_path / "fedavg"])
+    fedavg, shared = worth_of([tmp_path / "furl", tmp_path / "fedavg"])
     ours, theirs = (read_run(tmp_path / name).examples for name in ("furl", "fedavg"))
     assert ours is not None
     assert theirs is not None

@@ -270,7 +270,7 @@ def test_counting_is_a_reference_of_the_method_whose_examples_it_counts(tmp_path
     others = ["FedAvg", "local training alone", "counting each user's labels"]
     tuned = "FedAvg with fine-tuning"  # is a method and a reference, but none of its own
     assert [theirs for ours, theirs in gains if ours == "fedrep"] == [*others[:2], tuned, others[2]]
-    assert [theirs for ours, theirs in gains if ours == "fine_tuned"] == ["the shared part alone", *others]
+    assert [theirs for ours, theirs in gains if ours == "fine_tuned"] == [*others, "the shared part alone"]
     assert [theirs for ours, theirs in gains if ours == "fedavg"] == others[1:]  # what needs no federation
     text = (tmp_path / "c" / "report.md").read_text(encoding="utf-8")
     assert (

@@ -230,9 +230,9 @@ def test_a_page_compares_with_all_references(runs: list[Path], tmp_path: Path) -
     (section,) = [s for s in content["sections"] if s["title"] == "What personalisation was worth"]
     texts = [b["text"] for b in section["blocks"] if b["kind"] == "text"]
     assert [t.partition(": Gain ")[0] for t in texts] == [
-        "FURL against the shared part alone",
         "FURL against local training alone",
         "FURL against FedAvg (Global)",
+        "FURL against the shared part alone",
     ]
     wanted = worth_of(runs)
     assert [" ".join(sentences(c)) for c in wanted] == [t.partition(": ")[2] for t in texts]
@@ -270,7 +270,7 @@ def test_a_file_of_examples_that_is_gone_is_noted(runs: list[Path], tmp_path: Pa
 
 def test_named_references_are_the_only_ones(runs: list[Path]) -> None:
     found = worth_of(runs[::3], against=runs[2::3])
-    assert [c.theirs for c in found] == ["the shared part alone", "FedAvg (Global)"]
+    assert [c.theirs for c in found] == ["FedAvg (Global)", "the shared part alone"]
     assert worth_of(runs[1::3], against=runs[2::3])[0].ours == "Local"
 
 
