@@ -103,3 +103,5 @@ def test_a_split_told_twice_and_a_column_in_some_files(tmp_path: Path) -> None:
         read(tmp_path / "t")
     with raises(DataError, folder=tmp_path / "no*.csv"):
         read(tmp_path / "no*.csv")
+    with raises(DataError, folder=tmp_path / "a**"):
+        read(tmp_path / "a**")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,8 @@ def raw_image_folder(
             another size; or a row of the table is wrong; the file and the line are named.
     """
     home = expanded(folder)
-    if not home.is_dir():
-        why = "is a file" if home.exists() else "does not exist"
+    if not os.path.isdir(home):
+        why = "is a file" if os.path.exists(home) else "does not exist"
         raise DataError("Wanted a folder of images; {folder} {why}. Check the path.", folder=home, why=why)
     if table is None:
         read = _found(home)
@@ -124,7 +125,7 @@ def _listed(home: Path, place: Path, image: str, given: Mapping[str, str | None]
     read = load_table(file, wanted, [name for name, column in given.items() if column is None], {})
     names = read.each(image, TEXT)
     for row, name in enumerate(names):
-        if not (home / name).is_file():
+        if not os.path.isfile(home / name):
             raise DataError(
                 "{place}: there is no image {file} in {folder}. Write paths as they are inside this folder.",
                 place=read.where(row),

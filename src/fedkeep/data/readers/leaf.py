@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -152,13 +153,15 @@ CHARACTER = Kind("one character, as in the first example,", _character)
 
 def _files(folder: Path) -> list[tuple[Path, str | None]]:
     """Return the files, each with its split."""
-    homes = [home for home in (folder, folder / "data") if any((home / part).is_dir() for part in PARTS)]
+    homes = [home for home in (folder, folder / "data") if any(os.path.isdir(home / part) for part in PARTS)]
     places: list[tuple[Path, str | None]] = (
         [(homes[0] / part, part) for part in PARTS] if homes else [(folder, None)]
     )
-    found = [(file, part) for home, part in places for file in sorted(home.glob("*.json"))]
+    found = [
+        (file, part) for home, part in places if os.path.isdir(home) for file in sorted(home.glob("*.json"))
+    ]
     if not found:
-        why = "does not exist" if not folder.exists() else "has none"
+        why = "does not exist" if not os.path.exists(folder) else "has none"
         raise DataError(
             "Wanted a folder with LEAF's files train/*.json and test/*.json; {folder} {why}. Name the folder that LEAF's "
             "preprocess.sh wrote to, such as leaf/data/femnist.",

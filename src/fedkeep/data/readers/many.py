@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.readers.cells import ALIASES, Cells, Table
+from fedkeep.data.readers.files import unreadable
 from fedkeep.data.readers.load import FORMATS, load_table
 
 WILD = "*?["
@@ -16,13 +18,14 @@ WILD = "*?["
 
 def is_of_many(place: Path) -> bool:
     """Tell whether a place is a folder, or a pattern such as ``logs/*.csv``."""
-    return place.is_dir() or (any(mark in str(place) for mark in WILD) and not place.exists())
+    wild = any(mark in str(place) for mark in WILD)
+    return os.path.isdir(place) or (wild and not os.path.exists(place))  # False where a name is too long
 
 
 def files_of(place: Path, what: str = "table") -> list[Path]:
     """Return the tables in a folder, or those that a pattern finds, in the order of their names; no hidden ones."""
-    if place.is_dir():
-        within, found = place, place.iterdir()
+    if os.path.isdir(place):
+        within, pattern = place, "*"
     else:
         parts = place.parts
         first = next((n for n, part in enumerate(parts) if any(mark in part for mark in WILD)), len(parts))
@@ -31,8 +34,15 @@ def files_of(place: Path, what: str = "table") -> list[Path]:
             raise DataError(
                 "Wanted a folder with a {what} for each client; {folder} is none.", what=what, folder=place
             )
-        found = within.glob("/".join(parts[first:]))
-    files = sorted(p for p in found if p.name.endswith(FORMATS) and not p.name.startswith("."))
+        pattern = "/".join(parts[first:])
+    try:
+        files = sorted(
+            p for p in within.glob(pattern) if p.name.endswith(FORMATS) and not p.name.startswith(".")
+        )
+    except OSError as error:  # it may not be read
+        raise unreadable(within, error) from error
+    except ValueError as error:  # such as "a**"
+        raise DataError("{folder} is no pattern of files: {why}.", folder=place, why=error) from error
     if not files:
         raise DataError(
             "{folder} holds no {what}. Wanted one for each client that ends in one of {FORMATS}.",
