@@ -69,6 +69,16 @@ LOCAL = Phase(optimizer=sgd(0.5), batch_size=2, epochs=2)
 METHOD = fedkeep.methods.furl("user", local=LOCAL)
 
 
+def test_rows_that_look_padded_want_a_mask() -> None:
+    ids = np.array([[5, 6, 0, 0, 0], [7, 8, 9, 0, 0], [1, 2, 3, 4, 5]])
+    with pytest.raises(DataError) as caught:
+        next_tokens(ids)
+    assert caught.value.facts["pad"] == 0
+    assert next_tokens(ids, ids > 0)[0].tolist() == [6, -100, -100, -100, -100]
+    assert next_tokens(ids, np.ones_like(ids))[0].tolist() == [6, 0, 0, 0, -100]
+    assert next_tokens([[1, 2, 2, 2], [2, 1, 1, 1]])[0].tolist() == [2, 2, 2, -100]
+
+
 def test_next_tokens_by_hand() -> None:
     found = next_tokens([[5, 6, 7, 0], [8, 9, 4, 3]], [[1, 1, 1, 0], [1, 1, 1, 1]])
     assert found.tolist() == [[6, 7, -100, -100], [9, 4, 3, -100]]

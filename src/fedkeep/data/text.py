@@ -355,13 +355,14 @@ def next_tokens(input_ids: ArrayLike, attention_mask: ArrayLike | None = None) -
 
     Args:
         input_ids: (examples, tokens), padded to one length.
-        attention_mask: (examples, tokens), 0 where padded; None: nowhere.
+        attention_mask: (examples, tokens), 0 where padded; None: nowhere, which is doubted where an id stands at rows'
+            ends alone, in runs of different lengths.
 
     Returns:
         −100 where nothing follows; such places count neither in the loss nor in a metric.
 
     Raises:
-        DataError: the shapes are others.
+        DataError: the shapes are others, or rows look padded and no mask says where.
     """
     ids = np.asarray(input_ids)
     mask: NDArray[Any] = np.ones(ids.shape) if attention_mask is None else np.asarray(attention_mask)
@@ -373,9 +374,28 @@ def next_tokens(input_ids: ArrayLike, attention_mask: ArrayLike | None = None) -
             shape=ids.shape,
             mask=mask.shape,
         )
+    if attention_mask is None and (pad := _padded_with(ids)) is not None:
+        raise DataError(
+            "Rows end in the id {pad}, which stands nowhere else, as if they were padded with it; each would be a token to predict, and count in "
+            "the perplexity. Give attention_mask, 0 where padded; where none is, np.ones_like(input_ids).",
+            pad=pad,
+        )
     label = np.full(ids.shape, IGNORED, np.int64)
     label[:, :-1] = np.where(mask[:, :-1] * mask[:, 1:] > 0, ids[:, 1:], IGNORED)
     return label
+
+
+def _padded_with(ids: NDArray[np.integer[Any]]) -> int | None:
+    """Return the id that rows seem padded with: it stands at their ends alone, in runs of different lengths."""
+    if not ids.size:
+        return None
+    last = ids[:, -1]
+    run = np.cumprod((ids == last[:, None])[:, ::-1], axis=1).sum(1)
+    for one in np.unique(last[run > 1]).tolist():
+        runs = np.where(last == one, run, 0)
+        if len(np.unique(runs)) > 1 and (ids == one).sum() == runs.sum():
+            return int(one)
+    return None
 
 
 @dataclass(frozen=True)
