@@ -126,6 +126,12 @@ def show_result(run: Run, found: Found) -> None:
     last = run.method.adapt.everyone
     test = "test, before the last step" if last else "test"
     columns = {"valid": best.valid, test: best.test} if best.valid else {test: best.test}
+    ends = {
+        r.metric: r.value for r in run.history if (r.round, r.split, r.client) == (run.round, "test", None)
+    }
+    if ends and best.round != run.round and not last:
+        columns[f"{test}, last round"] = ends
+        notes.append("evaluate, predict and export take the last round.")
     then = [r for r in run.history if r.split == SHARED and r.client is None and r.round == best.round]
     shared = {r.metric: r.value for r in then}
     if shared:
