@@ -58,9 +58,9 @@ def test_next_month(months: Path, fedkeep: Command) -> None:
         "after round 3",
         "72 new examples",
         "60 that stay",
-        "1 new clients",
+        "1 new client",
         "1 gone",
-        "1 new classes",
+        "1 new class",
     ):
         assert part in " ".join(out.split())
     info = read_info(Path("june"))
@@ -71,7 +71,7 @@ def test_next_month(months: Path, fedkeep: Command) -> None:
     fedkeep("run", "june", "--resume")  # finished: nothing is trained again
     assert fedkeep("evaluate", "june").output == first
     fedkeep("export", "june", "--all", "--out", "models")
-    told = fedkeep("predict", "models", "--data", "june.csv").output.splitlines()
+    told = fedkeep("predict", "models", "--data", "june.csv").stdout.splitlines()
     assert told[0] == "client,prediction,p(basic),p(gold),p(plus),p(max)"
     assert len(told) == 133
 

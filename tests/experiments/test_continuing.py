@@ -135,7 +135,7 @@ def test_new_clients_begin_anew_and_others_keep_theirs(tmp_path: Path) -> None:
     assert same_bits(on_server(run), on_server(may))
     assert same_bits(run.private.read([0, 1]), may.private.read([1, 2]))
     assert run.private.seen([0, 1, 2]) == [True, True, False]
-    for part in ("50 new examples", "40 that stay", "1 new clients", "1 gone clients"):
+    for part in ("50 new examples", "40 that stay", "1 new client", "1 gone client"):
         assert part in run.continues
     assert load_run(tmp_path / "june", model=model, method=method, data=june).continues == run.continues
 
@@ -154,7 +154,7 @@ def test_a_new_label_gets_rows_of_its_own() -> None:
     old, new = may.private.read([0, 1])["head.weight"], run.private.read([0, 1])["head.weight"]
     assert torch.equal(new[:, :3], old)
     assert torch.equal(new[0, 3], larger.head.weight.detach()[3])
-    assert "1 new classes" in run.continues
+    assert "1 new class" in run.continues
 
 
 def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:

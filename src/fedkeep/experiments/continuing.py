@@ -33,6 +33,7 @@ from fedkeep.methods import Global
 from fedkeep.privacy import Ledger, Release, Terms
 from fedkeep.privacy.ledger import FILE as LEDGER
 from fedkeep.privacy.ledger import marks
+from fedkeep.report.wording import count
 from fedkeep.store import PrivateStore, SqliteStore, VersionLedger
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 ENCODING = "encoding.json"
 """In a run's folder: how its data were turned into numbers."""
-SIZES = ("classes", "items", "vocabulary")
-"""What of a data set's ``meta`` may grow."""
+SIZES = {"classes": ("class", "classes"), "items": ("item", "items"), "vocabulary": ("word", "words")}
+"""What of a data set's ``meta`` may grow, and what one and several are called."""
 CHUNK = 1024
 """Clients whose private values are taken over at a time."""
 
@@ -76,7 +77,7 @@ class Before:
         state: what its server had, see ``conductor.checkpoint``.
         private: what its clients keep, for the clients of ``seen``.
         seen: its examples and clients.
-        sizes: of its data, those of `SIZES` that are known.
+        sizes: of its data, those of ``SIZES`` that are known.
         charged: what it and those before it have charged, rate, noise and rounds of each kind; None: it has no noise
             that protects.
     """
@@ -157,8 +158,11 @@ class Before:
         known = self.seen.among(data)
         parts = [
             f"{data.examples - known:,} new examples, and {known:,} that stay in the parts they were in",
-            *[f"{len(some):,} {what} clients" for some, what in ((new, "new"), (gone, "gone")) if some],
-            *[f"{now - was} new {name}" for name, (was, now) in self.grown(data).items()],
+            *[count(len(some), f"{what} client") for some, what in ((new, "new"), (gone, "gone")) if some],
+            *[
+                f"{now - was:,} new {SIZES[name][now - was > 1]}"
+                for name, (was, now) in self.grown(data).items()
+            ],
         ]
         return Origin(run=self.run, round=self.round, told="; ".join(parts))
 
