@@ -5,9 +5,11 @@
 
 Every module of ``tests/strangers/modules.py`` by every method: FedAvg, FedProx and training alone are held against a
 plain loop, the others' engines against each other. A cell says for each engine ``equal``, ``trained`` (the first engine,
-where no plain loop is written here), or how it refused; ``wrong`` and ``crashed`` are faults. ``auto`` and
-workers are tried in one of eight cells, as they choose one of the others or take long to start. ``make strangers`` runs all of it with torchvision, transformers and
-Lightning, in an environment of its own; where a package is missing, its rows say so. Cells that the file has are not run
+where no plain loop is written here), or how it refused; ``wrong`` and ``crashed`` are faults. Modules that
+compute with 16 bits are compared after one pass of every phase: later steps multiply what engines round differently.
+``auto`` and workers are tried in one of eight cells, as they choose one of the others or take long to start.
+``make strangers`` runs all of it with torchvision, transformers and Lightning, in an environment of its own; where a
+package is missing, its rows say so. Cells that the file has are not run
 again; one at which the process died is a crash. ``--share 0/2`` runs every second module only; ``--join FILE ...`` takes
 in the cells of other files.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -29,6 +30,21 @@ def made(stranger: Stranger) -> nn.Module:
     return module.double() if stranger.wide else module
 
 
+def computes_16_bit(stranger: Stranger) -> bool:
+    """Return whether a module computes with 16 bits.
+
+    Engines sum in different orders, so that roundings differ; each step multiplies the difference, and the choice of the
+    best of many epochs makes another model of it. Such modules are compared after one pass of every phase, before that.
+    """
+    kinds = {v.dtype for v in made(stranger).parameters()}
+    return stranger.rounds or torch.bfloat16 in kinds or not kinds
+
+
+def rounds_of(stranger: Stranger) -> int:
+    """Return how many rounds a module is trained."""
+    return 1 if computes_16_bit(stranger) else ROUNDS
+
+
 def local(stranger: Stranger) -> Phase:
     """Return what every client does in a round."""
     return Phase(loss=stranger.loss, batch_size=4, optimizer=sgd(RATE))
@@ -37,6 +53,12 @@ def local(stranger: Stranger) -> Phase:
 def method(stranger: Stranger, name: str) -> Method:
     """Return a method with the settings of its author, but for the local phase."""
     settings: dict[str, Any] = {"mu": PULL} if name == "fedprox" else {}
+    if computes_16_bit(stranger):
+        for argument in inspect.signature(METHODS[name]).parameters:
+            if argument.endswith(("epochs", "passes", "steps")):
+                settings[argument] = 1
+            elif argument == "early_stopping":
+                settings[argument] = None
     made: Method = METHODS[name](local=local(stranger), **settings)
     return made
 
@@ -52,7 +74,7 @@ def trained(stranger: Stranger, name: str, engine: str) -> Run:
         made(stranger),
         method(stranger, name),
         stranger.read(),
-        rounds=ROUNDS,
+        rounds=rounds_of(stranger),
         cohort=CLIENTS,
         seed=SEED,
         progress=False,
@@ -91,7 +113,7 @@ def plainly(stranger: Stranger, name: str) -> list[tuple[State, float]]:
     """Return what FedAvg, FedProx or training alone makes of each client's model, and its loss on test examples."""
     data, server = stranger.read(), tensors(made(stranger))
     mine = [dict(server) for _ in range(CLIENTS)]
-    for round in range(ROUNDS):
+    for round in range(rounds_of(stranger)):
         for client in range(CLIENTS):
             model = holding(stranger, mine[client])
             with contextlib.suppress(NotImplementedError):  # torch.export's have no modes
@@ -166,11 +188,10 @@ def difference(ours: Found, theirs: Found, most: float) -> str | None:
 
 
 def precision(stranger: Stranger) -> float:
-    """Return how near numbers must come."""
-    kinds = {v.dtype for v in made(stranger).parameters()}
-    return (
-        2e-2 if stranger.rounds or torch.bfloat16 in kinds or not kinds else 1e-8 if stranger.wide else 2e-4
-    )
+    """Return how near numbers must come: with 16 bits the distance from 1 to the next number."""
+    if computes_16_bit(stranger):
+        return torch.finfo(torch.bfloat16).eps
+    return 1e-8 if stranger.wide else 2e-4
 
 
 def attempt(make: Callable[[], Any]) -> tuple[Any, str]:
