@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.declared import declare
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net, PooledNet, gather, logits_of
 from fedkeep.core.params import Params
@@ -329,3 +330,32 @@ def test_examples_are_not_taken_as_one_sequence(model: nn.Module) -> None:
     )
     sequences = torch.randn(4, 5, 3)
     assert net.call("forward", net.initial(), {"x": sequences}) is not None
+
+
+class Pictures(nn.Module):
+    """Gives what it was given."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return image
+
+
+@pytest.mark.parametrize(
+    ("image", "bytes_wanted", "kind", "largest"),
+    [
+        (torch.full((2, 3, 4, 4), 255, dtype=torch.uint8), False, torch.float32, 1),
+        (torch.full((2, 3, 4, 4), 255, dtype=torch.uint8), True, torch.uint8, 255),
+        (torch.full((2, 3, 4, 4), 255.0), False, torch.float32, 255),
+        (torch.full((2, 16), 255, dtype=torch.uint8), False, torch.uint8, 255),  # no image: a text
+    ],
+)
+def test_images_in_bytes_become_floats_unless_a_layer_takes_bytes(
+    image: Tensor, bytes_wanted: bool, kind: torch.dtype, largest: int
+) -> None:
+    module = nn.Sequential()
+    module.add_module("inner", declare(Pictures(), takes_bytes=bytes_wanted))
+    for net, column in (
+        (Net(module), "input"),
+        (Net(declare(Pictures(), takes_bytes=bytes_wanted)), "image"),
+    ):
+        found = net({}, {column: image, "label": torch.zeros(2)})
+        assert (found.dtype, found.max().item()) == (kind, largest)

@@ -25,11 +25,13 @@ class Declared:
         lookup: the column of ids that looks up each table, by the table's name.
         updated_buffers: names of the buffers that training updates.
         per_example: names of the parameters that may carry a leading axis of examples.
+        takes_bytes: whether it takes images as uint8.
     """
 
     lookup: Mapping[str, str] = field(default_factory=dict)
     updated_buffers: tuple[str, ...] = ()
     per_example: tuple[str, ...] = ()
+    takes_bytes: bool = False
 
 
 def declare(
@@ -38,6 +40,7 @@ def declare(
     lookup: Mapping[str, str] | None = None,
     updated_buffers: Sequence[str] | None = None,
     per_example: Sequence[str] | None = None,
+    takes_bytes: bool | None = None,
 ) -> M:
     """Tell fedkeep of a module what it cannot see, and return the module.
 
@@ -52,6 +55,8 @@ def declare(
             spectral norms. They are federated, or private where a pattern says so; other buffers are frozen.
         per_example: of a model, the parameters that may carry a leading axis of examples, each example's own row, where
             they are private.
+        takes_bytes: of any layer, whether images come as uint8 as they are stored. By default a model is given them as
+            floats from 0 to 1.
 
     Raises:
         ConfigError: one is of another type, or a name is none of the module's.
@@ -76,6 +81,8 @@ def declare(
         found = replace(
             found, per_example=_names(module, "per_example", per_example, parameters, "parameter")
         )
+    if takes_bytes is not None:
+        found = replace(found, takes_bytes=takes_bytes)
     setattr(module, _DECLARED, found)
     return module
 

@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 import torch
@@ -32,6 +32,8 @@ from fedkeep.core.params import Batch, Params, clone, is_state
 
 ALONG = (nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
 """Layers that look along a sequence."""
+IMAGES = 4
+"""Axes of images: examples, channels, height, width."""
 BESIDE = {"label", "client", "time", "opted_in"}
 """Columns that are beside the features: a function is given them where it names them."""
 
@@ -41,6 +43,9 @@ class Takes:
 
     A module of torch's own, such as a sequence of layers, names its argument itself. It takes the features ``x``, or
     else the only column beside the label; layers that look along a sequence want one for each example.
+
+    Images as uint8, (examples, channels, height, width), become floats from 0 to 1, unless the module or a layer of it
+    declares that it takes bytes.
 
     Args:
         who: the function's name in messages.
@@ -59,6 +64,7 @@ class Takes:
         self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.torchs = (getattr(function, "__module__", None) or "").startswith(("torch.", "fedkeep.nn."))
         owner = getattr(function, "__self__", None)
+        self._module = owner if isinstance(owner, nn.Module) else None
         self.mixes = isinstance(owner, nn.Module) and any(isinstance(m, ALONG) for m in owner.modules())
         placed = (
             inspect.Parameter.POSITIONAL_ONLY,
@@ -82,7 +88,7 @@ class Takes:
             if name not in columns:
                 others = sorted(columns.keys() - BESIDE)
                 if self.torchs and len(self.needed) == 1 and (len(others) == 1 or "x" in others):
-                    return {name: self._apart("x" if "x" in others else others[0], columns)}
+                    return self._scaled({name: self._apart("x" if "x" in others else others[0], columns)})
                 advice = "Put it into a module whose forward names" if self.torchs else "Name the argument as"
                 raise MethodError(
                     "{who} wants the column {column!r}; the data have {columns}.{near} {advice} the column.",
@@ -93,7 +99,21 @@ class Takes:
                     advice=advice,
                 )
         every = sorted(columns.keys() - BESIDE) if self.all else []
-        return {name: columns[name] for name in [*self.names, *every] if name in columns}
+        return self._scaled({name: columns[name] for name in [*self.names, *every] if name in columns})
+
+    @cached_property
+    def _pixels(self) -> torch.dtype | None:
+        """The type of floats that images in bytes become; None: they stay bytes."""
+        if self._module is None or any(declared(layer).takes_bytes for layer in self._module.modules()):
+            return None
+        return float_type(self._module)
+
+    def _scaled(self, arguments: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return arguments with images in bytes as floats from 0 to 1, where the module does not scale them itself."""
+        images = [n for n, v in arguments.items() if v.dtype == torch.uint8 and v.dim() == IMAGES]
+        if not images or self._pixels is None:
+            return arguments
+        return arguments | {name: arguments[name].to(self._pixels) / 255 for name in images}
 
     def given(self, arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return arguments as an author would give them: by position as far as that goes, which hooks see, then by name."""

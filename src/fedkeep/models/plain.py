@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedkeep.core.declared import declare
 from fedkeep.core.errors import DataError
 from fedkeep.models.cnn import scaled
 from fedkeep.models.linear import outputs
@@ -81,6 +82,7 @@ class ResNet(nn.Module):
             nn.Flatten(),
         )
         self.head = nn.Linear(widths[-1], classes)
+        declare(self, takes_bytes=True)
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits, shape (B, classes), for images (B, channels, height, width), uint8, or float from 0 to 1."""

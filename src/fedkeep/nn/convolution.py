@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedkeep.core.declared import declare
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.kernels import native
 from fedkeep.nn.operation import How, Operation, Tensors, per_client
@@ -52,6 +53,7 @@ class ConvPool(nn.Conv2d):
             )
         super().__init__(in_channels, out_channels, kernel_size, padding=padding)
         self.side, self.margin, self.flat = kernel_size, padding, flat
+        declare(self, takes_bytes=True)
 
     def extra_repr(self) -> str:
         """Return what torch shows of the layer, and whether its result is flat."""

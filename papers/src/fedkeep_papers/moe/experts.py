@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedkeep import declare
+
 
 class OnPixels(nn.Module):
     """A linear classifier on pixels, scaled from 0…255 to −1…1 as the convolutional networks' are.
@@ -17,6 +19,7 @@ class OnPixels(nn.Module):
     def __init__(self, classes: int, channels: int, side: int) -> None:
         super().__init__()
         self.out = nn.Linear(channels * side * side, classes)
+        declare(self, takes_bytes=True)
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits, shape (B, classes), for images (B, channels, side, side), uint8."""
