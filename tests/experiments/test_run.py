@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedkeep import averaging, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, averaging, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
-from fedkeep.methods import Global, Sent
+from fedkeep.methods import Global, Sent, terms
 from fedkeep.models import Linear
 from fedkeep.privacy import QuantileClip
 from tests.refusals import raises
+from tests.tiny import classes
 
 SEEN: list[tuple[Any, ...]] = []
 
@@ -80,3 +81,16 @@ def test_a_run_is_shown_in_a_line() -> None:
     assert repr(run) == (
         "<Run of 'fedavg' with Linear after round 1, engine 'sequential', 3 clients, 3 federated parameters>"
     )
+
+
+def test_a_label_of_another_name_is_judged_where_the_loss_takes_it() -> None:
+    whole = classes()
+    columns = {"target" if name == "label" else name: column for name, column in whole.columns.items()}
+    other = FederatedData(columns, whole.offsets, whole.ids, whole.bounds)
+    found = []
+    for data, loss in ((whole, terms.cross_entropy()), (other, terms.cross_entropy("target"))):
+        torch.manual_seed(0)
+        method = methods.fedavg(local=Phase(loss=loss))
+        run = simulate(Linear(3, 3).double(), method, data, rounds=2)
+        found.append((run.evaluate(), run.on(data).evaluate()))
+    assert found[0] == found[1]

@@ -306,6 +306,7 @@ class Run:
         Args:
             data: with the same columns; of data that are not split every example is of ``train``.
         """
+        data = labelled(data, self.method)
         ids = data.ids
         old = np.array([self.data.ids.position(c) for c in map(str, ids)], np.int64)
         store = MemoryStore(self.private.default, ids)
@@ -603,6 +604,35 @@ class Run:
     def epoch(self) -> float:
         """Passes over the training data that the finished rounds make."""
         return self.round / self.rounds_per_epoch
+
+
+def labelled(data: FederatedData, method: Method) -> FederatedData:
+    """Return data with a column ``label``, which is judged: the one that the method's losses take, where it has another name.
+
+    The columns are not copied. Data of several tasks name their labels themselves.
+
+    Raises:
+        DataError: the column holds no labels of the data's task.
+    """
+    if "label" in data.columns or data.meta.get("tasks"):
+        return data
+    named = {name for name in _labels_in(describe(method)) if name in data.columns}
+    if len(named) != 1:
+        return data
+    columns = {**data.columns, "label": data.columns[named.pop()]}
+    return FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta)
+
+
+def _labels_in(description: Any) -> Iterator[str]:
+    """Yield the columns that a method's description takes labels from."""
+    if isinstance(description, Mapping):
+        for key, inner in description.items():
+            if key == "label" and isinstance(inner, str):
+                yield inner
+            yield from _labels_in(inner)
+    elif isinstance(description, list | tuple):
+        for inner in description:
+            yield from _labels_in(inner)
 
 
 def all_train(data: FederatedData) -> FederatedData:

@@ -55,7 +55,7 @@ from fedkeep.experiments.continuing import ENCODING, Before, Origin, sizes_of
 from fedkeep.experiments.drive import Drive, in_use
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.fitted import read_fitted, write_fitted
-from fedkeep.experiments.run import Run
+from fedkeep.experiments.run import Run, labelled
 from fedkeep.experiments.run_directory import RunDirectory, removed_if_it_fails
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.trackers import Tracker
@@ -203,7 +203,7 @@ class Simulation:
         check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
         check_kind("data", data, FederatedData, "a data set, e.g. fedkeep.FederatedData.from_columns(...)")
         check_whole({"seed": seed})
-        data = divided(data)
+        data = labelled(divided(data), method)
         if before is not None:
             if private is not None:
                 raise ConfigError(
