@@ -4,7 +4,8 @@
 
 FOLDER is a checkout of the other version with its kernels built. W1 (cohorts of 10 and 40), W1 ragged, W2, W3 and W4
 run with ``sequential``; small clients (``benchmarks.small``, 64 hidden units) with ``sequential`` in cohorts of 40 and
-with ``auto`` in cohorts of 160. Each version has a process of its own with one thread, from the workload's initial
+with ``auto`` in cohorts of 160; models as users bring them (``benchmarks.own_models``) with ``auto`` and one worker.
+``--only`` renews rows of the file. Each version has a process of its own with one thread, from the workload's initial
 values; they take turns, round by round, in changing order. Measured are the process's own processor time within a
 round, and the most memory it ever held. ``low`` to ``high`` is an interval for the median of the ratios that holds at
 95 %, from the order of the turns alone: of 15 the 4th to the 12th.
@@ -21,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import write
+from benchmarks.measure import RESULTS, write
 from benchmarks.processes import ROOT
 
 CASES = {
@@ -33,6 +34,20 @@ CASES = {
     "W4": ("W4", 5),
     "small, sequential, 40": ("sequential", 40),
     "small, auto, 160": ("auto", 160),
+    **{
+        f"own, {name}": (f"own {name}", 0)
+        for name in (
+            "nn.GRU, packed",
+            "matrix factorisation",
+            "logistic regression",
+            "MLP, 0.2 M",
+            "small ResNet, BatchNorm",
+            "ResNet-18, GroupNorm",
+            "transformer, 0.7 M",
+            "frozen backbone and head",
+            "embedding bag",
+        )
+    },
 }
 CLAIMED = 1.05
 MEMORY_CLAIMED = 1.01
@@ -55,6 +70,13 @@ if name in ("sequential", "auto"):
     repeats = 8
     draw = lambda turn: sorted(np.random.default_rng(turn).choice(small.USERS, cohort, replace=False).tolist())
     run = lambda turn: [step(draw(turn)) for _ in range(repeats)]
+elif name.startswith("own "):
+    from benchmarks.own_models import CASES, contender
+    case = CASES[name[4:]]
+    federation = case.data()
+    ours = contender("fedkeep", case, federation)
+    draw = lambda turn: sorted(np.random.default_rng(turn).choice(len(federation), case.cohort, replace=False).tolist())
+    run = lambda turn: ours.round(turn, draw(turn))
 else:
     from dataclasses import replace
     from benchmarks.contenders.ours import Ours, model_of
@@ -174,8 +196,10 @@ def main() -> None:
                 f"{name}: {one['median']:.3f} ({one['low']:.3f} to {one['high']:.3f}), memory {one['memory']:.3f}",
                 flush=True,
             )
-    if not options.only:
-        write("versions", {"old": commit(options.folder), "new": commit(ROOT), "cases": found})
+            found[name] |= {"old": commit(options.folder)[:12], "new": commit(ROOT)[:12]}
+    path = RESULTS / "versions.json"
+    before = json.loads(path.read_text(encoding="utf-8"))["cases"] if options.only and path.exists() else {}
+    write("versions", {"cases": {n: {**before, **found}[n] for n in CASES if n in {**before, **found}}})
     for name, one in found.items():
         assert one["high"] <= CLAIMED, f"{name}: up to {one['high']:.3f} x the time; claimed {CLAIMED}"
         assert one["memory"] <= MEMORY_CLAIMED, f"{name}: {one['memory']:.3f} x the memory"
