@@ -124,8 +124,19 @@ class RefusalError(FedkeepError):
 
 def is_ours(error: BaseException) -> bool:
     """Tell whether an error's text is fedkeep's alone: it was raised there, and not for another error."""
+    return error.__cause__ is None and raised_here(error)
+
+
+def raised_here(error: BaseException) -> bool:
+    """Tell whether fedkeep raised an error, and no code of a method or a model."""
     frames = traceback.extract_tb(error.__traceback__)
-    return error.__cause__ is None and bool(frames) and OURS in Path(frames[-1].filename).parents
+    return bool(frames) and OURS in Path(frames[-1].filename).parents
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the name of an error's class that a server may hear: of the first that a method or a model cannot name."""
+    known = ("builtins", "torch", "numpy", "fedkeep")
+    return next(one.__name__ for one in type(error).__mro__ if one.__module__.partition(".")[0] in known)
 
 
 def place_of(error: BaseException) -> str:
@@ -147,13 +158,13 @@ def refusal(error: Exception, packet: Packet, tell: Callable[[str], None]) -> Pa
     """
     tell(f"{type(error).__name__}: {error}{place_of(error)}")
     failed = False
-    if isinstance(error, RefusalError | StoreError | UploadError):
+    if isinstance(error, RefusalError | StoreError | UploadError) and raised_here(error):
         reason = str(error)
     elif isinstance(error, DataError):
         reason = UNFIT
     elif isinstance(error, ConfigError):
         reason = "Its configuration cannot be used. Its own log says more."
     else:
-        reason, failed = f"It has failed with {type(error).__name__}. Its own log says more.", True
+        reason, failed = f"It has failed with {kind_of(error)}. Its own log says more.", True
     run = str(packet.header.get("run", ""))[:64]
     return packet_of(Refused(run=run, reason=reason, busy=isinstance(error, BusyError), failed=failed))

@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fedkeep.core.errors import FailedError, LostError, MethodError, SecureSumError, StoreError, UploadError
+from fedkeep.core.errors import (
+    FailedError,
+    LostError,
+    MethodError,
+    NonFiniteError,
+    SecureSumError,
+    StoreError,
+    UploadError,
+)
 from fedkeep.core.params import Params
 from fedkeep.engines import Adaptation, ClientToTrain, Engine, Job, Judged, LocalDevice, Order
 from fedkeep.engines.client_step import FirstMoves
 from fedkeep.engines.device import paired
+from fedkeep.engines.faults import Fault
 from fedkeep.engines.judge import ExamplesOf
 from fedkeep.methods import Sent
 from fedkeep.methods.checks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
-from fedkeep.remote.agreement import place_of
+from fedkeep.remote.agreement import kind_of, place_of, raised_here
 from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import DeviceStore, MissingError
 from fedkeep.remote.masking import Masking
@@ -69,11 +78,12 @@ def serve(
                 raise LostError(f"Client {client!r} takes no part: {UNFIT}")
             _begin(one, work.attempt, job, store, anew, tell)
             begun[client] = one
-        except (LostError, StoreError) as error:
-            tell(str(error))
-            answers[client] = ClientAnswer(client=client, fault=LostError(str(error)))
-        except Exception as error:  # noqa: BLE001 - a function of the method; the others are served
-            answers[client] = _failed(client, error, tell)
+        except Exception as error:  # noqa: BLE001 - also a function of the method; the others are served
+            if isinstance(error, LostError | StoreError) and raised_here(error):
+                tell(str(error))
+                answers[client] = ClientAnswer(client=client, fault=LostError(str(error)))
+            else:
+                answers[client] = _failed(client, error, tell)
     device = LocalDevice(job, engine, leaves=work.leaves, judges=judges)
     failed = _adapted(work, list(begun.values()), device, store, tell)
     judged, unjudged = _judged([one for one in begun.values() if one.client not in failed], device, tell)
@@ -209,15 +219,24 @@ def _trained(
     for one, result in results:
         if result.note:
             tell(result.note)
-        answer = ClientAnswer(client=one.client, upload=result.upload, loss=result.loss, fault=result.fault)
+        fault = None if result.fault is None else _broken(one.client, result.fault, tell)
+        answer = ClientAnswer(client=one.client, upload=result.upload, loss=result.loss, fault=fault)
         found.append((answer, result.kept))
     return found
+
+
+def _broken(client: str, fault: Fault, tell: Tell) -> Fault:
+    """Return the fault of a client as a server hears it: its text, which may be made of values, stays on the device."""
+    tell(f"{fault}{place_of(fault)}")
+    kind = NonFiniteError if isinstance(fault, NonFiniteError) else UploadError
+    what = "training broke down to NaN or infinity" if kind is NonFiniteError else "there is no upload that fits"
+    return kind(f"Client {client!r}: {what}. Its own log says more.")
 
 
 def _failed(client: str, error: Exception, tell: Tell) -> ClientAnswer:
     """Return the answer of a client at whom the method or the model failed; the error's text stays on the device."""
     tell(f"Client {client!r}: {type(error).__name__}: {error}{place_of(error)}")
-    said = f"Client {client!r}: its device failed with {type(error).__name__}. Its own log says more."
+    said = f"Client {client!r}: its device failed with {kind_of(error)}. Its own log says more."
     return ClientAnswer(client=client, fault=FailedError(said))
 
 
