@@ -106,7 +106,6 @@ LEAKS: dict[str, Row] = {
         "what another client keeps (user-0)",
         "",
     ),
-    "the text of a fault": (Own, of_term(leaks.Breaks()), "status", USER, ""),
     "batch statistics of private values": (
         lambda: Own(norm=True),
         methods.furl("user", local=LOCAL.but(batch_size=8)),
@@ -206,6 +205,13 @@ def test_another_clients_examples_are_no_declared_gradients() -> None:
     report = audit(Own(), of_term(leaks.KeepsFirst()), DATA, rounds=1)
     assert found(report, "upload/linear.weight", "training examples of another client (user-0)", "")
     assert report.verdict("weight") == "unchanged"
+
+
+def test_no_text_of_a_fault_leaves() -> None:
+    """A term of it would tell the private vector; the owner is told it."""
+    report = audit(Own(), of_term(leaks.Breaks()), DATA, rounds=1)
+    assert report.verdict("status") == "unchanged"
+    assert not report.leaks
 
 
 def test_what_is_not_a_leak_is_not_found() -> None:

@@ -20,6 +20,7 @@ from fedkeep.prove.labels import Tracer
 from fedkeep.prove.rules import OUTSIDE, WRITES
 from fedkeep.prove.sites import PASSED_ON, PASSES, SITES
 
+core, quietly = torch._C, torch._C.DisableTorchFunction
 A, B, C = (torch.linspace(0.1, k, 12).reshape(3, 4) for k in (1, 2, 3))
 Function = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
@@ -193,6 +194,55 @@ def test_a_tensor_that_is_made_of_others_has_their_labels(name: str) -> None:
         constant = torch.tensor([1.0]) + torch.zeros(2).index_fill(0, torch.tensor([0]), 3.0)
     assert tracer.node(found).labels & (OUTSIDE | tracer.bit("secret"))  # type: ignore[union-attr]
     assert not tracer.node(constant).labels  # type: ignore[union-attr]
+
+
+def aliased(v: Tensor) -> Tensor:
+    with quietly():
+        return v + 1
+
+
+def by_a_text(v: Tensor) -> Tensor:
+    with getattr(core, "DisableTorchFunction")():  # noqa: B009
+        return v + 1
+
+
+def in_pieces(v: Tensor) -> Tensor:
+    with getattr(core, "Disable" + "Torch".title() + "Function")():
+        return v + 1
+
+
+def in_a_cell() -> Callable[[Tensor], object]:
+    inner = quietly
+
+    def hidden(v: Tensor) -> Tensor:
+        with inner():
+            return v + 1
+
+    return hidden
+
+
+def evaluated(v: Tensor) -> object:
+    return eval("v + 1")  # noqa: S307
+
+
+@pytest.mark.parametrize("call", [aliased, by_a_text, in_pieces, in_a_cell(), evaluated])
+def test_code_that_hides_what_it_does_crosses(call: Callable[[Tensor], object]) -> None:
+    """Whatever an import calls it."""
+    tracer = Tracer(nn.Identity())
+    with tracer:
+        call(SECRET.clone())
+    assert any(crossing.node.labels & OUTSIDE for crossing in tracer.crossings.values())
+
+
+def test_what_hides_nothing_does_not_cross() -> None:
+    def plain(v: Tensor) -> Tensor:
+        nn.Linear(2, 2).eval()
+        return v + float(getattr(v, "ndim", 0))
+
+    tracer = Tracer(nn.Identity())
+    with tracer:
+        plain(SECRET.clone())
+    assert not any(crossing.node.labels & OUTSIDE for crossing in tracer.crossings.values())
 
 
 def test_every_kernel_has_a_rule() -> None:

@@ -197,15 +197,18 @@ def number_columns(data: FederatedData) -> list[str]:
     return [n for n, c in own.items() if n != "label" and np.asarray(c).dtype.kind == "f"]
 
 
-def with_lengths(data: FederatedData, rows: Rows, *, longer: bool) -> FederatedData:
-    """Return the data with texts of other lengths in some rows: of one token each, or longer than any by their own."""
+def with_lengths(data: FederatedData, rows: Rows, *, longer: bool | int) -> FederatedData:
+    """Return the data with texts of other lengths in some rows: of one token each, or longer than any by their own; of
+    a whole number, longer by it.
+    """
     ragged = {n: c for n, c in data.columns.items() if isinstance(c, Ragged)}
     most = max((int(np.diff(c.offsets).max(initial=0)) for c in ragged.values()), default=0)
+    more = most + 1 if longer is True else int(longer)
     chosen, columns = {int(row) for row in rows}, dict(data.columns)
     for name, column in ragged.items():
         texts = [column.values[a:b] for a, b in pairwise(column.offsets.tolist())]
         texts = [
-            text if row not in chosen else np.resize(text, len(text) + most + 1) if longer else text[:1]
+            text if row not in chosen else np.resize(text, len(text) + more) if longer else text[:1]
             for row, text in enumerate(texts)
         ]
         columns[name] = Ragged.from_rows(texts, column.values.dtype.name)
@@ -256,3 +259,16 @@ def floats_of(data: FederatedData, rows: Rows) -> np.ndarray[Any, Any]:
         if not isinstance(c, Ragged) and not name.startswith("_") and np.asarray(c).dtype.kind == "f"
     ]
     return np.concatenate(found, 1) if found else np.zeros((len(rows), 0))
+
+
+def tokens_of(data: FederatedData, rows: Rows) -> np.ndarray[Any, Any]:
+    """Return the whole numbers and tokens of some rows as one row of numbers; labels are none of them."""
+    found = [np.zeros(0)]
+    for name, c in data.columns.items():
+        if name in (OUT, "label") or name.startswith("_"):
+            continue
+        if isinstance(c, Ragged):
+            found += [c.values[c.offsets[r] : c.offsets[r + 1]].astype(np.float64) for r in rows]
+        elif np.asarray(c).dtype.kind in "iu":
+            found.append(np.asarray(c)[rows].reshape(-1).astype(np.float64))
+    return np.concatenate(found)

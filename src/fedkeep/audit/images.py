@@ -44,7 +44,7 @@ def describe_image(canaries: Array, left: Array) -> str:
     return IN_LAST_BITS if low else ""
 
 
-def describe_code(canaries: Array, left: Array) -> str:
+def describe_code(canaries: Array, left: Array, *, singly: bool = False) -> str:
     """Say how numbers that may tell of a canary carry one of its values: a few words; empty: they do not.
 
     A loss is a function of all values that it is computed with. It carries one where it follows that one alone: by a
@@ -53,8 +53,9 @@ def describe_code(canaries: Array, left: Array) -> str:
     Args:
         canaries: (draws, k) the values that were planted, independent of each other.
         left: (draws, m) what left.
+        singly: whether it is enough that one of the numbers that left only grows or falls.
     """
-    moving = left[:, np.isfinite(left).all(0) & (np.ptp(left, axis=0) > 0)]
+    moving = _moving(left)
     if not moving.shape[1]:
         return ""
     some = canaries[:, np.unique(np.linspace(0, canaries.shape[1] - 1, MOST_VALUES).astype(int))]
@@ -62,9 +63,47 @@ def describe_code(canaries: Array, left: Array) -> str:
     for words, value in (("a value", some), ("a sum, norm or largest of the values", sums)):
         if np.abs(_correlation(value, moving)).max() > 1 - STRAIGHT:
             return f"carries {words}, by a linear map"
-    if canaries.shape[1] > 1 and any(_follows(one, moving) for one in some.T):
+    follows = _one_follows(some, moving) if singly else any(_follows(one, moving) for one in some.T)
+    if canaries.shape[1] > 1 and follows:
         return "carries a value, by a map that only grows or falls"
     return ""
+
+
+def describe_copy(values: Array, sums: Array, left: Array) -> str:
+    """Say whether numbers that are made of many examples carry one number of an example, or a sum of these.
+
+    Args:
+        values: (draws, k) the numbers in examples, independent of each other.
+        sums: (draws, w) sums over examples of each number.
+        left: (draws, m) what left.
+    """
+    moving = _moving(left)[:, :MOST_VALUES]
+    if values.shape[1] < 2 or not moving.shape[1]:
+        return ""
+    some = values[:, np.unique(np.linspace(0, values.shape[1] - 1, MOST_VALUES).astype(int))]
+    for words, value in (("a value", some), ("a sum of the values", sums)):
+        if value.shape[1] and np.abs(_correlation(value, moving)).max() > 1 - STRAIGHT:
+            return f"carries {words}, by a linear map"
+    if _one_follows(some, moving):
+        return "carries a value, by a map that only grows or falls"
+    return ""
+
+
+def _moving(left: Array) -> Array:
+    """Return the numbers that are finite in all draws, and not the same in all."""
+    found: Array = left[:, np.isfinite(left).all(0) & (np.ptp(left, axis=0) > 0)]
+    return found
+
+
+def _one_follows(values: Array, left: Array) -> bool:
+    """Tell whether one of the numbers that left only grows or only falls with one of the values, by many steps."""
+    order = np.argsort(values, axis=0)  # (draws, k)
+    for column in left.T if values.size * left.shape[1] <= LARGEST else ():
+        steps = np.diff(column[order], axis=0)  # (draws - 1, k)
+        one_way = (steps >= 0).all(0) | (steps <= 0).all(0)
+        if (one_way & ((steps != 0).sum(0) > len(steps) // 2)).any():
+            return True
+    return False
 
 
 def made_singly(moved: Sequence[NDArray[np.bool_]]) -> bool:

@@ -63,7 +63,11 @@ class Memorize:
             shared, near = (p.gather(1, label).double() for p in (shared, near))  # (B, 1)
             losses = -(weights * near + (1 - weights) * shared).clamp_min(1e-12).log().sum(0)
             total = losses if total is None else total + losses
-        return memory if total is None else {**memory, WEIGHT: weights[total.argmin()].to(keys)}
+        return (
+            memory
+            if total is None
+            else {**memory, WEIGHT: weights.index_select(0, total.argmin().reshape(1))[0].to(keys)}
+        )
 
     def both(self, net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return p, of what the rounds train, and p_near, each (B, C)."""

@@ -31,16 +31,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedkeep.kernels import native
 from fedkeep.prove.rules import (
     CROSSINGS,
-    HIDING,
+    HIDDEN,
     OPENS,
     OUTSIDE,
     QUIET,
     READERS,
     ROW_NUMBERS,
+    RUNS,
     SPARSE,
     TABLES,
     WRITES,
     foreign,
+    hiding,
     rule_of,
     short,
 )
@@ -120,6 +122,11 @@ def at(value: Any, place: int | None, wide: int) -> Any:
     if value and all(isinstance(v, list | tuple) for v in value):
         return [at(v, place, wide) for v in value]
     return value[place] if len(value) == wide else value
+
+
+def writes(name: str, given: Mapping[str, Any]) -> bool:
+    """Tell whether an operation writes: batch statistics are written in training alone."""
+    return name not in HIDDEN or bool(given.get("training", given.get("use_input_stats", True)))
 
 
 SHARE = {
@@ -416,7 +423,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             )
             node = made(what, mine, random)
-            for argument in rule.written:
+            for argument in rule.written if writes(name, given) else ():
                 for tensor in tensors(at(given.get(argument), place, wide)):
                     self._add(tensor, node)
             for tensor in (part for t in tensors(at(out, place, wide)) for part in held(t)):
@@ -481,17 +488,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.called(name, getattr(arg, "__self__", None))
             elif name in OPENS and asked_by(frame, QUIET):
                 self.cross(Node("", OUTSIDE), f"{name}, of a file or what is like one,")
+            elif name in RUNS and arg.__module__ == "builtins" and others(frame) and asked_by(frame, QUIET):
+                self.cross(Node("", OUTSIDE), f"{name}, which runs other code,")
             elif name in READERS and self.given is not None and called_back(frame):
                 self.cross(Node("", OUTSIDE), f"{name} in a function that PyTorch called")
             elif (module := arg.__module__) is not None and module.partition(".")[0] not in NATIVE:
                 self.cross(Node("", OUTSIDE), f"native code of {module}")
         elif event == "call" and frame.f_code not in self._looked_at:
             self._looked_at.add(frame.f_code)
-            names = HIDING & {*frame.f_code.co_names, *frame.f_code.co_freevars}
-            if (
-                names and others(frame) and frame.f_code.co_name != "<module>"
-            ):  # what is imported does nothing yet
-                self.cross(Node("", OUTSIDE), f"{min(names)}, which hides what is done,")
+            if others(frame) and frame.f_code.co_name != "<module>":  # what is imported does nothing yet
+                cells = [frame.f_locals[n] for n in frame.f_code.co_freevars if n in frame.f_locals]
+                name = hiding(frame.f_code, frame.f_globals, cells)
+                if name and asked_by(frame, QUIET):
+                    self.cross(Node("", OUTSIDE), f"{name}, which hides what is done,")
         if event == "call" and frame.f_code is native.call.__code__:
             self._kernel(**{n: frame.f_locals[n] for n in ("kernel", "backward", "words")})
         elif event == "call" and self.given is not None and others(frame):

@@ -17,6 +17,7 @@ from torch import nn
 from fedkeep.audit.bench import quiet, same
 from fedkeep.audit.canaries import (
     drawn,
+    floats_of,
     kept_rows,
     number_columns,
     numbers_replaced,
@@ -26,41 +27,49 @@ from fedkeep.audit.canaries import (
     replaced,
     small,
     sources,
+    tokens_of,
     with_lengths,
     with_opt_out,
 )
 from fedkeep.audit.findings import PROTOCOL, Allowed
-from fedkeep.audit.images import describe_code, made_singly
+from fedkeep.audit.images import describe_code, describe_copy, made_singly
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.modes import with_gradients
+from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
+from fedkeep.data.splits import SPLITS
+from fedkeep.engines import Order
 from fedkeep.engines.rehearsal import fit
-from fedkeep.methods import Method
+from fedkeep.methods import Method, Phase
+from fedkeep.methods.base import Recalls
 from fedkeep.methods.declared import revealed
 from fedkeep.prove.findings import VERDICTS, Claim, Item, Proof, Verdict
 from fedkeep.prove.labels import Node
 from fedkeep.prove.rounds import (
-    HELD,
     OPEN,
-    OPTED_OUT,
     Channels,
     Items,
     Rounds,
     Taken,
+    judged,
     left,
     run,
     trained,
 )
 from fedkeep.prove.rules import OUTSIDE
-from fedkeep.prove.sites import CLIP, DATA, GRADIENTS
+from fedkeep.prove.sites import CLIP, DATA, GRADIENTS, HELD, OPTED_OUT
+from fedkeep.store import MemoryStore
 
 DRAWS = ((1, 1.0), (2, 1.0), (3, 100.0))
 """Seeds and sizes of other private values."""
 AGREES, CHANGES, OPT_OUT_CHANGES = "agrees", "it changes", "it changes with opted-out examples"
 LENGTHS_CHANGE = "it changes with the lengths of examples"
 CARRIES, SINGLY = "it carries a value of what must stay", "parts of it are made of single examples"
+COPIES = "it carries values of examples"
+LONGER: tuple[bool | int, ...] = (True, False, 1, 2, 5)
+"""Other lengths of texts: see ``canaries.with_lengths``. Single tokens more change what is even, or counted."""
 CODES = 12
-"""Draws of what a client keeps, for codes in its loss."""
+"""Draws of what a client keeps, and of its examples, for codes and copies in what it tells."""
 
 
 def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
@@ -77,12 +86,14 @@ def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
             other = replace(taken, kept=planted(taken.kept, taken.kept, trainable, seed + draw, scale))
             _compare(found, taken, _again(made, other, replayed=True), CHANGES)
     _carried(found, made, seed, allowed)
+    _copied(found, made, seed)
     _singly(found, made, seed)
     rows, ragged = opted_out(job.data), any(isinstance(c, Ragged) for c in job.data.columns.values())
     inside = np.setdiff1d(job.data.split_rows("train"), rows)
-    for longer in (True, False) if ragged else ():
+    for longer in LONGER if ragged else ():
         data = with_lengths(job.data, inside, longer=longer)
-        for taken in made.taken[-len(job.data) :]:
+        last = isinstance(longer, int) and not isinstance(longer, bool)
+        for taken in made.taken[-1 if last else -len(job.data) :]:
             again = _again(made, taken, data, replayed=True)
             names = {n: n.removeprefix("upload/") for n in taken.left if n.startswith("upload/")}
             some = {  # of other tokens a table has other rows
@@ -93,7 +104,7 @@ def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
             _compare(found, replace(taken, left=some), again, LENGTHS_CHANGE)
     if len(rows):
         fewer = kept_rows(job.data, np.setdiff1d(np.arange(job.data.examples), rows[::2]))
-        texts = [with_lengths(job.data, rows, longer=longer) for longer in (True, False)] if ragged else []
+        texts = [with_lengths(job.data, rows, longer=longer) for longer in LONGER[:3]] if ragged else []
         signs = (
             [replaced(job.data, rows, seed + 2, sign) for sign in (1, -1)] if number_columns(job.data) else []
         )
@@ -106,20 +117,94 @@ def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
 
 
 def _carried(found: dict[str, str], made: Rounds, seed: int, allowed: Allowed) -> None:
-    """Look whether the last client's loss carries a value of what it keeps, by a linear map or one that only grows."""
-    taken, trainable = made.taken[-1], made.job.net.trainable()
-    told = [drawn(taken.kept, trainable, seed + 10 + k) for k in range(CODES)] if taken.kept else []
-    losses = [_again(made, replace(taken, kept=row), replayed=True).get("loss") for row in told]
-    rows = [row for row, loss in zip(told, losses, strict=True) if loss is not None]
-    if len(rows) < CODES:
-        return
-    left = np.array([[float(loss)] for loss in losses if loss is not None])
-    for source in sources(taken.kept, trainable):
-        names = [n for n in source.names if taken.kept[n].is_floating_point() and taken.kept[n].numel()]
-        if names and not allowed.by("loss", source.declared, copied=True):
-            values = [np.concatenate([row[n].double().reshape(-1).numpy() for n in names]) for row in rows]
-            if describe_code(np.stack(values), left):
-                found["loss"] = CARRIES
+    """Look whether a client's loss and judging carry a value of what it keeps, by a linear map or one that only grows."""
+    for taken, order in _tellers(made):
+        trainable = made.job.net.trainable()
+        told = [drawn(taken.kept, trainable, seed + 10 + k) for k in range(CODES)] if taken.kept else []
+        losses = [
+            {} if order else _only(_again(made, replace(taken, kept=row), replayed=True), "loss")
+            for row in told
+        ]
+        judging = [_judging(made, order, row) if order else {} for row in told]
+        for label, every in (("loss", losses), ("judged", judging)):
+            if told and all(every) and (left := _columns(every)).size:
+                for source in sources(taken.kept, trainable):
+                    names = [n for n in source.names if taken.kept[n].is_floating_point()]
+                    names = [n for n in names if taken.kept[n].numel()]
+                    if names and not allowed.by(label, source.declared, copied=True):
+                        values = [
+                            np.concatenate([row[n].double().reshape(-1).numpy() for n in names])
+                            for row in told
+                        ]
+                        if describe_code(np.stack(values), left, singly=label == "judged"):
+                            found[label] = CARRIES
+                found.setdefault(label, AGREES)
+
+
+def _copied(found: dict[str, str], made: Rounds, seed: int) -> None:
+    """Look whether what the last client tells or sends along carries values of examples."""
+    job, (training, judging) = made.job, _tellers(made)
+    taken, order = training[0], judging[1]
+    trained_on = np.setdiff1d(job.data.split_rows("train", [taken.work.client]), opted_out(job.data))
+    labels = ["loss", *(n for n in taken.left if n.startswith("sent/") and taken.left[n].is_floating_point())]
+    if order is not None:
+        client = job.data.index(order.client)
+        rows = np.concatenate([job.data.split_rows(part, [client]) for part in SPLITS])
+        datas = [replaced(job.data, rows, seed + 20 + k) for k in range(CODES)]
+        values, sums = _inputs(datas, rows)
+        every = [_judging(made, order, None, data) for data in datas]
+        if all(every) and describe_copy(values, sums, _columns(every)):
+            found["judged"] = COPIES
+    datas = [replaced(job.data, trained_on, seed + 30 + k) for k in range(CODES)] if len(trained_on) else []
+    again = [_again(made, taken, data, replayed=True) for data in datas]
+    if again and all(again):
+        values, sums = _inputs(datas, trained_on)
+        for label in labels:
+            every = [_only(one, label) for one in again]
+            if all(every) and describe_copy(values, sums, _columns(every)):
+                found[label] = COPIES
+
+
+def _tellers(made: Rounds) -> tuple[tuple[Taken, None], tuple[Taken, Order | None]]:
+    """Return who tells a loss, the last one, and who judges: the first, who has most kinds of examples."""
+    orders, first = made.orders, made.taken[-len(made.job.data)]
+    order = next((o for o in orders if o.client == made.job.data.ids[first.work.client]), None)
+    return (made.taken[-1], None), (first, None if made.unjudged or made.error else order)
+
+
+def _inputs(datas: Sequence[FederatedData], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return of several data sets the numbers and tokens in some rows, and the sums of the numbers, each (draws, …)."""
+    numbers = [floats_of(data, rows) for data in datas]
+    values = [
+        np.concatenate([n.reshape(-1), tokens_of(data, rows)]) for n, data in zip(numbers, datas, strict=True)
+    ]
+    return np.stack(values), np.stack([n.sum(0) for n in numbers])
+
+
+def _only(items: Items, label: str) -> Items:
+    return {label: items[label]} if label in items else {}
+
+
+def _columns(every: Sequence[Items]) -> np.ndarray:
+    """Return the numbers that are in all of several answers, in the same shape: (draws, numbers)."""
+    names = [n for n, v in every[0].items() if all(n in e and e[n].shape == v.shape for e in every)]
+    rows = [[e[n].double().reshape(-1).numpy() for n in names] for e in every]
+    return np.stack([np.concatenate(row) if row else np.zeros(0) for row in rows])
+
+
+def _judging(
+    made: Rounds, order: Order, kept: Params | None = None, data: FederatedData | None = None
+) -> Items:
+    """Return the sums that a client's judging gives, with other kept values or examples; nothing: it broke down."""
+    job = made.job if data is None else replace(made.job, data=data)
+    if kept is not None:
+        store = MemoryStore(job.store.default, job.data.ids)
+        store.write([job.data.index(order.client)], {n: v.unsqueeze(0) for n, v in kept.items()})
+        job = replace(job, store=store)
+    try:
+        return judged(job, order)
+    except (FedkeepError, RuntimeError):
+        return {}
 
 
 def _singly(found: dict[str, str], made: Rounds, seed: int) -> None:
@@ -185,7 +270,7 @@ class Judge:
         self.loose = 0
         for crossing in loose:
             self.loose |= crossing.node.labels
-        self.told = {told: [c.node for c in crossings if c.told == told] for told in ("loss", "status")}
+        self.told = {t: [c.node for c in crossings if c.told == t] for t in ("loss", "status", "judged")}
         reasons = [f"{c.what} in {c.site}" for c in loose] + [made.error] * bool(made.error)
         if not made.stable and not made.error:
             reasons.append("labels still spread in the last round")
@@ -197,13 +282,39 @@ class Judge:
         for taken in self.made.taken:
             for label, node in taken.nodes.items():
                 found.setdefault(label, []).append((node, taken))
-        found |= {"weight": []} | {told: [(n, None) for n in nodes] for told, nodes in self.told.items()}
+        found |= {"weight": []} | {told: [(n, None) for n in self.told[told]] for told in ("loss", "status")}
         found |= {label: [(node, None)] for label, node in self.made.server.items()}
-        by, text = self.allowed.by("judged"), "what it is made for; not traced"
-        judged = (
-            Item(leaves="judged", verdict="declared", by=(text, by)) if by else _undeclared("judged", text)
-        )
-        return [*(self.item(label, seen) for label, seen in found.items()), judged]
+        return [*(self.item(label, seen) for label, seen in found.items()), self.judged()]
+
+    def judged(self) -> Item:
+        """Return the verdict on sums of judging: of one client's own values and examples, and no copy of any."""
+        tracer, labels, said = self.tracer, 0, self.falsified.get("judged", "not tried")
+        for node in self.told["judged"]:
+            labels |= node.labels
+        why = [n.path(OUTSIDE)[0] for n in self.told["judged"] if n.labels & OUTSIDE]
+        reasons = (*self.reasons, *([self.made.unjudged] * bool(self.made.unjudged)), *why)
+        if reasons:
+            return Item(
+                leaves="judged", verdict="unknown", path=tuple(dict.fromkeys(reasons)), falsifier=said
+            )
+        for node in self.told["judged"]:
+            whose = {tracer.owners[n] for n in tracer.words(node.labels) if n in tracer.owners}
+            if len(whose) > 1:
+                return _undeclared(
+                    "judged", f"one client's are made of {' and '.join(sorted(whose))}", falsifier=said
+                )
+            recalls = isinstance(
+                self.made.job.method.predict, Recalls
+            )  # what it makes of them is a private value
+            if (out := node.labels & tracer.bit(OPTED_OUT)) and not recalls:
+                return _undeclared("judged", *node.path(out), falsifier=said)
+        if said in (CARRIES, COPIES, OPT_OUT_CHANGES):
+            return _undeclared("judged", said, falsifier=said)
+        names = (n.removesuffix(f" of {tracer.owners.get(n)}") for n in tracer.words(labels))
+        of = f"made of {', '.join(dict.fromkeys(names)) or 'nothing'}"
+        if not (by := self.allowed.by("judged")):
+            return _undeclared("judged", of, falsifier=said)
+        return Item(leaves="judged", verdict="declared", by=(of, by), falsifier=said)
 
     def item(self, label: str, seen: Seen) -> Item:
         """Return the verdict on one thing."""
@@ -243,7 +354,7 @@ class Judge:
         if (found := beyond or raw) is not None and not by:
             node, which = found
             return _undeclared(label, *node.path(_lowest(which)), label, by=words, falsifier=said)
-        if said in (LENGTHS_CHANGE, CARRIES, SINGLY) or (beyond is None and said == CHANGES):
+        if said in (LENGTHS_CHANGE, CARRIES, COPIES, SINGLY) or (beyond is None and said == CHANGES):
             return _undeclared(label, f"{said}, with the channels replayed", by=words, falsifier=said)
         words += [by] * (found is not None)
         verdict: Verdict = "declared" if words else "independent"
@@ -309,7 +420,7 @@ def worst(found: Sequence[Sequence[Item]]) -> tuple[Item, ...]:
         by.setdefault(one.leaves, []).append(one)
     rank, said = (
         list(VERDICTS),
-        ("not tried", AGREES, CHANGES, LENGTHS_CHANGE, CARRIES, SINGLY, OPT_OUT_CHANGES),
+        ("not tried", AGREES, CHANGES, LENGTHS_CHANGE, CARRIES, COPIES, SINGLY, OPT_OUT_CHANGES),
     )
     return tuple(
         replace(
@@ -415,12 +526,13 @@ def _cut(method: Method, data: FederatedData) -> Method:
     """Return the method with short phases of small mini-batches."""
     counts = data.counts("train") - out_counts(data)
     size = next((b for b in BATCHES if all(c % b != 1 for c in counts)), max(np.max(counts), 1))
-    phases = tuple(
-        p.but(
-            epochs=min(p.epochs, PASSES),
-            steps=None if p.steps is None else min(p.steps, 4 * PASSES),
-            batch_size=min(p.batch_size, int(size)),
+
+    def cut(phase: Phase) -> Phase:
+        return phase.but(
+            epochs=min(phase.epochs, PASSES),
+            steps=None if phase.steps is None else min(phase.steps, 4 * PASSES),
+            batch_size=min(phase.batch_size, int(size)),
         )
-        for p in method.client.phases
-    )
-    return method.on_client(phases=phases)
+
+    adapts = tuple(cut(p.but(early_stopping=None)) for p in method.adapt.phases)
+    return method.on_client(phases=tuple(map(cut, method.client.phases))).adapting(phases=adapts)

@@ -22,28 +22,34 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net, every_tensor
 from fedkeep.core.params import Batch, Params, clone, is_state
 from fedkeep.data import FederatedData
+from fedkeep.data.splits import SPLITS
 from fedkeep.engines import (
+    Adaptation,
     ClientResult,
     ClientToTrain,
     Job,
     LocalDevice,
+    Order,
+    Sequential,
     first_default,
     first_global,
     run_round,
 )
 from fedkeep.engines.client_step import train_client
+from fedkeep.engines.device import orders_of
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.first_values import declared
 from fedkeep.engines.lanes import TAP, Pass
 from fedkeep.engines.tables.lookups import with_declared_tables
+from fedkeep.engines.tally import ROWS
 from fedkeep.methods import Method, Phase
 from fedkeep.methods.secure import SecureMean
 from fedkeep.prove.labels import Node, Tracer
 from fedkeep.prove.rules import OUTSIDE
-from fedkeep.prove.sites import CHANCE, CLIP, DATA, GRADIENTS, RECEIVED
-from fedkeep.store import MemoryStore
+from fedkeep.prove.sites import CHANCE, CLIP, DATA, GRADIENTS, HELD, OPTED_OUT, RECEIVED
+from fedkeep.store import MemoryStore, PrivateStore
+from fedkeep.tasks.results import Model
 
-OPTED_OUT, HELD = "opted-out examples", "validation and test examples"
 OPEN = (GRADIENTS, CLIP, RECEIVED, DATA, CHANCE)
 """Labels of what may leave, as such or by a channel; all others are of what must stay."""
 MOST_ROUNDS = 5
@@ -181,8 +187,7 @@ class Traced:
                 self.tracer.put(value, Node(f"received {name}", self.tracer.bit(RECEIVED)))
             own, who = 0, job.data.ids[each.client]
             for name, value in kept.items():
-                kind = "kept" if is_state(name) else "private"
-                label = self.tracer.own(f"{kind} {name.removeprefix('client/')}", who)
+                label = self.tracer.own(kept_label(name), who)
                 self.tracer.begin(value, label)
                 own |= self.tracer.bit(label)
             taken = Taken(each, kept, round, progress)
@@ -256,11 +261,15 @@ class Rounds:
         server: nodes of what the server has at the end, by name, as far as they tell of what must stay.
         elsewhere: nodes of tensors with private labels that were there at the end beside what is kept.
         error: why rounds broke off; or empty.
+        orders: what clients are asked to judge at the end.
+        unjudged: why judging broke down; or empty.
     """
 
     tracer: Tracer
     job: Job
     taken: list[Taken]
+    orders: list[Order] = field(default_factory=list)
+    unjudged: str = ""
     stable: bool = False
     server: dict[str, Node] = field(default_factory=dict)
     elsewhere: list[Node] = field(default_factory=list)
@@ -321,6 +330,10 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
             break
         before = now
     made.error = made.error or _untrained(made)
+    with tracer:
+        made.orders = list(orders_of(method, server, data.ids))
+    if not made.error:
+        made.unjudged = _judge(made)
     secret = ~tracer.bits(*OPEN) & ~OUTSIDE
     for prefix, values in (("", server.params), ("state/", server.state)):
         nodes = {f"server/{prefix}{n}": tracer.node(v) for n, v in values.items()}
@@ -329,6 +342,59 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
         }
     made.elsewhere = _elsewhere(made, secret)
     return made
+
+
+def _judge(made: Rounds) -> str:
+    """Let each client judge its models by itself under the tracer, and those it adapts; return why it broke down.
+
+    What a client keeps is its own: whatever trained it, judging tells how good it is.
+    """
+    try:
+        with made.tracer:
+            for order in made.orders:
+                judged(made.job, order, made.tracer)
+    except (FedkeepError, RuntimeError) as error:
+        return f"judging broke down: {error}"
+    return ""
+
+
+def judged(job: Job, order: Order, tracer: Tracer | None = None) -> Items:
+    """Return the sums that a client's judging gives, by what a report calls them.
+
+    Args:
+        job: what clients have in common.
+        order: what the client is sent.
+        tracer: labels what the client keeps; it adapts too, if the method lets it, and that model is judged.
+    """
+    device, found = LocalDevice(job, Sequential(), leaves="clients"), Items()
+    models: list[Model] = ["own", "shared"] if job.method.predict_shared is not None else ["own"]
+    if tracer is not None:
+        _own(tracer, job.store, job.data.ids)
+        if job.method.adapt.phases:
+            device.adapt([order], Adaptation(split=""))
+            _own(tracer, device.held("adapted"), job.data.ids)
+            models.append("adapted")
+    for split in SPLITS:
+        for one in device.judge([order], split, models):
+            for name in ROWS:
+                column = np.asarray(getattr(one.tallies, name), np.float64)
+                found[f"judged/{split}/{one.task.name}/{name}"] = torch.from_numpy(column.copy())
+    return found
+
+
+def _own(tracer: Tracer, store: PrivateStore, ids: Sequence[str]) -> None:
+    """Label what clients keep as theirs alone, whichever of their own examples trained it."""
+    assert isinstance(store, MemoryStore)
+    drop = tracer.bit(OPTED_OUT) | tracer.bit(HELD)
+    for client, row in store._rows.items():
+        for name, value in row.items():
+            old, label = tracer.known(value, name), tracer.own(kept_label(name), ids[client])
+            tracer.put(value, Node(label, old.labels & ~drop | tracer.bit(label)))
+
+
+def kept_label(name: str) -> str:
+    """Return the label of a value that a client keeps."""
+    return f"{'kept' if is_state(name) else 'private'} {name.removeprefix('client/')}"
 
 
 def _untrained(made: Rounds) -> str:

@@ -7,8 +7,10 @@ Everything else has one rule: all that an operation returns or writes may depend
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -115,8 +117,39 @@ HIDING = {
     "ctypes",
     "mmap",
     "cffi",
+    "setprofile",
+    "settrace",
+    "import_module",
+    "get_objects",
 }
 """Names in a module's or a method's code by which operations are hidden from the prover, or memory from PyTorch."""
+
+
+def hiding(code: CodeType, values: Mapping[str, Any], cells: Sequence[Any] = ()) -> str:
+    """Return by what a function's code hides what it does: a name, what a name stands for, or a text that names it.
+
+    Args:
+        code: the function's, with that of functions inside.
+        values: its module's names.
+        cells: what its free names stand for.
+    """
+    names = {*code.co_names, *code.co_freevars}
+    if found := HIDING & names:
+        return min(found)
+    known = [values[n] for n in names if n in values] + list(cells)
+    for one in known:
+        named = getattr(one, "__name__", "") if isinstance(one, type | ModuleType) or callable(one) else ""
+        last = named.rpartition(".")[2] if isinstance(named, str) else ""
+        if last in HIDING or (named in ("torch._C", "torch.utils._python_dispatch") and "getattr" in names):
+            return named
+    for constant in code.co_consts:
+        if isinstance(constant, str) and len(constant) < 100 and constant.rpartition(".")[2] in HIDING:
+            return constant
+    return "_C" if {"_C", "getattr"} <= names else ""
+
+
+RUNS = {"eval", "exec", "__import__"}
+"""Functions of Python that run code which is not there before."""
 OPENS = {"open", "open_code", "socket"}
 """Functions that begin what may carry values past tensors."""
 QUIET = {

@@ -37,6 +37,8 @@ def _of_all_examples(frame: FrameType) -> bool:
 
 RECEIVED, DATA, CHANCE = "received", "examples", "chance"
 """Labels of what a server sends a client, or has got from it; of examples; of random draws."""
+OPTED_OUT, HELD = "opted-out examples", "validation and test examples"
+"""Labels that examples have, too."""
 GRADIENTS, CLIP = "gradients", "clip"
 """Labels of the channels by which a split says that private values reach federated ones."""
 _ENGINES = "fedkeep.engines"
@@ -77,9 +79,15 @@ SITES: dict[tuple[str, str], Site] = {
     ("fedkeep.methods.ifca", "Nearest.__call__"): Site(
         "which model fits the examples best", only=(RECEIVED, DATA, CHANCE)
     ),
+    ("fedkeep.methods.ifca", "predict_with_pick"): Site("which model predicts", "judged"),
     ("fedkeep.methods.simplex", "least"): Site("how heads are mixed", only=(RECEIVED,)),
     ("fedkeep.methods.features", "one_hot"): Site("whether a label is a class, else it is an error"),
     ("fedkeep.kernels.native", "address"): Site("an address for a kernel, which has a rule"),
+    (f"{_ENGINES}.centralised", "WithClient.batch"): Site("whose examples these are"),
+    (f"{_ENGINES}.judge", "Window._used"): Site("whose examples these are", only=(DATA, HELD)),
+    (f"{_ENGINES}.judge", "labelled"): Site("which examples have a label", "judged"),
+    (f"{_ENGINES}.judge", "_reduce"): Site("results of judging", "judged"),
+    (f"{_ENGINES}.judge", "_numpy"): Site("results of judging", "judged"),
     ("fedkeep.data.federated", "FederatedData.batch"): Site("examples, which have labels of their own"),
 }
 PASSES = (

@@ -229,7 +229,9 @@ def _broken(client: str, fault: Fault, tell: Tell) -> Fault:
     """Return the fault of a client as a server hears it: its text, which may be made of values, stays on the device."""
     tell(f"{fault}{place_of(fault)}")
     kind = NonFiniteError if isinstance(fault, NonFiniteError) else UploadError
-    what = "training broke down to NaN or infinity" if kind is NonFiniteError else "there is no upload that fits"
+    what = (
+        "training broke down to NaN or infinity" if kind is NonFiniteError else "there is no upload that fits"
+    )
     return kind(f"Client {client!r}: {what}. Its own log says more.")
 
 
