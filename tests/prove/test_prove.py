@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -201,9 +202,23 @@ def test_what_is_made_of_examples_and_leaves_in_every_run_is_declared() -> None:
     by = {i.leaves: i.by for i in proof.items}
     assert by["upload/norm.running_mean"] == ("the split federates this buffer",)
     assert by["upload/linear.weight"] == ()
-    sums = furl(sends=leaks.inputs, finish=leaks.send_examples)
-    sent = next(i for i in prove(Own(), sums, DATA).items if i.leaves == "sent/seen")
-    assert (sent.verdict, sent.by) == ("declared", ("training examples, by Client.sends",))
+
+
+def a_spread(done: Finish) -> Finished:
+    spreads = [found.float().var(0, unbiased=False) for found, _ in done.outputs(leaks.inputs_of)]
+    return Finished(sends={"seen": sum(spreads, torch.zeros(3))})
+
+
+@pytest.mark.parametrize(
+    ("finish", "verdict"),
+    [(a_spread, "declared"), (leaks.send_examples, "path named"), (leaks.send_an_example, "path named")],
+)
+def test_what_is_sent_along_may_be_made_of_examples_and_carry_none(
+    finish: Callable[[Finish], Finished], verdict: str
+) -> None:
+    proof = prove(Own(), furl(sends=leaks.inputs, finish=finish), DATA)
+    assert proof.verdict("sent/seen") == verdict
+    assert proof.ok is (verdict == "declared")
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

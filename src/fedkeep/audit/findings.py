@@ -37,7 +37,7 @@ NOT_COVERED: dict[str, str] = {
     "Timing": "how long a client takes, which examples and branches may change",
     "Sizes on the wire": "lengths of messages, as a link shows them to whoever listens",
     "Taking part": "who answers, when, and who does not",
-    "What judging tells": "results of judging are made of private values; a proof does not trace them",
+    "What judging tells": "how good private values are; single values in these sums are looked for, not what many rounds tell",
     "Other shapes and branches": "examples, values and branches that did not come up",
     "What channels are worth": "what an attacker makes of gradients; fedkeep attack measures it",
 }

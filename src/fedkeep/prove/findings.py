@@ -24,9 +24,8 @@ VERDICTS: dict[Verdict, str] = {
 HIDDEN = (
     "Proven never means hidden. FURL's user vector reaches uploads by declared gradients alone. For one example the "
     "gradient of the first linear layer is g (text, user), and that of its bias is g: divided, they are the vector. "
-    "fedkeep attack measures what channels are worth. Training examples are looked for in uploads and in what a client "
-    "sends along. Losses and weights are made of them. Whether what is sent along is a copy of an example, fedkeep "
-    "audit says."
+    "fedkeep attack measures what channels are worth. Losses, weights and results of judging are made of examples. "
+    "Single numbers and sums of examples are looked for in these, and in what a client sends along."
 )
 
 
