@@ -195,3 +195,21 @@ def test_a_link_that_does_not_want_this_server_any_more_is_not_asked_again(monke
     failing(403, monkeypatch, grid, *CALLS)
     with pytest.raises(httpx.HTTPStatusError, match="403"):
         carrier.nodes()
+
+
+def test_nodes_are_called_by_the_names_of_their_keys_and_one_that_came_back_is_gone_for_a_look():
+    grid = Loopback(echo, [context(7), context(8)])
+    grid.keys = {7: b"a", 8: b"b", 9: b"a", 10: b"b"}
+    carrier = GridTransport(grid, names={b"a".hex(): "north"})
+    assert carrier.nodes() == ["north", "8"]
+    grid.contexts = {9: context(9), 8: context(8)}
+    assert carrier.nodes() == ["8"]
+    assert sorted(carrier.nodes()) == ["8", "north"]
+    (reply,) = carrier.receive(carrier.send([("north", Packet({"kind": "work"}))]))
+    assert reply.packet.header["node"] == "9"
+    grid.contexts |= {10: context(10)}
+    grid.keys[10] = b"a"
+    assert sorted(carrier.nodes()) == ["8", "north", "north (10)"]
+    assert carrier.key("north (10)") == carrier.key("north")
+    del grid.contexts[9]
+    assert sorted(carrier.nodes()) == ["8", "north (10)"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 from fedkeep import load_model
 from fedkeep.cli import app
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.run_files import read_info
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.load import load_run
@@ -33,8 +35,10 @@ from fedkeep.flower.project import new_project
 from fedkeep.flower.publishing import publish
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import sign_project
+from fedkeep.remote.attendance import attendance_of
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.server import serve_run
+from fedkeep.report.page import write_report
 from tests.flower.loopback import Loopback, context
 from tests.tiny import same_bits
 
@@ -355,6 +359,36 @@ def test_the_owner_is_told_what_cannot_be_published(trained: Hospitals, tmp_path
     with pytest.raises(RunError, match="not in the signed project"):
         publish(trained.run, tmp_path / "x", project=tmp_path / "other", key=key)
     assert not (tmp_path / "x").exists()
+
+
+def test_who_shows_whose_key_a_client_belongs_to_and_its_rounds(trained: Hospitals) -> None:
+    keys = {"north": 7, "south": 8, "west": 9}
+    assert attendance_of(trained.run).taken == dict.fromkeys(keys, 4)
+    assert attendance_of(trained.run).lines() == []
+    found = CliRunner().invoke(app, ["flower", "who", str(trained.run)], prog_name="fedkeep")
+    assert found.exit_code == 0, found.output
+    for name in keys:
+        assert re.search(rf"{name} +key [0-9a-f]{{8}} +\d+ +4 +4\n", found.stdout), found.stdout
+
+
+def test_a_hospital_that_misses_rounds_is_named_at_the_end_and_on_the_page(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, 'kind = "furl"', rounds=2)
+    hospitals.train()
+    broken = tmp_path / "south" / "mine.csv"
+    lines = broken.read_text().splitlines()
+    broken.write_text("\n".join([lines[0].replace("dose", "dosis"), *lines[1:]]))
+    hospitals.text = hospitals.text.replace("clients = 3\n", "clients = 3\ndeadline = 1\n")
+    hospitals.go_on(4)
+    found = attendance_of(hospitals.run)
+    assert found.missed == {"south": (2, 4)}
+    most, last = found.judged["test"]
+    assert 0 < last < most
+    said, *_, fewer = found.lines()
+    assert said == "south took part in 2 of 4 rounds."
+    assert (str(last) in fewer, str(most) in fewer) == (True, True)
+    assert read_info(hospitals.run)["attendance"] == found.lines()
+    page = write_report([hospitals.run], tmp_path / "page", "", None).read_text()
+    assert said in page
 
 
 def test_by_the_command_the_owner_publishes_beside_the_run(trained: Hospitals) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedkeep.core.errors import DroppedError, LostError
 from fedkeep.engines import Order
 from fedkeep.methods import Sent
 from fedkeep.remote import exchange as module
@@ -142,3 +143,18 @@ def test_a_node_that_answers_between_two_failures_is_asked_again_at_once() -> No
         transport.inbox.append((transport.sent[-1][0], reply))
         one.poll()
     assert (len(transport.sent), transport.time) == (4, 0.0)
+
+
+def test_who_was_dropped_or_is_still_gone_is_neither_asked_nor_waited_for() -> None:
+    transport, place = Transport(), {"one": "A"}
+    one = asked(transport, place)
+    one.dropped = lambda: {"one"}
+    one.finish()
+    assert isinstance(one.answer("one").fault, DroppedError)
+    again = asked(transport, place)
+    again.gone = {"one"}
+    again.poll()
+    assert "one" in again.open  # it is back
+    place.clear()
+    again.finish()
+    assert (transport.time, type(again.answer("one").fault)) == (0.0, LostError)

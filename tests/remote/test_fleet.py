@@ -15,6 +15,7 @@ from fedkeep.core.errors import BusyError, ConfigError
 from fedkeep.core.run_files import read_info
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.agreement import refusal
+from fedkeep.remote.attendance import attendance_of, drop
 from fedkeep.remote.device_file import locked
 from fedkeep.remote.server import serve_run
 from fedkeep.remote.transport import Died, Weather
@@ -160,7 +161,7 @@ def slow(name: str, packet: Packet) -> float:
 
 def test_a_client_that_is_late_sits_out_and_its_state_is_as_before(tmp_path: Path) -> None:
     devices = Devices(CASE, tmp_path, 2, takes=slow)
-    history = served(devices, tmp_path, policy=RoundPolicy(deadline=100.0), evaluate_every=0)
+    history = served(devices, tmp_path, policy=RoundPolicy(deadline=100.0, minimum=1), evaluate_every=0)
     entries = ledger_of(tmp_path / "run")
     mine = {str(client) for client in devices.nodes[1].clients}
     assert {client for client, entry in entries.items() if entry.version == 0} >= mine
@@ -170,6 +171,29 @@ def test_a_client_that_is_late_sits_out_and_its_state_is_as_before(tmp_path: Pat
     assert all(value > 0 for value in late.values())
     assert {r.round: r.value for r in history if r.metric == "lost_clients"} == late
     assert events(tmp_path, "late")[0].endswith("had not answered at the round's deadline.")
+
+
+def test_a_node_that_left_costs_one_deadline_and_a_dropped_client_none(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    gone = [str(client) for client in devices.nodes[1].clients]
+    devices.transport.on_death = lambda name: devices.transport.leave(name)
+    dies_at(devices, "work", 1, after=False)
+    policy = RoundPolicy(deadline=1000.0, minimum=0)
+    served(devices, tmp_path, policy=policy, evaluate_every=0)
+    assert 1000.0 < devices.transport.now() < 1300.0
+    found = attendance_of(tmp_path / "run")
+    assert set(found.missed) <= set(gone)
+    drop(tmp_path / "run", gone)
+    before = devices.transport.now()
+    served(devices, tmp_path, policy=policy, evaluate_every=0, rounds=4)
+    assert devices.transport.now() - before < 300.0
+    assert "and was dropped" in attendance_of(tmp_path / "run").lines()[0]
+    assert drop(tmp_path / "run", gone[:1], back=True) == set(gone[1:])
+    with pytest.raises(ConfigError, match="No client"):
+        drop(tmp_path / "run", [str(client) for client in devices.data.ids])
+    with pytest.raises(ConfigError, match="'nobody' is none"):
+        drop(tmp_path / "run", ["nobody"])
+    devices.close()
 
 
 def test_over_selection_takes_the_first_answers(tmp_path: Path) -> None:
@@ -256,7 +280,7 @@ def test_answers_that_are_not_to_the_orders_are_refused_and_the_others_count(
 
     devices.transport.leave("node-1")
     devices.transport.join("node-1", serve)
-    history = served(devices, tmp_path, evaluate_every=0, policy=RoundPolicy(deadline=1000.0))
+    history = served(devices, tmp_path, evaluate_every=0, policy=RoundPolicy(deadline=1000.0, minimum=1))
     entries = ledger_of(tmp_path / "run")
     assert all(entries[str(client)].version == 0 for client in devices.nodes[1].clients)
     devices.close()

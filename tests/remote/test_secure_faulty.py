@@ -144,7 +144,8 @@ def test_the_keys_of_who_is_not_in_the_next_cohort_are_not_taken(tmp_path: Path)
     devices.transport.join(f"node-{who}", pushing)
     served(devices, tmp_path, cohort=4, rounds=2)
     devices.close()
-    assert [text for text in events(tmp_path) if "joined" not in text and "has 1 clients" not in text] == [
+    said = [text for text in events(tmp_path) if "joined" not in text and "has 1 clients" not in text]
+    assert said == [
         f"The step 'keys' of client 'user-{who}': It is not in the cohort of round 1, and was asked for none."
     ]
 

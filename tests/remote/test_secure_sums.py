@@ -189,7 +189,7 @@ def test_who_drops_out_at_a_step_is_missed_and_the_sum_is_of_the_others(step: st
         devices = devices_of("fedavg", tmp_path / name, sums, nodes=len(DATA))
         wanted = step if sums else "trains"
         gone = _goes_at(devices, wanted, 0 if (step, sums) == ("keys", None) else 1)
-        policy = RoundPolicy(deadline=100.0)
+        policy = RoundPolicy(deadline=100.0, minimum=1)
         found[name] = served(devices, tmp_path / name, policy=policy, cohort=7, rounds=2)
         devices.close()
         assert len(gone) == 1
@@ -236,7 +236,7 @@ def test_a_round_with_too_few_is_tried_again_with_new_keys_until_they_are_back(t
 
     devices.transport.join("node-1", dying)
     devices.transport.on_death = lambda name: devices.transport.after(400.0, lambda: devices.restart(name))
-    found = served(devices, tmp_path, policy=RoundPolicy(deadline=100.0))
+    found = served(devices, tmp_path, policy=RoundPolicy(deadline=100.0, minimum=1))
     devices.close()
     assert same_bits(found, on_server(simulated("fedavg")))
     assert any(

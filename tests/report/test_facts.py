@@ -195,3 +195,12 @@ def test_clients_that_no_round_drew_are_named(write_run: Write) -> None:
     ]
     (said,) = facts.never_drawn(configurations(runs))
     assert said.startswith("a, b, seed 0: 7 clients never drawn (u0, u1, u2, u3, u4 and 2 more).")
+
+
+def test_clients_that_missed_rounds_are_named(write_run: Write) -> None:
+    lines = ["south took part in 2 of 6 rounds."]
+    runs = [
+        read_run(write_run(name, name=name, **more))
+        for name, more in (("a", {"attendance": lines}), ("b", {}))
+    ]
+    assert [*facts.attendance(configurations(runs))] == ["a, seed 0: south took part in 2 of 6 rounds."]

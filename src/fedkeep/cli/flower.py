@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.cli.output import say
+from fedkeep.cli.output import say, show_table
 from fedkeep.cli.settings import ConfigOption, SetOption, find_config, needs_flower
 
 app = typer.Typer(
@@ -161,6 +162,56 @@ def publish(
         clients=client or (),
     )
     say(f"{out}: what the run {found.run} has after round {found.round}. On a device: --published {out.name}")
+
+
+@app.command("who", epilog="Example: fedkeep flower who runs/visits --project visits")
+@needs_flower
+def who(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The server's folder of the run.")],
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            "--project", metavar="DIR", help="The signed project; by default project, beside the run."
+        ),
+    ] = None,
+) -> None:
+    """Show a run's clients, the node to whose key each belongs, and in how many rounds each took part."""
+    from fedkeep.flower.signed import NODES, node_names
+    from fedkeep.remote.attendance import attendance_of
+
+    found = attendance_of(run)
+    names = node_names((run.resolve().parent / "project" if project is None else project) / NODES)
+    owners = found.roster.owners
+    rows = []
+    for client, counts in zip(map(str, found.roster.ids), found.roster.counts, strict=True):
+        key = owners.get(client, "")
+        node = names.get(key, f"key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else "any")
+        asked = str(found.asked[client]) if found.asked else "not known"
+        asked += ", dropped" * (client in found.dropped)
+        rows.append([client, node, str(counts.get("train", 0)), str(found.taken[client]), asked])
+    title = f"{run}: after {found.rounds} round{'s' * (found.rounds != 1)}"
+    show_table(
+        title, ["Client", "Node", "Examples", "Took part", "Was asked"], rows, 2, " ".join(found.lines())
+    )
+
+
+@app.command("drop", epilog="Example: fedkeep flower drop runs/visits --client south")
+@needs_flower
+def drop(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The server's folder of the run, which may be on its way.")
+    ],
+    client: Annotated[list[str], typer.Option("--client", metavar="ID", help="Whom; may be repeated.")],
+    back: Annotated[bool, typer.Option("--back", help="Take them back.")] = False,
+) -> None:
+    """Drop clients that have left for good: from now on no round asks them, waits for them or counts them as missing.
+
+    What they gave before stays in the model, and what they keep stays on their device.
+    """
+    from fedkeep.remote.attendance import drop as drop_from
+
+    left = drop_from(run, client, back=back)
+    say(f"Dropped from {run}: {', '.join(sorted(left)) or 'nobody'}.")
 
 
 @app.command("roll-back", epilog="Example: fedkeep flower roll-back /var/lib/fedkeep/visits --round 40")

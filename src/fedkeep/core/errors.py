@@ -142,6 +142,10 @@ class LateError(LostError):
     """A client is there, and had not answered when its round was closed."""
 
 
+class DroppedError(LostError):
+    """A client was dropped by the run's owner."""
+
+
 class RoundError(FedkeepError):
     """Too few clients took part in a round, so that it does not count.
 

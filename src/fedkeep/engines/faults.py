@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedkeep.core.errors import ConfigError, FailedError, LostError, NonFiniteError, RoundError, UploadError
+from fedkeep.core.errors import (
+    ConfigError,
+    DroppedError,
+    FailedError,
+    LostError,
+    NonFiniteError,
+    RoundError,
+    UploadError,
+)
 
 Policy = Literal["stop", "skip"]
 Fault = NonFiniteError | UploadError | LostError
@@ -68,7 +76,8 @@ class Faults:
 
     def check_enough(self, round: int, taken: int, asked: int, faults: Sequence[Fault]) -> None:
         """Raise RoundError if too few clients took part for a round to count."""
-        wanted = min(self.minimum, asked)
+        gone = sum(isinstance(fault, DroppedError) for fault in faults)
+        wanted = min(self.minimum, asked - gone)
         if taken >= wanted:
             return
         first = f" The first fault: {faults[0]}" if faults else ""

@@ -32,21 +32,39 @@ class GridTransport:
         grid: Flower's, as the ServerApp is given it.
         limit: bytes of the largest message; a proxy before the link may allow less than Flower.
         lifetime: seconds after which a message that nobody has fetched is dropped by the link.
+        names: what people call nodes, by their keys; one without a name is called by Flower's number.
     """
 
-    def __init__(self, grid: Grid, *, limit: int = LIMIT, lifetime: float = 12 * 3600) -> None:
-        self.grid, self.limit, self.lifetime = grid, limit, lifetime
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        limit: int = LIMIT,
+        lifetime: float = 12 * 3600,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.grid, self.limit, self.lifetime, self.names = grid, limit, lifetime, names or {}
+        self._numbers: dict[str, int] = {}  # by name
         self._unsent: dict[str, str] = {}
         self._keys: Mapping[str, str] = {}
         self._faulty: float | None = None  # since when the link has answered nothing but faults
 
     def nodes(self) -> Sequence[str]:
-        """Return the nodes that the link takes to be there, by Flower's numbers as text."""
-        known = tuple(self._keys.items())
-        self._keys = dict(
-            self._asked(lambda: ((str(n.node_id), n.public_key.hex()) for n in self.grid.get_nodes()), known)
-        )
-        return list(self._keys)
+        """Return the nodes that the link takes to be there, by name; a second one of a key has its number, too.
+
+        One that came back under another number is gone for one look, as what it was sent before is lost.
+        """
+        known = tuple((self._numbers[name], key) for name, key in self._keys.items())
+        there = self._asked(lambda: ((n.node_id, n.public_key.hex()) for n in self.grid.get_nodes()), known)
+        before, self._numbers, self._keys = {n: name for name, n in self._numbers.items()}, {}, {}
+        for number, key in sorted(
+            there, key=lambda node: node[0] not in before
+        ):  # who is known keeps its name
+            name = before.get(number, self.names.get(key, str(number)))
+            name = f"{name} ({number})" if name in self._keys else name
+            self._numbers[name], self._keys[name] = number, key
+        names = before.values()
+        return [name for name, number in self._numbers.items() if number in before or name not in names]
 
     def key(self, node: str) -> str:
         """Return what stands for the key by which the link knows a node."""
@@ -63,12 +81,21 @@ class GridTransport:
         for node, packet in named:
             self._check_size(node, packet)
         made = [
-            Message(records, int(node), ASK, ttl=self.lifetime, group_id=str(packet.header.get("round", "")))
+            Message(
+                records,
+                self._number(node),
+                ASK,
+                ttl=self.lifetime,
+                group_id=str(packet.header.get("round", "")),
+            )
             for (node, packet), records in zip(named, to_records(p for _, p in named), strict=True)
         ]
         tickets: list[str | None] = [*self._asked(lambda: self.grid.push_messages(made))] if made else []
         tickets += [None] * (len(made) - len(tickets))  # Flower returns [] where a proxy found them too large
         return [ticket or self._refused(node) for ticket, (node, _) in zip(tickets, named, strict=True)]
+
+    def _number(self, node: str) -> int:
+        return self._numbers[node] if node in self._numbers else int(node)
 
     def receive(self, tickets: Collection[str]) -> list[Reply]:
         """Pull what has come; an error of Flower's, and what cannot be read, is a reply's reason."""

@@ -45,10 +45,11 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
     Raises:
         ConfigError: it is wrong; every fault is named.
     """
-    config = parse_config(to_toml({"data": NO_DATA, **parse_toml(text, where)}), where)
+    content = parse_toml(text, where)
+    config = parse_config(to_toml({"data": NO_DATA, **content}), where)
     _check_run(config, where)
     run = config.run
-    usual = {"minimum": max(1, run.min_clients)}
+    usual = {"minimum": run.min_clients} if "min_clients" in content.get("run", {}) else {}
     rounds: Rounds = made_of(Rounds, config.rounds or {}, where, "rounds", usual)
     policy = RoundPolicy(**{name: getattr(rounds, name) for name in POLICY})
     sent = sent_of(config)

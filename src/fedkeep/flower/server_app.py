@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedkeep.core.errors import FedkeepError
+from fedkeep.core.run_files import read_info
 from fedkeep.experiments.config import read_text
 from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.progress import Stand, tell_elsewhere
@@ -22,6 +23,7 @@ from fedkeep.flower.grid import LIMIT, GridTransport
 from fedkeep.flower.local import judged
 from fedkeep.flower.project import bundled
 from fedkeep.flower.served import federation_of
+from fedkeep.flower.signed import NODES, node_names
 from fedkeep.flower.status import State, Status, write_status
 from fedkeep.remote.events import LOG
 from fedkeep.remote.migration import OnChange
@@ -119,8 +121,9 @@ def main(grid: Grid, context: Context) -> None:
     done = {"": "training", "judge": "judging", "adapt": "adapting"}[settings.only]
     for line in judged(settings.run, settings.only):
         say(line)
-    say(f"The {done} is finished. The run: {settings.out}")
-    tell("finished", f"The {done} is finished.")
+    missed = "" if settings.only else " ".join(["", *read_info(settings.run).get("attendance", ())])
+    say(f"The {done} is finished.{missed} The run: {settings.out}")
+    tell("finished", f"The {done} is finished.{missed}")
 
 
 def _serve(grid: Grid, settings: Settings) -> None:
@@ -130,12 +133,13 @@ def _serve(grid: Grid, settings: Settings) -> None:
     if settings.continue_from:
         older = Path(settings.continue_from)
         federation = replace(federation, continue_from=older, on_change=settings.on_change)
+    names = node_names(bundled(settings.config).parent / NODES)
     tell_elsewhere(Rounds())
     LOG.setLevel(logging.INFO)
     LOG.handlers = [Told()]
     serve_run(
         federation,
-        GridTransport(grid, limit=settings.limit or LIMIT),
+        GridTransport(grid, limit=settings.limit or LIMIT, names=names),
         settings.run,
         patience=settings.patience,
         keep_rounds=settings.keep_rounds,

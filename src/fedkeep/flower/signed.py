@@ -20,26 +20,36 @@ from pathlib import Path, PurePosixPath
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 
 from fedkeep.core.errors import ConfigError, RunError, first_line
 from fedkeep.core.files import write_whole
+from fedkeep.flower.keys import RESERVED
 
 SIGNATURE = "fedkeep-signature.json"
 PUBLISHER = "publisher.json"
 """Names the key that signs what a run of the project publishes."""
+NODES = "nodes.json"
+"""Names nodes by their keys, for whoever reads."""
 LARGEST = 16 << 20  # bytes of all files of a bundle; Flower's own limit for the packed bundle is 10 MiB
 
 
 def sign_project(project: Path, key: Path) -> None:
-    """Write the signature of a Flower project beside its files; ``publisher.json`` names who publishes its runs.
+    """Write the signature of a Flower project beside its files, and what it names of the keys beside ``key``.
 
-    That is the public key ``publisher.pub`` beside ``key``, where there is one.
+    ``publisher.json`` has the public key that signs what runs publish, ``nodes.json`` those of the nodes, by name.
 
     Raises:
         ConfigError: there is no such key, or the project is none that Flower can bundle, or holds a server's run.
     """
     signer, publisher = private_key(key), key.with_name("publisher.pub")
+    if nodes := named_keys(key.parent):
+        write_whole(project / NODES, json.dumps(nodes, indent=1).encode() + b"\n")
     if publisher.exists():
         public_key(publisher)
         content = {"ed25519": publisher.read_text(encoding="utf-8").strip()}
@@ -199,6 +209,29 @@ def _signature(bundle: bytes) -> bytes | None:
         if SIGNATURE not in files.namelist():
             return None
         return base64.b64decode(json.loads(files.read(SIGNATURE))["ed25519"], validate=True)
+
+
+def named_keys(folder: Path) -> dict[str, str]:
+    """Return the public keys of nodes in a folder of keys, by name, in OpenSSH's form."""
+    paths = (path for path in sorted(folder.glob("*.pub")) if path.stem not in RESERVED)
+    return {path.stem: path.read_text(encoding="utf-8").strip() for path in paths}
+
+
+def node_names(path: Path) -> dict[str, str]:
+    """Return the names of nodes by what stands for their keys at the link: a project's ``nodes.json``, if it has one.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+        keys = {name: load_ssh_public_key(text.encode()) for name, text in found.items()}
+    except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is damaged: {first_line(error)}. Sign the project again.") from error
+    form = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo  # as Flower's link has them
+    return {key.public_bytes(*form).hex(): name for name, key in keys.items()}
 
 
 def private_key(path: Path) -> Ed25519PrivateKey:

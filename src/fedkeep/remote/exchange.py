@@ -7,10 +7,10 @@ again there, always as the same attempt.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedkeep.core.errors import FailedError, LateError, LostError, UploadError
+from fedkeep.core.errors import DroppedError, FailedError, LateError, LostError, UploadError
 from fedkeep.engines import Answer, Judged, Leaves
 from fedkeep.remote.events import Events
 from fedkeep.remote.messages import (
@@ -75,8 +75,10 @@ class Exchange:
         events: a log of what goes wrong.
         round, attempt: of the messages.
         orders: by client.
-        deadline: the time at which nothing more is awaited; None: there is none.
+        deadline: the time at which nothing more is awaited.
         enough: uploads after which nothing more is awaited; None: all are.
+        dropped: returns the clients that the run's owner has dropped: nobody asks them, or waits for them.
+        gone: clients that were on no node at an earlier deadline: nobody waits for them while they still are.
         open: orders that were not answered yet.
         found: answers that came, by client, until they are fetched.
         judged: by partition, what came of judging.
@@ -90,8 +92,10 @@ class Exchange:
     round: int
     attempt: int
     orders: Mapping[str, ClientOrder]
-    deadline: float | None = None
+    deadline: float = math.inf
     enough: int | None = None
+    dropped: Callable[[], Collection[str]] = tuple
+    gone: Collection[str] = ()
     open: dict[str, ClientOrder] = field(default_factory=dict)
     found: dict[str, Answer] = field(default_factory=dict)
     judged: list[tuple[str, Judged]] = field(default_factory=list)
@@ -109,13 +113,18 @@ class Exchange:
     def __post_init__(self) -> None:
         self._telling = Telling(self.nodes.transport.now, self.rules.again / BUSY)
         self.open = dict(self.orders)
+        self._leave_out()
         self._send(self.open)
 
     @property
     def closed(self) -> bool:
         """Whether nothing more is awaited."""
-        late = self.deadline is not None and self.nodes.transport.now() >= self.deadline
-        return late or (self.enough is not None and self._taken >= self.enough)
+        return self.late or (self.enough is not None and self._taken >= self.enough)
+
+    @property
+    def late(self) -> bool:
+        """Whether its deadline has passed."""
+        return self.nodes.transport.now() >= self.deadline
 
     def answer(self, client: str) -> Answer:
         """Return a client's answer; wait for it until the conversation is closed."""
@@ -135,8 +144,7 @@ class Exchange:
         if self.poll() or not self.open or self.closed:
             return
         transport = self.nodes.transport
-        left = self.rules.poll if self.deadline is None else self.deadline - transport.now()
-        transport.wait(max(0.0, min(self.rules.poll, left)))
+        transport.wait(max(0.0, min(self.rules.poll, self.deadline - transport.now())))
 
     def poll(self) -> bool:
         """Hear what has come; send to clients that are at a new place, or were sent something that nobody answered."""
@@ -155,10 +163,7 @@ class Exchange:
                 self._repeats[sent.node] = self._repeats.get(sent.node, 0) + 1
                 sent.patience = math.inf  # its answer is taken still, if it comes
                 self.events.note("again", said, node=sent.node)
-        for client in list(self.open):
-            if (reason := self.nodes.refusal(client)) is not None:
-                fault = LostError(f"Client {client!r} takes no part: {reason}")
-                self._settle(client, Answer(client=client, fault=fault))
+        self._leave_out()
         self._send(self.open)
         if self.open and not self.closed and self._telling.due():
             self.events.note("waiting", self._awaited())
@@ -170,6 +175,21 @@ class Exchange:
                 "again", f"{len(self.open)} clients are on no node, e.g. {some}; waiting for them."
             )
         return bool(replies)
+
+    def _leave_out(self) -> None:
+        """Wait no longer for clients that take no part, were dropped, or are still gone."""
+        dropped = self.dropped()
+        for client in list(self.open):
+            fault: LostError | None = None
+            if client in dropped:
+                fault = DroppedError(f"Client {client!r} was dropped by the run's owner.")
+            elif (reason := self.nodes.refusal(client)) is not None:
+                fault = LostError(f"Client {client!r} takes no part: {reason}")
+            elif client in self.gone and client not in self.nodes.place:
+                fault = LostError(f"Client {client!r} is on no node since an earlier round's deadline.")
+            if fault is not None:
+                del self.open[client]
+                self.found[client] = Answer(client=client, fault=fault)
 
     def _awaited(self) -> str:
         """Return who has not answered, for people."""

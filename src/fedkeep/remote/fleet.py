@@ -6,7 +6,7 @@ from the ledger, and goes out with each order: so the device keeps what was acce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,6 +49,7 @@ class Fleet:
         cohort: uploads that a round takes where more clients are asked.
         events: a log of who was missing, and why.
         attempts: gives the number of each attempt, see ``Attempts``.
+        dropped: returns the clients that the run's owner has dropped.
 
     Attributes:
         defers: whether judging rides with the next round's training.
@@ -65,10 +66,15 @@ class Fleet:
         cohort: int,
         events: Events,
         attempts: Callable[[], int],
+        dropped: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self.nodes, self.rules, self.lines, self.policy = nodes, rules, lines, policy
         self.defers = policy.mode == "synchronous"
         self.cohort, self.events, self._next_attempt = cohort, events, attempts
+        self._dropped = dropped
+        self._gone: set[str] = (
+            set()
+        )  # were on no node at a deadline: nobody waits for them until they are back
         self.after_commit: Callable[[], None] = lambda: None
         self._announced: tuple[list[Order], Mapping[str, Sequence[Model]]] | None = None
         self._results: _Results | None = None
@@ -196,8 +202,10 @@ class Fleet:
             round,
             self._next_attempt(),
             orders,
-            None if deadline is None else self.nodes.transport.now() + deadline,
+            self.nodes.transport.now() + deadline,
             enough,
+            dropped=self._dropped,
+            gone=self._gone,
         )
 
     def _with_judging(self, orders: Sequence[Order]) -> dict[str, ClientOrder]:
@@ -240,6 +248,8 @@ class Fleet:
     def _heard(self, exchange: Exchange) -> None:
         begun = (client for client in exchange.heard if exchange.orders[client].begins)
         self._settled |= {client: exchange.orders[client].version for client in begun}
+        missed = exchange.open if exchange.late else ()
+        self._gone = {c for c in self._gone.union(missed) if c not in self.nodes.place}
 
     def tell_fault(self, client: str, fault: Fault | None) -> None:
         """Note why a client sat out, if it did."""
@@ -250,10 +260,10 @@ class Fleet:
     def _tell_missed(self, exchange: Exchange, clients: Sequence[str], what: str = "was not judged") -> None:
         for client in clients:
             answer = exchange.found.get(client)
-            if client not in exchange.heard:
-                self.events.note("late", f"Client {client!r} {what}.", client=client)
-            elif answer is not None and answer.fault is not None:
+            if answer is not None and answer.fault is not None:
                 self.events.note("lost", f"Client {client!r} {what}: {answer.fault}", client=client)
+            elif client not in exchange.heard:
+                self.events.note("late", f"Client {client!r} {what}.", client=client)
 
     def _joined(
         self, found: Sequence[tuple[str, Judged]], split: str, models: tuple[Model, ...]

@@ -19,8 +19,10 @@ class RoundPolicy:
     """The rules of rounds across machines.
 
     Attributes:
-        deadline: seconds until a round goes on without those that have not answered; None: it waits for all.
+        deadline: seconds until a round goes on without those that have not answered; infinite: it waits for all. An
+            hour is longer than a restart or an update, and short beside a day that one lost site may cost all others.
         minimum: clients that must have taken part for a synchronous round to count; a buffered one takes ``buffer``.
+            None: more than half of a cohort, as a mean over fewer is another study's.
         over_selection: asks ``ceil(over_selection * cohort)`` clients and takes the first ``cohort`` answers; at
             least 1.
         mode: ``"synchronous"`` rounds, or ``"buffered"`` asynchrony (FedBuff, Nguyen et al. 2022, algorithm 1): the
@@ -33,8 +35,8 @@ class RoundPolicy:
         ConfigError: a value is out of its bounds.
     """
 
-    deadline: Annotated[float, Field(gt=0)] | None = None
-    minimum: Annotated[int, Field(ge=0)] = 1
+    deadline: Annotated[float, Field(gt=0)] = 3600.0
+    minimum: Annotated[int, Field(ge=0)] | None = None
     over_selection: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     mode: Literal["synchronous", "buffered"] = "synchronous"
     buffer: Annotated[int, Field(ge=1)] = 10
@@ -53,6 +55,10 @@ class RoundPolicy:
                     why=why,
                     got=getattr(self, name),
                 ) from error
+
+    def least(self, cohort: int) -> int:
+        """Return how many of so many clients must have taken part."""
+        return cohort // 2 + 1 if self.minimum is None else self.minimum
 
 
 class Retries:

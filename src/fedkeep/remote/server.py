@@ -28,6 +28,7 @@ from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.methods import Method, SecureMean, newest
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.remote import fingerprint
+from fedkeep.remote.attendance import attendance_of, dropped_from
 from fedkeep.remote.buffered import Buffered, check_buffered
 from fedkeep.remote.continued import begun, older_for
 from fedkeep.remote.events import Events
@@ -219,6 +220,11 @@ class _Serving:
                     self.events.note("round", f"{error} It is tried again in {wait:g} s.")
                     self._pass(wait)
             self.fleet.settle(orders_of(conductor.method, conductor.server, map(str, self.roster.ids)))
+        if lines := attendance_of(self.out).lines():
+            assert conductor.directory is not None
+            conductor.directory.write_info({**conductor.directory.read_info(), "attendance": lines})
+        for line in lines:
+            self.events.note("round", line)
         return conductor.history
 
     def finish(self, only: Only) -> list[Record]:
@@ -309,9 +315,11 @@ class _Serving:
             )
         conductor.identity |= {
             "cohort": federation.cohort,
-            "min_clients": policy.minimum,
+            "min_clients": policy.least(cohort),
             "encoding": self.parts["encoding"],
-            "policy": asdict(policy),
+            "policy": {
+                k: v for k, v in asdict(policy).items() if k != "deadline"
+            },  # which may change on the way
         }
         return conductor
 
@@ -339,6 +347,7 @@ class _Serving:
             cohort=min(federation.cohort, sampler.count),
             events=self.events,
             attempts=Attempts(directory),
+            dropped=lambda: dropped_from(self.out),
         )
 
     def _drive(self, progress: bool | None) -> Drive:
@@ -347,7 +356,7 @@ class _Serving:
         faults = Faults(
             broken=federation.on_nonfinite,
             malformed=federation.on_malformed,
-            minimum=federation.policy.minimum,
+            minimum=federation.policy.least(min(federation.cohort, sampler.count)),
             tell=self.fleet.tell_fault,
         )
         train: Any = run_round

@@ -74,6 +74,15 @@ def never_drawn(groups: Sequence[Configuration]) -> Iterator[str]:
         yield f"{', '.join(labels)}, {seed}: {who}. Their models are what a new client has."
 
 
+def attendance(groups: Sequence[Configuration]) -> Iterator[str]:
+    """Say of each run across machines which clients missed rounds that asked for them, and what judging has lost."""
+    for g in groups:
+        for run in g.runs:
+            lines = run.info.get("attendance")
+            for line in lines if isinstance(lines, list) else ():
+                yield f"{g.label}, seed {run.seed}: {wording.printable(str(line))}"
+
+
 def unequal_work(groups: Sequence[Configuration]) -> str:
     """Say what clients compute in a round, method by method; empty where it is the same, or not known."""
     told = {g.label: work for g in groups if not g.centralised and (work := _work(g.runs[0]))}

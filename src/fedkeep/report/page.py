@@ -139,8 +139,9 @@ def build(runs: Sequence[RunFiles], title: str, results: Sequence[Row] = ()) -> 
     every = scenes(runs)
     groups = [g for scene in every for g in scene.groups]
     named = [(scene, scene.label if len(every) > 1 else "") for scene in every]
+    notes = (Text(line, warning=True) for line in facts.attendance(groups))
     sections = [
-        Section("results", "Results", tuple(measured.results(every))),
+        Section("results", "Results", (*notes, *measured.results(every))),
         Section("runs", "Every run", (measured.runs_table(every),), folded=len(runs) > 4),
         Section(
             "worth",

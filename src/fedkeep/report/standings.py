@@ -547,7 +547,8 @@ def _adapting(groups: Sequence[Configuration]) -> list[Block]:
 
 
 def _comparison(found: Found) -> list[Block]:
-    out: list[Block] = [Text(note, warning=True) for note in found.notes]
+    notes = [*found.notes, *facts.attendance(found.groups)]
+    out: list[Block] = [Text(note, warning=True) for note in notes]
     for c in found.compared:
         out += [Text(said(c)), _table(found, c), ranks_figure(c)]
     first = found.compared[0]

@@ -1,0 +1,155 @@
+"""Who took part in how many of the rounds that asked for it, and whether judging has lost examples on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import ConfigError, RunError, did_you_mean, first_line
+from fedkeep.core.files import write_whole
+from fedkeep.core.records import read_records
+from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.engines.round import Sampler
+from fedkeep.remote.ledger import Roster
+from fedkeep.store import VersionLedger
+
+SOME = 5
+"""Clients that a line names."""
+DROPPED = "dropped.json"
+"""Names, in a run's folder, the clients that its owner has dropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attendance:
+    """Who took part in a run.
+
+    Attributes:
+        rounds: finished ones.
+        roster: the clients.
+        taken: by client, how many rounds took its upload.
+        asked: by client, how many asked for it; empty where that is not known: cohorts are secret, or more are asked
+            than are taken.
+        judged: by split, on how many examples models were judged at most, and at last.
+        dropped: clients that the owner has dropped.
+    """
+
+    rounds: int
+    roster: Roster
+    taken: Mapping[str, int]
+    asked: Mapping[str, int]
+    judged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    dropped: Collection[str] = ()
+
+    @property
+    def missed(self) -> dict[str, tuple[int, int]]:
+        """By client that was missing in rounds that asked for it: in how many it took part, and of how many."""
+        return {c: (self.taken[c], asked) for c, asked in self.asked.items() if self.taken[c] < asked}
+
+    def lines(self) -> list[str]:
+        """Return what is to be known beside any result of the run, for people; nothing if all took part."""
+        missed = self.missed
+        named = [
+            f"{client} took part in {taken} of {asked} rounds{' and was dropped' * (client in self.dropped)}"
+            for client, (taken, asked) in sorted(missed.items(), key=lambda one: one[1][0] - one[1][1])
+        ]
+        more = [f"{len(named) - SOME} more clients missed rounds"] if len(named) > SOME else []
+        lines = [f"{'; '.join([*named[:SOME], *more])}."] if named else []
+        return lines + [
+            f"The last models were judged on {last} examples of {split}, and earlier ones on up to {most}: their results are "
+            f"of other clients, and do not compare."
+            for split, (most, last) in self.judged.items()
+            if last < most
+        ]
+
+
+def attendance_of(folder: Path) -> Attendance:
+    """Return who took part in a run across machines, from its folder, which is only read.
+
+    Raises:
+        RunError: there is no such run, or it is damaged.
+    """
+    info = read_info(folder)
+    roster, commit = _roster(info, folder), read_commit(folder, info)
+    versions = VersionLedger(len(roster))
+    versions.read(commit.ledger.read(folder / "ledger.jsonl"))
+    ids = list(map(str, roster.ids))
+    taken = dict(zip(ids, versions.of(range(len(ids))).version.tolist(), strict=True))
+    judged = dict[str, tuple[int, int]]()
+    for record in read_records(folder / "records.jsonl", commit.records):
+        if record.client is None and record.metric == info["metric"] and record.split in ("valid", "test"):
+            most = max(record.n, judged.get(record.split, (0, 0))[0])
+            judged[record.split] = most, record.n
+    return Attendance(
+        rounds=commit.round,
+        roster=roster,
+        taken=taken,
+        asked=_asked(info, roster, ids, commit.round),
+        judged=judged,
+        dropped=dropped_from(folder),
+    )
+
+
+def dropped_from(folder: Path) -> frozenset[str]:
+    """Return the clients that a run's owner has dropped.
+
+    Raises:
+        RunError: the file that names them is damaged.
+    """
+    try:
+        found = json.loads((folder / DROPPED).read_bytes())
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder / DROPPED} cannot be read: {first_line(error)}. Mend it, or remove it and drop them again."
+        ) from error
+    return frozenset(map(str, found))
+
+
+def drop(folder: Path, clients: Collection[str], *, back: bool = False) -> frozenset[str]:
+    """Drop clients from a run, which may be on its way: nobody asks them, or waits for them; or take them back.
+
+    Returns:
+        All that are dropped now.
+
+    Raises:
+        ConfigError: one is none of the run's, or none would be left.
+        RunError: there is no such run across machines, or it is damaged.
+    """
+    ids = [str(client) for client in _roster(read_info(folder), folder).ids]
+    for client in clients:
+        if client not in ids:
+            raise ConfigError(
+                f"{client!r} is none of this run's {len(ids)} clients.{did_you_mean(client, ids)}"
+            )
+    known = dropped_from(folder)
+    now = known.difference(clients) if back else known.union(clients)
+    if len(now) == len(ids):
+        raise ConfigError("No client would be left. Stop the run instead.")
+    write_whole(folder / DROPPED, json.dumps(sorted(now)).encode())
+    return now
+
+
+def _roster(info: Mapping[str, Any], folder: Path) -> Roster:
+    if "roster" not in info:
+        raise RunError(
+            f"{folder} is a simulation: all of its clients took part in all rounds that drew them."
+        )
+    return Roster.from_plain(info["roster"])
+
+
+def _asked(info: Mapping[str, Any], roster: Roster, ids: list[str], rounds: int) -> dict[str, int]:
+    policy = info["identity"]["policy"]
+    config = info.get("config") or {}
+    if policy["over_selection"] > 1 or policy["mode"] == "buffered" or config.get("privacy"):
+        return {}
+    sampling, seed = info["identity"]["sampling"], int(info["cohort_seed"])
+    sampler = Sampler(roster.trains, int(info["cohort"]), sampling, seed)
+    asked = dict.fromkeys(ids, 0)
+    for number in range(rounds):
+        for place in sampler(number):
+            asked[ids[place]] += 1
+    return asked
