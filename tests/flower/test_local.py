@@ -1,6 +1,7 @@
 """Without a link: what deploy does when the server app dies in silence or is stopped, and what it tells of judging."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,8 @@ from fedkeep.core.errors import RunError
 from fedkeep.experiments.run_directory import locked
 from fedkeep.flower import local
 from fedkeep.flower.link import _said
-from fedkeep.flower.local import Local, local_of, train
+from fedkeep.flower.local import EndedError, Local, local_of, train, train_at
+from fedkeep.flower.status import Status, write_status
 from tests.flower.test_apps import CONFIG
 
 
@@ -24,10 +26,13 @@ class Link:
     processes = Processes()
 
     def __init__(self, states):
-        self.states, self.stopped = iter(states), []
+        self.states, self.stopped, self.given = iter(states), [], []
+        self.starts = lambda status: None
 
     def submit(self, project, settings):
-        return "17"
+        self.given.append(settings)
+        self.starts(Path(settings["status"]))
+        return str(16 + len(self.given))
 
     def state_of(self, run):
         found = next(self.states)
@@ -53,8 +58,9 @@ def test_a_server_app_that_ended_without_a_word_is_told_and_its_run_stopped(plac
     assert link.stopped == ["17"]
 
 
-def test_a_link_that_died_is_told_in_words(place):
+def test_a_link_that_died_is_told_in_words(place, monkeypatch):
     link = Link([RunError("The link does not say how the run is: it said nothing")])
+    monkeypatch.setattr(local, "AWAY", 0.0)
     with pytest.raises(RunError, match=r"it said nothing Give the same"):
         train(place, link)
 
@@ -70,6 +76,42 @@ def test_who_stops_it_stops_the_run_too(place):
     with pytest.raises(KeyboardInterrupt):
         train(place, link)
     assert link.stopped == ["17"]
+
+
+def told(folder, link):
+    said = []
+    train_at(link, folder / "project", {"out": str(folder / "run")}, folder / "project.training", said.append)
+    return said
+
+
+@pytest.mark.usefixtures("place")
+def test_a_server_app_that_died_is_started_again_while_rounds_finish(tmp_path, monkeypatch):
+    rounds = iter([0, 0, 2, 2, 2, 2])
+    monkeypatch.setattr(local, "rounds_done", lambda run: next(rounds))
+    link = Link(["finished:failed"])
+    link.starts = lambda status: len(link.given) == 2 and write_status(status, Status("finished", "Done."))
+    said = told(tmp_path, link)
+    assert len(link.given) == 2
+    assert said[-1] == f"Done. The run: {tmp_path / 'run'}"
+    assert not (tmp_path / "project.training").exists()
+
+
+@pytest.mark.usefixtures("place")
+def test_an_error_of_the_server_app_ends_the_command_and_a_death_before_any_round_too(tmp_path):
+    link = Link([])
+    link.starts = lambda status: write_status(status, Status("failed", "method.kind: unknown."))
+    with pytest.raises(RunError, match="method.kind: unknown"):
+        told(tmp_path, link)
+    with pytest.raises(EndedError):
+        told(tmp_path, Link(["finished:failed", "running", "finished:failed"]))
+
+
+@pytest.mark.usefixtures("place")
+def test_a_training_on_its_way_is_followed_and_not_started_twice(tmp_path):
+    (tmp_path / "project.training").write_text('{"flower": "17"}')
+    link = Link(["running", RunError("busy"), "finished:completed"])
+    assert "on its way" in told(tmp_path, link)[0]
+    assert link.given == []
 
 
 def test_a_folder_that_another_process_deploys_in_is_refused_and_left_as_it_is(place):

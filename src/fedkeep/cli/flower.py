@@ -12,6 +12,7 @@ import typer
 
 from fedkeep.cli.output import say, show_table
 from fedkeep.cli.settings import ConfigOption, SetOption, find_config, needs_flower
+from fedkeep.core.errors import ConfigError
 
 app = typer.Typer(
     name="flower",
@@ -113,6 +114,46 @@ def link(
     sys.stdout.flush()
     words = command(keys.resolve(), host, port, place / "link.db")
     os.execve(words[0], words, {**os.environ, **environment(place / "bin")})
+
+
+@app.command("train", epilog="Example: fedkeep flower train visits --link link.example.org:8443")
+@needs_flower
+def train(
+    project: Annotated[Path, typer.Argument(metavar="PROJECT", help="The signed project.")],
+    link: Annotated[
+        str, typer.Option("--link", metavar="HOST:PORT", help="Where the link is.")
+    ] = "localhost:8443",
+    certificate: Annotated[
+        Path | None,
+        typer.Option("--certificate", metavar="FILE", help="By default keys/ca.pem beside the project."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run-config", metavar="KEY=VALUE", help="A setting of the server app. May be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Train a project at the link to its end; ends with 0 if the training did. Ctrl-C stops the training.
+
+    After any death the same command goes on after the last finished round; a training on its way is followed.
+    """
+    import tempfile
+
+    from fedkeep.experiments.config import parse_overrides
+    from fedkeep.flower.link import Control
+    from fedkeep.flower.local import train_at
+
+    project = project.resolve()
+    given = parse_overrides(settings or [])
+    if "out" in given:
+        given["out"] = str(Path(given["out"]).absolute())
+    ca = project.parent / "keys" / "ca.pem" if certificate is None else certificate
+    if not ca.is_file():
+        raise ConfigError(f"There is no certificate {ca}. Name the authority's with --certificate.")
+    with tempfile.TemporaryDirectory(prefix="fedkeep-") as home:
+        control = Control(Path(home), link, ca)
+        train_at(control, project, given, project.with_name(f"{project.name}.training"), say)
 
 
 @app.command(

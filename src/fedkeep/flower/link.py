@@ -20,63 +20,25 @@ READY = "Uvicorn running"
 PATIENCE = 180.0  # seconds for a process to be ready; a busy machine needs tens
 
 
-class Link:
-    """A link on loopback and what belongs to it.
+class Control:
+    """Starts runs at a link, and asks after them, by Flower's own commands.
 
     Args:
-        folder: keeps the link's database, Flower's settings and all logs.
-        keys: a folder of :func:`fedkeep.flower.keys.make_keys`.
-        port: of the link; 0 takes a free one.
-        poll: seconds between two looks of Flower for work to start.
+        home: a folder for Flower's settings.
+        address: where the link is reached.
+        certificate: of the authority that speaks for it.
     """
 
-    def __init__(self, folder: Path, keys: Path, *, port: int = 0, poll: float = 0.2) -> None:
-        self.folder, self.keys = folder.resolve(), keys.resolve()
-        self.port = port or free_port()
-        home = self.folder / "flower"
-        home.mkdir(parents=True, exist_ok=True)
+    def __init__(self, home: Path, address: str, certificate: Path) -> None:
         connection = {
-            "address": self.address,
-            "root-certificates": str(self.keys / "ca.pem"),
+            "address": address,
+            "root-certificates": str(certificate.resolve()),
             "insecure": False,
         }
+        home.mkdir(parents=True, exist_ok=True)
         settings = to_toml({"superlink": {"default": "local", "local": connection}})
         (home / "config.toml").write_text(settings, encoding="utf-8")
-        self.environment = {
-            **environment(home / "bin"),
-            "FLWR_HOME": str(home),
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll),
-            "PYTHONUNBUFFERED": "1",
-        }
-        self.processes = Processes(self.folder / "logs", self.environment)
-
-    @property
-    def address(self) -> str:
-        """Where the link is reached."""
-        return f"127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        """Start the link and wait until it takes requests.
-
-        Raises:
-            ConfigError: the port is in use, or the link's certificate is not valid now.
-            RunError: the link did not start.
-        """
-        check(self.keys, self.port)
-        log = self.folder / "logs" / "link.log"
-        log.unlink(missing_ok=True)  # a link that was here before said the same words
-        self.processes.start("link", command(self.keys, "127.0.0.1", self.port, self.folder / "link.db"))
-        self.processes.await_text("link", READY, PATIENCE)
-
-    def register(self, node: str) -> None:
-        """Tell the link a node's public key; a key that it knows already is fine.
-
-        Raises:
-            RunError: the link refuses.
-        """
-        done = self._flwr("supernode", "register", str(self.keys / f"{node}.pub"), "local")
-        if done.returncode and "already in use" not in done.stdout + done.stderr:
-            raise RunError(f"The link does not take the key of node {node}: {_said(done)}")
+        self.environment = {**environment(home / "bin"), "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1"}
 
     def submit(self, project: Path, settings: Mapping[str, str | int | float]) -> str:
         """Start a run of a project; return Flower's number of it.
@@ -110,13 +72,58 @@ class Link:
     def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(program("flwr")), *words],
-            env=self.processes.environment,
+            env={**os.environ, **self.environment},
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            cwd=self.folder,
             check=False,
         )
+
+
+class Link(Control):
+    """A link on loopback and what belongs to it.
+
+    Args:
+        folder: keeps the link's database, Flower's settings and all logs.
+        keys: a folder of :func:`fedkeep.flower.keys.make_keys`.
+        port: of the link; 0 takes a free one.
+        poll: seconds between two looks of Flower for work to start.
+    """
+
+    def __init__(self, folder: Path, keys: Path, *, port: int = 0, poll: float = 0.2) -> None:
+        self.folder, self.keys = folder.resolve(), keys.resolve()
+        self.port = port or free_port()
+        super().__init__(self.folder / "flower", self.address, self.keys / "ca.pem")
+        self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = str(poll)
+        self.processes = Processes(self.folder / "logs", self.environment)
+
+    @property
+    def address(self) -> str:
+        """Where the link is reached."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start the link and wait until it takes requests.
+
+        Raises:
+            ConfigError: the port is in use, or the link's certificate is not valid now.
+            RunError: the link did not start.
+        """
+        check(self.keys, self.port)
+        log = self.folder / "logs" / "link.log"
+        log.unlink(missing_ok=True)  # a link that was here before said the same words
+        self.processes.start("link", command(self.keys, "127.0.0.1", self.port, self.folder / "link.db"))
+        self.processes.await_text("link", READY, PATIENCE)
+
+    def register(self, node: str) -> None:
+        """Tell the link a node's public key; a key that it knows already is fine.
+
+        Raises:
+            RunError: the link refuses.
+        """
+        done = self._flwr("supernode", "register", str(self.keys / f"{node}.pub"), "local")
+        if done.returncode and "already in use" not in done.stdout + done.stderr:
+            raise RunError(f"The link does not take the key of node {node}: {_said(done)}")
 
 
 def command(keys: Path, host: str, port: int, database: Path) -> list[str]:

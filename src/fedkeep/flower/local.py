@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError, RunError, first_line
+from fedkeep.core.files import write_whole
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.build import with_head_named
 from fedkeep.experiments.config import Config, parse_config
@@ -19,7 +20,7 @@ from fedkeep.experiments.run_directory import locked
 from fedkeep.experiments.sources import build_source, located, reader_named
 from fedkeep.experiments.toml import from_toml, to_toml
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.link import PATIENCE, Link, free_port
+from fedkeep.flower.link import PATIENCE, Control, Link, free_port
 from fedkeep.flower.project import new_project
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import sign_project
@@ -32,6 +33,7 @@ TROUBLE = ("refused", "lost", "broken", "late", "left", "round", "waiting")
 AGAIN = "Give the same command again: it goes on after the last finished round."
 START = 300.0  # seconds until all nodes have answered, on a machine that is busy too
 LOOK = 0.5  # seconds between two looks at how far the run is
+AWAY = 60.0  # seconds for which a link may not answer
 SILENT = 20.0  # seconds between two questions to Flower whether the server app still runs
 Say = Callable[[str], None]
 
@@ -166,39 +168,138 @@ def train(
     given: dict[str, str | int | float] = {"status": str(local.status), "clients": clients, "patience": START}
     run = link.submit(local.folder / "project", {**given, **settings})
     try:
-        _follow(local, link, run, say)
+        follow(link, run, local.run, local.status, say, link.processes.check)
     except BaseException:  # Ctrl-C too
         link.stop_run(run)
         raise
 
 
-def _follow(local: Local, link: Link, run: str, say: Say) -> None:
-    done, told, asked = -1, len(troubles(local.run)), time.monotonic()
+def follow(
+    link: Control,
+    number: str,
+    run: Path,
+    status: Path,
+    say: Say = lambda text: None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait for a training's end, and tell each round.
+
+    Args:
+        link: where it runs.
+        number: Flower's, of the training.
+        run: the server's folder of it, if it is on this machine.
+        status: where its server app says how it is, if that is on this machine.
+        say: tells people.
+        check: raises where something else has died.
+
+    Raises:
+        EndedError: its server app ended without a word.
+        RunError: it ended with an error, or the link does not answer for ``AWAY`` seconds; says why.
+    """
+    done, told = -1, len(troubles(run))
+    asked = answered = time.monotonic()
     while True:
-        status = read_status(local.status)
-        if (round := rounds_done(local.run)) != done:
+        found = read_status(status)
+        if (round := rounds_done(run)) != done:
             done = round
             say(f"Rounds finished: {done}." if done else "Waiting for the first round.")
-        for text in troubles(local.run)[told:]:
+        for text in troubles(run)[told:]:
             say(text)
             told += 1
-        if status.state == "finished":
+        if found.state == "finished":
             return
-        if status.state == "failed":
-            raise RunError(status.text)
-        link.processes.check()
+        if found.state == "failed":
+            raise RunError(found.text)
+        check()
         if time.monotonic() > asked + SILENT:
+            state, asked = "", time.monotonic()
             try:
-                state = link.state_of(run)
+                state, answered = link.state_of(number), time.monotonic()
             except RunError as error:
-                raise RunError(f"{error} {AGAIN}") from error
-            if state.startswith("finished") and read_status(local.status).state not in ("finished", "failed"):
-                logs = link.processes.logs
-                raise RunError(
-                    f"The server app ended without a word ({state}). {AGAIN} The link's log is in {logs}."
+                if time.monotonic() > answered + AWAY:
+                    raise RunError(f"{error} {AGAIN}") from error
+            if state == "finished:completed" and not status.exists():  # it is on another machine
+                return
+            if state.startswith("finished") and read_status(status).state not in ("finished", "failed"):
+                raise EndedError(
+                    f"The server app ended without a word ({state}). {AGAIN} The link's log says more."
                 )
-            asked = time.monotonic()
         time.sleep(LOOK)
+
+
+class EndedError(RunError):
+    """A server app ended without a word: it was killed, or its machine died."""
+
+
+def train_at(
+    link: Control,
+    project: Path,
+    settings: Mapping[str, str | int | float],
+    note: Path,
+    say: Say = lambda text: None,
+) -> None:
+    """Train a signed project at a link to its end, and tell each round; one that is on its way is followed.
+
+    A server app that died is started again, as long as it finishes rounds in between.
+
+    Args:
+        link: where.
+        project: the signed one.
+        settings: of the server app, beside those in the project.
+        note: keeps Flower's number of the training, so that the same command finds it again.
+        say: tells people.
+
+    Raises:
+        ConfigError: the project is none.
+        RunError: the training ended with an error; says why.
+    """
+    run = Path(str(settings.get("out") or _out_of(project)))
+    status = run.with_name(f"{run.name}.status.json")
+    number = _on_its_way(link, note)
+    if number:
+        say("The training is on its way; it is followed.")
+    while True:
+        before = rounds_done(run)
+        if not number:
+            status.unlink(missing_ok=True)
+            number = link.submit(project, {**settings, "status": str(status)})
+            write_whole(note, json.dumps({"flower": number}).encode())
+        try:
+            follow(link, number, run, status, say)
+            break
+        except EndedError as error:
+            if rounds_done(run) == before:
+                raise
+            say(f"{error} It is started again.")
+            number = ""
+        except KeyboardInterrupt:
+            link.stop_run(number)
+            raise
+    note.unlink(missing_ok=True)
+    say(f"{read_status(status).text or 'It is finished.'} The run: {run}")
+
+
+def _on_its_way(link: Control, note: Path) -> str:
+    """Return Flower's number of a training that has not ended; empty: there is none."""
+    try:
+        number = str(json.loads(note.read_bytes())["flower"])
+        return "" if link.state_of(number).startswith("finished") else number
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RunError,
+    ):  # a link that is gone says so when it is to start it
+        return ""
+
+
+def _out_of(project: Path) -> str:
+    path = project / "pyproject.toml"
+    try:
+        return str(from_toml(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]["out"])
+    except (OSError, KeyError, TypeError) as error:
+        raise ConfigError(f"{project} is no project of fedkeep flower: {first_line(error)}.") from error
 
 
 def troubles(run: Path) -> list[str]:
