@@ -99,6 +99,10 @@ def test_a_project_needs_no_data_as_devices_name_their_own(fedkeep, tmp_path):
     done = fedkeep("flower", "new", "two", "--config", "server.toml", "--set", "run.rounds=7")
     assert done.exit_code == 0, done.output
     assert federation_of((tmp_path / "two" / "config.toml").read_text()).rounds == 7
+    assert "device adapt" not in done.stdout
+    (tmp_path / "tuned.toml").write_text(text.replace('kind = "furl"', 'kind = "fine_tuned"'))
+    tuned = fedkeep("flower", "new", "tuned", "--config", "tuned.toml")
+    assert "device adapt" in tuned.stdout, tuned.output
     (tmp_path / "wrong.toml").write_text(text + "hold_out = 0.5\n")
     refused(
         fedkeep("flower", "new", "three", "--config", "wrong.toml"), "run.hold_out: a run across machines"

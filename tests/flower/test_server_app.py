@@ -24,6 +24,7 @@ def test_the_server_app_hands_on_all_that_its_settings_say(tmp_path, monkeypatch
         found.update(federation=federation, transport=transport, out=out, **options)
 
     monkeypatch.setattr(server_app, "serve_run", serve)
+    monkeypatch.setattr(server_app, "read_info", lambda run: {})
     monkeypatch.setattr(server_app, "tell_elsewhere", lambda _: None)
     given = {
         "clients": 5,

@@ -40,7 +40,7 @@ def changed(content, **files):
 def test_a_signed_project_is_taken_by_a_device_that_trusts_the_key(signed):
     content = changed(bundle(signed), **{".info/config.toml": "seed = 4"})  # Flower's own, which nobody signs
     files = check_signed(content, [signed / "keys" / "signer.pub"])
-    assert set(files) == {"README.md", "config.toml", "publisher.json", "pyproject.toml"}
+    assert set(files) == {"README.md", "config.toml", "nodes.json", "publisher.json", "pyproject.toml"}
     assert files["config.toml"] == b"seed = 3\n"
 
 

@@ -34,9 +34,11 @@ def new(
     For machines CONFIG needs no [data]: each device names its own. A method's head is found on the data of CONFIG;
     without these name it: method.head.
     """
-    from fedkeep.experiments.build import with_head_named
+    from fedkeep.experiments.build import build_method, with_head_named
+    from fedkeep.experiments.config import parse_config
+    from fedkeep.experiments.toml import from_toml, to_toml
     from fedkeep.flower.project import new_project
-    from fedkeep.flower.served import federation_of, without_data
+    from fedkeep.flower.served import NO_DATA, at_the_end, federation_of, without_data
 
     text = without_data(Path(config), overrides or [])
     if text is None:
@@ -45,6 +47,9 @@ def new(
     federation_of(text, config)
     new_project(folder, text)
     say(f"The project is in {folder}; its README.md says how to run it.")
+    table = parse_config(to_toml({**from_toml(text), "data": NO_DATA})).method
+    for line in at_the_end(build_method(table)):
+        say(line)
 
 
 @app.command(

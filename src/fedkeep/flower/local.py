@@ -196,7 +196,7 @@ def follow(
         EndedError: its server app ended without a word.
         RunError: it ended with an error, or the link does not answer for ``AWAY`` seconds; says why.
     """
-    done, told = -1, len(troubles(run))
+    done, told, last = -1, len(troubles(run)), ""
     asked = answered = time.monotonic()
     while True:
         found = read_status(status)
@@ -206,6 +206,9 @@ def follow(
         for text in troubles(run)[told:]:
             say(text)
             told += 1
+        if found.state == "running" and found.text != last and not (run / "events.jsonl").exists():
+            last = found.text
+            say(last)
         if found.state == "finished":
             return
         if found.state == "failed":

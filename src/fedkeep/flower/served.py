@@ -21,6 +21,8 @@ from fedkeep.experiments.config import Config, parse_config, parse_overrides, pa
 from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import to_toml
+from fedkeep.methods import Method
+from fedkeep.methods.feddyn import parameters_alone
 from fedkeep.remote.node_config import experiment
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation
@@ -75,6 +77,21 @@ def sent_of(config: Config) -> str:
         **({} if config.run.accelerate else {"accelerate": False}),
     }  # or devices' layers would be others
     return to_toml({"data": NO_DATA, "run": here, **config.model_dump(exclude_unset=True, include=SENT)})
+
+
+def at_the_end(method: Method) -> list[str]:
+    """Return what a method needs once the rounds are over until devices can use their models, for people."""
+    lines = []
+    if method.adapt.everyone and method.adapt.phases:
+        lines.append(
+            "Its models are made after the rounds: then each device runs fedkeep device adapt, or the server orders it "
+            "once (only = 'adapt')."
+        )
+    if method.server.send not in (None, parameters_alone):
+        lines.append(
+            "It sends each client something else: publish a file for each, by fedkeep flower publish --client."
+        )
+    return lines
 
 
 def experiments_in(files: Mapping[str, bytes]) -> dict[str, Any]:

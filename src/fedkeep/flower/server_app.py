@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,11 +91,16 @@ class Rounds:
 
 
 class Told(logging.Handler):
-    """Says there, too, which nodes join, refuse and leave."""
+    """Says there, and in the status, which nodes join, refuse and leave."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self.tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say it."""
         say(record.getMessage())
+        self.tell(record.getMessage())
 
 
 @app.main()
@@ -110,7 +115,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         settings = settings_of(context.run_config)
         tell("running", "The server app has started.")
-        _serve(grid, settings)
+        _serve(grid, settings, lambda text: tell("running", text))
     except FedkeepError as error:
         tell("failed", str(error))
         say(f"Error: {error}")
@@ -126,7 +131,7 @@ def main(grid: Grid, context: Context) -> None:
     tell("finished", f"The {done} is finished.{missed}")
 
 
-def _serve(grid: Grid, settings: Settings) -> None:
+def _serve(grid: Grid, settings: Settings, tell: Callable[[str], None]) -> None:
     federation = federation_of(read_text(bundled(settings.config)), settings.config)
     if settings.clients:
         federation = replace(federation, clients=settings.clients)
@@ -136,7 +141,7 @@ def _serve(grid: Grid, settings: Settings) -> None:
     names = node_names(bundled(settings.config).parent / NODES)
     tell_elsewhere(Rounds())
     LOG.setLevel(logging.INFO)
-    LOG.handlers = [Told()]
+    LOG.handlers = [Told(tell)]
     serve_run(
         federation,
         GridTransport(grid, limit=settings.limit or LIMIT, names=names),
