@@ -475,3 +475,20 @@ def test_test_images_of_a_class_that_nobody_trains_on_are_said_to_be_left_out(
     )
     assert data.counts("test").sum() == 40
     assert class_counts(data, "test").sum(0).tolist() == [20, 20, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("valid", "test", "counts"), [(0.1, 0.1, [48, 6, 6]), (0.0, 0.5, [30, 0, 30]), (0.9, 0.9, [1, 54, 5])]
+)
+def test_without_official_test_images_each_client_holds_some_out(
+    valid: float, test: float, counts: list[int]
+) -> None:
+    whole = images()
+    source = ImageSet(whole.images[:600], whole.labels[:600], 600, whole.label_names, "lossless")
+    data = shards(source, 10, valid=valid, test=test)
+    sound(data, source)
+    assert [data.count(3, split) for split in ("train", "valid", "test")] == counts
+    assert data.meta["partition"]["test"] == test
+    with raises(DataError, what="test", got=1):
+        shards(source, 10, test=1)
+    assert "test" not in shards(whole, 10).meta["partition"]

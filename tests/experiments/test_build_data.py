@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.data import FederatedData, cifar10, majority, opt_out, toy
+from fedkeep.data import FederatedData, cifar10, class_counts, majority, opt_out, toy
 from fedkeep.experiments import sources
 from fedkeep.experiments.build import build_data, build_source, data_folder, run_config
 from fedkeep.experiments.config import parse_config
@@ -206,3 +206,27 @@ def test_images_are_partitioned_and_some_stay_out(tmp_path: Path) -> None:
 def test_partitions_that_cannot_be_made(data: dict[str, Any], message: str, tmp_path: Path) -> None:
     with raises(ConfigError, said=message):
         build_data(config(data=data), pictures(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "shards", "by_size"])
+def test_rows_of_a_table_are_dealt_by_their_classes(kind: str, tmp_path: Path) -> None:
+    lines = [f"{n},{'xyz'[n % 3]},{'test' if n % 5 == 0 else 'train'}" for n in range(90)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,label,split", *lines]) + "\n")
+    options = {"alpha": 1.0, "least": 2} if kind == "dirichlet" else {}
+    table = {"reader": "table", "path": "t.csv", "features": ["a"], "standardise": False}
+    dealt = config(data={**table, "partition": {"kind": kind, "clients": 4, **options}})
+    data = build_data(dealt, tmp_path)
+    assert list(data.ids) == [f"client-{n}" for n in range(4)]
+    numbers = np.asarray(data.columns["x"])[:, 0].astype(int)
+    assert (np.asarray(data.columns["label"]) == numbers % 3).all()  # each row with its own label
+    assert len(set(numbers.tolist())) == len(numbers) > 80
+    assert {int(n) % 5 for n in numbers[data.split_rows("test")]} == {0}
+    assert data.meta["partition"]["kind"] == kind
+    assert class_counts(data).sum() == len(numbers)
+
+
+def test_numbers_to_predict_have_no_classes_to_deal_by(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,label\n" + "".join(f"{n},{n}.5\n" for n in range(9)))
+    table = {"reader": "table", "path": "t.csv", "features": ["a"], "task": "regression"}
+    with raises(DataError):
+        build_data(config(data={**table, "partition": {"kind": "shards", "clients": 2}}), tmp_path)

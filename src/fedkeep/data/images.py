@@ -4,13 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
+from fedkeep.data.columns import Rows, offsets_of
+from fedkeep.data.federated import FederatedData
+from fedkeep.data.ids import RangeIds
+from fedkeep.data.splits import bounds_of
 
 Pixels = NDArray[np.uint8]
+Dealt = TypeVar("Dealt", covariant=True)
+
+
+class Unowned(Protocol[Dealt]):
+    """Labelled examples that belong to nobody yet, those to train on first, then those to test on."""
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The number of each example's class."""
+
+    @property
+    def train(self) -> int:
+        """How many are to train on."""
+
+    @property
+    def label_names(self) -> Sequence[str]:
+        """One per class."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+
+    @property
+    def name(self) -> str:
+        """Of the set."""
+
+    def __len__(self) -> int: ...
+
+    def dealt(self, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any]) -> Dealt:
+        """Return the examples with these numbers as (train, valid, test) of clients; ``about`` says how they were dealt."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +100,26 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def dealt(self, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any]) -> FederatedData:
+        """Return the data of clients with these image numbers, (train, valid, test) each."""
+        counts = np.asarray([[len(rows) for rows in part] for part in parts], dtype=np.int64)
+        rows = np.concatenate([np.sort(rows) for part in parts for rows in part])
+        return FederatedData(
+            {"image": self.images[rows], "label": self.labels[rows], "_image": rows},
+            offsets_of(counts.sum(axis=1)),
+            RangeIds(len(parts), "client-{}"),
+            bounds_of(counts),
+            {
+                "name": self.name,
+                "task": "multiclass",
+                "classes": self.classes,
+                "label_names": list(self.label_names),
+                "partition": dict(about),
+                "source": dict(self.source),
+            },
+            check=False,
+        )
 
     def __repr__(self) -> str:
         shape = " × ".join(str(n) for n in self.images.shape[1:])

@@ -1,35 +1,35 @@
-"""Dividing labelled images among clients: by majority classes, Dirichlet, shards of classes, by size.
+"""Dividing labelled images, or other examples, among clients: by majority classes, Dirichlet, shards of classes, by size.
 
 Every partition is drawn from named streams of its seed, uses no image twice, keeps the images as uint8 in the column
-``image`` (models scale them) and the number of each image in its set in the column ``_image``, which stays out of
+``image`` and the number of each image in its set in the column ``_image``, which stays out of
 batches. ``meta["partition"]`` says how it was made. Where examples belong to a domain or a user already, no partition
-is needed: ``FederatedData.from_columns(client=domain, ...)``.
+is needed: ``FederatedData.from_columns(client=domain, ...)``; a partition of such a source deals them anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, check_choice, warn
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.data.columns import Ragged, Rows, offsets_of
+from fedkeep.data.columns import Ragged, Rows
 from fedkeep.data.federated import FederatedData
-from fedkeep.data.ids import RangeIds
-from fedkeep.data.images import ImageSet
-from fedkeep.data.splits import SPLITS, bounds_of
+from fedkeep.data.images import Unowned
+from fedkeep.data.splits import SPLITS
 from fedkeep.tasks import of_numbers
 
 Counts = NDArray[np.int64]
 Source = Literal["train", "test"]
+T = TypeVar("T")
 TINY = 1e-9  # keeps a half a half, and a whole number whole, where a product falls short by its last bit
 
 
 def majority(
-    images: ImageSet,
+    images: Unowned[T],
     clients: int,
     p: float,
     train: int,
@@ -40,7 +40,7 @@ def majority(
     valid_from: Source = "test",
     test_from: Source = "test",
     seed: int = 0,
-) -> FederatedData:
+) -> T:
     """Give every client a fraction p of its images from classes that are nobody else's majority.
 
     Each client in turn draws ``majority_classes`` classes from those that no earlier client took. Then each draws p·N
@@ -85,10 +85,10 @@ def majority(
     for pool, wanted_of in pools.items():
         parts |= _drawn(images, pool, wanted_of, own, p, seed)
     about = {"kind": "majority", "p": float(p), "classes": own.tolist(), "seed": seed}
-    return _federated(images, list(zip(*(parts[split] for split in SPLITS), strict=True)), about)
+    return images.dealt(list(zip(*(parts[split] for split in SPLITS), strict=True)), about)
 
 
-def _check_enough(images: ImageSet, clients: int, each: str, needed: int, there: int, of: str) -> None:
+def _check_enough(images: Unowned[T], clients: int, each: str, needed: int, there: int, of: str) -> None:
     """Raise DataError where clients need more than there is."""
     if needed > there:
         raise DataError(
@@ -105,7 +105,7 @@ def _check_enough(images: ImageSet, clients: int, each: str, needed: int, there:
 
 
 def _drawn(
-    images: ImageSet, pool: str, sizes: Mapping[str, int], own: Counts, p: float, seed: int
+    images: Unowned[T], pool: str, sizes: Mapping[str, int], own: Counts, p: float, seed: int
 ) -> dict[str, list[Rows]]:
     """Draw the splits that share an official set: all majorities, then the rest; image numbers by split and client."""
     quota = {split: _quota(size, p, own.shape[1]) for split, size in sizes.items()}
@@ -151,8 +151,15 @@ def _drawn(
 
 
 def dirichlet(
-    images: ImageSet, clients: int, alpha: float, *, least: int = 10, valid: float = 0.1, seed: int = 0
-) -> FederatedData:
+    images: Unowned[T],
+    clients: int,
+    alpha: float,
+    *,
+    least: int = 10,
+    valid: float = 0.1,
+    test: float = 0.1,
+    seed: int = 0,
+) -> T:
     """Divide each class among the clients by proportions drawn from Dirichlet(alpha, …, alpha).
 
     All images are used, but for test images of classes without training images, which a warning counts. The official
@@ -165,6 +172,7 @@ def dirichlet(
         alpha: small for clients with few classes, large for equal ones.
         least: training and validation images that every client gets at least; the draw is repeated until it does.
         valid: fraction of a client's images held out of its training.
+        test: likewise for its tests, where there are no official test images.
         seed: of all draws.
 
     Raises:
@@ -188,7 +196,7 @@ def dirichlet(
         counts = np.stack([apportion(int(n), s) for n, s in zip(per_class, shares, strict=True)], axis=1)
         if counts.sum(axis=1).min() >= least:
             about = {"kind": "dirichlet", "alpha": float(alpha), "seed": seed}
-            return _divided(images, _dealt(labels, counts, seed, "train"), valid, seed, about)
+            return _divided(images, _dealt(labels, counts, seed, "train"), valid, test, seed, about)
     raise DataError(
         "A thousand draws from Dirichlet({alpha}) left one of {clients} clients with fewer than "
         "{least} images. Take a larger alpha, fewer clients or a smaller least.",
@@ -199,8 +207,14 @@ def dirichlet(
 
 
 def shards(
-    images: ImageSet, clients: int, per_client: int = 2, *, valid: float = 0.1, seed: int = 0
-) -> FederatedData:
+    images: Unowned[T],
+    clients: int,
+    per_client: int = 2,
+    *,
+    valid: float = 0.1,
+    test: float = 0.1,
+    seed: int = 0,
+) -> T:
     """Sort the training images by class, cut them into ``clients · per_client`` equal shards, deal these out.
 
     The pathological partition: most clients see ``per_client`` classes (McMahan et al., AISTATS 2017, §3). Images
@@ -218,18 +232,21 @@ def shards(
     by_class = mixed[np.argsort(images.labels[mixed], kind="stable")]
     dealt = numpy_generator(seed, "partition/shards").permutation(number).reshape(clients, per_client)
     own = [by_class.reshape(number, size)[row].ravel() for row in dealt]
-    return _divided(images, own, valid, seed, {"kind": "shards", "per_client": per_client, "seed": seed})
+    return _divided(
+        images, own, valid, test, seed, {"kind": "shards", "per_client": per_client, "seed": seed}
+    )
 
 
 def by_size(
-    images: ImageSet,
+    images: Unowned[T],
     clients: int,
     *,
     sigma: float = 1.0,
     sizes: Sequence[float] | None = None,
     valid: float = 0.1,
+    test: float = 0.1,
     seed: int = 0,
-) -> FederatedData:
+) -> T:
     """Divide the images evenly by class but unequally by number: sizes in proportion to exp(sigma · z), z normal.
 
     Args:
@@ -238,6 +255,7 @@ def by_size(
         sigma: spread of the logarithm of the sizes; 0 gives equal sizes.
         sizes: the clients' sizes in proportion, instead of drawn ones.
         valid: fraction of a client's images held out of its training.
+        test: likewise for its tests, where there are no official test images.
         seed: of all draws.
 
     Raises:
@@ -262,10 +280,10 @@ def by_size(
     mixed = numpy_generator(seed, "partition/by_size").permutation(images.train)
     own = np.split(mixed, np.cumsum(numbers)[:-1])
     drawn = {"sigma": float(sigma)} if sizes is None else {"sizes": relative.tolist()}
-    return _divided(images, own, valid, seed, {"kind": "by_size", **drawn, "seed": seed})
+    return _divided(images, own, valid, test, seed, {"kind": "by_size", **drawn, "seed": seed})
 
 
-PARTITIONS: dict[str, Callable[..., FederatedData]] = {
+PARTITIONS: dict[str, Callable[..., Any]] = {
     divide.__name__: divide for divide in (majority, dirichlet, shards, by_size)
 }
 """Partitions by the name that a configuration gives them."""
@@ -307,7 +325,7 @@ def _quota(size: int, p: float, classes: int) -> Counts:
     return np.asarray([each + (place < odd) for place in range(classes)], dtype=np.int64)
 
 
-def _enough(images: ImageSet, pool: str, labels: NDArray[np.int64], own: Counts, quota: Counts) -> None:
+def _enough(images: Unowned[T], pool: str, labels: NDArray[np.int64], own: Counts, quota: Counts) -> None:
     have = np.bincount(labels, minlength=images.classes)
     short = {
         int(c): (int(have[c]), int(n)) for row in own for c, n in zip(row, quota, strict=True) if n > have[c]
@@ -341,29 +359,40 @@ def _dealt(labels: NDArray[np.int64], counts: Counts, seed: int, split: str) -> 
 
 
 def _divided(
-    images: ImageSet, own: Sequence[Rows], valid: float, seed: int, about: Mapping[str, Any]
-) -> FederatedData:
-    """Hold validation images out of the clients' training images, and add test images like their training images."""
-    if not 0 <= valid < 1:
-        raise DataError(
-            "Wanted a fraction of validation images in [0, 1); got {got}. A usual one is 0.1.", got=valid
-        )
+    images: Unowned[T], own: Sequence[Rows], valid: float, test: float, seed: int, about: Mapping[str, Any]
+) -> T:
+    """Hold validation images out of the clients' training images, and add test images like their training images.
+
+    Where there are no official test images, a fraction ``test`` is held out, too.
+    """
+    for what, share in (("validation", valid), ("test", test)):
+        if not 0 <= share < 1:
+            raise DataError(
+                "Wanted a fraction of {what} images in [0, 1); got {got}. A usual one is 0.1.",
+                what=what,
+                got=share,
+            )
     labels = images.labels
     counts = np.stack([np.bincount(labels[rows], minlength=images.classes) for rows in own])
     held = labels[images.train :]
     per_class = np.bincount(held, minlength=images.classes)
     _tell_left_out(images, np.where(counts.any(0), 0, per_class))
     shares = np.stack([apportion(int(n), counts[:, c]) for c, n in enumerate(per_class)], axis=1)
-    test = [images.train + rows for rows in _dealt(held, shares, seed, "test")]
+    official = [images.train + rows for rows in _dealt(held, shares, seed, "test")]
+    held_out = {"valid": float(valid)} | ({} if len(held) else {"test": float(test)})
     parts = []
     for i, rows in enumerate(own):
         mixed = numpy_generator(seed, "partition/valid", f"client-{i}").permutation(rows)
-        number = min(int(np.floor(valid * len(rows) + 0.5 + TINY)), len(rows) - 1)
-        parts.append((mixed[number:], mixed[:number], test[i]))
-    return _federated(images, parts, {**about, "valid": float(valid)})
+        first, number = (
+            min(int(np.floor(share * len(rows) + 0.5 + TINY)), len(rows) - 1)
+            for share in (valid, 0 if len(held) else valid + test)
+        )
+        number = max(first, number)
+        parts.append((mixed[number:], mixed[:first], official[i] if len(held) else mixed[first:number]))
+    return images.dealt(parts, {**about, **held_out})
 
 
-def _tell_left_out(images: ImageSet, left_out: Counts) -> None:
+def _tell_left_out(images: Unowned[T], left_out: Counts) -> None:
     """Warn of test images, by class, that go to nobody as nobody trains on their class."""
     if len(classes := np.flatnonzero(left_out)):
         more = f" and {len(classes) - 1} more" if len(classes) > 1 else ""
@@ -373,30 +402,7 @@ def _tell_left_out(images: ImageSet, left_out: Counts) -> None:
         )
 
 
-def _federated(
-    images: ImageSet, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any]
-) -> FederatedData:
-    """Return the data of clients with these image numbers, (train, valid, test) each."""
-    counts = np.asarray([[len(rows) for rows in part] for part in parts], dtype=np.int64)
-    rows = np.concatenate([np.sort(rows) for part in parts for rows in part])
-    return FederatedData(
-        {"image": images.images[rows], "label": images.labels[rows], "_image": rows},
-        offsets_of(counts.sum(axis=1)),
-        RangeIds(len(parts), "client-{}"),
-        bounds_of(counts),
-        {
-            "name": images.name,
-            "task": "multiclass",
-            "classes": images.classes,
-            "label_names": list(images.label_names),
-            "partition": dict(about),
-            "source": dict(images.source),
-        },
-        check=False,
-    )
-
-
-def _official(images: ImageSet, split: str, pool: str) -> str:
+def _official(images: Unowned[T], split: str, pool: str) -> str:
     check_choice(f"Wanted {split}_from", pool, ("train", "test"), DataError)
     if pool == "test" and images.train == len(images):
         raise DataError(

@@ -223,6 +223,8 @@ def read_source(
         options["split"] = settings.split
     if _takes_seed(reader):
         options.setdefault("seed", seed)
+    if settings.partition is not None and settings.reader in DEALT:
+        options.setdefault("user", None)  # rows are dealt, whoever's they are
     return reader.read(**check_options("data", reader.read, options))
 
 
@@ -230,22 +232,24 @@ def _partitioned(
     settings: DataConfig, seed: int, made: FederatedData | ImageSet | Source
 ) -> FederatedData | Source:
     given = settings.partition
-    if not isinstance(made, ImageSet):
-        if given is None:
-            return made
-        raise ConfigError(
-            f"data.partition: the reader {settings.reader!r} gives examples that belong to clients already. Leave "
-            f"the table out."
-        )
     if given is None:
+        if not isinstance(made, ImageSet):
+            return made
         raise ConfigError(
             f"data.partition: missing. The reader {settings.reader!r} gives images that belong to no client; divide "
             f"them by one of the kinds {', '.join(PARTITIONS)}."
         )
     divide = named("data.partition.kind", "partition", given.kind, PARTITIONS)
-    return divide(
-        made, **check_options("data.partition", divide, {"seed": seed, **given.options}, ("images",))
+    if not isinstance(made, ImageSet | Raw):
+        raise ConfigError(
+            f"data.partition: the reader {settings.reader!r} gives examples that belong to clients already. Leave "
+            f"the table out."
+        )
+    dealt: FederatedData | Raw = divide(
+        made.pooled() if isinstance(made, Raw) else made,
+        **check_options("data.partition", divide, {"seed": seed, **given.options}, ("images",)),
     )
+    return dealt
 
 
 def named(place: str, what: str, name: str, table: Mapping[str, T], hint: Callable[[], str] = str) -> T:
@@ -287,6 +291,8 @@ def located(what: str, place: str, folder: Path | None) -> Path:
 
 
 GROUP = "fedkeep.readers"
+DEALT = ("table", "huggingface")
+"""Readers that do without a column of clients where a partition deals the rows."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ParamSpec, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeep.core.errors import DataError
+from fedkeep.data.columns import Ragged, Rows
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import group_rows
 from fedkeep.data.preparation.contract import Counted, RawColumn, Where
@@ -21,6 +22,7 @@ from fedkeep.data.preparation.labels import LabelError, Labels
 from fedkeep.data.preparation.numbers import Plain, plain_summary
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.data.preparation.summary import About, Summary
+from fedkeep.data.splits import SPLITS
 
 P = ParamSpec("P")
 
@@ -81,6 +83,35 @@ class Raw:
         """The clients' ids, in the order of the encoded data."""
         return self._grouped[0]
 
+    def taken(self, rows: Rows, **changes: Any) -> Raw:
+        """Return these rows alone; ``changes`` are fields to have other values for them, such as ``client``."""
+        every: Mapping[str, Any] = self.columns  # each kind of column has values
+        columns = {name: replace(c, values=_taken(c.values, rows)) for name, c in every.items()}
+        kept = {
+            "client": _taken(self.client, rows),
+            "split": _taken(self.split, rows),
+            "opted_in": _taken(self.opted_in, rows),
+        }
+        return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])), **kept | changes)
+
+    def pooled(self) -> Pooled:
+        """Return the examples as such that belong to nobody; DataError where each has no class."""
+        label = self.columns.get("label")
+        if not isinstance(label, Labels):
+            raise DataError("A partition deals by classes; these data have no class for each example.")
+        words = sorted(set(label.values)) if label.names is None else list(label.names)
+        number = {word: n for n, word in enumerate(words)}
+        if unknown := next((word for word in label.values if word not in number), None):
+            raise DataError(
+                "{place}: the label {got!r} is none of label_names.",
+                place=self.place_of(unknown),
+                got=unknown,
+            )
+        labels = np.asarray([number[word] for word in label.values], np.int64)
+        tests = np.asarray([part == "test" for part in self.split or [""] * len(labels)])
+        order = np.argsort(tests, kind="stable")
+        return Pooled(self, order, labels[order], int((~tests).sum()), tuple(words))
+
     @cached_property
     def _grouped(self) -> tuple[list[str], NDArray[np.int64]]:
         return group_rows(self.client)
@@ -129,6 +160,59 @@ class Raw:
             if isinstance(raw, Labels) and label in raw.values:
                 return self.where(raw.values.index(label))
         return "Labels"
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The examples of a source as such that belong to nobody yet, as partitions want them.
+
+    Attributes:
+        raw: the source.
+        order: its rows, those to train on first.
+        labels, train, label_names: as of ``ImageSet``.
+    """
+
+    raw: Raw
+    order: Rows
+    labels: NDArray[np.int64]
+    train: int
+    label_names: Sequence[str]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.label_names)
+
+    @property
+    def name(self) -> str:
+        """Of the source."""
+        return str(self.raw.meta.get("name", "The data"))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def dealt(self, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any]) -> Raw:
+        """Return the source with these examples as (train, valid, test) of clients."""
+        each = [
+            (f"client-{n}", split, np.sort(rows))
+            for n, part in enumerate(parts)
+            for split, rows in zip(SPLITS, part, strict=True)
+        ]
+        return self.raw.taken(
+            self.order[np.concatenate([rows for _, _, rows in each])],
+            client=[client for client, _, rows in each for _ in rows],
+            split=[split for _, split, rows in each for _ in rows],
+            meta={**self.raw.meta, "partition": dict(about)},
+        )
+
+
+def _taken(values: Any, rows: Rows) -> Any:
+    """Return these rows of an array, a ragged column or a list; None of None."""
+    if isinstance(values, Ragged):
+        return values.take(rows)
+    if values is None or isinstance(values, np.ndarray):
+        return None if values is None else values[rows]
+    return [values[row] for row in rows.tolist()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from fedkeep.tasks import of_numbers
 def raw_huggingface(
     source: Any,
     *,
-    user: str,
+    user: str | None,
     text: str | None = None,
     features: Sequence[str] | None = None,
     label: str | Sequence[str] = "label",
@@ -36,7 +36,7 @@ def raw_huggingface(
     Args:
         source: a name for ``datasets.load_dataset``, a ``Dataset``, or a ``DatasetDict`` whose keys are splits
             (train, validation, test). A single ``Dataset`` with a column ``split`` keeps that split.
-        user: name of the column of client ids.
+        user: name of the column of client ids. None: rows are nobody's, and a partition deals them.
         text, features, label, label_separator, time, opted_in, task, label_names, tokens, vocabulary, max_length, standardise: as for ``read_table``.
             Labels of a ``ClassLabel`` are read as its names, numbered as there.
 

@@ -119,14 +119,14 @@ def _one_column(parts: Sequence[Cells]) -> Cells:
 
 
 def load_many(
-    files: Sequence[Path], wanted: Sequence[str], optional: Sequence[str], client: str, split: str
+    files: Sequence[Path], wanted: Sequence[str], optional: Sequence[str], client: str | None, split: str
 ) -> Table:
     """Read a table for each client: its file's name is the client where no column is, and may tell the split.
 
     Args:
         files: the tables.
         wanted, optional: columns, as of ``load_table``.
-        client, split: the names of columns that are made where the files have none.
+        client, split: the names of columns that are made where the files have none; None: no client is wanted.
 
     Raises:
         DataError: as of ``load_table``; or a file tells its split twice, or has other columns than the first.
@@ -134,18 +134,18 @@ def load_many(
     loose = [client] if client == "user" else []  # one that was named must be there
     named_ones = [name for name in wanted if name not in loose]
     own = [load_table(file, named_ones, [*loose, *optional]) for file in files]
-    if not any(client in table.columns for table in own):
+    if client is not None and not any(client in table.columns for table in own):
         check_once(files)
     made = [_with_names(file, table, client, split) for file, table in zip(files, own, strict=True)]
     return joined(made)
 
 
-def _with_names(file: Path, table: Table, client: str, split: str) -> Table:
+def _with_names(file: Path, table: Table, client: str | None, split: str) -> Table:
     import pyarrow
 
     who, part = named(file)
     columns = dict(table.columns)
-    if client not in columns:
+    if client is not None and client not in columns:
         columns[client] = Cells(pyarrow.chunked_array([pyarrow.repeat(who, _rows(table))]))
     if part is not None:
         if split in columns:

@@ -54,7 +54,7 @@ MOST_CLASSES = 20
 def raw_table(
     path: str | Path | Any,
     *,
-    user: str = "user",
+    user: str | None = "user",
     text: str | None = None,
     features: Sequence[str] | None = None,
     label: str | Sequence[str] = "label",
@@ -78,7 +78,8 @@ def raw_table(
         path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``) or ``.parquet`` file; a folder of such files or a
             pattern such as ``logs/*.csv``, one file a client; or a data frame of pandas, polars or pyarrow.
         user: name of the column of client ids. Of one file a client: where no file has it, a client is the file's name
-            without its ending, and ``NAME.train.csv`` and ``NAME.test.csv`` are a client's splits.
+            without its ending, and ``NAME.train.csv`` and ``NAME.test.csv`` are a client's splits. None: rows are
+            nobody's, and a partition deals them.
         split, time, opted_in: names of further columns: splits (train, valid, test; also validation, val, dev, eval),
             numbers, and true and false, or 1 and 0 (see `fedkeep.data.opt_out`). One that is named must be there. None:
             the column "split", "time" or "opted_in", where there is one. Without a split, call ``split_per_user`` on
@@ -179,7 +180,7 @@ def read_frame(
 
 
 def _loaded(
-    place: Path, wanted: Sequence[str], usual: Sequence[str], user: str, split: str
+    place: Path, wanted: Sequence[str], usual: Sequence[str], user: str | None, split: str
 ) -> tuple[Table, dict[str, str]]:
     """Return a file's table, or those of many files as one, and the sha256 of what was read by its name."""
     if not is_of_many(place):
@@ -200,7 +201,7 @@ def _with_tests(table: Table, tests: Table, split: str) -> Table:
 
 
 def columns_of(
-    user: str,
+    user: str | None,
     label: str | Sequence[str],
     text: str | None,
     features: Sequence[str] | None,
@@ -208,7 +209,12 @@ def columns_of(
 ) -> tuple[list[str], list[str]]:
     """Return the columns that there must be, and those of ``others`` that nobody named, under their usual names."""
     named = [name for name in others.values() if name is not None]
-    wanted = [user, *names_in(label), *names_in(text or "text" if features is None else features), *named]
+    wanted = [
+        *([] if user is None else [user]),
+        *names_in(label),
+        *names_in(text or "text" if features is None else features),
+        *named,
+    ]
     return wanted, [usual for usual, name in others.items() if name is None]
 
 
@@ -220,7 +226,7 @@ def names_in(names: str | Sequence[str]) -> list[str]:
 def raw_from(
     table: Table,
     *,
-    user: str,
+    user: str | None,
     text: str | None,
     features: Sequence[str] | None,
     label: str | Sequence[str],
@@ -273,7 +279,8 @@ def raw_from(
             columns["x"] = x
     if time in table.columns:
         columns["time"] = faults.within(lambda: Times(values=times_of(table, time)))
-    client = faults.within(lambda: table.each(user, ID))
+    rows = len(columns["label"] or ())
+    client = ["nobody"] * rows if user is None else faults.within(lambda: table.each(user, ID))
     faults.check()
     return Raw(
         client=client,
