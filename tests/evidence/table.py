@@ -19,6 +19,7 @@ from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.privacy import Draw, Encoded, GaussianNoise, Link, TopK
 from tests.audit.test_leaks import DATA as FEW
 from tests.audit.test_leaks import LEAKS, OUT, clean
+from tests.evidence.blind.index import cases, method_of
 from tests.methods.table import DATA as ROWS_DATA
 from tests.methods.table import ROWS
 from tests.prove.planted import CARRIERS, PLACES
@@ -257,7 +258,23 @@ def _carried(carrier: str) -> Case:
     return Case(model, method, ROWS_DATA)
 
 
+BLIND = {one["name"]: one for one in cases()}
+AS_DECLARED = ("detached_ratio", "sorted_places")
+"""Ratios and orders of gradients of what a split declares: the channel itself tells, of FURL's user vector, too."""
+
+
+def _blind(name: str) -> Case:
+    one = BLIND[name]
+    return Case(one["model"](), method_of(one), one["federation"]())
+
+
+def _blind_ones(leaks: bool) -> dict[str, Callable[[], Case]]:
+    names = [n for n, one in BLIND.items() if one["leaks"] is leaks and n not in AS_DECLARED]
+    return {f"blind: {name}": lambda name=name: _blind(name) for name in names}
+
+
 LEAKY: dict[str, Callable[[], Case]] = {
+    **_blind_ones(True),
     **{f"planted: {name}": lambda name=name: _leaks(name) for name in LEAKS},
     **{f"carried by {c} in {WHERE[c]}": lambda c=c: _carried(c) for c in CARRIERS},
     **{
@@ -371,6 +388,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "weight norm": net(nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, 5))),
 }
 HARMLESS: dict[str, Callable[[], Case]] = {
+    **_blind_ones(False),
     **{f"method {name}": lambda name=name: Case(ROWS[name][0](), ROWS[name][1], ROWS_DATA) for name in ROWS},
     **{f"body of {name}": lambda made=made: Case(made(), HEAD, numbers()) for name, made in LAYERS.items()},
     "plain": lambda: Case(Plain(), FURL, numbers()),

@@ -9,15 +9,15 @@ import pytest
 
 from benchmarks.evidence import counted, judged
 from fedkeep.audit import audit
-from fedkeep.audit.images import describe_code, made_singly
+from fedkeep.audit.images import carries_exactly, describe_code, describe_copy, made_singly
 from fedkeep.prove import prove
 from tests.evidence.table import HARMLESS, LEAKY
 
 FEW = 2
 DRAW = random.Random(0)  # noqa: S311
-OWN = [name for name in LEAKY if not name.startswith(("planted", "carried"))]
+OWN = [name for name in LEAKY if not name.startswith(("planted", "carried", "blind"))]
 SOME_LEAKY = DRAW.sample(OWN, FEW)
-SOME_HARMLESS = DRAW.sample([name for name in HARMLESS if not name.startswith("method")], FEW - 1)
+SOME_HARMLESS = DRAW.sample([name for name in HARMLESS if not name.startswith(("method", "blind"))], FEW - 1)
 
 
 def test_there_are_enough() -> None:
@@ -25,7 +25,7 @@ def test_there_are_enough() -> None:
     assert len(HARMLESS) >= 60
 
 
-@pytest.mark.parametrize("name", SOME_LEAKY)
+@pytest.mark.parametrize("name", [*SOME_LEAKY, "blind: loss_digits", "blind: prototype_term"])
 def test_a_leaky_one_is_not_proved(name: str) -> None:
     assert not prove(*LEAKY[name]()).ok
 
@@ -73,6 +73,17 @@ def test_a_code_is_told_from_a_function_of_all(left: np.ndarray, how: str) -> No
     found = describe_code(VALUES, left)
     assert how in found
     assert bool(found) == bool(how)
+
+
+def test_a_code_is_found_behind_the_decimals() -> None:
+    assert describe_code(VALUES, LOSS.round(1) + (VALUES[:, :1] + 8) / 1000)
+    assert describe_copy(VALUES, VALUES[:, :0], LOSS.round(1) + (VALUES[:, 2:3] + 8) / 1000)
+    assert not describe_copy(VALUES, VALUES[:, :0], LOSS)
+
+
+def test_a_gradient_may_follow_a_value_and_not_be_it() -> None:
+    assert carries_exactly(VALUES, 1 - 3 * VALUES[:, 1:2])
+    assert not carries_exactly(VALUES, VALUES[:, 1:2] + 1e-3 * VALUES[:, :1])
 
 
 def test_a_single_value_may_move_a_loss_as_it_likes() -> None:

@@ -55,7 +55,7 @@ def describe_code(canaries: Array, left: Array, *, singly: bool = False) -> str:
         left: (draws, m) what left.
         singly: whether it is enough that one of the numbers that left only grows or falls.
     """
-    moving = _moving(left)
+    moving = _moving(digits(left))
     if not moving.shape[1]:
         return ""
     some = canaries[:, np.unique(np.linspace(0, canaries.shape[1] - 1, MOST_VALUES).astype(int))]
@@ -63,10 +63,31 @@ def describe_code(canaries: Array, left: Array, *, singly: bool = False) -> str:
     for words, value in (("a value", some), ("a sum, norm or largest of the values", sums)):
         if np.abs(_correlation(value, moving)).max() > 1 - STRAIGHT:
             return f"carries {words}, by a linear map"
+    moving = _moving(left)
     follows = _one_follows(some, moving) if singly else any(_follows(one, moving) for one in some.T)
     if canaries.shape[1] > 1 and follows:
         return "carries a value, by a map that only grows or falls"
     return ""
+
+
+def digits(left: Array) -> Array:
+    """Return numbers, and what is behind their decimals: a loss may be rounded, and carry a code behind."""
+    return (
+        np.concatenate([left, *(np.fmod(left, 10.0**-k) for k in range(5))], 1)
+        if left.shape[1] <= FEW
+        else left
+    )
+
+
+FEW = 64
+EXACT = 1e-9
+
+
+def carries_exactly(canaries: Array, left: Array) -> bool:
+    """Tell whether a number that left is one of the values, up to a factor and something constant."""
+    moving = _moving(left)
+    whole = canaries.shape[1] > 1 and moving.shape[1] and canaries.shape[1] * moving.shape[1] <= LARGEST
+    return bool(whole) and bool(np.abs(_correlation(canaries, moving)).max() > 1 - EXACT)
 
 
 def describe_copy(values: Array, sums: Array, left: Array) -> str:
@@ -77,14 +98,14 @@ def describe_copy(values: Array, sums: Array, left: Array) -> str:
         sums: (draws, w) sums over examples of each number.
         left: (draws, m) what left.
     """
-    moving = _moving(left)[:, :MOST_VALUES]
+    moving = _moving(digits(left))[:, :MOST_VALUES]
     if values.shape[1] < 2 or not moving.shape[1]:
         return ""
     some = values[:, np.unique(np.linspace(0, values.shape[1] - 1, MOST_VALUES).astype(int))]
     for words, value in (("a value", some), ("a sum of the values", sums)):
         if value.shape[1] and np.abs(_correlation(value, moving)).max() > 1 - STRAIGHT:
             return f"carries {words}, by a linear map"
-    if _one_follows(some, moving):
+    if _one_follows(some, _moving(left)):
         return "carries a value, by a map that only grows or falls"
     return ""
 

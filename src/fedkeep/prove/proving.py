@@ -16,6 +16,7 @@ from torch import nn
 
 from fedkeep.audit.bench import quiet, same
 from fedkeep.audit.canaries import (
+    Source,
     drawn,
     floats_of,
     kept_rows,
@@ -32,7 +33,7 @@ from fedkeep.audit.canaries import (
     with_opt_out,
 )
 from fedkeep.audit.findings import PROTOCOL, Allowed
-from fedkeep.audit.images import describe_code, describe_copy, made_singly
+from fedkeep.audit.images import carries_exactly, describe_code, describe_copy, made_singly
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.params import Params
@@ -117,28 +118,42 @@ def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
 
 
 def _carried(found: dict[str, str], made: Rounds, seed: int, allowed: Allowed) -> None:
-    """Look whether a client's loss and judging carry a value of what it keeps, by a linear map or one that only grows."""
+    """Look whether a client's loss, judging and first gradients carry a value of what it keeps.
+
+    Loss and judging by a linear map or one that only grows; gradients, which are declared, as the very value.
+    """
     for taken, order in _tellers(made):
         trainable = made.job.net.trainable()
         told = [drawn(taken.kept, trainable, seed + 10 + k) for k in range(CODES)] if taken.kept else []
-        losses = [
-            {} if order else _only(_again(made, replace(taken, kept=row), replayed=True), "loss")
-            for row in told
-        ]
-        judging = [_judging(made, order, row) if order else {} for row in told]
-        for label, every in (("loss", losses), ("judged", judging)):
-            if told and all(every) and (left := _columns(every)).size:
+        every: dict[str, list[Items]] = {}
+        if order is not None:
+            every["judged"] = [_judging(made, order, row) for row in told]
+        else:
+            noted = [list[Params]() for _ in told]
+            again = [
+                _again(made, replace(taken, kept=row), replayed=True, noted=gradients)
+                for row, gradients in zip(told, noted, strict=True)
+            ]
+            every["loss"] = [_only(one, "loss") for one in again]
+            first = [gradients[0] if gradients else Params() for gradients in noted]
+            every |= {f"upload/{n}": [_only(one, n) for one in first] for n in (first[0] if first else ())}
+        for label, items in every.items():
+            if told and all(items) and (left := _columns(items)).size:
                 for source in sources(taken.kept, trainable):
-                    names = [n for n in source.names if taken.kept[n].is_floating_point()]
-                    names = [n for n in names if taken.kept[n].numel()]
-                    if names and not allowed.by(label, source.declared, copied=True):
-                        values = [
-                            np.concatenate([row[n].double().reshape(-1).numpy() for n in names])
-                            for row in told
-                        ]
-                        if describe_code(np.stack(values), left, singly=label == "judged"):
-                            found[label] = CARRIES
+                    if _tells(source, told, left, label, allowed):
+                        found[label] = CARRIES
                 found.setdefault(label, AGREES)
+
+
+def _tells(source: Source, told: Sequence[Params], left: np.ndarray, label: str, allowed: Allowed) -> bool:
+    """Tell whether what left carries a value of a source, and nothing says that it may."""
+    names = [n for n in source.names if told[0][n].is_floating_point() and told[0][n].numel()]
+    if not names or allowed.by(label, source.declared, copied=True):
+        return False
+    values = np.stack([np.concatenate([row[n].double().reshape(-1).numpy() for n in names]) for row in told])
+    if label.startswith("upload/"):
+        return source.kind == "private parameter" and carries_exactly(values, left)
+    return bool(describe_code(values, left, singly=label == "judged"))
 
 
 def _copied(found: dict[str, str], made: Rounds, seed: int) -> None:
@@ -223,10 +238,18 @@ def _singly(found: dict[str, str], made: Rounds, seed: int) -> None:
             found[label] = SINGLY
 
 
-def _again(made: Rounds, taken: Taken, data: FederatedData | None = None, *, replayed: bool = False) -> Items:
-    """Return what leaves when a client does the same again; nothing: training broke down."""
+def _again(
+    made: Rounds,
+    taken: Taken,
+    data: FederatedData | None = None,
+    *,
+    replayed: bool = False,
+    noted: list[Params] | None = None,
+) -> Items:
+    """Return what leaves when a client does the same again; nothing: training broke down. ``noted`` gets gradients."""
     job = made.job if data is None else replace(made.job, data=data)
-    tap = Channels(None, replay=iter(taken.gradients) if replayed else None)
+    noted = [] if noted is None else noted
+    tap = Channels(None, noted=noted, replay=iter(taken.gradients) if replayed else None)
     try:
         result = trained(job, taken, tap)
     except (FedkeepError, RuntimeError):

@@ -144,6 +144,7 @@ class Channels:
         if not federated:
             return grads
         if self.replay is not None:
+            self.noted.append({n: v.detach().clone() for n, v in federated.items()})
             again = next(self.replay, {})
             return {**grads, **{n: v.clone() for n, v in again.items() if n in federated}}
         made = {n: v.detach().clone() for n, v in federated.items()}
