@@ -365,8 +365,7 @@ def judged(job: Job, order: Order, tracer: Tracer | None = None) -> Items:
     Args:
         job: what clients have in common.
         order: what the client is sent.
-        tracer: labels what the client keeps; it adapts too, if the method lets it, and that model is judged. Without
-            one, examples of one split alone are judged, by one function for all.
+        tracer: labels what the client keeps; it adapts too, if the method lets it, and that model is judged.
     """
     device, found = LocalDevice(job, Sequential(), leaves="clients"), Items()
     models: list[Model] = ["own", "shared"] if job.method.predict_shared is not None else ["own"]
@@ -376,9 +375,7 @@ def judged(job: Job, order: Order, tracer: Tracer | None = None) -> Items:
             device.adapt([order], Adaptation(split=""))
             _own(tracer, device.held("adapted"), job.data.ids)
             models.append("adapted")
-    client = job.data.index(order.client)
-    there = [split for split in SPLITS if len(job.data.rows(client, split))]
-    for split in there if tracer is not None else there[:1]:
+    for split in SPLITS:
         for one in device.judge([order], split, models):
             for name in ROWS:
                 column = np.asarray(getattr(one.tallies, name), np.float64)

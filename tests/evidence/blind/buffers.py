@@ -1,4 +1,3 @@
-# ruff: noqa
 """Federated buffers: running statistics, observers, counters, views, power vectors."""
 
 import numpy as np

@@ -1,5 +1,4 @@
-# ruff: noqa
-"""What the cases share: tiny federations, plain phases, and how verify.py varies a secret. No case leaks by this file."""
+"""What the cases share: tiny federations, plain phases, and how a secret is varied. No case leaks by this file."""
 
 import numpy as np
 import torch
@@ -63,7 +62,7 @@ def with_example(*place, **more):
 
 
 def made(kind, name=None, index=0):
-    """A model maker; verify.py gives `secret`, which takes the place of one number of the private parameter."""
+    """A model maker; who varies gives `secret`, which takes the place of one number of the private parameter."""
 
     def model(secret=None):
         torch.manual_seed(3)

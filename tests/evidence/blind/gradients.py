@@ -1,4 +1,3 @@
-# ruff: noqa
 """Tricks with gradients of federated parameters: custom Functions, hooks, low bits, detached products, sorting, seeds, sparse places."""
 
 from dataclasses import dataclass

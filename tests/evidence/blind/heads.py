@@ -1,4 +1,3 @@
-# ruff: noqa
 """FedPer, FedRep, fine-tuning: heads, phases that follow each other, adaptation, soft tying, argmax."""
 
 import torch

@@ -1,4 +1,3 @@
-# ruff: noqa
 """Coded losses, and what judging gives: digits, labels, counts of right answers, a second forward in evaluation."""
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,3 @@
-# ruff: noqa
 """Opted-out examples: a private phase on all examples comes before a federated one on opted-in ones; memory between them."""
 
 import io

@@ -1,4 +1,3 @@
-# ruff: noqa
 """Methods and links: hooks start and finish, joint clipping, counts, lengths, types and scales of what is sent, faults."""
 
 from dataclasses import dataclass

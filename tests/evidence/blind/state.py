@@ -1,4 +1,3 @@
-# ruff: noqa
 """State that Python keeps: classes, caches, texts, exceptions, closures, hashes, memory shared by .data, growing buffers."""
 
 import functools
