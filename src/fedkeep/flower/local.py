@@ -169,8 +169,10 @@ def train(
     run = link.submit(local.folder / "project", {**given, **settings})
     try:
         follow(link, run, local.run, local.status, say, link.processes.check)
-    except BaseException:  # Ctrl-C too
+    except BaseException as error:  # Ctrl-C too
         link.stop_run(run)
+        if isinstance(error, EndedError):
+            raise EndedError(f"{error} {AGAIN}") from error
         raise
 
 
@@ -200,7 +202,7 @@ def follow(
     asked = answered = time.monotonic()
     while True:
         found = read_status(status)
-        if (round := rounds_done(run)) != done:
+        if (round := rounds_done(run)) != done and found.state != "failed":
             done = round
             say(f"Rounds finished: {done}." if done else "Waiting for the first round.")
         for text in troubles(run)[told:]:
@@ -224,9 +226,7 @@ def follow(
             if state == "finished:completed" and not status.exists():  # it is on another machine
                 return
             if state.startswith("finished") and read_status(status).state not in ("finished", "failed"):
-                raise EndedError(
-                    f"The server app ended without a word ({state}). {AGAIN} The link's log says more."
-                )
+                raise EndedError(f"The server app ended without a word ({state}); the link's log says more.")
         time.sleep(LOOK)
 
 
@@ -272,7 +272,7 @@ def train_at(
             break
         except EndedError as error:
             if rounds_done(run) == before:
-                raise
+                raise EndedError(f"{error} {AGAIN}") from error
             say(f"{error} It is started again.")
             number = ""
         except KeyboardInterrupt:
