@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.core.errors import (
+    DroppedError,
     FailedError,
     FedkeepError,
     LostError,
@@ -214,3 +215,10 @@ def test_refused_clients_have_downloaded_too(engine: Callable[[], Engine]) -> No
 
 def test_errors_have_one_root() -> None:
     assert all(issubclass(kind, FedkeepError) for kind in (LostError, RoundError))
+
+
+def test_dropped_clients_count_as_neither_asked_nor_missing():
+    lost, dropped = LostError("x"), DroppedError("x")
+    Faults(minimum=2).check_enough(4, 1, 3, [dropped, dropped])
+    with pytest.raises(RoundError):
+        Faults(minimum=2).check_enough(4, 1, 3, [dropped, lost])

@@ -1,6 +1,7 @@
 """Every field of a server's configuration arrives in what is served, and devices are told only what they need."""
 
 import json
+import math
 
 import pytest
 
@@ -60,6 +61,13 @@ def test_each_field_of_a_configuration_is_served():
     assert {name: getattr(made, name) for name in wanted} == wanted
     assert (made.policy.minimum, made.policy.deadline) == (3, 12.5)
     assert made.summarise["clients_a_word"] == 5
+
+
+def test_a_round_waits_an_hour_and_wants_more_than_half_unless_it_is_said_otherwise():
+    usual = federation_of(CONFIG).policy
+    assert (usual.deadline, [usual.least(asked) for asked in (1, 2, 3, 4)]) == (3600.0, [1, 2, 2, 3])
+    said = federation_of(CONFIG + "min_clients = 1\n[rounds]\ndeadline = inf\n").policy
+    assert (said.deadline, said.least(4)) == (math.inf, 1)
 
 
 def test_a_table_privacy_protects_the_run():
