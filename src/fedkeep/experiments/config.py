@@ -48,8 +48,9 @@ class DataConfig(Open):
 
     ``split`` divides each user's examples again: ``{fractions = [0.8, 0.1, 0.1], order = "random", seed = 0}``. A text
     names the reader's column of splits instead.
-    ``partition`` divides a set of images among clients: ``{kind = "majority", clients = 5, p = 0.8, train = 500,
-    valid = 400}``. ``opt_out`` keeps examples out of whatever leaves a client: ``{fraction = 0.5, by = "client"}``.
+    ``partition`` divides examples of classes among clients: ``{kind = "majority", clients = 5, p = 0.8, train = 500,
+    valid = 400}``. ``clients`` and ``examples`` keep so many clients, and at most so many examples of each; the draw is
+    the same with every seed. ``opt_out`` keeps examples out of whatever leaves a client: ``{fraction = 0.5, by = "client"}``.
     """
 
     reader: str

@@ -22,6 +22,7 @@ from fedkeep.core.errors import ConfigError, DataError, did_you_mean
 from fedkeep.core.files import expanded
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out, readers
 from fedkeep.data.preparation import Encoding, Plain, Raw, Ready, Rules, Source, Summary, Times, prepared
+from fedkeep.data.subsets import subset
 from fedkeep.experiments.config import Config, DataConfig
 from fedkeep.experiments.config_tables import check_options
 from fedkeep.experiments.plugins import Offered, imported, is_own, papers_hint, says_it_returns
@@ -191,6 +192,13 @@ def build_source(settings: DataConfig, seed: int, folder: Path | None = None) ->
         ConfigError, DataError: an unknown reader or option, or a fault in the data.
     """
     made = _partitioned(settings, seed, read_source(settings, seed, folder))
+    if fewer := _subset(settings):
+        if not isinstance(made, FederatedData | Raw):
+            raise ConfigError(
+                f"data.{next(iter(fewer))}: the reader {settings.reader!r} gives no clients to choose from."
+            )
+        given = check_options("data", subset, fewer, ("data",))
+        made = subset(made, **given)
     return ConfiguredSource(Ready(data=made) if isinstance(made, FederatedData) else made, settings, seed)
 
 
@@ -203,7 +211,7 @@ def read_source(
         ConfigError, DataError: as for ``build_data``.
     """
     reader = reader_named(settings.reader)
-    options = settings.options
+    options = {name: value for name, value in settings.options.items() if name not in _subset(settings)}
     if reader.argument is not None:
         place = options.get(reader.argument, reader.place)
         if not isinstance(place, str):
@@ -226,6 +234,12 @@ def read_source(
     if settings.partition is not None and settings.reader in DEALT:
         options.setdefault("user", None)  # rows are dealt, whoever's they are
     return reader.read(**check_options("data", reader.read, options))
+
+
+def _subset(settings: DataConfig) -> dict[str, Any]:
+    """Return how many clients and examples to keep, where the reader does not see to it itself."""
+    own = inspect.signature(reader_named(settings.reader).read).parameters
+    return {n: v for n, v in settings.options.items() if n in ("clients", "examples") and n not in own}
 
 
 def _partitioned(
