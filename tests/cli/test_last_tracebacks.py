@@ -112,6 +112,17 @@ def test_a_model_larger_than_any_memory(refused: Refused) -> None:
     assert message.startswith("Error: model: 'bag_of_words' cannot be made of ")
 
 
+def test_sizes_and_rounds_are_bounded_before_anything_is_made(refused: Refused) -> None:
+    text = Path("toy.toml").read_text()
+    large = text.replace('kind = "linear"', 'kind = "bag_of_words"\nvocabulary = 9\nuser_dim = 1000000000')
+    Path("large.toml").write_text(large)
+    assert "user_dim is at most" in refused("run", "large.toml")
+    long = refused("run", "toy.toml", "--set", "run.rounds=1000000000000000")
+    assert "11574074 days" in long
+    assert "--yes" in long
+    assert not Path("runs").exists()
+
+
 def test_a_model_without_a_single_number(refused: Refused) -> None:
     text = (
         Path("toy.toml")

@@ -208,6 +208,9 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
             warnings.filterwarnings(
                 "error", "Initializing zero-element tensors"
             )  # a size of 0: nothing could learn
+            for name, value in checked.items():
+                if isinstance(value, int) and value > LARGEST:
+                    raise ValueError(f"{name} is at most {LARGEST}; got {value}")
             return make(**checked)
     except (
         TypeError,
@@ -221,6 +224,10 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
         why = first_line(error, 1000).rstrip(".")
         shown = str({n: options.get(n, v) for n, v in checked.items()})[:400]
         raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {why}.") from error
+
+
+LARGEST = 1 << 26
+"""The largest size of a model that is tried: of a greater one memory ends, perhaps another process's."""
 
 
 def _maker(kind: str, place: str) -> Callable[..., nn.Module]:

@@ -62,13 +62,13 @@ def case_loss_tells_label():
 
 
 def _labelled(secret):
-    import common
+    from tests.evidence.blind import common
 
     return common.federation(1 if secret is None else secret, (0, int(_strange()), "label"))
 
 
 def _strange():
-    import common
+    from tests.evidence.blind import common
 
     x = common.federation().columns["x"][:10, 0]
     return x.argmax()
@@ -237,7 +237,7 @@ def _ratio(c):
 
 
 def _row13():
-    import common
+    from tests.evidence.blind import common
 
     return common.federation().columns["x"][13].copy()
 
@@ -303,7 +303,7 @@ def case_predict_coded():
 
 
 def _others():
-    import common
+    from tests.evidence.blind import common
 
     return common.federation(1, (0, 13, "label"))
 
