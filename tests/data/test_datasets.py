@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import TensorDataset
 
 import fedkeep
@@ -131,3 +132,11 @@ def test_data_that_were_not_split_train_by_the_usual_rule() -> None:
         run = fedkeep.simulate(model, fedkeep.methods.fedavg(), data, rounds=1)
     assert run.data.counts("train").tolist() == [8, 8, 8]
     assert run.data.counts("test").tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("RGB", (2, 3, 5, 4)), ("L", (2, 1, 5, 4))])
+def test_images_of_pillow_have_their_channels_first(mode: str, shape: tuple[int, ...]) -> None:
+    images = Dicts([{"image": Image.new(mode, (4, 5)), "label": n} for n in range(2)])
+    column = FederatedData.from_datasets({"a": images}).columns["image"]
+    assert isinstance(column, np.ndarray)
+    assert (column.shape, column.dtype) == (shape, np.uint8)

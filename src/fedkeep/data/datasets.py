@@ -112,6 +112,10 @@ def _array(value: Any, place: str) -> NDArray[Any]:
     if isinstance(value, torch.Tensor):
         return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
     array = np.asarray(value)
+    if (
+        hasattr(value, "getbands") and array.dtype == np.uint8
+    ):  # an image of Pillow: channels first, as models want
+        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     if array.dtype.kind not in "biuf":
         raise DataError(
             "{place} is {got}; wanted a tensor or numbers. Let the data set turn it into one, e.g. by its transform.",

@@ -119,7 +119,7 @@ class FederatedData:
         Args:
             datasets: by client id, a data set with a length and numbered examples (``torch.utils.data.Dataset``), or
                 a mapping from "train", "valid" and "test" to data sets. An example is a mapping from columns to
-                values, or a tuple. Values are tensors, arrays or numbers of one shape; sequences of whole numbers may
+                values, or a tuple. Values are tensors, arrays or numbers of one shape, or Pillow's images; sequences of whole numbers may
                 have different lengths (:class:`Ragged`).
             names: of a tuple's values: names of ``forward``'s arguments, and "label". Two are "x" and "label".
             meta: as for the constructor.

@@ -68,7 +68,7 @@ def test_a_folder_without_ratings(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         movielens(tmp_path)
     assert str(error.value) == (
-        f"Wanted u.data (MovieLens 100K) or ratings.dat (1M) in {tmp_path}; neither is there. Check the folder."
+        f"Wanted u.data (MovieLens 100K), ratings.dat (1M) or ratings.csv in {tmp_path}; none is there. Check the folder."
     )
     (tmp_path / "u.data").touch()
     with pytest.raises(DataError) as error:
@@ -84,3 +84,12 @@ def test_integers_that_are_too_large(tmp_path: Path, column: int, value: str) ->
     (tmp_path / "u.data").write_text("1\t2\t3\t4\n" + "\t".join(cells) + "\n")
     with pytest.raises(DataError, match="line 2: wanted user, movie, rating, time between"):
         movielens(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ratings.csv", "copy.txt"])
+def test_ratings_in_csv(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("userId,movieId,rating,timestamp\n7,30,4.5,100\n7,10,0.5,90\n")
+    data = movielens(tmp_path if name == "ratings.csv" else tmp_path / name)
+    assert list(data.ids) == ["7"]
+    assert data.batch(range(2))["label"].tolist() == [4.5, 0.5]
+    assert data.meta["item_ids"] == [10, 30]

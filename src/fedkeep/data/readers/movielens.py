@@ -18,9 +18,11 @@ from fedkeep.data.leave_one_out import leave_one_out
 from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
 from fedkeep.data.readers.files import existing, inside, lines, sha256
 
-SEPARATORS = {"u.data": "\t", "ratings.dat": "::"}
+SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
 NAMES = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
 """The first line of ``ml-100k.inter``."""
+CSV_NAMES = "userId,movieId,rating,timestamp"
+"""The first line of ``ratings.csv``."""
 INSTALL = "pip install --no-deps recbole==1.2.1"
 FIELDS = ("user", "movie", "rating", "time")
 
@@ -33,7 +35,7 @@ def raw_movielens(path: str | Path) -> Raw:
     split: call ``split_per_user``.
 
     Args:
-        path: a folder with ``u.data`` or ``ratings.dat``, or one of these files (a file of another name is read
+        path: a folder with ``u.data``, ``ratings.dat`` or ``ratings.csv``, or one of these files (a file of another name is read
             by what its first line holds).
 
     Raises:
@@ -43,9 +45,9 @@ def raw_movielens(path: str | Path) -> Raw:
     separator = SEPARATORS.get(file.name)
     rows: list[tuple[int, int, float, int]] = []
     for number, line in lines(file, "latin-1"):
-        if number == 1 and line == NAMES:
+        if number == 1 and line in (NAMES, CSV_NAMES):
             continue
-        separator = separator or ("::" if "::" in line else "\t")
+        separator = separator or next((mark for mark in ("::", "\t") if mark in line), ",")
         cells = line.split(separator)
         try:
             user, movie, rating, time = int(cells[0]), int(cells[1]), float(cells[2]), int(cells[3])
@@ -123,6 +125,6 @@ def _find(path: Path) -> Path:
         if (path / name).is_file():
             return path / name
     raise DataError(
-        "Wanted u.data (MovieLens 100K) or ratings.dat (1M) in {file}; neither is there. Check the folder.",
+        "Wanted u.data (MovieLens 100K), ratings.dat (1M) or ratings.csv in {file}; none is there. Check the folder.",
         file=path,
     )
