@@ -43,10 +43,14 @@ class Normed(nn.Module):
 
 TABLES = {
     "fedbn": ('kind = "fedbn"', 'kind = "benchmarks.machines:Normed"'),
+    "kteps": ('kind = "kteps"\nhead = "head"\nnoise = 0.0', TWO_LAYERS),
     "furl": ('kind = "furl"', LINEAR),
     "mixture": ('kind = "mixture"\nlocal_epochs = 1\nmixture_epochs = 1', MIXTURE),
 }
 """Tables of the method and the model, where they are not the usual ones."""
+NOTES = {
+    "kteps": "Without its noise on uploads: devices draw that from their system, so no two runs are alike."
+}
 APART = ("fedamp", "fedpac", "pfedhn")
 """Methods that send each client something else."""
 
@@ -85,7 +89,8 @@ def compared(name: str, folder: Path, head: str = "") -> dict[str, Any]:
         predictions += len(theirs)
         different += [f"{site}: predictions"] * (mine != theirs)
     row = {"method": name, "adapts": adapts, "published": "to each site" if apart else "to all"}
-    return {**row, "tensors": tensors, "predictions": predictions, "different": different}
+    note = {"note": NOTES[name]} if name in NOTES else {}
+    return {**row, "tensors": tensors, "predictions": predictions, "different": different, **note}
 
 
 def told(name: str) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def told(name: str) -> dict[str, Any]:
             try:
                 return compared(name, Path(folder), head)
             except FedkeepError as error:
-                why = why or str(error)
+                why = str(error)
     return {"method": name, "why": why}
 
 
