@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from typing import Any, TypeVar, get_type_hints
 
@@ -39,7 +42,7 @@ def points(group: str, own: Mapping[str, Any]) -> dict[str, EntryPoint]:
         ConfigError: two have the same name; both are named.
     """
     found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=group):
+    for point in _installed(group, tuple(map(_state, sys.path))):
         if point.name in own or point.name in found:
             first = described(found[point.name]) if point.name in found else "fedkeep itself"
             raise ConfigError(
@@ -48,6 +51,20 @@ def points(group: str, own: Mapping[str, Any]) -> dict[str, EntryPoint]:
             )
         found[point.name] = point
     return found
+
+
+@lru_cache(maxsize=32)
+def _installed(group: str, _places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group as the folders stand that Python imports from; reading them takes a while."""
+    return tuple(entry_points(group=group))
+
+
+def _state(folder: str) -> tuple[str, int]:
+    """Return a folder and when a package was last added to it or taken away."""
+    try:
+        return folder, os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return folder, 0
 
 
 def described(point: EntryPoint) -> str:
