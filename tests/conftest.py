@@ -139,5 +139,6 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave figures empty: drawing has tests of its own, and takes a while."""
     from fedkeep.report import drawing
 
+    monkeypatch.setattr(drawing.Drawing, "_draw", lambda *_: None)
     monkeypatch.setattr(drawing.Drawing, "inline", lambda _: "<svg/>")
     monkeypatch.setattr(drawing.Drawing, "file", lambda *_: b"")

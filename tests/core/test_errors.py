@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import re
 import string
 from pathlib import Path
+from typing import NamedTuple
 
 import fedkeep
 from fedkeep.core import errors
@@ -14,19 +16,33 @@ from fedkeep.core.errors import ConfigError, DataError, Spot, check_choice, chec
 from tests.refusals import raises
 
 
-def classes() -> dict[str, str]:
-    """Return the first base of every class in fedkeep's files that has one, by the class's name."""
-    found = {}
+class Code(NamedTuple):
+    """What fedkeep's files define and call: each class's first base, classes with an ``__init__``, calls with keywords."""
+
+    bases: dict[str, str]
+    own: set[str]
+    calls: list[tuple[Path, str, ast.Call]]
+
+
+@functools.cache
+def code() -> Code:
+    found = Code({}, set(), [])
     for path in Path(fedkeep.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and node.bases:
-                found[node.name] = ast.unparse(node.bases[0]).rpartition(".")[2]
+            match node:
+                case ast.ClassDef():
+                    if node.bases:
+                        found.bases[node.name] = ast.unparse(node.bases[0]).rpartition(".")[2]
+                    if any(getattr(inner, "name", "") == "__init__" for inner in node.body):
+                        found.own.add(node.name)
+                case ast.Call(func=ast.Name(id=name), keywords=[_, *_]) if name.lower().endswith("error"):
+                    found.calls.append((path, name, node))
     return found
 
 
 def in_the_code() -> dict[str, str]:
     """Return the parent of every error whose root is ``FedkeepError``."""
-    found, level, every = {}, {"FedkeepError"}, classes()
+    found, level, every = {}, {"FedkeepError"}, code().bases
     while level:
         children = {name: base for name, base in every.items() if base in level}
         found |= children
@@ -69,28 +85,15 @@ def test_checks_of_choices_and_whole_numbers_name_what_was_got() -> None:
 
 def test_a_sentence_with_facts_names_each_once() -> None:
     """It is a plain text with all its names: else an error would fail on its way, or format a user's braces."""
-    parsed = {
-        p: ast.parse(p.read_text(encoding="utf-8")) for p in Path(fedkeep.__file__).parent.rglob("*.py")
-    }
-    own = {
-        node.name
-        for tree in parsed.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        and any(getattr(inner, "name", "") == "__init__" for inner in node.body)
-    }
-    errors_with_facts = in_the_code().keys() - own | {"error"}
+    errors_with_facts = in_the_code().keys() - code().own | {"error"}
     found = 0
-    for path, tree in parsed.items():
-        for call in ast.walk(tree):
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or not call.keywords:
-                continue
-            if call.func.id in errors_with_facts:
-                text = ast.literal_eval(call.args[0])  # an f-string is no literal
-                named = {
-                    re.split(r"[.\[]", field)[0] for _, field, _, _ in string.Formatter().parse(text) if field
-                }
-                given = {keyword.arg for keyword in call.keywords}
-                assert named <= given or None in given, (path, call.lineno, named - given)
-                found += 1
+    for path, name, call in code().calls:
+        if name in errors_with_facts:
+            text = ast.literal_eval(call.args[0])  # an f-string is no literal
+            named = {
+                re.split(r"[.\[]", field)[0] for _, field, _, _ in string.Formatter().parse(text) if field
+            }
+            given = {keyword.arg for keyword in call.keywords}
+            assert named <= given or None in given, (path, call.lineno, named - given)
+            found += 1
     assert found > 1
