@@ -109,7 +109,9 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "moon": (Parts, methods.moon(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "mixture": (
         lambda: MixtureOfExperts(Deep(), Deep(norm=True), ConfidenceGate()),
-        methods.mixture(local=Phase(batch_size=4, optimizer=sgd(0.3), epochs=3)),
+        methods.mixture(
+            local=Phase(batch_size=4, optimizer=sgd(0.3), epochs=3), local_epochs=10, mixture_epochs=10
+        ),
     ),
 }
 

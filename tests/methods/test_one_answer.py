@@ -63,9 +63,7 @@ PARTS = {"fedamp", "fedpac", "pfedhn"}
 """Their servers have a part for each client."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "mixture" else name for name in ROWS]
-)
+@pytest.mark.parametrize("name", ROWS)
 def test_new_people_have_the_same_answer(name: str, tmp_path: Path) -> None:
     run = trained(name, 1)
     if name in PARTS:
