@@ -51,7 +51,8 @@ def test_inside_of_a_gradient_of_torch_func_its_arguments_require_one() -> None:
 
 RUN = """
 import sys
-import fedkeep
+import torch
+import fedkeep, fedkeep.nn
 from fedkeep.engines.vectorised.costs import step_cost
 from tests.tiny import Logits, classes, job
 for engine in ("sequential", "vectorised", "auto"):
@@ -59,9 +60,15 @@ for engine in ("sequential", "vectorised", "auto"):
     run = fedkeep.simulate(fedkeep.models.Linear(4, 3), fedkeep.methods.fedavg(), data, rounds=1, engine=engine)
     assert engine in (run.engine, "auto")
 assert step_cost(job(Logits(), fedkeep.methods.fedavg(), classes(counts=(4, 4), kind="f4")), 0).flops > 0
+layer = fedkeep.nn.LSTM(3, 4)
+own = {n: torch.stack([v.detach()] * 2).requires_grad_() for n, v in layer.named_parameters()}
+run = torch.func.vmap(lambda p, x: torch.func.functional_call(layer, p, (x,))[1].sum())
+run(own, torch.ones(2, 1, 5, 3)).sum().backward()
+assert own["weight_hh_l0"].grad.abs().sum() > 0
 print({"torch._dynamo", "sympy"} & set(sys.modules))
 """
-"""``step_cost`` is how ``auto`` chooses for larger runs than this."""
+"""``step_cost`` is how ``auto`` chooses for larger runs than this; an LSTM of many clients has kernels of its own, of which
+a custom operation would load TorchDynamo."""
 
 
 def test_a_run_loads_neither_torchs_compiler_nor_sympy() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -96,22 +94,3 @@ def test_nested(name: str) -> None:
     )
     for a, b in zip(found, wanted, strict=True):
         assert relative(a, b) < 1e-13
-
-
-def test_starts_without_the_compiler() -> None:
-    """A cohort's first step does not import TorchDynamo, which takes seconds; a custom operation would."""
-    code = (
-        "import sys, torch\n"
-        "from torch.func import functional_call, vmap\n"
-        "from fedkeep.nn import LSTM\n"
-        "layer = LSTM(3, 4)\n"
-        "own = {n: torch.stack([v.detach()] * 2).requires_grad_() for n, v in layer.named_parameters()}\n"
-        "run = vmap(lambda p, x: functional_call(layer, p, (x,))[1].sum())\n"
-        "run(own, torch.ones(2, 1, 5, 3)).sum().backward()\n"
-        "assert own['weight_hh_l0'].grad.abs().sum() > 0\n"
-        "print('torch._dynamo' in sys.modules)\n"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert found.stdout.strip() == "False"
