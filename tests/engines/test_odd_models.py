@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Phase, Split, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, Split, declare, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.methods import Method, terms
 from tests.engines.test_interactions import agree
@@ -359,3 +360,27 @@ def test_a_sparse_matrix_computes_as_a_dense_one_with_every_engine(kind: type[nn
         torch.manual_seed(0)
         servers.append(simulate(model().double(), method, numbers(), rounds=2, progress=False).server)
     torch.testing.assert_close(servers[0]["head.weight"], servers[1]["head.weight"], rtol=1e-9, atol=1e-10)
+
+
+class Divides(nn.Module):
+    """Scales bytes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(12, 2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head((image.float() / 255).flatten(1))
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_a_model_that_scales_bytes_itself_is_told(takes: bool) -> None:
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (12, 3, 2, 2)).astype(np.uint8)
+    columns = {"image": images, "label": np.arange(12) % 2}
+    data = FederatedData.from_columns(np.arange(12) % 2, columns, ["train"] * 12)
+    model = declare(Divides(), takes_bytes=True) if takes else Divides()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        simulate(model, methods.fedavg(), data, rounds=1, evaluate_every=0)
+    assert any("Divides" in str(one.message) and "255" in str(one.message) for one in said) == (not takes)

@@ -8,6 +8,7 @@ by side is asked in ``vectorised``, of lanes. The module, its buffers and chance
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -20,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.buffers import Place
+from fedkeep.core.declared import declared
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.modes import EagerMode
-from fedkeep.core.net import Net, float_type, logits_of, on_cpu, tensors_of
+from fedkeep.core.net import IMAGES, Net, float_type, logits_of, on_cpu, tensors_of
 from fedkeep.core.params import SERVER, Batch, Params, clone, is_state, prefixed, tensors_in
 from fedkeep.core.seeds import forked, without_draws
-from fedkeep.data import FederatedData
+from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines.batches import load_batch
 from fedkeep.engines.first_values import first_default, first_kept
 from fedkeep.engines.tables.local_rows import Examples
@@ -52,6 +54,22 @@ STEPS_DIFFER = (
     "The model's forward gives other values than its head(features(…)), and {method!r} trains these: it would be "
     "judged by what it has not trained. Let forward be head(features(…)), or give the two steps other names."
 )
+
+
+def divides_bytes(module: nn.Module, data: FederatedData) -> str | None:
+    """Return the name of a layer whose code names 255, where images of bytes are scaled before it; None: there is none."""
+    images = [
+        c
+        for c in data.columns.values()
+        if not isinstance(c, Ragged) and c.dtype == np.uint8 and c.ndim == IMAGES
+    ]
+    if not images or any(declared(layer).takes_bytes for layer in module.modules()):
+        return None
+    for kind in {type(layer) for layer in module.modules()}:
+        with suppress(OSError, TypeError):  # of a class made without a file there is no code
+            if not kind.__module__.startswith(("torch.", "fedkeep.")) and "255" in inspect.getsource(kind):
+                return kind.__name__
+    return None
 
 
 def model_warnings(
@@ -89,6 +107,11 @@ def model_warnings(
         )
     if mixes(net, first_values(net, method, seed), data, device):
         yield MIXES
+    if (who := divides_bytes(net.module, data)) is not None:
+        yield (
+            f"{who} names the number 255, and images of bytes are given to a model as floats from 0 to 1. Where it divides by "
+            f"255, leave that out, or say fedkeep.declare(self, takes_bytes=True) in its __init__."
+        )
     moving = given or not isinstance(method.client.keep.value, str | tuple)
     if not (moving or has_steps(net.module)):
         return
