@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from fedkeep import FederatedData, methods, simulate
-from fedkeep.data.alike import alike, label_warnings
+from fedkeep.data.alike import alike, data_warnings, label_warnings
 from fedkeep.data.readers import read_table
 
 ROWS = ("a,1,yes,train", "a,2, yes,train", "a,3,no,train", "b,4,no,train", "b,5,No,train", "b,8,yes.,test")
@@ -68,3 +68,39 @@ def test_client_ids_that_are_alike_are_said_where_they_are_read() -> None:
     (text,) = (str(w.message) for w in said)
     for part in ("'1' (2 examples)", "'1.0' (1 examples)", "'a' (1 examples)", "'a ' (1 examples)"):
         assert part in text
+
+
+ODD = {
+    "constant": ({"x": np.ones((40, 2), np.float32)}, "every feature is the same"),
+    "one class": ({"label": np.full(40, 1)}, "has the label 1"),
+    "an id": ({"x": np.stack([np.arange(40), np.arange(40) % 7], 1).astype(np.float32)}, "'first'"),
+    "by its name": (
+        {"x": np.stack([np.arange(40) % 7, np.arange(40) ** 2], 1).astype(np.float32)},
+        "'row_id'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_data_that_nothing_can_be_learned_from_are_said_before_training(name: str) -> None:
+    columns, part = ODD[name]
+    usual = {"x": (np.arange(80).reshape(40, 2) ** 2 % 13).astype(np.float32), "label": np.arange(40) % 2}
+    meta = {"task": "binary", "classes": 2, "features": ["first", "row_id"]}
+
+    def said(more: dict[str, np.ndarray]) -> list[str]:
+        data = FederatedData.from_columns(["a", "b"] * 20, usual | more, ["train"] * 36 + ["test"] * 4, meta)
+        return list(data_warnings(data))
+
+    (line,) = said(columns)
+    assert part in line or part.capitalize() in line
+    assert said({}) == []
+
+
+def test_clients_of_one_example_each_are_said_before_training() -> None:
+    columns = {"x": np.arange(60, dtype=np.float32).reshape(30, 2) ** 2 % 13, "label": np.arange(30) % 2}
+    splits = ["train", "test"] * 15
+    lone = FederatedData.from_columns([f"u{n}" for n in range(30)], columns, splits)
+    assert any("30 of 30 clients" in line for line in data_warnings(lone))
+    assert not any(
+        "clients" in line for line in data_warnings(FederatedData.from_columns(["a"] * 30, columns, splits))
+    )

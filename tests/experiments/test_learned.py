@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedkeep import Phase, methods, sgd, simulate
-from fedkeep.data import FederatedData, toy
-from fedkeep.experiments.learned import remarks, simplest
+from fedkeep.data import FederatedData, Ragged, toy
+from fedkeep.experiments.learned import cut_texts, remarks, simplest
 from fedkeep.experiments.run import Run
 from fedkeep.methods.terms import cross_entropy, squared_error
 from fedkeep.models import Linear
@@ -89,3 +89,27 @@ def test_a_loss_that_rose() -> None:
 def test_private_values_that_never_moved() -> None:
     assert any("never moved" in remark for remark in remarks(trained(private=0.0)))
     assert not any("never moved" in remark for remark in remarks(trained()))
+
+
+def test_texts_that_are_cut() -> None:
+    columns = {
+        "text": Ragged.from_rows([[1] * length for length in (3, 8, 8, 1)]),
+        "label": np.array([0, 1, 0, 1]),
+    }
+    for most, parts in ((8, ("50.0 %", "8 characters", "max_length = 32")), (9, ())):
+        meta = {"max_length": most, "vocabulary": {"kind": "char"}}
+        said = cut_texts(FederatedData.from_columns(list("aabb"), columns, ["train", "test"] * 2, meta))
+        assert bool(said) == bool(parts)
+        assert all(part in said for part in parts)
+
+
+def test_users_whose_training_diverged() -> None:
+    run = trained()
+    assert run.examples is not None
+    loss = run.examples.tensors["own/loss"].clone()
+    client = run.examples.tensors["client"]
+    loss[client == client[0]] = float("nan")
+    wrong = replace(run, examples=replace(run.examples, tensors={**run.examples.tensors, "own/loss": loss}))
+    first = run.data.ids[int(client[0])]
+    assert any("1 of 6 users" in r and repr(first) in r for r in remarks(wrong))
+    assert not any("diverged" in remark for remark in remarks(run))

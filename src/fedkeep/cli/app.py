@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -206,4 +207,5 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a character that the terminal lacks must not stop a run
             stream.reconfigure(errors="replace")
+    warnings.showwarning = lambda message, *_: complain(f"Warning: {message}")
     app()

@@ -1,4 +1,6 @@
-"""Names that are two though one may be meant (spaces, case, 1 and 1.0), and classes that nothing is trained on."""
+"""What is odd about data, said before training: names that are two though one may be meant (spaces, case, 1 and 1.0),
+classes that nothing is trained on, one class alone, features that never change, clients of one example each.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from fedkeep.tasks import of_several, tasks_in
 
 
 class Labelled(Protocol):
-    """What of a data set is looked at here: its description, its columns, and the rows of a split."""
+    """What of a data set is looked at here: its description, its columns, the rows of a split, and whose they are."""
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -28,9 +30,16 @@ class Labelled(Protocol):
     def split_rows(self, split: Any) -> np.ndarray:
         """Return the row numbers of a split."""
 
+    def counts(self, split: Any) -> np.ndarray:
+        """Return how many examples of a split each client has."""
 
+
+ID = re.compile(r"(.*[_ ])?(id|index|no|nr|row)|", re.IGNORECASE)
+"""Names of columns that number rows or things."""
 MOST = 3
 """How many groups of names a warning shows."""
+LEAST = 20
+"""Of fewer examples to train on, or of fewer clients, it is not said that they are alike."""
 
 
 def alike(names: Iterable[str]) -> list[list[int]]:
@@ -64,6 +73,56 @@ def spellings(what: str, names: Sequence[str], counts: NDArray[Any]) -> str:
         f"Some {what} differ only by spaces, case or .0, and each counts as one of its own: {told}{more}. Where one is "
         f"meant, write it in one way."
     )
+
+
+def data_warnings(data: Labelled) -> Iterator[str]:
+    """Yield what is to be said of data before a model is trained on them."""
+    yield from label_warnings(data)
+    train = data.split_rows("train")
+    for task in tasks_in(data.meta) if len(train) >= LEAST else ():
+        label = data.columns.get(task.label)
+        if isinstance(label, np.ndarray) and label.ndim == 1:
+            own = label[train]
+            if (own == own[0]).all():
+                names = data.meta.get("label_names")
+                said = (
+                    shown(names[own[0]])
+                    if names and task.kind.one_class
+                    else f"{task.in_units(own[:1])[0]:g}"
+                )
+                yield (
+                    f"Every example to train on has the label {said}: there is nothing to learn. Name another column "
+                    f"as label, or look at how examples are divided."
+                )
+    x = data.columns.get("x")
+    if isinstance(x, np.ndarray) and x.ndim == 2 and len(train) >= LEAST:
+        constant = (x[train] == x[train[0]]).all(axis=0)
+        if constant.all():
+            yield (
+                "Every feature is the same in all examples to train on, so a model sees nothing that tells them "
+                "apart. Name other columns as features."
+            )
+        names = data.meta.get("features") or ()
+        for place, name in enumerate(names if len(names) == x.shape[1] else ()):
+            if _counts_rows(str(name), x[:, place]):
+                yield (
+                    f"The feature {name!r} is another number in every row, as an id is: a model learns rows by heart "
+                    f"from it. Leave it out of the features."
+                )
+    count = data.counts("train") + data.counts("valid") + data.counts("test")
+    if len(count) >= LEAST and (count == 1).mean() > 0.5:
+        yield (
+            f"{(count == 1).sum():,} of {len(count):,} clients have one example each, so nothing of theirs is both "
+            f"trained on and tested. Is another column the client's?"
+        )
+
+
+def _counts_rows(name: str, values: NDArray[Any]) -> bool:
+    """Tell whether numbers all differ, and are at equal distances, as 1, 2, 3, ... are, or an id by their name."""
+    gaps = np.diff(np.sort(values.astype(np.float64)))
+    if len(gaps) < LEAST or gaps.min() <= 0:
+        return False
+    return bool(gaps.max() < 1.01 * gaps.min()) or bool(ID.fullmatch(name))
 
 
 def label_warnings(data: Labelled) -> Iterator[str]:

@@ -26,16 +26,19 @@ from fedkeep.core.run_files import numerics_of, read_info
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, run_config, simulation_of
 from fedkeep.experiments.config import Config
+from fedkeep.experiments.learned import still_improving
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.sources import build_source
+from fedkeep.experiments.summary import summarize
 from fedkeep.experiments.variants import Variant, every_method, fitted, with_method
 from fedkeep.experiments.worth import counting_side
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report import wording
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, check_spread, own_side
-from fedkeep.report.runs import read_run
+from fedkeep.report.runs import RunFiles, read_run
 from fedkeep.report.standings import Found, find, write
+from fedkeep.report.wording import lower_is_better
 from fedkeep.tasks import tasks_in
 from fedkeep.version import NUMERICS
 
@@ -276,6 +279,10 @@ def found(plan: Plan) -> Found:
             notes.append(f"{name} is left out: with seed {seed} its training broke down. {why}")
         left += [] if faults else [name]
     runs = [read_run(cell.folder) for cell in plan.cells if cell.label in left]
+    if more := list(dict.fromkeys(run.name for run in runs if _improving(run, plan))):
+        notes.append(
+            f"Still improving at the last round, so more rounds may change their places: {', '.join(more)}."
+        )
     groups = sorted(configurations(runs), key=lambda g: left.index(g.runs[0].name))
     if not groups:
         raise RunError(f"No method is left to compare. {' '.join(notes)}")
@@ -289,6 +296,12 @@ def found(plan: Plan) -> Found:
     return find(
         title, groups, counting, plan.metric, references=plan.references, notes=notes, how=" ".join(how)
     )
+
+
+def _improving(run: RunFiles, plan: Plan) -> bool:
+    task = tasks_in(plan.data.meta)[0]
+    best = summarize(run.records, task.headline, lower_is_better(task.headline))
+    return best is not None and still_improving(run.records, best)
 
 
 def _cell(variant: Variant, seed: int, out: Path, data: Path | None) -> Cell:

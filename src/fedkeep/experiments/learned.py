@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from fedkeep.core.records import Record
+from fedkeep.data import FederatedData, Ragged
+from fedkeep.data.preparation.texts import CALLED
 from fedkeep.experiments.drive import places_of
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.summary import Summary, summarize
@@ -24,6 +26,10 @@ JUDGED = 3
 """Evaluations from which on a last one that is the best counts as still improving."""
 ASKED = 50
 """Clients whose private values are looked at."""
+FIT = 0.1
+"""A loss of classes, in nats, of answers that are nearly sure and right."""
+CUT = 0.05
+"""The share of texts cut from which on it is said."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,14 @@ def remarks(run: Run, best: Summary | None = None) -> list[str]:
     best = best or summarize(run.history, task.headline, lower_is_better(task.headline))
     if best is None:
         return []
-    found = [_rose(run.history), _no_better(run, task, best), _improving(run, best), _unmoved(run)]
+    found = [
+        _rose(run.history),
+        _diverged(run, task),
+        _no_better(run, task, best),
+        _improving(run.history, best),
+        _unmoved(run),
+        cut_texts(run.data),
+    ]
     return [remark for remark in found if remark]
 
 
@@ -84,7 +97,7 @@ def _rose(history: Sequence[Record]) -> str:
         return ""
     return (
         f"The training loss rose from {number(losses[0], 'loss')} to {number(losses[-1], 'loss')}. Take a smaller "
-        f"method.optimizer.learning_rate, or clip gradients by its clip_norm."
+        f"method.optimizer.learning_rate, or clip gradients by method.clip_norm."
     )
 
 
@@ -92,9 +105,10 @@ def _no_better(run: Run, task: Task, best: Summary) -> str:
     simple = simplest(run)
     if simple is None or simple.metric not in best.test:
         return ""
-    metric = simple.metric
+    metric, lower = simple.metric, lower_is_better(simple.metric)
+    if simple.one == (0 if lower else 1):
+        return ""  # one label alone: nothing can be better
     history = [r.value for r in run.history if (r.split, r.metric, r.client) == ("test", metric, None)]
-    lower = lower_is_better(metric)
     reached = min(history) if lower else max(history)
     if task.kind.ranks_scores and best.test.get(task.headline, 0.0) > 0.5:
         return ""  # where most labels are the same an order may be right though no answer changes
@@ -106,9 +120,57 @@ def _no_better(run: Run, task: Task, best: Summary) -> str:
     )
 
 
-def _improving(run: Run, best: Summary) -> str:
-    rounds = {r.round for r in run.history if r.split == "valid" and r.client is None}
-    if not best.valid or len(rounds) < JUDGED or best.round != max(rounds):
+def _diverged(run: Run, task: Task) -> str:
+    """Tell of clients whose test loss is ten times what one answer for all reaches, on theirs and on all examples."""
+    before = before_task(task.name)
+    tensors = {} if run.examples is None else run.examples.tensors
+    losses = [loss for name, loss in tensors.items() if name.startswith(before) and name.endswith("/loss")]
+    if not losses or task.kind.counting is None or not len(run.data.split_rows("train")):
+        return ""
+    client = tensors[f"{before}client"].numpy()
+    one = counted_rows(run.data, task, tensors[f"{before}row"].numpy(), together=True)["loss"]
+    least = (
+        FIT if task.kind.right else one.mean()
+    )  # nearly all labels of one class: any doubt would be tenfold
+    names, place, count = np.unique(client, return_inverse=True, return_counts=True)
+    reached, simple = (np.bincount(place, loss) / count for loss in (losses[0].numpy(), one))
+    wrong = np.flatnonzero(~(reached <= ROSE * np.maximum(simple, max(least, one.mean()))))
+    if not len(wrong) or not least:
+        return ""
+    first = wrong[0]
+    return (
+        f"{len(wrong):,} of {len(names):,} users answer far worse than one answer for all, the first "
+        f"{run.data.ids[names[first]]!r} (loss {number(reached[first], 'loss')}, without a model "
+        f"{number(simple[first], 'loss')}). Their training diverged: take a smaller method.optimizer.learning_rate, or "
+        f"clip gradients by method.clip_norm."
+    )
+
+
+def cut_texts(data: FederatedData) -> str:
+    """Say how many texts of data are as long as the longest that is kept; empty where few are."""
+    most = data.meta.get("max_length")
+    text = data.columns.get("text")
+    if not isinstance(text, Ragged) or not isinstance(most, int):
+        return ""
+    share = float((np.diff(text.offsets) >= most).mean())
+    if share < CUT:
+        return ""
+    kind = (data.meta.get("vocabulary") or {}).get("kind")
+    what = CALLED.get(str(kind), "tokens")
+    return (
+        f"{number(share, 'accuracy')} of the texts are cut at {most:,} {what}; what follows is not read. Keep more: "
+        f"data.max_length = {4 * most}."
+    )
+
+
+def still_improving(history: Sequence[Record], best: Summary) -> bool:
+    """Tell whether the last evaluation on ``valid`` was the best of several."""
+    rounds = {r.round for r in history if r.split == "valid" and r.client is None}
+    return bool(best.valid) and len(rounds) >= JUDGED and best.round == max(rounds)
+
+
+def _improving(history: Sequence[Record], best: Summary) -> str:
+    if not still_improving(history, best):
         return ""
     return f"Still improving at the last round. Train longer: run.epochs = {math.ceil(2 * best.epoch)}, or more rounds."
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.data.alike import ID
 from fedkeep.data.readers.cells import Table
 from fedkeep.data.readers.kinds import Field, field_of
 from fedkeep.data.readers.load import load_table
@@ -106,9 +107,7 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
             else:
                 found.left[name] = str(error)
             continue
-        if different[name] == rows > 20 and re.fullmatch(
-            r"(.*[_ ])?(id|index|no|nr|row)|", name, re.IGNORECASE
-        ):
+        if different[name] == rows > 20 and ID.fullmatch(name):
             found.left[name] = "another number in every row"
         else:
             found.fields[name] = one
