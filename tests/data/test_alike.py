@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from fedkeep import FederatedData, methods, simulate
-from fedkeep.data.alike import alike, data_warnings, label_warnings
+from fedkeep.data.alike import alike, label_warnings, oddities
 from fedkeep.data.readers import read_table
 
 ROWS = ("a,1,yes,train", "a,2, yes,train", "a,3,no,train", "b,4,no,train", "b,5,No,train", "b,8,yes.,test")
@@ -89,7 +89,7 @@ def test_data_that_nothing_can_be_learned_from_are_said_before_training(name: st
 
     def said(more: dict[str, np.ndarray]) -> list[str]:
         data = FederatedData.from_columns(["a", "b"] * 20, usual | more, ["train"] * 36 + ["test"] * 4, meta)
-        return list(data_warnings(data))
+        return list(oddities(data))
 
     (line,) = said(columns)
     assert part in line or part.capitalize() in line
@@ -100,7 +100,7 @@ def test_clients_of_one_example_each_are_said_before_training() -> None:
     columns = {"x": np.arange(60, dtype=np.float32).reshape(30, 2) ** 2 % 13, "label": np.arange(30) % 2}
     splits = ["train", "test"] * 15
     lone = FederatedData.from_columns([f"u{n}" for n in range(30)], columns, splits)
-    assert any("30 of 30 clients" in line for line in data_warnings(lone))
+    assert any("30 of 30 clients" in line for line in oddities(lone))
     assert not any(
-        "clients" in line for line in data_warnings(FederatedData.from_columns(["a"] * 30, columns, splits))
+        "clients" in line for line in oddities(FederatedData.from_columns(["a"] * 30, columns, splits))
     )

@@ -26,6 +26,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
     from fedkeep.data import Ragged
+    from fedkeep.data.alike import oddities
     from fedkeep.engines.rehearsal import first_batches, first_values, losses, model_warnings
     from fedkeep.experiments.build import build_data, simulation_of
     from fedkeep.nn.accelerate import swaps_of
@@ -58,6 +59,8 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     for text in model_warnings(
         method, net, examples, found.config.seed, whose=found.config.run.centralised, given=True
     ):
+        complain(f"Warning: {text}")
+    for text in oddities(examples):
         complain(f"Warning: {text}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:

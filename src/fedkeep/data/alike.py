@@ -38,6 +38,8 @@ ID = re.compile(r"(.*[_ ])?(id|index|no|nr|row)|", re.IGNORECASE)
 """Names of columns that number rows or things."""
 MOST = 3
 """How many groups of names a warning shows."""
+LOOKED = 100_000
+"""Rows that are looked at."""
 LEAST = 20
 """Of fewer examples to train on, or of fewer clients, it is not said that they are alike."""
 
@@ -75,10 +77,11 @@ def spellings(what: str, names: Sequence[str], counts: NDArray[Any]) -> str:
     )
 
 
-def data_warnings(data: Labelled) -> Iterator[str]:
-    """Yield what is to be said of data before a model is trained on them."""
-    yield from label_warnings(data)
-    train = data.split_rows("train")
+def oddities(data: Labelled) -> Iterator[str]:
+    """Yield why little can be learned from data: one label, features that never change or only number rows, and clients
+    of one example each.
+    """
+    train = data.split_rows("train")[:LOOKED]
     for task in tasks_in(data.meta) if len(train) >= LEAST else ():
         label = data.columns.get(task.label)
         if isinstance(label, np.ndarray) and label.ndim == 1:
@@ -104,7 +107,7 @@ def data_warnings(data: Labelled) -> Iterator[str]:
             )
         names = data.meta.get("features") or ()
         for place, name in enumerate(names if len(names) == x.shape[1] else ()):
-            if _counts_rows(str(name), x[:, place]):
+            if _counts_rows(str(name), x[:LOOKED, place]):
                 yield (
                     f"The feature {name!r} is another number in every row, as an id is: a model learns rows by heart "
                     f"from it. Leave it out of the features."

@@ -20,6 +20,7 @@ from fedkeep.core.errors import ConfigError, DataError, check_choice, first_line
 from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
+from fedkeep.data.alike import oddities
 from fedkeep.data.preparation import Encoding
 from fedkeep.data.seen import Seen
 from fedkeep.engines.rehearsal import fit
@@ -390,8 +391,8 @@ def run_config(
         continue_from: the folder of a run whose rounds go on here, see ``experiments.continuing``; of a run that is
             resumed it is not looked at.
         out, resume, progress, workers, trackers: as for ``simulate``, whatever the configuration says.
-        tell: called with texts that say what has changed since an older run, which of the model's layers run on
-            fedkeep's kernels, if any, and what the head is.
+        tell: called with texts that say what has changed since an older run, what is odd about the data, which of the
+            model's layers run on fedkeep's kernels, if any, and what the head is.
     """
     origin = before = None
     if resume and out is not None and (out / "run.json").exists():
@@ -411,6 +412,8 @@ def run_config(
     made = simulation_of(config, data, folder, settings, text or config.to_toml(), before, origin)
     if before is not None and made.origin is not None:
         tell(f"Continues {continue_from} after round {before.round}: {made.origin.told}.")
+    for line in oddities(data):
+        tell(line)
     if line := str(swaps_of(made.net.module)):
         tell(f"Layers {line}.")
     if line := made.head:

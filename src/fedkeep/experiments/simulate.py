@@ -21,7 +21,7 @@ from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Params, misfit, row
 from fedkeep.data import FederatedData, class_counts, hold_out
-from fedkeep.data.alike import data_warnings
+from fedkeep.data.alike import label_warnings
 from fedkeep.data.federated import best_possible
 from fedkeep.data.ids import SomeIds
 from fedkeep.data.seen import FILE as SEEN
@@ -428,7 +428,7 @@ class Simulation:
             after_step=lambda part: drive.finished(part),
         )
         said = model_warnings(job.method, self.net, self.data, conductor.seed, settings.device)
-        for text in (*data_warnings(self.data), *said):
+        for text in (*label_warnings(self.data), *said):
             warn(text)
         policy = settings.on_nonfinite
         device = LocalDevice(job, self.engine, leaves="examples", judges="all", ledger=conductor.versions)
