@@ -210,7 +210,7 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
                 "error", "Initializing zero-element tensors"
             )  # a size of 0: nothing could learn
             for name, value in checked.items():
-                if isinstance(value, int) and value > LARGEST:
+                if isinstance(value, int) and value > LARGEST and not is_own(kind):  # one's own may be a seed
                     raise ValueError(f"{name} is at most {LARGEST}; got {value}")
             return make(**checked)
     except (
