@@ -87,7 +87,9 @@ def test_training_that_always_breaks_down_shows_nothing_and_is_no_success() -> N
     report = audit(Own(), of_term(Broken()), users(a=ORDINARY, b=ORDINARY), rounds=1)
     assert not report.leaks
     assert not report.ok
-    assert report.missed == ("what training sends, as client a never came through it: the loss is infinite",)
+    (missed,) = report.missed
+    assert missed.startswith("what training sends, as client a never came through it:")
+    assert "NaN or infinity" in missed
 
 
 def test_a_joint_norm_that_was_never_cut_is_not_counted() -> None:

@@ -8,6 +8,7 @@
     ├── SplitError           a split into federated and private parameters is unsound
     ├── MethodError          a method and a model don't fit each other
     ├── RunError             a run directory is missing, damaged, in use or from another configuration
+    │   └── EndedError       a server app of Flower ended without a word
     ├── StoreError           private state cannot be read or written
     │   ├── BusyError        another process is at work on it; it will be free again
     │   └── MissingError     it lacks the version that the server names
@@ -15,7 +16,8 @@
     │   └── FailedError      a function of the method, or the model, failed on a device
     ├── NonFiniteError       a loss, gradient or parameter became NaN or infinite
     ├── LostError            a client did not answer
-    │   └── LateError        a client is there, and its round was closed before it answered
+    │   ├── LateError        a client is there, and its round was closed before it answered
+    │   └── DroppedError     a client was dropped by the run's owner
     ├── RoundError           too few clients took part in a round
     ├── BudgetError          a round would cost more privacy than is left
     ├── SecureSumError       a secure sum cannot be made, or would reveal more than the sum
