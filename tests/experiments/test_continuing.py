@@ -180,6 +180,29 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         simulate(Deep().double(), method, data, rounds=1, continue_from=nothing)
 
 
+def test_a_private_run_goes_on_and_is_resumed_with_its_charges(tmp_path: Path) -> None:
+    data, method = examples(["a", "b", "c", "d"], 20), methods.fedper("head.*")
+
+    def run(rounds: int, **more: Any) -> Any:
+        torch.manual_seed(0)
+        privacy = DifferentialPrivacy(noise=2.0, clip=1.0, delta=0.1, heaviest=20.0)
+        given = {
+            "rounds": rounds,
+            "cohort": 2,
+            "sampling": "poisson",
+            "privacy": privacy,
+            "min_clients": 0,
+            "evaluate_every": 1,
+        }
+        return simulate(Deep().double(), method, data, **{**given, **more})
+
+    may = run(3, out=tmp_path / "may")
+    run(1, out=tmp_path / "june", continue_from=may)
+    assert run(2, out=tmp_path / "june", continue_from=may, resume=True).round == 5
+    with pytest.raises(ConfigError):
+        run(1, out=tmp_path / "july", continue_from=may, privacy=None, sampling="shuffled")
+
+
 def test_an_id_that_changed_its_spelling_is_named() -> None:
     method = methods.fedper("head.*")
     run = simulate(Deep().double(), method, examples(["North", "b"], 20), rounds=1, cohort=2)

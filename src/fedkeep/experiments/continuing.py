@@ -55,17 +55,27 @@ class Origin:
         run: the older run's id, or "memory".
         round: its last finished round.
         told: in words, what has changed since.
+        charged: as of `Before`.
     """
 
     run: str
     round: int
     told: str = ""
+    charged: Sequence[Sequence[float]] | None = None
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> Origin | None:
         """Return what ``run.json`` says of it; None: the run began by itself."""
         found = info.get("continues")
         return None if found is None else cls(**found)
+
+    def carried(self, terms: Terms) -> Terms:
+        """Return what the new run's rounds cost, after those that were charged before.
+
+        Raises:
+            ConfigError: the older run has no differential privacy, so no ε holds for what it released.
+        """
+        return carrying(self.run, self.charged, terms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +174,7 @@ class Before:
                 for name, (was, now) in self.grown(data).items()
             ],
         ]
-        return Origin(run=self.run, round=self.round, told="; ".join(parts))
+        return Origin(run=self.run, round=self.round, told="; ".join(parts), charged=self.charged)
 
     def grown(self, data: FederatedData) -> dict[str, tuple[int, int]]:
         """Return which sizes have grown, from and to what.
@@ -222,14 +232,6 @@ class Before:
                 )
             clients = [client for client, _ in some]
             store.begin(versions.accept(clients, [attempt] * len(clients)))
-
-    def carried(self, terms: Terms) -> Terms:
-        """Return what the new run's rounds cost, after those that were charged before.
-
-        Raises:
-            ConfigError: this one has no differential privacy, so no ε holds for what it released.
-        """
-        return carrying(self.run, self.charged, terms)
 
 
 def sizes_of(data: FederatedData) -> dict[str, int]:

@@ -211,6 +211,11 @@ class Simulation:
                 )
             data, origin = before.seen.kept_apart(data), before.origin(data)
         self.before, self.origin = before, origin
+        if origin is not None and origin.charged is not None and privacy is None:
+            raise ConfigError(
+                "continue_from: the older run has differential privacy, and no ε would hold for it if this one had none. Give "
+                "privacy, in a configuration [privacy]."
+            )
         method = fit(method, model, data)
         module, self.head = method.made_for(model, settings.accelerate), method.tells_head(model)
         if first is not None and not misfit(values := tensors_of(module), first):
@@ -241,7 +246,7 @@ class Simulation:
             method=method,
             net=self.net,
             privacy=privacy,
-            carried=(lambda terms: terms) if before is None else before.carried,
+            carried=(lambda terms: terms) if origin is None else origin.carried,
             continues=None if origin is None else (origin.run, origin.round),
             cohort=max(1, len(trains)) if settings.centralised else None,
             config=config or {},
