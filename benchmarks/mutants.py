@@ -8,8 +8,7 @@ condition turned round, a statement left out. None is in a string or a docstring
 conformance table of the methods, which stop at the first failure: of the tests that run the changed line, the ``SMALLEST``
 that run the fewest lines, and ``OTHERS`` drawn from the rest; of a line that no test runs in its own process (module level, a
 worker's), ``SMALLEST`` + ``OTHERS`` drawn from all. It is killed if a test fails that passes without the change, or takes
-longer than ``LIMIT``. FILE holds a line a mutant; a second call goes on
-where the first stopped. At the end the share of those killed is printed, with its 95 % interval (Wilson), and who survived.
+computes longer than ``LIMIT`` or takes longer than ``WAIT``. FILE holds a line a mutant; a second call goes on where the first stopped. At the end the share of those killed is printed, with its 95 % interval (Wilson), and who survived.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -36,8 +36,8 @@ import numpy as np
 ROOMS = ("core", "engines", "methods", "remote", "store", "split", "privacy", "links", "client", "server")
 """Rooms of either commit; a room that a checkout lacks has no mutants."""
 TABLE = ("tests/engines/test_conformance.py", "tests/methods/test_every_method.py", "tests/test_numerics.py")
-LIMIT = 240.0
-"""Seconds that the tests of one mutant may take."""
+LIMIT, WAIT = 240, 1200
+"""Seconds that the tests of one mutant may compute, and may take with waiting: a busy machine kills no mutant."""
 SMALLEST, OTHERS = 100, 100
 MAP = ".coverage.mutants"
 """File in a checkout that says which test runs which line; made by ``--map``."""
@@ -208,10 +208,18 @@ def run(copy: Path, tests: Sequence[str]) -> tuple[str | None, str]:
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-rfE", f"@{listed}"]
     try:
         done = subprocess.run(
-            words, cwd=copy, env=environment(copy), capture_output=True, text=True, timeout=LIMIT
+            words,
+            cwd=copy,
+            env=environment(copy),
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT)),
         )
     except subprocess.TimeoutExpired:
         return "", "timeout"
+    if done.returncode < 0:
+        return "", f"ended by signal {-done.returncode}"
     last = done.stdout.strip().rsplit("\n", 1)[-1]
     if done.returncode == 0:
         return None, last
