@@ -130,6 +130,9 @@ class Listed(Sequence[str], ABC):
             return [self.at(one) for one in range(len(self))[place]]
         return self.at(range(len(self))[place])
 
+    def __iter__(self) -> Iterator[str]:
+        return map(self.at, range(len(self)))
+
 
 class RangeIds(Listed):
     """The ids ``pattern.format(0)`` … ``pattern.format(n - 1)``, made when asked for.
@@ -302,7 +305,8 @@ class SomeIds(Listed):
         return self.ids[int(self.positions[place])]
 
     def __iter__(self) -> Iterator[str]:
-        return map(self.ids.__getitem__, self.positions.tolist())
+        at = self.ids.at if isinstance(self.ids, Listed) else self.ids.__getitem__
+        return map(at, self.positions.tolist())
 
     def __repr__(self) -> str:
         return f"SomeIds({self[:3]}{', …' * (len(self) > 3)} {len(self):,} of {len(self.ids):,} clients)"

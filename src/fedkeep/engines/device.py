@@ -437,7 +437,7 @@ class LocalDevice:
         """Yield the clients' indices, and what each is sent; ids in the order of the data are found at once."""
         ids, clients, after = self.job.data.ids, len(self.job.data), 0
         for order in orders:
-            if after >= clients or ids[after] != order.client:
+            if after >= clients or ids.at(after) != order.client:
                 after = self.job.data.index(order.client)
             yield after, order.sent
             after += 1

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 CHUNK = 1024
 """Examples that are computed at once."""
-WINDOW = 8 * CHUNK
+WINDOW = 32 * CHUNK
 """Examples among which clients with equally many are looked for."""
 BYTES = 64 << 20
 """What clients who are looked at together may keep, and be sent apart from each other."""
@@ -186,9 +186,10 @@ class Window:
 
     def _pooled(self) -> Iterator[Piece]:
         for first, last in pairwise([0, *self.ends]):
-            end = int(self._starts[last])
-            for start in range(int(self._starts[first]), end, self._chunk):
-                yield Piece(np.arange(start, min(start + self._chunk, end)), None)
+            start, end = int(self._starts[first]), int(self._starts[last])
+            pieces = max(1, (end - start) // self._chunk)  # each of a chunk or more, and of less than two
+            for some in np.array_split(np.arange(start, end), pieces):
+                yield Piece(some, None)
 
     def _apart(self) -> Iterator[Piece]:
         """Yield pieces of many clients with equally many examples, and of those with few companions alone."""
@@ -465,6 +466,8 @@ def labelled(task: Task, output: Any, batch: Params) -> tuple[Tensor, Tensor, Te
     out, label = output_of(output, task.name), label_of(batch, task.label)
     known = ~torch.isnan(label) if label.is_floating_point() else label >= 0
     task.kind.check_output(out, label)
+    if known.all():
+        return task.in_units(out.flatten(0, known.dim() - 1)), task.in_units(label.flatten()), known
     return task.in_units(out[known]), task.in_units(label[known]), known
 
 

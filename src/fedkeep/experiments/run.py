@@ -380,8 +380,9 @@ class Run:
 
     def _finish(self, clients: Iterable[str]) -> None:
         """Let clients take the method's own last step who have not."""
-        late = [client for client in clients if client not in self.fitted]
-        if late and self.method.adapt.everyone:
+        if not self.method.adapt.everyone:
+            return
+        if late := [client for client in clients if client not in self.fitted]:
             self._fit(late)
 
     def _at(self, stage: Stage, clients: SomeIds) -> tuple[Model, LocalDevice]:
@@ -389,7 +390,7 @@ class Run:
         check_choice("stage must be", stage, get_args(Stage))
         if stage == "own":
             self._finish(clients)
-            if not self.fitted.keys().isdisjoint(clients):
+            if self.fitted and not self.fitted.keys().isdisjoint(clients):
                 device = self.local_device()
                 device.hold("adapted", self._store(clients))
                 return "adapted", device
