@@ -28,7 +28,8 @@ from fedkeep.core.net import Net
 from fedkeep.data import FederatedData
 from fedkeep.engines import Centralised, Sequential
 from fedkeep.experiments.build import build_data, build_method, build_model
-from fedkeep.experiments.config import builtin_text, parse_config
+from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.plugins import builtin_text
 
 BASE = "FedAvg"
 WANTED = 1.5

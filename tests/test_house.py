@@ -147,13 +147,14 @@ def test_importing_fedkeep_loads_nothing_and_its_names_torch_and_numpy_alone() -
     assert {"torch", "numpy"} <= after
 
 
-def test_asking_for_help_loads_no_torch() -> None:
+def test_help_and_lists_load_no_torch() -> None:
     for words in (
         ["--help"],
         ["run", "--help"],
         ["device", "--help"],
         ["flower", "new", "--help"],
         ["--version"],
+        ["list"],
     ):
         code = f"""
 import sys
@@ -163,16 +164,7 @@ try:
     main()
 except SystemExit:
     pass"""
-        assert not loaded(code) & {"torch", "numpy", "pydantic", "flwr"}, words
-
-
-def test_listing_what_there_is_draws_nothing() -> None:
-    """The papers' tables are named by every command; only those who draw load what draws."""
-    run = "import sys; sys.argv[1:] = ['list']; from fedkeep.cli.app import main; main()"
-    code = f"import atexit, sys; atexit.register(lambda: print('matplotlib' in sys.modules)); {run}"
-    lines = run_python(code).splitlines()
-    assert any("kteps-table2" in line for line in lines)
-    assert lines[-1] == "False"
+        assert not loaded(code) & {"torch", "numpy", "pydantic", "flwr", "matplotlib"}, words
 
 
 def test_training_and_all_of_a_report_but_its_drawing_load_no_matplotlib() -> None:

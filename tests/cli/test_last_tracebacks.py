@@ -15,7 +15,7 @@ import filelock
 import pytest
 import torch
 
-from fedkeep.core.describe import visible
+from fedkeep.core.errors import visible
 from fedkeep.experiments.progress import make_progress
 from tests.cli.conftest import Command
 
@@ -279,7 +279,7 @@ def test_ctrl_c_while_the_libraries_are_loaded(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
     # Where tests run in the background, Ctrl-C is ignored, and processes inherit that.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    command = [sys.executable, "-c", f"{heard}from fedkeep_command import main; main()", "list"]
+    command = [sys.executable, "-c", f"{heard}from fedkeep_command import main; main()", "doctor"]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -14,12 +14,11 @@ from fedkeep.experiments.config import (
     Config,
     DataConfig,
     builtin_config,
-    builtin_names,
-    builtin_text,
     parse_config,
     parse_overrides,
     read_config,
 )
+from fedkeep.experiments.plugins import builtin_names, builtin_text
 from tests.refusals import raises
 
 MINIMAL = """

@@ -16,8 +16,8 @@ from fedkeep.cli import app
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
 from fedkeep.experiments.build import build_data, build_method, offered_methods
-from fedkeep.experiments.config import Config, MethodConfig, builtin_names, builtin_text
-from fedkeep.experiments.plugins import INSTALL_PAPERS
+from fedkeep.experiments.config import Config, MethodConfig
+from fedkeep.experiments.plugins import INSTALL_PAPERS, builtin_names, builtin_text
 from fedkeep.experiments.reproductions import Request, reproduce, reproductions
 from fedkeep.experiments.sources import READERS, Reader, offered_readers
 from tests.installed import PAPERS, write_package

@@ -11,7 +11,8 @@ from sklearn.datasets import load_wine
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config, settled
-from fedkeep.experiments.config import Config, builtin_config, builtin_names, parse_config
+from fedkeep.experiments.config import Config, builtin_config, parse_config
+from fedkeep.experiments.plugins import builtin_names
 from fedkeep.experiments.usual import USUAL
 from fedkeep.methods import Phase
 from fedkeep.nn.accelerate import swaps_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import tomllib
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ import typer
 
 from fedkeep.cli.output import say, show_table
 from fedkeep.cli.settings import DataOption, SetOption, find_config
-from fedkeep.experiments.reproductions import reproductions
 
 
 def list_all(
@@ -29,38 +27,27 @@ def list_all(
     data: DataOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Show methods, models, readers, built-in configurations, reproductions, engines and kernels."""
+    """Show methods, models, readers, built-in configurations, reproductions, and engines."""
     if fits is not None:
         show_fitting(fits, data, overrides)
         return
-    from fedkeep import kernels
-    from fedkeep.experiments.build import MODELS, offered_methods
-    from fedkeep.experiments.config import builtin_names, builtin_text
-    from fedkeep.experiments.plugins import INSTALL_PAPERS
-    from fedkeep.experiments.simulate import ENGINES
-    from fedkeep.experiments.sources import offered_readers
+    from fedkeep.cli.listed import about_added, about_own
+    from fedkeep.experiments.plugins import INSTALL_PAPERS, builtin_names, builtin_text
 
-    _show(
-        "Methods (method.kind)",
-        {name: about(inspect.getmodule(make)) for name, make in offered_methods().items()},
-    )
-    _show("Models (model.kind)", {name: about(make) for name, make in MODELS.items()})
-    _show(
-        "Readers and generators (data.reader)",
-        {name: about(reader.read) for name, reader in offered_readers().items()},
-    )
+    methods = about_own("fedkeep.methods", "METHODS", of_module=True)
+    _show("Methods (method.kind)", methods | about_added("fedkeep.methods", methods, of_module=True))
+    _show("Models (model.kind)", about_own("fedkeep.experiments.build", "MODELS"))
+    readers = about_own("fedkeep.experiments.sources", "READERS")
+    _show("Readers and generators (data.reader)", readers | about_added("fedkeep.readers", readers))
     _show(
         "Configurations (fedkeep run NAME)", {name: _comment(builtin_text(name)) for name in builtin_names()}
     )
-    known = reproductions()
-    _show("Reproductions (fedkeep reproduce NAME)", {name: one.about for name, one in known.items()})
+    known = about_added("fedkeep.reproductions", {})
+    _show("Reproductions (fedkeep reproduce NAME)", known)
     if not known:
         say(f"{INSTALL_PAPERS}\n")
-    _show(
-        "Engines (run.engine)",
-        {"auto": "Picks the fastest that fits."} | {n: about(make) for n, make in ENGINES.items()},
-    )
-    say(f"Kernels: {kernels.status()}")
+    engines = about_own("fedkeep.experiments.simulate", "ENGINES")
+    _show("Engines (run.engine)", {"auto": "Picks the fastest that fits."} | engines)
 
 
 def show_fitting(named: str, data: Path | None, overrides: list[str] | None) -> None:
@@ -77,13 +64,6 @@ def show_fitting(named: str, data: Path | None, overrides: list[str] | None) -> 
     for name, error in each.items():
         if name not in fit:
             say(f"{name}: {error}")
-
-
-def about(thing: object) -> str:
-    """Return what a function's result, a class or a module is for: the first paragraph of its docstring."""
-    text = inspect.getdoc(thing)
-    first = (text or "").split("\n\n")[0].replace("``", "").replace("\n", " ")
-    return re.sub(r":\w+:`([^`]*)`", r"\1", first)
 
 
 def _comment(text: str) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedkeep.core.errors import visible
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.report.wording import metric_name, number
 
@@ -27,23 +28,17 @@ def console(stderr: bool = False) -> Console:
 
 def say(text: str) -> None:
     """Print a line on standard output as it is, whatever brackets it holds; a path is never broken into lines."""
-    from fedkeep.core.describe import visible
-
     console().print(Text(visible(text)), soft_wrap=True)
 
 
 def note(text: str) -> None:
     """Print a line about progress on standard error, on a terminal only."""
-    from fedkeep.core.describe import visible
-
     if sys.stderr.isatty():
         console(stderr=True).print(Text(visible(text), style="dim"), soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """Print an error on standard error, red where colours are shown."""
-    from fedkeep.core.describe import visible
-
     console(stderr=True).print(Text(visible(text), style="bold red"), soft_wrap=True)
 
 
@@ -53,8 +48,6 @@ def warn_of_unfinished(folders: Iterable[Path]) -> None:
     Raises:
         RunError: a folder holds no run, or it is damaged.
     """
-    from fedkeep.core.describe import visible
-
     for folder in folders:
         info = read_info(folder)
         if info.get("status") != "finished":
@@ -78,8 +71,6 @@ def show_table(
         left: how many columns from the left hold text; the others are aligned right.
         note: below it.
     """
-    from fedkeep.core.describe import visible
-
     table = Table(box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False, show_edge=False)
     for index, name in enumerate(columns):
         table.add_column(Text(visible(name)), justify="left" if index < left else "right", overflow="fold")

@@ -94,15 +94,9 @@ def find_config(
     Raises:
         ConfigError: there is none, or it doesn't fit.
     """
-    from fedkeep.experiments.config import (
-        builtin_names,
-        builtin_text,
-        near_names,
-        parse_config,
-        parse_overrides,
-        read_config,
-    )
+    from fedkeep.experiments.config import parse_config, parse_overrides, read_config
     from fedkeep.experiments.load import folder_of_data, run_folder_config
+    from fedkeep.experiments.plugins import builtin_names, builtin_text, near_names
 
     changes = parse_overrides(overrides or []) | ({} if seed is None else {"seed": str(seed)})
     path = Path(named)

@@ -142,10 +142,3 @@ def check_kind(name: str, given: object, kind: type, wanted: str) -> None:
             wanted=wanted,
             got=textwrap.shorten(repr(given), 80),
         )
-
-
-def visible(text: str) -> str:
-    r"""Return a text with what doesn't print written out (``\x1b``, ``\u202e``), so that no file drives a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\u00a0" else ascii(c)[1:-1] for c in text)

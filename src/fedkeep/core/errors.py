@@ -212,3 +212,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the choice nearest to ``word``, or an empty string."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def visible(text: str) -> str:
+    r"""Return a text with what doesn't print written out (``\x1b``, ``\u202e``), so that no file drives a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\u00a0" else ascii(c)[1:-1] for c in text)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fedkeep.core.describe import visible
+from fedkeep.core.errors import visible
 
 
 class Silent:

@@ -13,7 +13,8 @@ import pytest
 
 from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.experiments.build import build_data
-from fedkeep.experiments.config import builtin_text, parse_config
+from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.plugins import builtin_text
 from fedkeep.experiments.reproductions import Request, reproduce, reproductions
 from fedkeep.report.blocks import Figure
 from fedkeep.report.charts import Bars

@@ -17,8 +17,9 @@ from fedkeep.core.files import write_whole
 from fedkeep.core.records import read_records
 from fedkeep.core.seeds import stream
 from fedkeep.experiments.build import build_data, run_config
-from fedkeep.experiments.config import Config, builtin_text, parse_config
+from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.long_jobs import run_long_jobs
+from fedkeep.experiments.plugins import builtin_text
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import read_info
 from fedkeep_papers.kit.cells import Measured, Slot, digest, settings_of

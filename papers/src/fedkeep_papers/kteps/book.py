@@ -12,8 +12,9 @@ from typing import Any
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data.readers.files import sha256
 from fedkeep.experiments.build import build_data
-from fedkeep.experiments.config import Config, builtin_names
+from fedkeep.experiments.config import Config
 from fedkeep.experiments.long_jobs import run_long_jobs
+from fedkeep.experiments.plugins import builtin_names
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics import ag, ap
 from fedkeep.report.results import over_seeds, write_results

@@ -20,10 +20,11 @@ from fedkeep.core.records import read_records
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import Judged
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config
-from fedkeep.experiments.config import Config, builtin_text, parse_config
+from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.drive import SHARED
 from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.personalize import Protocol, personalization_curve
+from fedkeep.experiments.plugins import builtin_text
 from fedkeep.experiments.run import Run
 from fedkeep.methods.base import Predict
 from fedkeep.tasks.results import Model

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.experiments.build import build_data
-from fedkeep.experiments.config import Config, builtin_text, parse_toml
+from fedkeep.experiments.config import Config, parse_toml
 from fedkeep.experiments.config_tables import made_of
+from fedkeep.experiments.plugins import builtin_text
 
 SHARED = ("batch_size", "clip_norm", "epochs", "loss", "optimizer", "server_optimizer")
 """Of the method's table, what all methods of a data set have in common."""
