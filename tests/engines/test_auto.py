@@ -13,8 +13,9 @@ import torch
 
 from fedkeep import Phase, methods, simulate
 from fedkeep.engines import Auto, Choice, Sequential, auto, client_step, run_round
-from fedkeep.engines.auto import known_beforehand, one_thread
+from fedkeep.engines.auto import known_beforehand
 from fedkeep.engines.workers.pool import start_method
+from fedkeep.engines.workers.workers import one_thread
 from fedkeep.experiments.simulate import make_engine
 from fedkeep.methods.terms import Term, cross_entropy
 from tests.tiny import Logits, Rounds, bits, classes, everyone, job, same_bits, threads_noted
@@ -78,6 +79,14 @@ def test_when_workers_pay(first: float, others: list[float], left: int, pays: bo
     engine = measured(first, others)
     assert engine._pays(left) == pays
     assert engine.name == ("workers" if pays else "sequential")
+
+
+@pytest.mark.parametrize(("size", "pays"), [(1_000, True), (4_000_000, False)])
+def test_what_a_client_gives_is_handed_over_too(size: int, pays: bool) -> None:
+    """Two processes save 1 ms of a client's 2 ms; to take 4 MB back takes longer."""
+    engine = measured(0.5, [0.002] * 5, workers=2)
+    engine.largest = size
+    assert engine._pays(100_000) == pays
 
 
 def test_reasons() -> None:

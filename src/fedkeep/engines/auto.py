@@ -28,14 +28,14 @@ from fedkeep.engines.vectorised.costs import CPU_BYTES, room, step_cost, times_f
 from fedkeep.engines.vectorised.stacked_lanes import lockstep
 from fedkeep.engines.vectorised.vectorised import Vectorised
 from fedkeep.engines.workers.pool import start_method
-from fedkeep.engines.workers.workers import Workers, available_cores
+from fedkeep.engines.workers.workers import Workers, available_cores, one_thread, size
 
 STARTING = {"fork": 0.2, "spawn": 8.0}
 """Seconds to start workers."""
 WORTH = 5
 """Workers are started if they save this many times what starting them costs."""
-HANDING_OVER = 0.0005
-"""Seconds that it takes to hand a client to another process and to take back what it gives."""
+HANDING_OVER, HANDING_OVER_BYTE = 0.0005, 4e-10
+"""Seconds that it takes to hand a client to another process, and to take back each byte that it gives."""
 LONG = 10.0
 """Seconds after which the first client counts. It pays for what torch loads but once: seconds, on busy cores."""
 
@@ -104,7 +104,7 @@ class Auto:
             "sequential", "too little was trained to tell whether processes pay"
         )
         self.together: Choice | None = None
-        self.trained, self.seconds = 0, 0.0
+        self.trained, self.seconds, self.largest = 0, 0.0, 0
         self._job: Job | None = None
         self._program = Vectorised()
 
@@ -166,6 +166,7 @@ class Auto:
             with one_thread():
                 result = next(results)
             self._took(time.perf_counter() - began)
+            self.largest = max(self.largest, size(result))
             yield result
             del result  # its upload is large: it goes before the next client is trained
 
@@ -181,7 +182,8 @@ class Auto:
             return False
         one = self.seconds / max(self.trained - 1, 1)
         side_by_side = min(self.workers.count, self.cohort)
-        saved = left * (one - one / side_by_side - HANDING_OVER)
+        handing_over = HANDING_OVER + HANDING_OVER_BYTE * self.largest
+        saved = left * (one - one / side_by_side - handing_over)
         if saved > WORTH * STARTING[self.workers.start or start_method()]:
             why = f"{side_by_side} clients side by side save about {_time(saved)} of {_time(left * one)}"
             self.apart = Choice("workers", why)
@@ -201,20 +203,6 @@ def _unfit(job: Job) -> str | None:
         return Vectorised.suits(job)
     except MethodError as error:  # of the method on many clients at once; one alone may have none
         return str(error)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread, as a worker does."""
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _time(seconds: float) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedkeep import FederatedData, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net
 from fedkeep.engines import ClientResult, ClientToTrain, Engine, Job, Sequential, Workers
+from fedkeep.engines.first_values import first_global
 from fedkeep.engines.workers import workers
 from fedkeep.engines.workers.pool import Pool
 from fedkeep.privacy import GaussianNoise
@@ -56,6 +58,22 @@ def test_the_largest_clients_are_trained_first_and_given_back_in_order(engine: W
     found = results(work, [4, 2, 1, 0, 3], engine)
     assert given == [1, 3, 0, 4, 2]
     assert [result.client for result in found] == [4, 2, 1, 0, 3]
+
+
+def test_the_cores_are_the_workers(engine: Workers) -> None:
+    """While they train, torch computes with one thread here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        work = job(Logits(), FURL, DATA)
+        sent = first_global(work.method, work.net, work.data).params
+        found = engine.train(work, [ClientToTrain(client, sent) for client in (0, 1)], 0, 0.0)
+        next(found)
+        assert torch.get_num_threads() == 1
+        assert len(list(found)) == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_uploads_that_wait_for_their_turn_are_few(engine: Workers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ process to process; they come from this process, never from a disk or a network.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import weakref
@@ -110,7 +111,8 @@ class Workers:
             order["sent"] = pool.worker_job.sent.put(common)
         turns = _Turns(pool, job, work, order)
         try:
-            yield from turns
+            with one_thread():  # the workers have the cores
+                yield from turns
         finally:
             pool.stop_busy()  # none are, unless the round was broken off
 
@@ -154,7 +156,7 @@ class _Turns:
                 self.turn += 1
                 if isinstance(result, BaseException):
                     raise result
-                self.held -= _bytes(result)
+                self.held -= size(result)
                 yield result
 
     def _send(self) -> None:
@@ -189,7 +191,7 @@ class _Turns:
         else:
             try:
                 result = decode_reply(reply, worker.own, self.job.method.split, client)
-                self.held += _bytes(result)
+                self.held += size(result)
                 self.done[place] = result
             except BaseException as error:  # noqa: BLE001 - raised when it is this client's turn
                 self.done[place] = error
@@ -207,9 +209,24 @@ class _Turns:
         )
 
 
-def _bytes(result: ClientResult) -> int:
+def size(result: ClientResult) -> int:
+    """Return how many bytes a client's upload and what it keeps take."""
     deltas = result.upload.deltas if result.upload is not None else {}
     return nbytes(deltas) + nbytes(result.kept or {})
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as a worker does."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_device(device: str) -> None:
