@@ -25,7 +25,7 @@ from torch import nn
 
 from benchmarks.faults import commit
 from benchmarks.measure import RESULTS, write
-from fedkeep import FederatedData, Method, Phase, data, models
+from fedkeep import FederatedData, Method, Phase, data, models, sgd
 from fedkeep.audit import AuditReport, audit
 from fedkeep.core.errors import FedkeepError
 from fedkeep.methods import METHODS, batch_norm_names
@@ -175,7 +175,8 @@ def built(kind: str, network: Network, model: nn.Module) -> Method:
     if kind == "fedbn":
         private = tuple(batch_norm_names(model))
     wanted = inspect.signature(make).parameters
-    local = Phase(batch_size=4, loss=squared_error()) if network.numbers else Phase(batch_size=4)
+    local = Phase(optimizer=sgd(0.1), batch_size=4)
+    local = local.but(loss=squared_error()) if network.numbers else local
     usual: dict[str, Any] = {
         "private": private,
         "layers": network.head,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeep
-from fedkeep import Method, Phase, methods
+from fedkeep import Method, Phase, methods, sgd
 from fedkeep.core.errors import FedkeepError, LostError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -66,7 +66,7 @@ class Taste(nn.Module):
         return logits
 
 
-LOCAL = Phase(batch_size=4)
+LOCAL = Phase(optimizer=sgd(0.1), batch_size=4)
 METHODS: dict[str, Method] = {
     "furl": methods.furl("user", local=LOCAL),
     "the share of FedAvg": methods.furl("user", private_scale="fedavg", local=LOCAL),

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import write
-from fedkeep import FederatedData, Method, Run, declare, methods, simulate
+from fedkeep import FederatedData, Method, Phase, Run, declare, methods, sgd, simulate
 from fedkeep.engines import judge
 
 FEATURES, HIDDEN, CLASSES, ITEMS = 32, 64, 10, 20
@@ -56,13 +56,14 @@ class Rows(Model):
         declare(self, per_example=("user",))
 
 
+LOCAL = Phase(optimizer=sgd(0.1), batch_size=32)
 CASES: dict[str, tuple[type[Model], Method, int]] = {
-    "nothing private": (Model, methods.fedavg(), 3),
-    "a vector, a row for each example": (Rows, methods.furl("user"), 3),
-    "a vector": (Model, methods.furl("user"), 3),
-    "the head": (Model, methods.fedper("last.*"), 3),
-    "rows of an embedding": (Model, methods.furl("items.weight"), 3),
-    "the head, 1 to 20 examples": (Model, methods.fedper("last.*"), 20),
+    "nothing private": (Model, methods.fedavg(local=LOCAL), 3),
+    "a vector, a row for each example": (Rows, methods.furl("user", local=LOCAL), 3),
+    "a vector": (Model, methods.furl("user", local=LOCAL), 3),
+    "the head": (Model, methods.fedper("last.*", local=LOCAL), 3),
+    "rows of an embedding": (Model, methods.furl("items.weight", local=LOCAL), 3),
+    "the head, 1 to 20 examples": (Model, methods.fedper("last.*", local=LOCAL), 20),
 }
 
 

@@ -26,7 +26,7 @@ from benchmarks.fault_grid import DATA, encode, experiment
 from benchmarks.faults import commit
 from benchmarks.measure import write
 from benchmarks.workloads import WORKLOADS
-from fedkeep import FederatedData, Method, Phase, methods
+from fedkeep import FederatedData, Method, Phase, methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.data.preparation import Ready
 from fedkeep.engines import (
@@ -79,7 +79,11 @@ class Done:
 def workload(name: str) -> tuple[Callable[[], nn.Module], Method, FederatedData]:
     """Return a model, a method, and data of ``CLIENTS`` clients."""
     if name == "FURL":
-        return lambda: experiment("furl", {})[0], methods.furl("user", local=Phase(batch_size=4)), DATA
+        return (
+            lambda: experiment("furl", {})[0],
+            methods.furl("user", local=Phase(optimizer=sgd(0.1), batch_size=4)),
+            DATA,
+        )
     of = WORKLOADS[name]
     data = federated(of.data())
     return lambda: model_of(of, of.initial()), method_of(of), data.select(range(CLIENTS))

@@ -135,7 +135,10 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
         lambda: told(
             fedkeep.simulate(
                 ROWS["fedavg"][0]().double(),
-                fedkeep.methods.fedavg(server=fedkeep.averaging(adam(0.05))),
+                fedkeep.methods.fedavg(
+                    local=fedkeep.Phase(optimizer=fedkeep.sgd(0.1), batch_size=32),
+                    server=fedkeep.averaging(adam(0.05)),
+                ),
                 DATA,
                 **COMMON,
             )

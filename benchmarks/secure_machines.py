@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.faults import commit
 from benchmarks.measure import write
-from fedkeep import FederatedData, Method, averaging, methods, models
+from fedkeep import FederatedData, Method, Phase, averaging, methods, models, sgd
 from fedkeep.core.files import read_tensors
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
 from fedkeep.methods import SecureSums, securely
@@ -52,7 +52,8 @@ def data_of(clients: int) -> FederatedData:
 
 def run(clients: int, rounds: int, secure: bool) -> dict[str, Any]:
     """Return seconds and bytes of a run, and its parameters."""
-    plain = methods.fedavg(server=averaging(by="uniform"))
+    local = Phase(optimizer=sgd(0.1), batch_size=32)
+    plain = methods.fedavg(local=local, server=averaging(by="uniform"))
     method, data = securely(plain, SUMS) if secure else plain, data_of(clients)
 
     def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[torch.nn.Module, Method]:

@@ -176,7 +176,7 @@ def walks(checkout: Path) -> dict[str, dict[str, int]]:
         model.__module__, model.__qualname__ = "stranger", model.__name__
         setattr(stranger, model.__name__, model)
     data = fedkeep.data.toy(users=6, examples=30, features=4, classes=3)
-    local = fedkeep.Phase(optimizer=fedkeep.sgd(RATE))
+    local = fedkeep.Phase(optimizer=fedkeep.sgd(RATE), batch_size=32)
     method = fedkeep.methods.furl("user", local=local)
 
     def simulated() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fedkeep import Phase, averaging, methods, models
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.optim import sgd
+from fedkeep.core.optim import adam, sgd
 from fedkeep.experiments.build import LossConfig, build_loss, build_method, build_model
 from fedkeep.experiments.config import AdaptConfig, MethodConfig, builtin_config
 from fedkeep.methods import EarlyStopping, terms
@@ -138,7 +138,8 @@ def test_augmented_images() -> None:
 
 def test_the_built_in_mixture_is_the_papers() -> None:
     made = builtin_config("mixture")
-    method, usual = build_method(made.method), methods.mixture()
+    local = Phase(optimizer=adam(1e-4), epochs=3, batch_size=10)
+    method, usual = build_method(made.method), methods.mixture(local=local)
     assert (method.adapt, method.client) == (usual.adapt, usual.client)
     assert isinstance(build_model(made, PICTURES), models.MixtureOfExperts)
     assert (made.run.rounds, made.run.cohort) == (1500, 5)

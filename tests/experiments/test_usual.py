@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_wine
+from torch import nn
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.optim import Optimizer, UsualRate, adam, sgd
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config, settled
-from fedkeep.experiments.config import Config, builtin_config, parse_config
+from fedkeep.experiments.config import Config, LossConfig, builtin_config, parse_config
 from fedkeep.experiments.plugins import builtin_names
-from fedkeep.experiments.usual import USUAL
-from fedkeep.methods import Phase
+from fedkeep.experiments.simulate import simulate
+from fedkeep.methods import METHODS, Phase, apfl, fedavg
+from fedkeep.methods.phase import UsualSize
+from fedkeep.methods.usual import OWN, usual_of
+from fedkeep.models import MLP
 from fedkeep.nn.accelerate import swaps_of
 from tests.experiments.configs import PICTURES, config, shops
 
@@ -44,11 +52,13 @@ def test_each_kind_of_data_has_a_model(kind: str) -> None:
     data = KINDS[kind]
     made = settled(alone(reader="saved", folder="d"), data)
     assert made.model.kind == kind
-    numbers = data.meta.get("task") == "regression"
-    assert made.method.optimizer == USUAL[kind].optimizer(numbers)
-    (phase,) = build_method(made.method).client.phases
-    assert (phase.optimizer, phase.batch_size) == (made.method.optimizer, USUAL[kind].batch_size)
     model = build_model(made, data)
+    usual = usual_of(model)
+    assert usual is not OWN
+    (phase,) = build_method(made.method).fitted(model).client.phases
+    rate = usual.rate_of_numbers if data.meta.get("task") == "regression" else usual.rate
+    assert phase.optimizer == Optimizer(learning_rate=rate, rates=usual.rates)
+    assert (type(phase.batch_size), phase.batch_size) == (int, usual.batch_size)
     batch = data.batch(data.rows(0, "train"))
     wanted = [name for name in ("x", "text", "text_length", "image", "item") if name in batch]
     assert len(model(**{name: batch[name] for name in wanted})) == len(batch["label"])
@@ -74,12 +84,35 @@ def test_what_is_said_stays() -> None:
     }
     whole = config(method=said)
     assert settled(whole, KINDS["mlp"]) == whole
-    own = settled(config(method={"kind": "mixture"}), KINDS["mlp"]).method
-    assert own.optimizer is None
-    assert "batch_size" not in own.options
-    mine = settled(config(model={"kind": "package:Model"}), KINDS["mlp"])
-    (phase,) = build_method(mine.method).client.phases
-    assert (phase.optimizer, phase.batch_size) == (Phase().optimizer, Phase().batch_size)
+    (phase,) = build_method(whole.method).fitted(MLP(3, 2)).client.phases
+    assert (phase.optimizer, phase.batch_size) == (sgd(0.5), 5)
+
+
+def test_a_phase_without_a_rate_has_the_usual_one() -> None:
+    usual = usual_of(MLP(3, 2))
+    for model, rate, size in ((MLP(3, 2), usual.rate, usual.batch_size), (nn.Linear(3, 2), 0.1, 32)):
+        (phase,) = fedavg(local=Phase(epochs=3)).fitted(model).client.phases
+        assert phase == Phase(epochs=3, optimizer=sgd(rate), batch_size=size)
+    (phase,) = apfl(local=Phase(optimizer=adam(0.2))).fitted(MLP(3, 2)).client.phases
+    assert (phase.optimizer.kind, phase.optimizer.learning_rate, phase.batch_size) == (
+        "adam",
+        0.2,
+        usual.batch_size,
+    )
+    (phase,) = apfl().fitted(MLP(3, 2)).client.phases  # what a method adds to an open optimiser stays
+    assert (phase.optimizer.learning_rate, len(phase.optimizer.bounds)) == (usual.rate, 1)
+
+
+def test_simulate_stores_the_usual_values(tmp_path: Path) -> None:
+    data, model = KINDS["mlp"], MLP(3, 2)
+    out = tmp_path / "run"
+    found = simulate(model, fedavg(), data, epochs=1, out=out, progress=False)
+    said = Phase(optimizer=sgd(usual_of(model).rate), batch_size=usual_of(model).batch_size)
+    again = simulate(model, fedavg(local=said), data, epochs=1, progress=False)
+    assert all(torch.equal(value, again.server[name]) for name, value in found.server.items())
+    (phase,) = json.loads((out / "run.json").read_text())["identity"]["method"]["client"]["phases"]
+    assert phase["optimizer"]["learning_rate"] == usual_of(model).rate
+    assert phase["batch_size"] == usual_of(model).batch_size
 
 
 def test_tokens_follow_the_model(tmp_path: Path) -> None:
@@ -96,12 +129,34 @@ def test_tokens_follow_the_model(tmp_path: Path) -> None:
     assert build_data(reviews, shops(tmp_path)).meta["vocabulary"]["kind"] == "token"
 
 
-def test_published_numbers_rest_on_no_default() -> None:
+def test_published_configurations_name_every_value() -> None:
     for name in builtin_names():
         made = builtin_config(name)
         assert made.model.kind != "auto", name
-        assert made.method.optimizer is not None, name
-        assert "batch_size" in made.method.options, name
+        assert {"rounds", "epochs"} & made.model_dump(exclude_unset=True)["run"].keys(), name
+        method = build_method(made.method)
+        for phase in (*method.client.phases, *method.adapt.phases):
+            assert not isinstance(phase.optimizer.learning_rate, UsualRate), name
+            assert not isinstance(phase.batch_size, UsualSize), name
+
+
+OF_DEFAULTS = ("first_runs.py", "fit.py")
+NAMED = {"Phase": {"optimizer", "batch_size"}} | {name: {"local"} for name in METHODS}
+
+
+def test_benchmarks_and_papers_name_every_value() -> None:
+    root = Path(__file__).parents[2]
+    for path in (*root.glob("benchmarks/**/*.py"), *root.glob("papers/src/**/*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call) or path.name in OF_DEFAULTS:
+                continue
+            name, given = ast.unparse(call.func), {keyword.arg for keyword in call.keywords}
+            signature, more = (
+                ast.unparse(call) == "Phase()",
+                None in given,
+            )  # a method's own; settings told elsewhere
+            wanted = set() if name.startswith("self.") else NAMED.get(name.rpartition(".")[2], set())
+            assert signature or more or wanted <= given, f"{path.name}:{call.lineno}: {ast.unparse(call)}"
 
 
 def test_a_first_run_learns(tmp_path: Path) -> None:
@@ -116,3 +171,13 @@ def test_a_first_run_learns(tmp_path: Path) -> None:
     asked = parse_config(f'data = {{ reader = "table", path = "wine.csv", features = {names} }}')
     run = run_config(asked, folder=tmp_path, progress=False)
     assert run.evaluate("test")["accuracy"] > 0.85
+
+
+def test_a_rate_that_is_named_is_not_the_usual_one() -> None:
+    text = '[data]\nreader = "table"\n[method.optimizer]\n'
+    for line, rate in (('schedule = "linear"', 0.03), ("learning_rate = 0.1", 0.1)):
+        read = parse_config(text + line)
+        for one in (read, parse_config(read.to_toml())):
+            method = one.method.model_copy(update={"loss": LossConfig(kind="squared_error")})
+            (phase,) = build_method(method).fitted(MLP(3, 1)).client.phases
+            assert phase.optimizer.learning_rate == rate

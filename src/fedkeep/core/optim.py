@@ -21,13 +21,18 @@ Kind = Literal["sgd", "adam", "adamw", "adagrad"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
+class UsualRate(float):
+    """A rate that nobody named: where plain SGD trains a model, the usual one for it takes its place."""
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """SGD, Adam, AdamW or Adagrad with a learning rate per name pattern.
 
     Attributes:
         kind: ``sgd``, ``adam``, ``adamw`` or ``adagrad``.
-        learning_rate: the rate of every parameter that no pattern names.
+        learning_rate: the rate of every parameter that no pattern names. Where nobody names it, a phase of SGD takes
+            the rate that is usual for the model (``methods.usual``).
         rates: (pattern, rate) pairs; the first pattern that matches a parameter's name gives its rate.
         momentum: SGD's momentum (no dampening, not Nesterov).
         weight_decay: L2 penalty (SGD, Adam, Adagrad) or decoupled decay (AdamW).
@@ -37,7 +42,7 @@ class Optimizer:
     """
 
     kind: Kind = "sgd"
-    learning_rate: float = 0.1
+    learning_rate: float = UsualRate(0.1)
     rates: tuple[tuple[str, float], ...] = ()
     momentum: float = 0.0
     weight_decay: float = 0.0

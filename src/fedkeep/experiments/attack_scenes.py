@@ -243,11 +243,13 @@ def plain_method(config: Config, model: nn.Module) -> Method:
     """Return FedAvg of everything, with the local phase of a configuration's method."""
     own = config.method
     names = [n for n, _ in model.named_parameters()]
-    optimizer = own.optimizer or sgd()
-    rates = tuple((p, r) for p, r in optimizer.rates if any(fnmatchcase(n, p) for n in names))
     options = {n: v for n, v in own.options.items() if n in LOCAL | SERVER}
-    kept = {"optimizer": replace(optimizer, rates=rates), "server_optimizer": own.server_optimizer}
-    return build_method(MethodConfig.model_validate({"kind": "fedavg", "loss": own.loss, **kept, **options}))
+    kept = {"optimizer": own.optimizer, "server_optimizer": own.server_optimizer}
+    if (optimizer := own.optimizer) is not None:
+        rates = tuple((p, r) for p, r in optimizer.rates if any(fnmatchcase(n, p) for n in names))
+        kept["optimizer"] = replace(optimizer, rates=rates)
+    made = MethodConfig.model_validate({"kind": "fedavg", "loss": own.loss, **kept, **options})
+    return build_method(made).fitted(model)
 
 
 def opted_in(data: FederatedData, client: int) -> np.ndarray:

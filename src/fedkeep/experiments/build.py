@@ -41,7 +41,7 @@ from fedkeep.experiments.sources import (
     read_source,
 )
 from fedkeep.experiments.trackers import Tracker
-from fedkeep.experiments.usual import OWN, USUAL, encoding_of, usual_model
+from fedkeep.experiments.usual import encoding_of, usual_model
 from fedkeep.methods import (
     METHODS,
     ClippedMean,
@@ -503,14 +503,14 @@ def with_head_named(text: str, folder: Path | None = None) -> str:
 
 
 def settled(config: Config, data: FederatedData | Encoding) -> Config:
-    """Return a configuration that names what it left open: model, loss, optimiser and size of mini-batches.
+    """Return a configuration that names what it left open to the data: model and loss.
 
     Args:
         config: the configuration.
         data: its data, or the encoding that they are in.
 
     Raises:
-        ConfigError: there is no such method, or no usual model for such data.
+        ConfigError: there is no usual model for such data.
     """
     encoding = encoding_of(data)
     model, method = config.model, config.method
@@ -520,15 +520,7 @@ def settled(config: Config, data: FederatedData | Encoding) -> Config:
     if method.loss.kind is None:
         kind = "cross_entropy" if task is None else task.loss
         method = method.model_copy(update={"loss": method.loss.model_copy(update={"kind": kind})})
-    parameter = inspect.signature(method_maker(method.kind)).parameters.get("local")
-    own = Phase() if parameter is None else parameter.default
-    usual = USUAL.get(model.kind, OWN)
-    update: dict[str, Any] = {}
-    if method.optimizer is None and own.optimizer == Phase().optimizer:
-        update["optimizer"] = usual.optimizer(task is not None and not task.whole)
-    if "batch_size" not in method.options and own.batch_size == Phase().batch_size:
-        update["batch_size"] = usual.batch_size
-    return config.model_copy(update={"model": model, "method": method.model_copy(update=update)})
+    return config.model_copy(update={"model": model, "method": method})
 
 
 def build_loss(config: LossConfig) -> terms.Term:

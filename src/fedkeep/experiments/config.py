@@ -20,6 +20,7 @@ from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase, SecureSums
 from fedkeep.methods.class_weights import fault_of
+from fedkeep.methods.phase import UsualSize
 from fedkeep.privacy import DifferentialPrivacy
 
 LONGEST_FILE = 1 << 20  # bytes
@@ -75,7 +76,7 @@ class AdaptConfig(Strict):
 
     optimizer: Annotated[Optimizer, Table()] = Optimizer()
     epochs: int = Field(10, ge=0)
-    batch_size: int = Field(32, ge=1)
+    batch_size: int = Field(UsualSize(32), ge=1)
     clip_norm: float | None = Field(None, gt=0)
     early_stopping: Annotated[EarlyStopping, Table()] | None = None
 
@@ -131,7 +132,7 @@ class MethodConfig(Open):
     So are ``reduce``, for uploads that can't be trusted, and ``secure``, for secure sums. ``upload_noise`` is the
     deviation of Gaussian noise that is added to every upload. ``head`` is the layer that the model ends with, where a
     method speaks of one and it is not to be found; runs across machines want it named. ``package.module:function`` is a method of your own.
-    Without ``optimizer`` and ``batch_size`` those are taken that are usual for the model (``usual.USUAL``), unless the
+    Without ``optimizer`` and ``batch_size`` those are taken that are usual for the model (``methods.usual.USUAL``), unless the
     method has its own.
     """
 

@@ -62,8 +62,12 @@ class Table:
         )
 
     def _written(self, made: Any, info: core_schema.SerializationInfo) -> dict[str, Any]:
-        """Return the table that makes an object; what has its default is left out where what is unset is."""
-        return _table(made, info.exclude_unset or info.exclude_defaults, self.usual)
+        """Return the table that makes an object; what has its default is left out where what is unset is.
+
+        Where what is unset is left out a rate that was named stays, though it is the usual one.
+        """
+        how = "unset" if info.exclude_unset else "equal" if info.exclude_defaults else "none"
+        return _table(made, how, self.usual)
 
 
 def _made(kind: Any, usual: Mapping[str, Any], content: Any) -> Any:
@@ -103,16 +107,17 @@ def _is_pairs(hint: Any) -> bool:
     return get_origin(hint) is tuple and rest == [...] and get_origin(inner) is tuple
 
 
-def _table(made: Any, brief: bool, usual: Mapping[str, Any]) -> dict[str, Any]:
+def _table(made: Any, left_out: str, usual: Mapping[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(type(made))
     found = {}
     for one in fields(made):
         value = getattr(made, one.name)
         default = one.default if one.default_factory is MISSING else one.default_factory()
-        if brief and value == usual.get(one.name, default):
+        default = usual.get(one.name, default)
+        if left_out != "none" and value == default and (left_out == "equal" or type(value) is type(default)):
             continue
         if is_dataclass(value):
-            value = _table(value, brief, {})
+            value = _table(value, left_out, {})
         found[one.name] = dict(value) if _is_pairs(hints[one.name]) else value
     return found
 

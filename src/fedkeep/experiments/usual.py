@@ -1,58 +1,13 @@
-"""What a configuration leaves open, in one record: a model for each kind of data, and what trains a kind of model.
-
-Tables and texts were tried on public sets; rates of the other models are ordinary ones. All of it is plain SGD, which every
-method takes.
-"""
+"""The usual model for each kind of data; what trains it stands in ``methods.usual``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.optim import Optimizer
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.tasks import tasks_in
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usual:
-    """What trains a kind of model.
-
-    Attributes:
-        rate: the learning rate.
-        rate_of_numbers: where numbers are predicted: squared errors have no bound, nor have their gradients.
-        rates: further rates by pattern.
-        batch_size: examples a mini-batch. Clients have few; so many steps are worth more than fast ones.
-    """
-
-    rate: float = 0.1
-    rate_of_numbers: float = 0.03
-    rates: tuple[tuple[str, float], ...] = ()
-    batch_size: int = 8
-
-    def optimizer(self, numbers: bool) -> Optimizer:
-        """Return the optimiser, of a task of numbers or of classes."""
-        rate = self.rate_of_numbers if numbers else self.rate
-        return Optimizer(learning_rate=rate, rates=self.rates)
-
-
-OWN = Usual(rate_of_numbers=0.1, batch_size=32)
-"""Of models of one's own: as of ``Phase``."""
-USUAL: Mapping[str, Usual] = {
-    "linear": Usual(),
-    "mlp": Usual(),
-    "bag_of_words": Usual(rates=(("embedding.*", 3.0),)),
-    "text_classifier": Usual(rates=(("embedding.*", 3.0),)),
-    "document": Usual(rates=(("embedding.*", 3.0),)),
-    "resnet": Usual(batch_size=16),
-    "cnn": Usual(batch_size=16),
-    "cifar_cnn": Usual(batch_size=16),
-    "fashion_cnn": Usual(batch_size=16),
-    "matrix_factorization": Usual(rate_of_numbers=0.1),
-}
-"""By ``model.kind``."""
 
 MODELS: Mapping[str, str] = {
     "text": "bag_of_words",

@@ -17,7 +17,7 @@ from fedkeep.core.params import Batch, Params, State
 from fedkeep.core.records import Record
 from fedkeep.methods.checks import check_plain
 from fedkeep.methods.client import Client
-from fedkeep.methods.fit import batch_norms, fitted, merging, told_head, with_drawn_head
+from fedkeep.methods.fit import decided, fitted, told_head, with_drawn_head
 from fedkeep.methods.phase import Changeable, Phase
 from fedkeep.methods.server import Optimize, Server
 from fedkeep.nn.accelerate import swap_
@@ -151,6 +151,8 @@ class Method:
     def fitted(self, model: nn.Module, batch: Callable[[], Batch | None] = lambda: None) -> Method:
         """Return this method with the names that a user's model has for the parts that it speaks of.
 
+        What its phases leave open is filled in with what is usual for the model.
+
         Where the model has them already, that is this method. Elsewise its head is found on examples: the last layer
         that has parameters, called once, with nothing after it that has any.
 
@@ -163,7 +165,7 @@ class Method:
         """
         check_plain(model)
         method = self if self.head is None else self.but(head=named_head(model, self.head))
-        return with_drawn_head(fitted(merging(method) if batch_norms(model) else method, model, batch), model)
+        return with_drawn_head(fitted(decided(method, model), model, batch), model)
 
     def tells_head(self, model: nn.Module) -> str:
         """Return a line on the head that was found for a model, and on whose it is; empty: there is nothing to tell."""

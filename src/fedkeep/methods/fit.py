@@ -28,7 +28,9 @@ from fedkeep.core.params import Batch
 from fedkeep.core.seeds import forked
 from fedkeep.methods.features import drawn_for
 from fedkeep.methods.phase import Phase
+from fedkeep.methods.terms import SquaredError
 from fedkeep.methods.user import BIAS, VECTOR, AddUser
+from fedkeep.methods.usual import usual_of
 from fedkeep.split.find_head import find_head, is_layer, named_layer
 from fedkeep.split.halves import divide, matches
 from fedkeep.split.split import Split
@@ -309,14 +311,25 @@ def renamed(value: T, changes: Mapping[str, tuple[str, ...]]) -> T:
     return changed
 
 
-def merging(value: T) -> T:
-    """Return a value of frozen dataclasses whose phases have no last mini-batch of one example, unless they say else."""
+def decided(method: T, model: nn.Module) -> T:
+    """Return a method in whose phases nothing is left open: rates and sizes are the model's usual ones.
+
+    With batch normalisation there is no last mini-batch of one example, unless a phase says else.
+    """
+    usual, merges, losses = usual_of(model), bool(batch_norms(model)), list[bool]()
+
+    def look(value: Any) -> Any:
+        losses.append(isinstance(value, SquaredError))
+        return value
 
     def phase(value: Any) -> Any:
-        undecided = isinstance(value, Phase) and value.merge_single is None
-        return value.but(merge_single=True) if undecided else value
+        if not isinstance(value, Phase):
+            return value
+        merged = value.but(merge_single=True) if merges and value.merge_single is None else value
+        return usual.filled(merged, any(losses))
 
-    changed: T = _walk(value, lambda text: (text,), phase)
+    _walk(method, lambda text: (text,), look)
+    changed: T = _walk(method, lambda text: (text,), phase)
     return changed
 
 

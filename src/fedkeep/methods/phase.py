@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, get_args
 
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import MethodError, check_whole
-from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.optim import Optimizer
 from fedkeep.methods.checks import check_choice, check_count, check_least
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
@@ -49,9 +49,15 @@ class EarlyStopping:
         check_least(0, min_improvement=self.min_improvement)
 
 
+class UsualSize(int):
+    """A size of mini-batches that nobody named: the usual one for the model takes its place."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """One pass of local training.
+
+    A rate and a size of mini-batches that nobody names are those that are usual for the model (``methods.usual``).
 
     Attributes:
         loss: the term that is minimised.
@@ -77,10 +83,10 @@ class Phase:
 
     loss: Term = field(default_factory=cross_entropy)
     trains: str | tuple[str, ...] = "all"
-    optimizer: Optimizer = field(default_factory=sgd)
+    optimizer: Optimizer = field(default_factory=Optimizer)
     epochs: int = 1
     steps: int | None = None
-    batch_size: int = 32
+    batch_size: int = UsualSize(32)
     merge_single: bool | None = None
     clip_norm: float | None = None
     clip_over: Literal["all", "halves"] = "all"

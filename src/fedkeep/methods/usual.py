@@ -1,0 +1,72 @@
+"""What trains a kind of model where nobody says it: one record, read by every run.
+
+Tables, texts, images and rankings were tried on public sets (``benchmarks.first_runs``), and chosen on all of a kind together.
+All of it is plain SGD, which every method takes. What a phase leaves open is filled in where a method meets its
+model (``Method.fitted``), and stands in ``run.json`` with the rest of the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from fedkeep import models
+from fedkeep.core.optim import UsualRate
+from fedkeep.methods.phase import Phase, UsualSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usual:
+    """What trains a kind of model.
+
+    Attributes:
+        rate: the learning rate.
+        rate_of_numbers: where numbers are predicted: squared errors have no bound, nor have their gradients.
+        rates: further rates by pattern.
+        batch_size: examples a mini-batch. Clients have few; so many steps are worth more than fast ones.
+    """
+
+    rate: float = 0.1
+    rate_of_numbers: float = 0.03
+    rates: tuple[tuple[str, float], ...] = ()
+    batch_size: int = 8
+
+    def filled(self, phase: Phase, numbers: bool) -> Phase:
+        """Return a phase in which nothing is open.
+
+        Args:
+            phase: the phase.
+            numbers: whether numbers are predicted.
+        """
+        optimizer = phase.optimizer
+        if isinstance(optimizer.learning_rate, UsualRate) and optimizer.kind == "sgd":
+            rate = self.rate_of_numbers if numbers else self.rate
+            optimizer = replace(optimizer, learning_rate=rate, rates=(*optimizer.rates, *self.rates))
+        size = self.batch_size if isinstance(phase.batch_size, UsualSize) else phase.batch_size
+        return replace(phase, optimizer=optimizer, batch_size=size)
+
+
+OWN = Usual(rate_of_numbers=0.1, batch_size=32)
+"""Of models of one's own."""
+WORDS = Usual(rates=(("*embedding.*", 3.0),))
+IMAGES = Usual(batch_size=16)
+USUAL: Mapping[type[nn.Module], Usual] = {
+    models.Linear: Usual(),
+    models.MLP: Usual(),
+    models.BagOfWords: WORDS,
+    models.TextClassifier: WORDS,
+    models.DocumentModel: WORDS,
+    models.ResNet: IMAGES,
+    models.CNN: IMAGES,
+    models.CifarCNN: IMAGES,
+    models.FashionCNN: IMAGES,
+    models.MatrixFactorization: Usual(rate_of_numbers=0.1),
+}
+"""By the model's class."""
+
+
+def usual_of(model: nn.Module) -> Usual:
+    """Return what trains models of this one's kind."""
+    return USUAL.get(type(model), OWN)
