@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, NonFiniteError, RoundError, RunError
@@ -64,6 +66,17 @@ class Tags(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         found: Tensor = self.out(self.table(ids))
         return found
+
+
+class Constant(nn.Module):
+    """One number for all, 0 at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value.expand(len(x))
 
 
 def toy(**changes: str) -> Config:
@@ -218,6 +231,46 @@ def test_cells_are_run_once_and_more_can_be_asked_for(
     bold = {c.labels[row] for row, _ in table(c).bold}
     assert bold == {row["method"] for row in plain_rows(c) if row["bold"] == "yes"}
     assert c.labels[c.best] in bold
+
+
+def test_each_method_has_as_many_trials_and_then_the_best_for_its_seeds(tmp_path: Path) -> None:
+    """All answers are 3, and one step of rate r goes from 0 to 6 r, so errors on valid are |3 - 6 r|."""
+    owner, split = np.repeat([f"u{k}" for k in range(12)], 3), ["train", "valid", "test"] * 12
+    columns = {"x": np.ones((36, 1), np.float32), "label": np.full(36, 3, np.float32)}
+    FederatedData.from_columns(owner, columns, split, {"task": "regression", "classes": 1}).save(
+        tmp_path / "kept"
+    )
+    config = parse_config(
+        f'[data]\nreader = "saved"\nfolder = "kept"\n[model]\nkind = "{__name__}:Constant"\n'
+        "[method]\noptimizer = { learning_rate = 0.1 }\n[run]\nrounds = 1\ncohort = 12\n"
+    )
+    out = tmp_path / "c"
+
+    def tuned(number: int = 5, folder: Path = out) -> Plan:
+        methods = ("fedavg", "fedprox")
+        return planned(folder, methods, (0, 1), config, folder=tmp_path, references=False, tune=number)
+
+    assert len(tuned().missing) == 2 * 5 + 2 * 2
+    made, page = run(tuned(), progress=False)
+    about = json.loads((out / "tuned.json").read_text())["methods"]
+    assert [one["rate"] for one in about["fedavg"]["trials"]] == [0.1, 0.03, 0.3, 0.01, 1.0]
+    errors = [round(one["valid"], 4) for one in about["fedavg"]["trials"]]
+    assert errors in ([2.4, 2.82, 1.2, 2.94, 3.0], [5.76, 7.9524, 1.44, 8.6436, 9.0])
+    tried = [(one["rate"], one["mu"]) for one in about["fedprox"]["trials"]]
+    assert tried == [(0.1, 0.01), (0.03, 0.01), (0.3, 0.01), (0.1, 0.001), (0.1, 0.1)]
+    assert about["fedprox"]["chosen"] == {"rate": 0.3, "mu": 0.01}
+    for seed in (0, 1):
+        config_of = read_info(out / "runs" / f"fedavg-{seed}")["config"]
+        assert config_of["method"]["optimizer"]["learning_rate"] == 0.3
+    assert dict(made.chosen) == {"fedavg": "rate 0.3", "fedprox": "rate 0.3, mu 0.01"}
+    assert "rate 0.3, mu 0.01" in page.read_text(encoding="utf-8")
+    assert "5 trials" in made.how
+
+    shutil.rmtree(out / "runs" / "fedavg-1")
+    assert run(tuned(), progress=False)[0].chosen == made.chosen
+    assert (out / "runs" / "fedavg-1").exists()
+    with pytest.raises(ConfigError, match="holds a comparison with trials"):
+        tuned(0)
 
 
 def test_frozen_values_that_a_seed_draws_are_compared_over_seeds(tmp_path: Path) -> None:

@@ -52,6 +52,15 @@ def compare(
         Path | None,
         typer.Option("--out", metavar="DIR", help="The comparison's folder; by default comparisons/NAME."),
     ] = None,
+    tune: Annotated[
+        int,
+        typer.Option(
+            "--tune",
+            metavar="N",
+            min=0,
+            help="Trials of each method before its seeds: of rates, and of its strength (lam, mu); the best on valid stays.",
+        ),
+    ] = 0,
     metric: MetricOption = None,
     data: DataOption = None,
     overrides: SetOption = None,
@@ -72,12 +81,14 @@ def compare(
         folder=found[0].data_folder(data),
         references=references,
         metric=metric,
+        tune=tune,
     )
     for line in plan.left_out:
         note(f"Left out, {line}")
-    missing = sum(not cell.finished for cell in plan.cells)
+    tried = f", after {tune} trials of each" if tune else ""
+    every = len(plan.cells) + sum(map(len, plan.trials.values()))
     note(
-        f"{len(plan.variants)} methods × {len(plan.seeds)} seeds: {missing} of {len(plan.cells)} runs to do."
+        f"{len(plan.variants)} methods × {len(plan.seeds)} seeds{tried}: {len(plan.missing)} of {every} runs to do."
     )
     try:
         made, page = comparing.run(plan, jobs)
@@ -90,13 +101,13 @@ def compare(
 
 
 def _show(found: Found) -> None:
-    from fedkeep.report.standings import gains_table, not_beating, said, table
+    from fedkeep.report.standings import gains_table, not_beating, said
     from fedkeep.report.worth import few
 
     for line in (*found.notes, found.how):
         say(line)
     for c in found.compared:
-        shown = table(c)
+        shown = found.table(c)
         rows = [
             [f"{cell} *" if (i, j) in shown.bold else cell for j, cell in enumerate(row)]
             for i, row in enumerate(shown.rows)

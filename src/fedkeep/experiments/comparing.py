@@ -4,6 +4,8 @@ A finished cell is never run again and an interrupted one goes on, so a comparis
 methods or seeds, runs what is missing::
 
     compare.json        what is compared: data and their hashes
+    trials/METHOD-N/    runs of which the best on valid gave the method's settings, where trials are asked for
+    tuned.json          all trials, and what was chosen
     runs/METHOD-SEED/   a run's folder, or of one that diverged with ``fault.txt``
     report.html         the page, with .md and .json
     tables/  figures/   for papers
@@ -12,8 +14,9 @@ methods or seeds, runs what is missing::
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from fedkeep.experiments.learned import still_improving
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.summary import summarize
+from fedkeep.experiments.tuning import Settings, told, trials
 from fedkeep.experiments.variants import Variant, every_method, fitted, with_method
 from fedkeep.experiments.worth import counting_side
 from fedkeep.metrics import CLASS_METRICS
@@ -50,7 +54,11 @@ UNTUNED = (
     "Methods share the settings of the configuration, but for those with a configuration of their own. None was tuned "
     "here: other settings may suit one of them better."
 )
-PLAN, FAULT = "compare.json", "fault.txt"
+TUNED = (
+    "Methods share the settings of the configuration, but for those with a configuration of their own. Each had {number} "
+    "trials of rates, and of its own strength where it has one, with seed {seed}; the best on valid was taken."
+)
+PLAN, TRIALS, FAULT = "compare.json", "tuned.json", "fault.txt"
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,8 @@ class Plan:
         metric: ``accuracy``, ``loss``, or one of ``CLASS_METRICS``; None: accuracy, for a regression the loss.
         title: what the experiment is called.
         left_out: of all methods those that do not fit, each with the reason.
+        trials: by method, what is tried before, and which settings it has; none: methods have their settings already.
+        chosen: by method, the settings that its trials gave.
     """
 
     out: Path
@@ -150,6 +160,14 @@ class Plan:
     metric: str | None
     title: str
     left_out: tuple[str, ...] = ()
+    trials: Mapping[str, tuple[tuple[Cell, Settings], ...]] = field(default_factory=dict)
+    chosen: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[Cell]:
+        """What is to be run, trials first."""
+        tried = [cell for own in self.trials.values() for cell, _ in own]
+        return [cell for cell in (*tried, *self.cells) if not cell.finished]
 
     @property
     def cells(self) -> list[Cell]:
@@ -166,6 +184,7 @@ def plan(
     folder: Path | None = None,
     references: bool = True,
     metric: str | None = None,
+    tune: int = 0,
 ) -> Plan:
     """Return what is to be run, checked before anything is: every method fits, and the folder is free or holds this.
 
@@ -178,9 +197,10 @@ def plan(
         folder: the folder of real data.
         references: whether local training and fine-tuning are run along, and all compared with these.
         metric: see ``Plan``.
+        tune: trials of each method, with the first seed; the best on ``valid`` gives the settings for all seeds. 0: none.
 
     Raises:
-        ConfigError: data differ or have no test examples, a name is not known, the folder is another comparison's, models can't be compared by
+        ConfigError: data differ or have no test examples, or trials none to be judged by, a name is not known, the folder is another comparison's, models can't be compared by
             the metric, methods do not fit model and data, or a run would be refused; each method is named.
     """
     first = configs[0]
@@ -189,6 +209,11 @@ def plan(
     if not data.counts("test").any():
         raise ConfigError(
             "Methods are compared on test examples, and no client has one. Hold some out, e.g. data.split = "
+            "{ fractions = [0.8, 0.1, 0.1] }."
+        )
+    if tune and not data.counts("valid").any():
+        raise ConfigError(
+            "Trials are judged on valid, and no client has an example there. Hold some out, e.g. data.split = "
             "{ fractions = [0.8, 0.1, 0.1] }."
         )
     for task in tasks_in(data.meta):
@@ -240,6 +265,8 @@ def plan(
         title=title,
         left_out=left_out,
     )
+    if tune:
+        made = replace(made, trials={v.config.name: tuple(_trials(made, v, tune)) for v in variants})
     _check_folder(made)
     return made
 
@@ -255,6 +282,9 @@ def run(plan: Plan, jobs: int = 1, progress: bool | None = None) -> tuple[Found,
     """
     plan.out.mkdir(parents=True, exist_ok=True)
     write_whole(plan.out / PLAN, (json.dumps(_about(plan), indent=1) + "\n").encode())
+    run_long_jobs([c for own in plan.trials.values() for c, _ in own if not c.finished], jobs, progress)
+    plan = _tuned(plan)
+    _check_folder(plan)
     run_long_jobs([cell for cell in plan.cells if not cell.finished], jobs, progress)
     made = found(plan)
     return made, write(made, plan.out)
@@ -291,11 +321,14 @@ def found(plan: Plan) -> Found:
         notes.append("Counting is left out: it counts a user's labels, and each token has one here.")
     elif plan.references:
         counting = counting_side(own_side(groups[0]), plan.folder)
-    how = [UNTUNED, *(v.note for v in plan.variants if v.note)]
+    number = max(map(len, plan.trials.values()), default=0)
+    tuned = TUNED.format(number=number, seed=plan.seeds[0]) if number else UNTUNED
+    how = [tuned, *(v.note for v in plan.variants if v.note)]
     title = f"{plan.title}: {wording.count(len(groups), 'method')} compared"
-    return find(
+    made = find(
         title, groups, counting, plan.metric, references=plan.references, notes=notes, how=" ".join(how)
     )
+    return replace(made, chosen=plan.chosen)
 
 
 def _improving(run: RunFiles, plan: Plan) -> bool:
@@ -307,6 +340,50 @@ def _improving(run: RunFiles, plan: Plan) -> bool:
 def _cell(variant: Variant, seed: int, out: Path, data: Path | None) -> Cell:
     config = variant.config.model_copy(update={"seed": seed})
     return Cell(config.name, config, out / "runs" / f"{_folder_name(config.name)}-{seed}", data)
+
+
+def _trials(plan: Plan, variant: Variant, number: int) -> Iterator[tuple[Cell, Settings]]:
+    """Yield a method's trials, each a run in a folder of its own."""
+    config = variant.config.model_copy(update={"seed": plan.seeds[0], "personalization": None})
+    method = simulation_of(config, plan.data, plan.folder).method
+    bounds = config.method.optimizer.bounds if config.method.optimizer else ()  # a method's own come again
+    optimizer = replace(method.client.phases[0].optimizer, bounds=bounds)
+    for n, (tried, settings) in enumerate(trials(config, optimizer, number)):
+        folder = plan.out / "trials" / f"{_folder_name(config.name)}-{n}"
+        yield Cell(config.name, tried, folder, plan.folder), settings
+
+
+def _tuned(plan: Plan) -> Plan:
+    """Return a plan in which every method has the settings of its best trial; all trials are finished."""
+    if not plan.trials:
+        return plan
+    metric = tasks_in(plan.data.meta)[0].headline
+    variants, chosen, about = list[Variant](), dict[str, str](), dict[str, Any]()
+    for variant in plan.variants:
+        name = variant.config.name
+        own = plan.trials[name]
+        values = [_on_valid(cell, metric) for cell, _ in own]
+        sign = 1 if lower_is_better(metric) else -1
+        best = min(range(len(own)), key=lambda n: math.inf if values[n] is None else sign * values[n])  # type: ignore[operator]
+        cell, settings = own[best]
+        variants.append(
+            replace(variant, config=variant.config.model_copy(update={"method": cell.config.method}))
+        )
+        chosen[name] = told(settings)
+        tried = [dict(one) | {"valid": value} for (_, one), value in zip(own, values, strict=True)]
+        about[name] = {"trials": tried, "chosen": dict(settings)}
+    found = {"metric": metric, "seed": plan.seeds[0], "methods": about}
+    write_whole(plan.out / TRIALS, (json.dumps(found, indent=1) + "\n").encode())
+    return replace(plan, variants=tuple(variants), chosen=chosen)
+
+
+def _on_valid(cell: Cell, metric: str) -> float | None:
+    """Return the best value of a trial on ``valid``; None: it diverged, or there was no number."""
+    if (cell.folder / FAULT).exists():
+        return None
+    best = summarize(read_run(cell.folder).records, metric, lower_is_better(metric))
+    value = math.nan if best is None else best.valid.get(metric, math.nan)
+    return value if math.isfinite(value) else None
 
 
 def _rehearse(config: Config, data: FederatedData, folder: Path | None) -> None:
@@ -368,6 +445,7 @@ def _check_folder(plan: Plan) -> None:
     try:
         before = json.loads((out / PLAN).read_text(encoding="utf-8"))
         lines = differences(json.loads(json.dumps(_about(plan)))["data"], before["data"])
+        other = bool(before["tune"]) != bool(plan.trials)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{out / PLAN} is damaged. Restore it, or name another folder with --out.") from error
     if lines:
@@ -375,7 +453,14 @@ def _check_folder(plan: Plan) -> None:
             f"{out} holds another comparison: its data are others ({'; '.join(lines[:3])}). Name another folder with "
             f"--out."
         )
-    for cell in plan.cells:
+    if other:
+        had = "with trials (--tune)" if before["tune"] else "without trials"
+        raise ConfigError(f"{out} holds a comparison {had}. Name another folder with --out.")
+    if plan.trials and not plan.chosen:  # the methods' settings are not known yet
+        cells = [cell for own in plan.trials.values() for cell, _ in own]
+    else:
+        cells = plan.cells
+    for cell in cells:
         cell.check()
 
 
@@ -385,6 +470,7 @@ def _about(plan: Plan) -> dict[str, Any]:
         "data": plan.data.fingerprint(),
         "methods": [v.config.name for v in plan.variants],
         "seeds": list(plan.seeds),
+        "tune": max(map(len, plan.trials.values()), default=0),
     }
 
 

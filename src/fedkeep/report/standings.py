@@ -6,8 +6,8 @@ Bold: a method that may be the best; not just the largest number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -423,6 +423,7 @@ class Found:
         gains: each federated method against its references; empty where these are not wanted.
         notes: what a reader must know, e.g. of methods that diverged.
         how: how methods came to their settings.
+        chosen: by method, what its trials gave; none: there were no trials.
     """
 
     title: str
@@ -431,6 +432,12 @@ class Found:
     gains: tuple[Comparison, ...]
     notes: tuple[str, ...] = ()
     how: str = ""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+
+    def table(self, c: Compared) -> Table:
+        """Return a line for each method, with the settings that were chosen for it."""
+        facts = [[self.chosen.get(label, wording.MISSING)] for label in c.labels] if self.chosen else []
+        return table(c, facts, ["chosen on valid"] if facts else [])
 
 
 def find(
@@ -538,7 +545,14 @@ def _table(found: Found, c: Compared) -> Table:
     assert isinstance(traffic, Table)
     by_label = {row[0]: [row[i] for i in FACTS] for row in traffic.rows}
     more = [by_label.get(label, [wording.MISSING] * len(FACTS)) for label in c.labels]
-    return table(c, more, [traffic.columns[i] for i in FACTS])
+    names = [traffic.columns[i] for i in FACTS]
+    if found.chosen:
+        names.append("chosen on valid")
+        more = [
+            [*row, found.chosen.get(label, wording.MISSING)]
+            for row, label in zip(more, c.labels, strict=True)
+        ]
+    return table(c, more, names)
 
 
 def _adapting(groups: Sequence[Configuration]) -> list[Block]:
