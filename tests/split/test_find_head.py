@@ -139,7 +139,7 @@ def test_the_last_layer_with_parameters_is_found(name: str) -> None:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "no layer at the end": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), "linear layer"),
     "a matrix of no layer": (Prototypes, "'prototypes'"),
-    "no parameters": (lambda: Model(lambda m, x: x * 2), "no parameters"),
+    "no parameters": (lambda: Model(lambda m, x: x * 2), "No parameter"),
     "one layer": (lambda: nn.Linear(4, 3), "Sequential"),
     "two heads": (
         lambda: Model(lambda m, x: torch.cat([m.fc3(m.body(x)), m.fc2(m.body(x))], 1), fc3=nn.Linear(6, 2)),
@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tied": (tied, "tied weights"),
     "the weight used beside": (
         lambda: Model(lambda m, x: nn.functional.linear(m.body(x), m.fc2.weight)),
-        "'fc2.weight'",
+        "call 'fc2'",
     ),
     "called twice": (lambda: Model(lambda m, x: m.fc2(m.body(x)) + m.fc2(m.body(2 * x))), "2 times"),
     "detached": (lambda: Model(lambda m, x: m.fc2(m.body(x).detach())), "no gradient"),
@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "frozen": (frozen, "frozen"),
     "a script at the end": (
         lambda: Model(lambda m, x: m.inner(x), inner=torch.jit.script(nn.Sequential(nn.Linear(4, 3)))),
-        "head=",
+        "script",
     ),
     "by chance of the position": (lambda: Model(lambda m, x: m.fc2(m.body(x).mean(0))), "first axis"),
 }

@@ -370,7 +370,7 @@ def _tuned(plan: Plan) -> Plan:
             replace(variant, config=variant.config.model_copy(update={"method": cell.config.method}))
         )
         chosen[name] = told(settings)
-        tried = [dict(one) | {"valid": value} for (_, one), value in zip(own, values, strict=True)]
+        tried = [{**one, "valid": value} for (_, one), value in zip(own, values, strict=True)]
         about[name] = {"trials": tried, "chosen": dict(settings)}
     found = {"metric": metric, "seed": plan.seeds[0], "methods": about}
     write_whole(plan.out / TRIALS, (json.dumps(found, indent=1) + "\n").encode())

@@ -30,7 +30,7 @@ def trials(config: Config, optimizer: Optimizer, number: int) -> list[tuple[Conf
     name, strength = strength_of(config)
     far = range(-number, number + 1)
     steps = sorted(product(far, far if name else [0]), key=lambda s: (abs(s[0]) + abs(s[1]), abs(s[1]), *s))
-    found = []
+    found: list[tuple[Config, Settings]] = []
     for rate_step, strength_step in steps[:number]:
         factor = _factor(rate_step)
         tried = replace(

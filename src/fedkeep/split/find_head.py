@@ -209,10 +209,20 @@ def _last(module: nn.Module, seen: Seen) -> str:
             f"its part '0'."
         )
     if not seen.uses:
-        raise MethodError(f"{kind} computes with no parameters, so it has no head. {ADVICE}")
+        raise MethodError(
+            f"No parameter of {kind} is seen in what forward computes: it uses none, or they are inside a "
+            f"torch.jit.script. Give the module as it was before, or say which layer is the head: "
+            f"method.but(head='NAME')."
+        )
     own = {n for n, p in module.named_parameters(recurse=False) if p.dim() < 2}  # a bias, a scale
     uses = [use for use in seen.uses if not own.intersection(use[0])]
     names, within = uses[-1] if uses else seen.uses[-1]
+    of = names[0].rpartition(".")[0]
+    if of and of not in within and is_layer(module.get_submodule(of)):
+        raise MethodError(
+            f"{kind} computes last with {names[0]!r} outside its layer, so no features are caught there. Let forward "
+            f"call {of!r}, or say which other layer is the head: method.but(head='NAME')."
+        )
     for name in reversed(within):
         if any(n.startswith(f"{name}.") for n in names) and is_layer(module.get_submodule(name)):
             return _whole(module, seen, name)
