@@ -22,7 +22,7 @@ from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import METHODS, Phase, apfl, fedavg
 from fedkeep.methods.phase import UsualSize
 from fedkeep.methods.usual import OWN, usual_of
-from fedkeep.models import MLP
+from fedkeep.models import MLP, BagOfWords
 from fedkeep.nn.accelerate import swaps_of
 from tests.experiments.configs import PICTURES, config, shops
 
@@ -54,7 +54,7 @@ def test_each_kind_of_data_has_a_model(kind: str) -> None:
     assert made.model.kind == kind
     model = build_model(made, data)
     usual = usual_of(model)
-    assert usual is not OWN
+    assert usual != OWN
     (phase,) = build_method(made.method).fitted(model).client.phases
     rate = usual.rate_of_numbers if data.meta.get("task") == "regression" else usual.rate
     schedule = "constant" if data.meta.get("task") == "regression" else usual.schedule
@@ -103,6 +103,9 @@ def test_a_phase_without_a_rate_has_the_usual_one() -> None:
         0.2,
         usual.batch_size,
     )
+    still = BagOfWords(9, 2)
+    still.embedding.requires_grad_(False)
+    assert fedavg().fitted(still).client.phases[0].optimizer.rates == ()
     (phase,) = apfl().fitted(MLP(3, 2)).client.phases  # what a method adds to an open optimiser stays
     assert (phase.optimizer.learning_rate, len(phase.optimizer.bounds)) == (usual.rate, 1)
 

@@ -151,8 +151,8 @@ def test_a_loss_with_penalties_keeps_them_in_both_mixes() -> None:
     assert str(error.value) == "mix='logprob' knows no label smoothing. Use mix='probability'."
 
 
-def test_the_defaults_are_the_papers() -> None:
-    method = mixture()
+def test_with_the_papers_rate_and_passes_the_defaults_are_the_papers() -> None:
+    method = mixture(local=Phase(optimizer=adam(1e-4), epochs=3, batch_size=10))
     (shared,), (own, joint) = method.client.phases, method.adapt.phases
     assert (shared.optimizer, shared.epochs, shared.batch_size, shared.examples) == (
         adam(1e-4),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from torch import nn
 
@@ -73,5 +74,8 @@ USUAL: Mapping[type[nn.Module], Usual] = {
 
 
 def usual_of(model: nn.Module) -> Usual:
-    """Return what trains models of this one's kind."""
-    return USUAL.get(type(model), OWN)
+    """Return what trains models of this one's kind, with the patterns that match what is trained of it."""
+    usual, trained = USUAL.get(type(model), OWN), [n for n, p in model.named_parameters() if p.requires_grad]
+    return replace(
+        usual, rates=tuple((p, r) for p, r in usual.rates if any(fnmatchcase(n, p) for n in trained))
+    )
