@@ -340,7 +340,7 @@ def _order(message: Message) -> str:
     """Return what names an order to train: one that comes again has the same name."""
     about = message.metadata
     rounds = [
-        record["server-round"]
+        str(record["server-round"])
         for record in message.content.config_records.values()
         if "server-round" in record
     ]
