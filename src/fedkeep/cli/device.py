@@ -520,6 +520,7 @@ def run(
     The ClientApp that runs is the installed fedkeep's. Code that a project brings is not even unpacked, and a project
     that no trusted key has signed (link.trusted) is refused.
     """
+    from fedkeep.core.files import PRIVATE_MASK
     from fedkeep.flower.processes import WATCH
     from fedkeep.flower.supernode import SuperNode
     from fedkeep.remote.node_config import build_node, states_folder
@@ -531,5 +532,6 @@ def run(
         f"{len(node.clients)} clients, e.g. {node.clients[0]}. Joining {supernode.link.address}; Ctrl-C ends it."
     )
     sys.stdout.flush()
+    os.umask(PRIVATE_MASK)
     command = [sys.executable, str(WATCH), *supernode.command()]
     os.execve(sys.executable, command, supernode.environment())

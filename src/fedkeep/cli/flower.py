@@ -110,11 +110,13 @@ def link(
     As flower-superlink, but its server apps say that they live before they import anything. So a busy machine does not
     start them anew, again and again.
     """
+    from fedkeep.core.files import PRIVATE_MASK, private_folder
     from fedkeep.flower.link import check, command, environment
 
     check(keys, port)
     place = folder.resolve()
-    place.mkdir(parents=True, exist_ok=True)
+    private_folder(place)
+    os.umask(PRIVATE_MASK)
     say(f"The link listens at {host}:{port}, with TLS; Ctrl-C ends it.")
     sys.stdout.flush()
     words = command(keys.resolve(), host, port, place / "link.db")

@@ -29,6 +29,8 @@ AS_IT_WAS = "What was there is as it was. Free some space or check the rights, t
 ROUND_KEPT = (
     "Nothing was lost: the last finished round is kept. Free some space or check the rights, then resume."
 )
+PRIVATE_FILE, PRIVATE_FOLDER, PRIVATE_MASK = 0o600, 0o700, 0o077
+"""Rights of what holds private values: its owner's alone. The mask gives them to all that a process makes."""
 BEGIN = 40  # characters of a file's name that the name of what is to take its place begins with
 
 
@@ -57,10 +59,10 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
         _replace(path, content, mode)
 
 
-def write_of_run(path: Path, content: bytes) -> None:
+def write_of_run(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file of a run's folder, as ``write_whole``; an error says that the last finished round is kept."""
     with whole_or_error(path):
-        _replace(path, content, 0o666)
+        _replace(path, content, mode)
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
@@ -165,6 +167,19 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder if it is not there; only its owner may enter it, whoever made it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
+    os.chmod(folder, PRIVATE_FOLDER)
+
+
+def keep_private(folder: Path) -> None:
+    """Let only its owner enter a folder and what is in it."""
+    os.chmod(folder, PRIVATE_FOLDER)
+    for path in folder.rglob("*"):
+        os.chmod(path, PRIVATE_FOLDER if path.is_dir() else PRIVATE_FILE)
 
 
 def sync_tree(folder: Path) -> None:

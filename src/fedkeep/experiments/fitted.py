@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors.torch import save
 
 from fedkeep.core.errors import RunError, warn
-from fedkeep.core.files import load_verified, write_of_run
+from fedkeep.core.files import PRIVATE_FILE, load_verified, private_folder, write_of_run
 from fedkeep.core.params import Params
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
@@ -41,13 +41,13 @@ def write_fitted(folder: Path, round: int, fitted: Mapping[str, Params]) -> None
         known = _known(folder, str(run), round)
         part = folder / FOLDER
         try:
-            part.mkdir(exist_ok=True)
+            private_folder(part)
         except OSError as error:
             raise RunError(f"Cannot make the folder {part}: {error.strerror}.") from error
         for client, values in fitted.items():
             content = save({n: v.detach().cpu().contiguous().clone() for n, v in values.items()})
             known[client] = hashlib.sha256(content).hexdigest()
-            write_of_run(part / f"{known[client]}.safetensors", content)
+            write_of_run(part / f"{known[client]}.safetensors", content, PRIVATE_FILE)
         info = {"format": FORMAT, "run": run, "round": round, "clients": known}
         write_of_run(part / INFO, sealed_bytes(info))
         for path in part.glob("*.safetensors"):

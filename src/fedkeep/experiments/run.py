@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fedkeep.core.describe import describe
 from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, check_choice
-from fedkeep.core.files import beside, expanded, state_name, sync_folder, sync_tree
+from fedkeep.core.files import beside, expanded, keep_private, state_name, sync_folder, sync_tree
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Params, State, is_state, prefixed, to
@@ -725,6 +725,7 @@ def export_models(
             for name in chosen:
                 path = (part / "clients" / state_name(name)).with_suffix(".onnx")
                 write_onnx(run.model(name).cpu(), run.data, max(0, run.data.ids.position(name)), path)
+        keep_private(part)
         sync_tree(part)
         os.rename(part, out)
         sync_folder(out.absolute().parent)

@@ -35,7 +35,15 @@ from torch import nn
 
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import BusyError, ConfigError, StoreError, UploadError, did_you_mean, shown
-from fedkeep.core.files import expanded, layout, state_name, wipe_leftovers, write_whole
+from fedkeep.core.files import (
+    PRIVATE_FILE,
+    expanded,
+    layout,
+    private_folder,
+    state_name,
+    wipe_leftovers,
+    write_whole,
+)
 from fedkeep.core.params import Params, nonfinite
 from fedkeep.core.sealed import is_sealed, seal
 
@@ -148,7 +156,7 @@ class Own:
             {name: value.contiguous() for name, value in tensors.items()},
             {"fedkeep": json.dumps(seal(about))},
         )
-        write_whole(path, content, 0o600)
+        write_whole(path, content, PRIVATE_FILE)
 
     @classmethod
     def read(cls, path: Path) -> Own | None:
@@ -204,9 +212,9 @@ def _answered(
         reply = call_next(message, context)
         _restore(reply, received, globs, values)
         return reply
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     try:
-        with FileLock(path.with_suffix(".lock"), PATIENCE, mode=0o600):
+        with FileLock(path.with_suffix(".lock"), PATIENCE, mode=PRIVATE_FILE):
             return _trained(globs, path, message, context, call_next, received)
     except Timeout as error:
         raise BusyError(f"Another process trains with {path.name} of the folder of keep().") from error

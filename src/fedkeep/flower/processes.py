@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.files import PRIVATE_MASK
 
 MARK = "FEDKEEP_DEPLOYMENT"
 """Environment variable by which the processes of a deployment, and all that they start, are known."""
@@ -60,6 +61,7 @@ class Processes:
                 stderr=log,
                 env={**self.environment, **environment},
                 start_new_session=True,
+                umask=PRIVATE_MASK,
             )
 
     def await_text(self, name: str, wanted: str, patience: float) -> None:

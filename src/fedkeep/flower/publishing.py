@@ -22,7 +22,7 @@ from safetensors.torch import save
 
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import ConfigError, RunError, first_line
-from fedkeep.core.files import write_whole
+from fedkeep.core.files import PRIVATE_FILE, private_folder, write_whole
 from fedkeep.core.params import Params, nonfinite
 from fedkeep.flower.served import experiments_in
 from fedkeep.flower.signed import PUBLISHER, Signed, is_signed, private_key
@@ -190,6 +190,6 @@ def models_of(config: Path, file: Path | None, run: str | None = None) -> Models
             f"older. Leave out --published for that one."
         )
     models = Models(config, published)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(kept, file.read_bytes(), 0o600)
+    private_folder(folder)
+    write_whole(kept, file.read_bytes(), PRIVATE_FILE)
     return models

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import sqlite3
 import zlib
@@ -40,7 +39,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedkeep.core.errors import BusyError, RunError, StoreError
-from fedkeep.core.files import leftovers, overwrite, wipe, wipe_leftovers
+from fedkeep.core.files import leftovers, overwrite, private_folder, wipe, wipe_leftovers
 from fedkeep.core.params import Params, difference_of_names, nonfinite
 from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat
@@ -429,9 +428,8 @@ def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ())
     first = ("INSERT INTO about VALUES (?, ?)", (content, zlib.crc32(content.encode())))
     statements = ((INSERT, inserted(about.run, version, row)) for version, row in rows)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.chmod(path.parent, 0o700)
-        new_file(path, TABLES, row_bytes, chain([first], statements), 0o600)
+        private_folder(path.parent)
+        new_file(path, TABLES, row_bytes, chain([first], statements))
     except (OSError, RunError) as error:
         cause = error.__cause__ or error
         reason = getattr(cause, "strerror", None) or cause

@@ -132,10 +132,10 @@ def logs_of(path: Path) -> list[Path]:
     return [log for end in ("-wal", "-journal") if (log := path.with_name(path.name + end)).exists()]
 
 
-def new_file(
-    path: Path, tables: str, row_bytes: int, first: Iterable[tuple[str, Sequence[Any]]], mode: int = 0o666
-) -> None:
+def new_file(path: Path, tables: str, row_bytes: int, first: Iterable[tuple[str, Sequence[Any]]]) -> None:
     """Make a file with these tables and the rows that the statements ``first`` put into them, whole or not at all.
+
+    Only its owner can read it, and what SQLite makes beside it.
 
     It is written beside its place without a log, one row after the other, so a kill leaves one ``.part`` of it at most.
 
@@ -147,7 +147,7 @@ def new_file(
     """
     part = beside(path)
     with whole_or_error(path):
-        os.close(os.open(part, NEW_FILE, mode))
+        os.close(os.open(part, NEW_FILE, 0o600))
         try:
             with closing(_connected(part, "mode=rw")) as sql:
                 sql.execute("PRAGMA journal_mode = OFF")

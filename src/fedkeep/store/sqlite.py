@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from fedkeep.core.errors import RunError, StoreError
+from fedkeep.core.files import private_folder
 from fedkeep.core.params import Params
 from fedkeep.store.base import Default, PrivateStore, Staged
 from fedkeep.store.database import Database, check_row, logs_of, new_file
@@ -126,7 +127,7 @@ class SqliteStore(PrivateStore):
         if new and not self.writable:
             return True
         if new:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
             about = ("INSERT INTO about VALUES (?)", (json.dumps(self._about()),))
             new_file(self.path, TABLES, self._format.bytes, [about])
         database = Database(self.path)
