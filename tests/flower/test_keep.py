@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import re
-import secrets
 import shutil
 import signal
 import subprocess
@@ -26,7 +26,7 @@ from fedkeep.flower import keep, own_values
 from fedkeep.flower.keep_mod import Own
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import Link, free_port
-from fedkeep.flower.processes import MARK, marked, program
+from fedkeep.flower.processes import program
 from tests.flower.loopback import Loopback, context
 from tests.flower.test_transcripts import environment
 
@@ -264,6 +264,7 @@ def template(monkeypatch, line):
 
 def accuracies(monkeypatch, folder, line):
     torch.manual_seed(0)
+    random.seed(0)  # by which Flower orders nodes
     client, server = template(monkeypatch, line)
     contexts = []
     for node in range(NODES):
@@ -305,30 +306,36 @@ def copied(folder, line):
     return project
 
 
+SIMULATE = """
+import torch
+from flwr.simulation import run_simulation
+from quickstart.client_app import app as client
+from quickstart.server_app import app as server
+
+torch.manual_seed(0)
+run_simulation(server_app=server, client_app=client, num_supernodes=3)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps", [False, True], ids=["as it was", "with the line"])
 def test_in_flowers_simulation(tmp_path, keeps):
     project = copied(tmp_path, LINE.format(str(tmp_path / "kept")) if keeps else AS_IT_WAS)
-    home, mark = tmp_path / "flower", secrets.token_hex(8)
-    home.mkdir()
-    (home / "config.toml").write_text(
-        '[superlink]\ndefault = "local"\n[superlink.local]\noptions.num-supernodes = 3\n'
+    settings = {"fraction-train": 1.0, "num-server-rounds": 4, "lr": 0.003, "local-epochs": 4}
+    for path in project.glob("quickstart/*.py"):  # run_simulation() takes no settings
+        text = path.read_text()
+        for name, value in settings.items():
+            text = text.replace(f'context.run_config["{name}"]', str(value))
+        path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATE],
+        cwd=project,
+        env=environment(PYTHONPATH=os.pathsep.join([str(project), *sys.path])),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
-    settings = "num-server-rounds=4 lr=0.003 local-epochs=4"
-    command = [program("flwr"), "run", project, "--stream", "--run-config", settings]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment(FLWR_HOME=str(home), **{MARK: mark}),
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-    finally:
-        for process in marked(mark):  # the link of Flower's simulation stays when its command has ended
-            os.kill(process, signal.SIGTERM)
     said = done.stdout + done.stderr
     found = [float(number) for number in re.findall(r"'eval_acc': '?([\d.e-]+)", said)]
     assert found, said[-3000:]
@@ -368,9 +375,11 @@ def test_a_node_that_is_killed_goes_on_with_what_it_kept(tmp_path):
             start(number, name)
         run = link.submit(project, {"num-server-rounds": 4, "lr": 0.003, "local-epochs": 4})
         path, end = kept / "0.safetensors", time.monotonic() + 400
-        while not path.exists() and time.monotonic() < end:
+        while not path.exists():
+            assert time.monotonic() < end, "".join(map(link.processes.last, ("link", *names)))
             time.sleep(0.2)
         os.killpg(link.processes.running["a"].pid, signal.SIGKILL)
+        link.processes.running["a"].wait()
         before = Own.read(path)
         start(0, "a")
         while not link.state_of(run).startswith("finished") and time.monotonic() < end:

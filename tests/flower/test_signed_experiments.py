@@ -42,7 +42,7 @@ def test_every_configuration_of_a_project_is_an_experiment_and_no_other_toml_is(
         "latin.toml": "name = 'ü'\n".encode("latin-1"),
     }
     rules = {**asdict(Rules(clients_a_word=2)), "label_names": ["a", "b"]}
-    assert experiments_in(files) == {
+    assert {text: one.preparation for text, one in experiments_in(files).items()} == {
         federation_of(SECURE).text: asdict(Rules()),
         federation_of(prepared).text: rules,
     }

@@ -12,6 +12,7 @@ from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet, fingerprint
 from fedkeep.remote.messages import PROTOCOL, Fits, Here, Message, Refused, message_of, packet_of
 from fedkeep.remote.node import Node
+from fedkeep.remote.tally import Signed
 from tests.remote.hand import RUN, Hand
 from tests.tiny import Logits, classes, files
 
@@ -105,7 +106,7 @@ def test_a_device_behind_a_guard_trains_what_was_signed_and_nothing_else(tmp_pat
     rules = {"clients_a_word_here": 3}
     hand = Hand(Logits, PLAIN, DATA, changes={"experiment": "signed", "summarise": rules})
     node = hand.node(tmp_path, [0])
-    node.signed = {"signed": rules, "signed too": {}}
+    node.signed = {"signed": Signed(preparation=rules), "signed too": Signed(preparation={})}
     assert message_of(hand.say(node, hand.hello()), Here).summary
     assert message_of(hand.say(node, hand.hello(summarise=None)), Here)
     assert message_of(hand.say(node, hand.hello(experiment="signed too", summarise={})), Here)
@@ -123,7 +124,7 @@ def test_a_device_behind_a_guard_trains_what_was_signed_and_nothing_else(tmp_pat
 
 def test_a_run_that_was_agreed_on_is_trained_by_its_own_signed_project_alone(tmp_path: Path) -> None:
     hand = Hand(Logits, PLAIN, DATA, changes={"experiment": "signed"})
-    for signed, served in (({"signed": {}}, True), ({}, False), (None, True)):
+    for signed, served in (({"signed": Signed(preparation={})}, True), ({}, False), (None, True)):
         node = hand.node(tmp_path, [0])
         node.signed = signed
         if signed:

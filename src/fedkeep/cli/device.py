@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import astuple
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,16 +28,19 @@ from fedkeep.cli.predict import (
     write_predictions,
 )
 from fedkeep.cli.settings import needs_flower
-from fedkeep.core.errors import ConfigError, StoreError, did_you_mean
+from fedkeep.core.errors import BusyError, ConfigError, StoreError, did_you_mean
 from fedkeep.report.wording import size
 
 if TYPE_CHECKING:
     from fedkeep.core.params import Params
-    from fedkeep.remote.device_file import DeviceFile
+    from fedkeep.remote.device_file import DeviceFile, LogLine
+    from fedkeep.remote.node_config import OwnDevice
     from fedkeep.remote.published import Models
     from fedkeep.store.version_file import Version
 
 PATIENCE = 5.0
+LOOK = 2.0
+"""Seconds between two looks for what is new."""
 BEYOND = (
     "Backups and snapshots are beyond fedkeep, and so is what a disk still has in blocks that were freed."
 )
@@ -125,6 +131,106 @@ def _show(file: DeviceFile, client: str | None) -> bool:
 
 def _of_round(version: Version) -> str:
     return f"version {version.version}, round {version.round + 1}" if version.version else "as it began"
+
+
+@device.command(epilog="Example: fedkeep device terms node.toml")
+def terms(
+    config: Annotated[Path, typer.Argument(metavar="NODE.toml", help="The device's configuration.")],
+) -> None:
+    """Show what this device's owner has agreed to, and how much of it each run has asked for so far."""
+    from fedkeep.remote.device_file import Counts
+    from fedkeep.remote.node_config import read_node_config
+    from fedkeep.remote.tally import Limits
+
+    own = read_node_config(config).device
+    for line in _own_terms(own):
+        say(line)
+    folder = config.parent / own.folder
+    for name in _whole(folder, _runs(folder, None)) if folder.is_dir() else ():
+        with _opened(folder, name) as file:
+            limits, counts = Limits(**file.about.agreed.get("limits", {})), file.counts()
+        rows = [
+            [
+                client,
+                *(
+                    f"{n} of {'any' if most is None else most}"
+                    for n, most in zip(found, astuple(limits), strict=True)
+                ),
+            ]
+            for client, found in sorted(counts.items())
+        ]
+        heads = [kind.capitalize() for kind in Counts._fields]
+        show_table(f"Run {name}: so far", ["Client", *heads], rows or [["none", "", "", ""]], 3)
+
+
+def _own_terms(own: OwnDevice) -> Iterator[str]:
+    """Yield what an owner's settings mean, in plain words."""
+    yield (
+        "It trains what a trusted key has signed. An update of the shared parameters leaves"
+        + (", in secure sums alone." if own.secure else ".")
+    )
+    told = {
+        "sums": "sums over its clients' examples",
+        "clients": "a sum for each client",
+        "examples": "a result for each example",
+    }
+    if own.least_examples > 1:
+        yield f"Of judging leave sums, each of {own.least_examples} examples or more, differences between sums too."
+    else:
+        yield f"Of judging leaves {told[own.leaves]}."
+    yield f"Examples that opted out are {'judged too' if own.judge_opted_out else 'never judged'}."
+    yield f"Models that clients have adapted are {'judged for the server' if own.judge_adapted else 'never judged for it'}."
+    limits = {kind: getattr(own, kind) for kind in ("trainings", "judgings", "adaptations")}
+    some = ", ".join(f"{most} {kind}" for kind, most in limits.items() if most is not None)
+    yield (
+        f"A client does at most {some} in a run."
+        if some
+        else "A client does as much as the signed project says."
+    )
+
+
+@device.command(epilog="Example: fedkeep device log node.toml --follow")
+def log(
+    place: PlaceArgument,
+    run: RunOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on showing what comes; Ctrl-C ends it.")
+    ] = False,
+) -> None:
+    """Show each message that this device has served: when, what it was asked, and what left."""
+    folder, seen = _folder(place), dict[str, int]()
+    while True:
+        for name in _whole(folder, _runs(folder, run)):
+            with suppress(*([BusyError] if follow else [])), _opened(folder, name) as file:
+                for number, line in file.log(seen.get(name, 0)):
+                    seen[name] = number
+                    say(_logged(name, line))
+        if not follow:
+            break
+        sys.stdout.flush()
+        time.sleep(LOOK)
+    if not seen:
+        say("No message has been served yet.")
+
+
+def _logged(run: str, line: LogLine) -> str:
+    """Return what a message asked and what left, in plain words."""
+
+    def some(number: int, what: str) -> str:
+        return f"{number} {what}{'s' * (number != 1)}"
+
+    asked = [f"{some(line.trainings, 'client')} to train"] if line.trainings else []
+    if line.judgings:
+        asked.append(f"{some(line.judgings, 'client')} to be judged on {' and '.join(line.splits.split())}")
+    asked += [f"{some(line.adaptations, 'client')} to adapt"] if line.adaptations else []
+    if line.bytes is None or line.uploads is None or line.examples is None:
+        left = "nothing: the answer was not finished"
+    else:
+        parts = [some(line.uploads, "update")] * bool(line.uploads)
+        parts += [f"results over {some(line.examples, 'example')}"] * bool(line.examples)
+        left = f"{' and '.join(parts) or 'no values'}, {size(line.bytes)}"
+    when = datetime.fromtimestamp(line.time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return f"{when}  run {run[:8]}, round {line.round + 1}: asked {', '.join(asked) or 'for a step of a sum'}; left: {left}."
 
 
 NodeArgument = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The device's configuration.")]

@@ -37,9 +37,9 @@ from fedkeep.core.describe import digest
 from fedkeep.core.errors import BusyError, ConfigError, StoreError, UploadError, did_you_mean, shown
 from fedkeep.core.files import (
     PRIVATE_FILE,
+    PRIVATE_FOLDER,
     expanded,
     layout,
-    private_folder,
     state_name,
     wipe_leftovers,
     write_whole,

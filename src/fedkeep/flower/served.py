@@ -7,6 +7,7 @@ It is the usual TOML. It needs no ``[data]``, as a server has no data, and may h
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -26,6 +27,7 @@ from fedkeep.methods.feddyn import parameters_alone
 from fedkeep.remote.node_config import experiment
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation
+from fedkeep.remote.tally import AGAIN, Limits, Signed
 
 NO_DATA = {"reader": "devices"}
 """Stands for ``[data]``, which a server does not have."""
@@ -94,15 +96,37 @@ def at_the_end(method: Method) -> list[str]:
     return lines
 
 
-def experiments_in(files: Mapping[str, bytes]) -> dict[str, Any]:
+def experiments_in(files: Mapping[str, bytes]) -> dict[str, Signed]:
     """Return the experiments of a project's files, for ``Node.signed``: every TOML that is a configuration is one."""
-    found = {}
+    found: dict[str, Signed] = {}
     for name, content in files.items():
         if name.endswith(".toml"):
             with suppress(ConfigError, UnicodeDecodeError):  # another TOML, as pyproject.toml is
                 config = parse_config(to_toml({**parse_toml(content.decode(), name), "data": NO_DATA}), name)
-                found[sent_of(config)] = json.loads(json.dumps(asdict(config.preparation)))
+                text, limits = sent_of(config), limits_of(config.run)
+                if text in found:  # twice, with other rounds
+                    limits = limits.with_others(found[text].limits, max)
+                preparation = json.loads(json.dumps(asdict(config.preparation)))
+                found[text] = Signed(preparation=preparation, limits=limits)
     return found
+
+
+def limits_of(run: RunSettings) -> Limits:
+    """Return the most that the rounds of a configuration ask of a client; a round may come again.
+
+    By epochs a client trains about once in each. How many rounds these are, and so how often is judged where
+    ``evaluate_every`` says so in rounds, depends on who is there: then there is no limit to judging but the owner's.
+    """
+    passes = run.rounds if run.rounds is not None else math.ceil(run.epochs or 0)
+    trainings = passes + max(passes, AGAIN)
+    if run.rounds is None and run.evaluate_every:
+        return Limits(trainings=trainings)
+    evaluations = (
+        passes if run.evaluate_every is None else passes // run.evaluate_every if run.evaluate_every else 0
+    )
+    judgings = 3 * (evaluations + 1) + max(evaluations, AGAIN)
+    adaptations = (evaluations + 1) * run.evaluate_adapted + AGAIN
+    return Limits(trainings=trainings, judgings=judgings, adaptations=adaptations)
 
 
 def without_data(path: Path, overrides: Sequence[str] = ()) -> str | None:

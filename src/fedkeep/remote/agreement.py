@@ -44,7 +44,8 @@ def fault_of(hello: Hello, signed: Mapping[str, Any] | None) -> str:
 
     Args:
         hello: the server's first message.
-        signed: by the text of each experiment that may be trained, the rules of its summary; None: any may be.
+        signed: by the text of each experiment that may be trained, what is signed beside it (``tally.Signed``); None: any
+            may be.
     """
     if fault := other_fedkeep(vars(hello)):
         return fault
@@ -52,7 +53,7 @@ def fault_of(hello: Hello, signed: Mapping[str, Any] | None) -> str:
         return ""
     if hello.experiment not in signed:
         what = "experiment"
-    elif hello.summarise not in (None, signed[hello.experiment]):
+    elif hello.summarise not in (None, signed[hello.experiment].preparation):
         what = "preparation"
     else:
         return ""

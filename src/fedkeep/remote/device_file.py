@@ -2,7 +2,9 @@
 
 Its versions are those of ``store.version_file``, by the clients' ids. A row of ``examples`` tells in which part,
 train, valid or test, each of a client's examples is. A row of ``adapted`` is what a client adapted to last, from the
-version that it names: nothing of it has left, so no word of a server is awaited.
+version that it names: nothing of it has left, so no word of a server is awaited. ``asked`` has a row of each message
+that was served, ``counts`` how often each client was asked for what, and ``sums`` whose examples were in sums that left,
+each client by a hash.
 
 What is deleted is overwritten with zeros (``secure_delete``).
 
@@ -51,7 +53,7 @@ OURS = re.compile(rf"({RUN_ID.pattern})\.(db|db-wal|db-journal|[0-9a-f]{{32}}\.s
 PATIENCE = 30.0
 """Seconds to wait for another process that serves a message of the same run."""
 
-FORMAT = 3
+FORMAT = 4
 TABLES = f"""
 {TABLE}
 CREATE TABLE about (content TEXT NOT NULL, crc INTEGER NOT NULL);
@@ -66,6 +68,26 @@ CREATE TABLE adapted (
     crc INTEGER NOT NULL,
     content BLOB NOT NULL
 );
+CREATE TABLE asked (
+    number INTEGER PRIMARY KEY,
+    name TEXT UNIQUE NOT NULL,
+    time REAL NOT NULL,
+    round INTEGER NOT NULL,
+    trainings INTEGER NOT NULL,
+    judgings INTEGER NOT NULL,
+    adaptations INTEGER NOT NULL,
+    splits TEXT NOT NULL,
+    uploads INTEGER,
+    examples INTEGER,
+    bytes INTEGER
+);
+CREATE TABLE counts (
+    client TEXT PRIMARY KEY NOT NULL,
+    trainings INTEGER NOT NULL,
+    judgings INTEGER NOT NULL,
+    adaptations INTEGER NOT NULL
+);
+CREATE TABLE sums (split TEXT NOT NULL, examples TEXT NOT NULL, UNIQUE (split, examples));
 """
 HASH = 8
 """Bytes of the hash of an example."""
@@ -118,6 +140,61 @@ class Adapted(NamedTuple):
     attempt: int
     parent: int
     round: int
+
+
+class Counts(NamedTuple):
+    """How often a client has trained, was judged and has adapted in a run."""
+
+    trainings: int = 0
+    judgings: int = 0
+    adaptations: int = 0
+
+
+@dataclass
+class Asked:
+    """A message that is served: whom it asks for what.
+
+    Attributes:
+        name: of the message, by its content.
+        time: when it was served, in seconds since 1970.
+        round: the round's number.
+        trainings, judgings, adaptations: the clients.
+        splits: of which parts examples are judged.
+        sums: by part, how many examples of each client were judged in a sum that leaves; clients by their hash.
+    """
+
+    name: str
+    time: float
+    round: int
+    trainings: Sequence[str]
+    judgings: Sequence[str]
+    adaptations: Sequence[str]
+    splits: Sequence[str]
+    sums: list[tuple[str, dict[str, int]]] = field(default_factory=list)
+
+
+class LogLine(NamedTuple):
+    """A message that was served, as the file has noted it.
+
+    Attributes:
+        time: seconds since 1970.
+        round: the round's number.
+        trainings, judgings, adaptations: how many clients it asked.
+        splits: of which parts examples were judged, e.g. ``"test valid"``.
+        uploads: of how many clients an upload left; None: the answer was not finished.
+        examples: how many examples the results of judging tell of, added up.
+        bytes: of the answer.
+    """
+
+    time: float
+    round: int
+    trainings: int
+    judgings: int
+    adaptations: int
+    splits: str
+    uploads: int | None
+    examples: int | None
+    bytes: int | None
 
 
 class DeviceFile(VersionFile):
@@ -293,6 +370,84 @@ class DeviceFile(VersionFile):
             "INSERT OR REPLACE INTO adapted VALUES (?, ?, ?, ?, ?, ?, ?)", (*adapted, crc, content)
         )
 
+    def has_asked(self, name: str) -> bool:
+        """Tell whether a message was served before."""
+        return self._file.query("SELECT 1 FROM asked WHERE name = ?", (name,)).fetchone() is not None
+
+    def put_asked(self, asked: Asked) -> None:
+        """Note a message and count it, once however often it comes."""
+        if self.has_asked(asked.name):
+            return
+        numbers = [len(getattr(asked, kind)) for kind in Counts._fields]
+        self._file.query(
+            "INSERT INTO asked VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)",
+            (asked.name, asked.time, asked.round, *numbers, " ".join(asked.splits)),
+        )
+        for kind in Counts._fields:
+            self._file.for_each(
+                "INSERT OR IGNORE INTO counts VALUES (?, 0, 0, 0)",
+                ((client,) for client in getattr(asked, kind)),
+            )
+            self._file.for_each(
+                f"UPDATE counts SET {kind} = {kind} + 1 WHERE client = ?",
+                ((client,) for client in getattr(asked, kind)),
+            )
+        rows = ((split, json.dumps(examples, sort_keys=True)) for split, examples in asked.sums)
+        self._file.for_each("INSERT OR IGNORE INTO sums VALUES (?, ?)", rows)
+
+    def put_left(self, name: str, uploads: int, examples: int, bytes: int) -> None:
+        """Note what leaves in answer to a message, before it leaves.
+
+        Raises:
+            StoreError: it can't be written.
+        """
+        with self.writing():
+            self._file.query(
+                "UPDATE asked SET uploads = ?, examples = ?, bytes = ? WHERE name = ?",
+                (uploads, examples, bytes, name),
+            )
+
+    def log(self, after: int = 0) -> list[tuple[int, LogLine]]:
+        """Return the messages that were served, each with its number, after that of a number.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        return [
+            (row[0], LogLine._make(row[1:]))
+            for row in self._rows(
+                f"SELECT number, {', '.join(LogLine._fields)} FROM asked WHERE number > ?", after
+            )
+        ]
+
+    def counts(self) -> dict[str, Counts]:
+        """Return by client how often it was asked for what.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        rows = self._rows(f"SELECT client, {', '.join(Counts._fields)} FROM counts")
+        return {row[0]: Counts._make(row[1:]) for row in rows}
+
+    def sums(self, split: str) -> list[dict[str, int]]:
+        """Return whose examples of a part were in sums that left, and how many; clients by their hash.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        try:
+            return [
+                json.loads(row[0]) for row in self._rows("SELECT examples FROM sums WHERE split = ?", split)
+            ]
+        except ValueError as error:
+            raise self.damaged(error) from error
+
+    def _rows(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
+        try:
+            return self._file.query(text, values).fetchall()
+        except sqlite3.Error as error:
+            raise self.damaged(error) from error
+
     def parts(self) -> dict[str, dict[bytes, int]]:
         """Return by client in which part each example is, by its hash; see ``remote.parts``.
 
@@ -345,7 +500,7 @@ class DeviceFile(VersionFile):
         gone = [version.number for version in self.versions() if version.client in clients]
         with self.writing():
             self.drop(gone)
-            for table in ("examples", "adapted"):
+            for table in ("examples", "adapted", "counts"):
                 self._file.for_each(
                     f"DELETE FROM {table} WHERE client = ?", ((client,) for client in clients)
                 )

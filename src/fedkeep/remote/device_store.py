@@ -30,6 +30,7 @@ from fedkeep.methods.client import accepted
 from fedkeep.remote.device_file import (
     PATIENCE,
     Adapted,
+    Asked,
     DeviceFile,
     adapted_content,
     file_of,
@@ -86,6 +87,9 @@ class DeviceStore(MemoryStore):
         history: how many accepted versions are kept beside the last one.
         accept: the method's rule, ``Client.accept``.
         patience: seconds to wait for another process that serves a message of the same run.
+
+    Attributes:
+        asked: the message that is served; noted with the next ``flush``.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class DeviceStore(MemoryStore):
         self._new: dict[int, tuple[Version, bytes]] = {}
         self._adapted: dict[int, tuple[Adapted, bytes]] = {}
         self._file: DeviceFile | None = None
+        self.asked: Asked | None = None
 
     def open(self) -> None:
         """Take hold of the file.
@@ -262,10 +267,12 @@ class DeviceStore(MemoryStore):
         """
         accepted = {client: one.accepted for client, one in self._begun.items() if one.accepted is not None}
         staged, adapted = self._new, self._adapted
-        if not accepted and not staged and not adapted:
+        if not accepted and not staged and not adapted and self.asked is None:
             return
         try:
             with self.file.writing():
+                if self.asked is not None:
+                    self.file.put_asked(self.asked)
                 for found in adapted.values():
                     self.file.put_adapted(*found)
                 for client in {**accepted, **staged}:
@@ -274,7 +281,7 @@ class DeviceStore(MemoryStore):
             self.clear()
             raise
         self._begun = {client: _Begun(one.line, one.values) for client, one in self._begun.items()}
-        self._new, self._adapted = {}, {}
+        self._new, self._adapted, self.asked = {}, {}, None
 
     def _write(self, client: int, last: Version | None, staged: tuple[Version, bytes] | None) -> None:
         """Write a client's versions, and remove those that are not needed any more."""

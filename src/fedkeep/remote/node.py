@@ -17,7 +17,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ from torch import nn
 
 from fedkeep.core.errors import ConfigError, MethodError, SplitError, UploadError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params
+from fedkeep.core.params import Params, nbytes
 from fedkeep.data import SPLITS
 from fedkeep.data.preparation import Encoding, RuleError, Rules, Source
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_default, job_of
@@ -55,6 +55,7 @@ from fedkeep.remote.messages import (
     Hello,
     Here,
     Packet,
+    Partition,
     Work,
     check_work,
     message_of,
@@ -63,6 +64,7 @@ from fedkeep.remote.messages import (
 from fedkeep.remote.migration import OnChange, migrated, opted_out
 from fedkeep.remote.own_data import fitting, settled
 from fedkeep.remote.serving import serve
+from fedkeep.remote.tally import Limits, Most, Signed, Tally, asked_of
 from fedkeep.store import Line
 from fedkeep.store.rows import RowFormat
 from fedkeep.store.version_file import Version
@@ -89,6 +91,10 @@ class Terms:
             training examples, opted-out ones included, and no device knows whether what it adapts is the run's own model.
         judge_opted_out: whether models are judged on opted-out examples too. Else these are in no sum that leaves, and no
             number of examples that is told counts them.
+        least_examples: the fewest that a sum over judged examples, or a difference between such sums of a run, may be of; it
+            does not leave else. More than 1: sums alone leave, whatever ``leaves`` says.
+        trainings, judgings, adaptations: the most of each that a client does in a run, below what the signed project says
+            (``tally.Limits``).
         clients_a_word: a word is told only if so many clients of this device have it, whatever the server says.
         secure: whether uploads leave in secure sums alone; a run whose method has none is refused.
         simulated_noise: whether a server may have noise on uploads follow a seed; for tests alone.
@@ -103,6 +109,10 @@ class Terms:
     leaves: Leaves = "sums"
     judge_adapted: bool = False
     judge_opted_out: bool = False
+    least_examples: Annotated[int, Field(ge=1)] = 1
+    trainings: Most = None
+    judgings: Most = None
+    adaptations: Most = None
     clients_a_word: Annotated[int, Field(ge=1)] = 1
     secure: bool = False
     simulated_noise: bool = False
@@ -146,10 +156,10 @@ class Node:
         tell: called with what happens here, and why something was refused, in full; it stays on the device.
 
     Attributes:
-        signed: by the text of each experiment that may be trained here, the rules of its summary; None: any may be.
+        signed: by the text of each experiment that may be trained here, what is signed beside it; None: any may be.
     """
 
-    signed: Mapping[str, Any] | None = None
+    signed: Mapping[str, Signed] | None = None
 
     def __init__(
         self,
@@ -238,11 +248,11 @@ class Node:
             self._runs[message.run].store.close()
         path = file_of(self.folder, message.run)
         if not path.exists():
-            self._create(path, message, running, agreement(message, running.parts, running.job, {}))
+            self._create(path, message, running, self._agreed(message, running, {}))
         with self._opened(running):
             file = running.store.file
             about = file.about
-            agreed = agreement(message, running.parts, running.job, about.agreed)
+            agreed = self._agreed(message, running, about.agreed)
             if about.agreed and (names := differing(about.agreed, agreed)):
                 raise RefusalError(
                     f"The run {message.run!r} is not the one that this device has agreed on; what differs: {names}. Go "
@@ -262,6 +272,16 @@ class Node:
             },
             unfit=list(running.unfit),
         )
+
+    def _agreed(self, message: Encode, running: Running, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is agreed on, as the run's file keeps it."""
+        limits = asdict(self._limits(message.hello))
+        return {**agreement(message, running.parts, running.job, before), "limits": limits}
+
+    def _limits(self, hello: Hello) -> Limits:
+        """Return the most that a run may ask of a client: as was signed, and as the owner says."""
+        own = Limits(**{one.name: getattr(self.terms, one.name) for one in fields(Limits)})
+        return own if self.signed is None else own.with_others(self.signed[hello.experiment].limits)
 
     def _built(self, hello: Hello, encoding: Mapping[str, Any], wanted: Mapping[str, str]) -> Running:
         """Return a run as this device builds it.
@@ -424,8 +444,17 @@ class Node:
                 "Its owner does not let the models be judged that clients adapt (device.judge_adapted). Let them adapt "
                 "without evaluate_adapted."
             )
-        leaves: Leaves = min(work.leaves, self.terms.leaves, key=LEAVES.index)
+        least = self.terms.least_examples
+        leaves: Leaves = min(work.leaves, self.terms.leaves, key=LEAVES.index) if least == 1 else "sums"
         work = replace(work, leaves=leaves)
+
+        def counts(split: Partition) -> dict[str, int]:
+            found = counts_of(running.job.data, split, self.terms.judges).tolist()
+            return dict(zip(map(str, running.job.data.ids), found, strict=True))
+
+        tally = Tally(running.store.file, self._limits(running.hello), least, asked_of(packet, work), counts)
+        tally.check()
+        running.store.asked = tally.asked
         answers = serve(
             work,
             running.job,
@@ -436,5 +465,11 @@ class Node:
             masking=running.masking(self.folder),
             unfit=running.unfit,
             judges=self.terms.judges,
+            admits=tally.admits,
         )
-        return packet_of(answers)
+        packet = packet_of(answers)
+        uploads = sum(one.upload is not None for one in answers.answers)
+        told = sum(int(judged.tallies.count.sum()) for _, judged in answers.judged)
+        size = nbytes(packet.tensors) + len(json.dumps(packet.header))
+        running.store.file.put_left(tally.asked.name, uploads, told, size)
+        return packet

@@ -45,6 +45,7 @@ def serve(
     masking: Masking | None = None,
     unfit: Collection[str] = (),
     judges: ExamplesOf = "opted_in",
+    admits: Callable[[Partition, Sequence[str]], bool] = lambda split, clients: True,
 ) -> Answers:
     """Do what a message asks of this device's clients.
 
@@ -58,6 +59,7 @@ def serve(
         masking: takes the steps of secure sums; None: the method has none.
         unfit: clients whose data cannot be used.
         judges: on which examples models are judged.
+        admits: tells whether a sum over the examples of some clients may leave.
 
     Returns:
         An answer for each order. Nothing of it is valid on the device that is not durable there.
@@ -89,6 +91,7 @@ def serve(
     judged, unjudged = _judged([one for one in begun.values() if one.client not in failed], device, tell)
     failed |= unjudged
     answers |= failed
+    judged = _admitted(judged, [one for one in begun.values() if one.client not in failed], admits, tell)
     training = [one for one in begun.values() if one.train and one.client not in failed]
     if masking is not None:
         training = _without_answered(training, masking, work.attempt, answers, tell)
@@ -315,6 +318,29 @@ def _judged(
         if not left or not failed:
             raise
         return _judged_together(left, device), failed
+
+
+def _admitted(
+    judged: Results,
+    orders: Sequence[ClientOrder],
+    admits: Callable[[Partition, Sequence[str]], bool],
+    tell: Tell,
+) -> Results:
+    """Return the results that may leave: of enough examples, as the device's owner says."""
+    fine: dict[tuple[Partition, tuple[Model, ...]], bool] = {}
+    for split, found in judged:
+        key = split, found.models
+        if key not in fine:
+            clients = [
+                one.client for one in orders if any((each.split, each.models) == key for each in one.judge)
+            ]
+            fine[key] = admits(split, clients)
+            if not fine[key]:
+                tell(
+                    f"A sum over {split!r} examples of {len(clients)} clients does not leave: by it, or by what it "
+                    f"differs from an earlier one, fewer examples than device.least_examples could be told apart."
+                )
+    return tuple((split, found) for split, found in judged if fine[split, found.models])
 
 
 def _judged_together(orders: Iterable[ClientOrder], device: LocalDevice) -> Results:
