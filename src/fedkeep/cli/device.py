@@ -133,10 +133,11 @@ def _of_round(version: Version) -> str:
     return f"version {version.version}, round {version.round + 1}" if version.version else "as it began"
 
 
+NodeArgument = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The device's configuration.")]
+
+
 @device.command(epilog="Example: fedkeep device terms node.toml")
-def terms(
-    config: Annotated[Path, typer.Argument(metavar="NODE.toml", help="The device's configuration.")],
-) -> None:
+def terms(config: NodeArgument) -> None:
     """Show what this device's owner has agreed to, and how much of it each run has asked for so far."""
     from fedkeep.remote.device_file import Counts
     from fedkeep.remote.node_config import read_node_config
@@ -189,6 +190,34 @@ def _own_terms(own: OwnDevice) -> Iterator[str]:
     )
 
 
+@device.command(epilog="Example: fedkeep device check node.toml")
+@needs_flower
+def check(
+    config: NodeArgument,
+    experiment: Annotated[
+        Path | None,
+        typer.Option(
+            "--experiment",
+            metavar="FILE",
+            help="The experiment that the device is to take part in. [default: experiment.toml beside NODE.toml]",
+        ),
+    ] = None,
+) -> None:
+    """Look at what this device needs before it takes part: data, states, model, terms, keys, port, clock and link.
+
+    Nothing leaves. Exit code 1 if something is to be mended; its line says how.
+    """
+    from fedkeep.flower.node_check import findings
+
+    faults = 0
+    for one in findings(config, experiment):
+        say(f"{'✓' if one.good else '✗'} {one.what}: {one.found}")
+        faults += not one.good
+    if faults:
+        raise typer.Exit(1)
+    say(f"All is well: fedkeep device run {config}")
+
+
 @device.command(epilog="Example: fedkeep device log node.toml --follow")
 def log(
     place: PlaceArgument,
@@ -233,7 +262,6 @@ def _logged(run: str, line: LogLine) -> str:
     return f"{when}  run {run[:8]}, round {line.round + 1}: asked {', '.join(asked) or 'for a step of a sum'}; left: {left}."
 
 
-NodeArgument = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The device's configuration.")]
 PublishedOption = Annotated[
     Path | None,
     typer.Option(

@@ -18,6 +18,7 @@ import email.utils
 import os
 import ssl
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -90,16 +91,41 @@ class SuperNode:
             ConfigError: a key or a certificate is missing, wrong or expired, the port is in use, there is no link, it
                 is not the link that the certificate speaks for, or this machine's clock differs from the link's.
         """
+        for _, look in self.looks():
+            look()
+
+    def looks(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """Yield what ``check`` looks at, each by its name; a function raises ConfigError, or says what it has found."""
+        yield "certificate", self._certificate
+        yield "key", self._key
+        yield "trusted keys", self._trusted
+        yield "port", self._port
+        yield "link and clock", self._link
+
+    def _certificate(self) -> str:
         check_certificate(self._beside(self.link.certificate))
+        return f"{self.link.certificate} is valid now"
+
+    def _key(self) -> str:
         _check_key(self._beside(self.link.key))
+        return f"{self.link.key} can be used; whether the link knows it shows when the node joins"
+
+    def _trusted(self) -> str:
         for path in self.link.trusted:
             _check_trusted(self._beside(path))
+        return f"projects are answered that {' or '.join(self.link.trusted)} has signed"
+
+    def _port(self) -> str:
         check_port(self.link.port, "this node", f"Name another in {self.config.name}: port = ... in [link].")
+        return f"{self.link.port} of this machine is free"
+
+    def _link(self) -> str:
         check_proxies()
         proxy = proxy_before(self.link.address)
         if not proxy:
             check_reachable(self.link.address)
         self._check_link(proxy)
+        return f"{self.link.address} is there, and this machine's clock is right"
 
     def command(self) -> list[str]:
         """Return the command that starts the node."""
