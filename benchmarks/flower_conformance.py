@@ -118,7 +118,7 @@ def on_nodes(folder: Path, nodes: int) -> None:
     with link.processes as processes:
         link.start()
         for number, name in enumerate(names):
-            link.register(name)
+            link.register(link.keys / f"{name}.pub")
             processes.start(
                 name,
                 [

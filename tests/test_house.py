@@ -152,7 +152,7 @@ def test_help_and_lists_load_no_torch() -> None:
         ["--help"],
         ["run", "--help"],
         ["device", "--help"],
-        ["flower", "new", "--help"],
+        ["flower", "init", "--help"],
         ["--version"],
         ["list"],
     ):

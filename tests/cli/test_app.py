@@ -89,9 +89,9 @@ def test_a_path_begins_at_home_wherever_it_stands(
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path))
     assert (
-        fedkeep("flower", "keys", "~/keys").exit_code == 0
+        fedkeep("flower", "init", "~/visits", "--config", "demo/personalized-fl").exit_code == 0
     )  # as from a configuration, and --out=~/x of a shell
-    assert (tmp_path / "keys" / "ca.pem").exists()
+    assert (tmp_path / "visits" / "project" / "config.toml").exists()
 
 
 def test_version(fedkeep: Command) -> None:

@@ -8,7 +8,9 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.local import local_of
 from fedkeep.flower.served import federation_of
+from fedkeep.remote.node_config import read_node_config
 from tests.cli.conftest import TOY
+from tests.tiny import files
 
 NODE = """[data]
 reader = "toy"
@@ -80,32 +82,63 @@ def test_a_table_of_rounds_that_is_wrong_is_refused(fedkeep, tmp_path):
     assert "rounds.minimun: unknown key. Did you mean 'minimum'?" in result.stderr
 
 
-def test_a_project_is_made_signed_and_not_made_twice(fedkeep, tmp_path):
-    assert fedkeep("flower", "keys", "keys", "--node", "a").exit_code == 0
-    assert fedkeep("flower", "new", "visits", "--config", "toy.toml").exit_code == 0
-    assert fedkeep("flower", "sign", "visits", "--key", "keys/signer.key").exit_code == 0
-    assert (tmp_path / "visits" / "fedkeep-signature.json").exists()
-    refused(fedkeep("flower", "new", "visits", "--config", "toy.toml"), "visits is there already")
-    refused(fedkeep("flower", "sign", "visits", "--key", "keys/a.key"), "a.key is no Ed25519 key")
-    refused(fedkeep("flower", "keys", "keys", "--node", "link"), "A node's name is letters")
+def test_one_command_makes_project_keys_and_a_folder_for_each_party(fedkeep, tmp_path):
+    made = fedkeep("flower", "init", "f", "--config", "toy.toml", "--host", "link.example.org", "--node", "a")
+    assert made.exit_code == 0, made.output
+    assert set(files(tmp_path / "f" / "a")) == {
+        "node.toml", "a.key", "ca.pem", "signer.pub", "experiment.toml", "README.md",
+    }  # fmt: skip
+    keys = set(files(tmp_path / "f" / "keys"))
+    assert {"a.pub", "ca.key", "link.key", "signer.key", "publisher.key"} <= keys
+    assert "a.key" not in keys
+    for path in (tmp_path / "f" / "a").iterdir():
+        assert path.stat().st_mode & 0o077 == 0
+    node = tmp_path / "f" / "a" / "node.toml"
+    assert read_node_config(node).link["address"] == "link.example.org:8443"
+    node.write_text(node.read_text().replace("data.csv", "mine.csv"))
+    signature, key = (
+        (tmp_path / "f" / name).read_bytes() for name in ("project/fedkeep-signature.json", "a/a.key")
+    )
+    (tmp_path / "toy.toml").write_text(TOY.replace("rounds = 2", "rounds = 3"))
+    again = fedkeep("flower", "init", "f", "--config", "toy.toml", "--node", "b")
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "f" / "project" / "fedkeep-signature.json").read_bytes() != signature
+    assert (tmp_path / "f" / "a" / "a.key").read_bytes() == key
+    assert "mine.csv" in node.read_text()
+    assert (tmp_path / "f" / "b" / "experiment.toml").read_bytes() == (
+        tmp_path / "f" / "project" / "config.toml"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["f"], "f holds no project yet"),
+        (["f", "--config", "toy.toml", "--node", "link"], "A node's name is letters"),
+        (["f", "--config", "toy.toml", "--node", "keys"], "'keys'"),
+        ([".", "--config", "toy.toml"], "not an empty folder"),
+    ],
+)
+def test_a_federation_that_cannot_be_set_up_says_why(fedkeep, words, said):
+    refused(fedkeep("flower", "init", *words), said)
 
 
 def test_a_project_needs_no_data_as_devices_name_their_own(fedkeep, tmp_path):
     text = TOY.replace('[data]\nreader = "toy"\nusers = 6\nexamples = 12\n', "")
     assert "data" not in text
     (tmp_path / "server.toml").write_text(text)
-    assert fedkeep("flower", "new", "one", "--config", "server.toml").exit_code == 0
-    assert (tmp_path / "one" / "config.toml").read_text() == text
-    done = fedkeep("flower", "new", "two", "--config", "server.toml", "--set", "run.rounds=7")
+    assert fedkeep("flower", "init", "one", "--config", "server.toml").exit_code == 0
+    assert (tmp_path / "one" / "project" / "config.toml").read_text() == text
+    done = fedkeep("flower", "init", "two", "--config", "server.toml", "--set", "run.rounds=7")
     assert done.exit_code == 0, done.output
-    assert federation_of((tmp_path / "two" / "config.toml").read_text()).rounds == 7
+    assert federation_of((tmp_path / "two" / "project" / "config.toml").read_text()).rounds == 7
     assert "device adapt" not in done.stdout
     (tmp_path / "tuned.toml").write_text(text.replace('kind = "furl"', 'kind = "fine_tuned"'))
-    tuned = fedkeep("flower", "new", "tuned", "--config", "tuned.toml")
+    tuned = fedkeep("flower", "init", "tuned", "--config", "tuned.toml")
     assert "device adapt" in tuned.stdout, tuned.output
     (tmp_path / "wrong.toml").write_text(text + "hold_out = 0.5\n")
     refused(
-        fedkeep("flower", "new", "three", "--config", "wrong.toml"), "run.hold_out: a run across machines"
+        fedkeep("flower", "init", "three", "--config", "wrong.toml"), "run.hold_out: a run across machines"
     )
     assert not (tmp_path / "three").exists()
 

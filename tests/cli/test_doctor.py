@@ -88,7 +88,7 @@ def test_bash_completes(fedkeep: Command) -> None:
     assert completed("ev") == {"evaluate"}
     assert completed("flower", "n") == {"new"}
     assert completed("evaluate", "runs/mine", "--per") == {"--per-client"}
-    assert completed("flower", "new", "visits", "--c") == {"--config"}
+    assert completed("flower", "init", "visits", "--c") == {"--config"}
     assert completed("device", "run", "--no-such") == set()
 
 

@@ -150,7 +150,7 @@ def test_the_comments_say_where_a_node_may_write():
 
 
 def test_the_comments_say_whose_the_keys_must_be():
-    """``fedkeep flower keys`` lets their owner alone read them, and neither user here is root."""
+    """``fedkeep flower init`` lets their owner alone read them, and neither user here is root."""
     unit = (DEPLOY / "fedkeep-node.service").read_text(encoding="utf-8")
     assert "User=fedkeep\n" in unit
     assert "#   useradd --system fedkeep\n#   chown -R fedkeep /etc/fedkeep\n" in unit

@@ -207,7 +207,7 @@ def test_a_device_whose_clock_is_wrong_is_told_before_it_joins_a_real_link(secon
     )
     with link.processes:
         link.start()
-        link.register("one")
+        link.register(link.keys / "one.pub")
         node = local.node("one", link.address)
         done = subprocess.run(
             [sys.executable, "-c", code, "device", "run", str(node.config)],

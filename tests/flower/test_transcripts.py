@@ -111,11 +111,8 @@ def test_the_transcript_of_four_machines_is_what_they_say(tmp_path):
     files = {
         one.text.split('"')[1]: one.text for one in blocks(ROOT / "docs" / "how-to" / "deploy.md", "toml")
     }
-    flower = blocks(ROOT / "docs" / "how-to" / "deploy.md", "ini")[0].text
     with Hosts(tmp_path, NAMES, environment(HOME="/srv")) as hosts:
         link = tmp_path / "link"
-        (link / ".flwr").mkdir()
-        (link / ".flwr" / "config.toml").write_text(flower)
         (link / "visits.toml").write_text(files["visits"])
         path = ROOT / "docs" / "transcripts" / "machines.txt"
         for machine, command, printed in steps(path):
@@ -128,16 +125,16 @@ def test_the_transcript_of_four_machines_is_what_they_say(tmp_path):
                 said, code = hosts.run(machine, command)
                 assert code == 0, said
             check(command, said, printed)
-            if command.startswith("fedkeep flower keys"):
+            if command.startswith("fedkeep flower init"):
                 for clinic in CLINICS:
-                    take_there(link / "keys", tmp_path / clinic, clinic, files["table"])
+                    take_there(link / "visits" / clinic, tmp_path / clinic, clinic)
 
 
-def take_there(keys, machine, clinic, node):
-    """Give a clinic its keys, its configuration, and data of two wards."""
-    for name in (f"{clinic}.key", "ca.pem", "signer.pub"):
-        shutil.copy(keys / name, machine / name)
-    (machine / "node.toml").write_text(node.replace("clinic-a", clinic))
+def take_there(party, machine, clinic):
+    """Give a clinic its folder, and data of two wards."""
+    shutil.copytree(party, machine, dirs_exist_ok=True)
+    node = machine / "node.toml"
+    node.write_text(node.read_text().replace("data.csv", "visits.csv"))
     words = [
         "pain",
         "fever",

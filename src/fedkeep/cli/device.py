@@ -227,9 +227,14 @@ def log(
     ] = False,
 ) -> None:
     """Show each message that this device has served: when, what it was asked, and what left."""
-    folder, seen = _folder(place), dict[str, int]()
+    from fedkeep.remote.device_file import runs_in
+    from fedkeep.remote.node_config import states_folder
+
+    folder, seen = states_folder(place) if place.is_file() else place, dict[str, int]()
+    if run is not None:
+        _runs(_folder(place), run)
     while True:
-        for name in _whole(folder, _runs(folder, run)):
+        for name in _whole(folder, [run] if run else runs_in(folder) if folder.is_dir() else ()):
             with suppress(*([BusyError] if follow else [])), _opened(folder, name) as file:
                 for number, line in file.log(seen.get(name, 0)):
                     seen[name] = number

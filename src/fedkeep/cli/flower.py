@@ -3,41 +3,87 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedkeep.cli.output import say, show_table
-from fedkeep.cli.settings import ConfigOption, SetOption, find_config, needs_flower
-from fedkeep.core.errors import ConfigError
+from fedkeep.cli.settings import SetOption, find_config, needs_flower
+from fedkeep.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from fedkeep.remote.attendance import Attendance
 
 app = typer.Typer(
     name="flower",
     no_args_is_help=True,
-    help="A Flower project of a configuration; keys of a deployment; signatures; the link; a server's way back.",
-    epilog="Example: fedkeep flower new visits --config config.toml",
+    help="A federation over Flower: set it up, run its link, train, look, publish.",
+    epilog="Example: fedkeep flower init visits --config visits.toml --host link.example.org --node clinic-a",
 )
 
 
-@app.command("new", epilog="Example: fedkeep flower new visits --config config.toml")
+ProjectOption = Annotated[
+    Path | None,
+    typer.Option("--project", metavar="DIR", help="The signed project; by default project, beside the run."),
+]
+LinkOption = Annotated[str, typer.Option("--link", metavar="HOST:PORT", help="Where the link is.")]
+OptionalConfigOption = Annotated[
+    str | None,
+    typer.Option("--config", metavar="CONFIG", help="A configuration file, or the name of a shipped one."),
+]
+
+
+@app.command(
+    "init",
+    epilog="Example: fedkeep flower init visits --config visits.toml --host link.example.org --node clinic-a",
+)
 @needs_flower
-def new(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the project.")],
-    config: ConfigOption,
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")],
+    config: OptionalConfigOption = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            help="A name or address by which nodes reach the link. May be repeated; they get the first.",
+        ),
+    ] = None,
+    node: Annotated[
+        list[str] | None, typer.Option("--node", help="A node's name, one a party. May be repeated.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The link's port.")] = 8443,
+    days: Annotated[int, typer.Option("--days", min=1, help="How long certificates are valid.")] = 365,
     overrides: SetOption = None,
 ) -> None:
-    """Write a Flower project that trains CONFIG: in Flower's simulation, or on machines.
+    """Set a federation up: DIR/project is a Flower project that trains CONFIG; with nodes it is signed, DIR/keys holds
+    the owner's keys, and DIR/NODE all files of one party, its private key among them.
 
-    For machines CONFIG needs no [data]: each device names its own. A method's head is found on the data of CONFIG;
-    without these name it: method.head.
+    Again after each change: it signs anew, and adds nodes. CONFIG needs no [data], as each device names its own. A
+    method's head is found on the data of CONFIG; without these name it: method.head. Without nodes the project is for
+    Flower's simulation.
     """
+    from fedkeep.flower.set_up import KEYS, PROJECT, set_up
+
+    text = None if config is None else _experiment(config, overrides)
+    set_up(folder, text, hosts=host or [], nodes=node or [], port=port, days=days)
+    say(f"The project is in {folder / PROJECT}{', signed' if (folder / KEYS).exists() else ''}.")
+    for name in node or ():
+        say(f"{folder / name} is {name}'s: take it there, and nowhere else.")
+    if (folder / KEYS).exists():
+        say(f"{folder / KEYS} stays here: who has signer.key decides what devices train.")
+
+
+def _experiment(config: str, overrides: list[str] | None) -> str:
+    """Return a configuration's text as devices get it, and say what it needs at the end."""
     from fedkeep.experiments.build import build_method, with_head_named
     from fedkeep.experiments.config import parse_config
     from fedkeep.experiments.toml import from_toml, to_toml
-    from fedkeep.flower.project import new_project
     from fedkeep.flower.served import NO_DATA, at_the_end, federation_of, without_data
 
     text = without_data(Path(config), overrides or [])
@@ -45,57 +91,44 @@ def new(
         found = find_config(config, overrides)
         text = with_head_named(found.text, found.data_folder(None))
     federation_of(text, config)
-    new_project(folder, text)
-    say(f"The project is in {folder}; its README.md says how to run it.")
     table = parse_config(to_toml({**from_toml(text), "data": NO_DATA})).method
     for line in at_the_end(build_method(table)):
         say(line)
+    return text
 
 
-@app.command(
-    "keys", epilog="Example: fedkeep flower keys keys --host link.example.org --node clinic-a --node clinic-b"
-)
+@app.command("register", epilog="Example: fedkeep flower register visits/keys --link link.example.org:8443")
 @needs_flower
-def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of keys; what is there is kept.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option("--host", help="A name or address by which nodes reach the link. May be repeated."),
-    ] = None,
-    node: Annotated[list[str] | None, typer.Option("--node", help="A node's name. May be repeated.")] = None,
-    days: Annotated[int, typer.Option("--days", min=1, help="How long certificates are valid.")] = 365,
+def register(
+    keys: Annotated[
+        Path, typer.Argument(metavar="KEYS", help="The folder of keys that fedkeep flower init made.")
+    ],
+    link: LinkOption = "localhost:8443",
 ) -> None:
-    """Make keys and certificates: an authority, the link's, one pair for each node, and one that signs projects.
+    """Tell the link the public keys of all nodes, so that they may join; those that it knows stay."""
+    import tempfile
 
-    Files that end in .key are private: take each to the one machine that uses it.
-    """
-    from fedkeep.flower.keys import make_keys
+    from fedkeep.flower.link import Control
+    from fedkeep.flower.signed import named_keys
 
-    make_keys(folder, hosts=host or [], nodes=node or [], days=days)
-    say(
-        f"The keys are in {folder}. Private ones end in .key; keep ca.key and signer.key off all other machines."
-    )
-
-
-@app.command("sign", epilog="Example: fedkeep flower sign visits --key keys/signer.key")
-@needs_flower
-def sign(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A Flower project.")],
-    key: Annotated[Path, typer.Option("--key", help="The private key; devices trust its public one.")],
-) -> None:
-    """Sign a project, so that devices which trust the key answer it. Sign again after each change."""
-    from fedkeep.flower.signed import sign_project
-
-    sign_project(folder, key)
-    say(f"{folder} is signed.")
+    names = list(named_keys(keys))
+    if not names:
+        raise ConfigError(
+            f"{keys} holds no node's public key. Make some: fedkeep flower init DIR --node NAME."
+        )
+    with tempfile.TemporaryDirectory(prefix="fedkeep-") as home:
+        control = Control(Path(home), link, keys / "ca.pem")
+        for name in names:
+            control.register(keys / f"{name}.pub")
+    say(f"The link knows {', '.join(names)}.")
 
 
-@app.command("link", epilog="Example: fedkeep flower link keys --port 8443")
+@app.command("link", epilog="Example: fedkeep flower link visits/keys --port 8443")
 @needs_flower
 def link(
     keys: Annotated[
         Path,
-        typer.Argument(metavar="KEYS", help="The folder that fedkeep flower keys made, with the link's."),
+        typer.Argument(metavar="KEYS", help="The folder of keys that fedkeep flower init made."),
     ],
     host: Annotated[
         str, typer.Option("--host", help="The address of this machine to listen at; by default all of them.")
@@ -123,13 +156,11 @@ def link(
     os.execve(words[0], words, {**os.environ, **environment(place / "bin")})
 
 
-@app.command("train", epilog="Example: fedkeep flower train visits --link link.example.org:8443")
+@app.command("train", epilog="Example: fedkeep flower train visits/project --link link.example.org:8443")
 @needs_flower
 def train(
     project: Annotated[Path, typer.Argument(metavar="PROJECT", help="The signed project.")],
-    link: Annotated[
-        str, typer.Option("--link", metavar="HOST:PORT", help="Where the link is.")
-    ] = "localhost:8443",
+    link: LinkOption = "localhost:8443",
     certificate: Annotated[
         Path | None,
         typer.Option("--certificate", metavar="FILE", help="By default keys/ca.pem beside the project."),
@@ -163,23 +194,14 @@ def train(
         train_at(control, project, given, project.with_name(f"{project.name}.training"), say)
 
 
-@app.command(
-    "publish", epilog="Example: fedkeep flower publish runs/visits --project visits --key keys/publisher.key"
-)
+@app.command("publish", epilog="Example: fedkeep flower publish visits/run")
 @needs_flower
 def publish(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The server's folder of the run.")],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="By default RUN.published, beside the run.")
     ] = None,
-    project: Annotated[
-        Path | None,
-        typer.Option(
-            "--project",
-            metavar="DIR",
-            help="The signed project of the run; by default project, beside the run.",
-        ),
-    ] = None,
+    project: ProjectOption = None,
     key: Annotated[
         Path | None,
         typer.Option(
@@ -212,22 +234,27 @@ def publish(
     say(f"{out}: what the run {found.run} has after round {found.round}. On a device: --published {out.name}")
 
 
-@app.command("who", epilog="Example: fedkeep flower who runs/visits --project visits")
+@app.command("who", epilog="Example: fedkeep flower who visits/run")
 @needs_flower
 def who(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The server's folder of the run.")],
-    project: Annotated[
-        Path | None,
-        typer.Option(
-            "--project", metavar="DIR", help="The signed project; by default project, beside the run."
-        ),
-    ] = None,
+    project: ProjectOption = None,
 ) -> None:
     """Show a run's clients, the node to whose key each belongs, and in how many rounds each took part."""
-    from fedkeep.flower.signed import NODES, node_names
     from fedkeep.remote.attendance import attendance_of
 
     found = attendance_of(run)
+    title = f"{run}: after {found.rounds} round{'s' * (found.rounds != 1)}"
+    _show_clients(title, run, project, found, dict.fromkeys(found.dropped, "dropped"))
+    for line in found.lines():
+        say(line)
+
+
+def _show_clients(
+    title: str, run: Path, project: Path | None, found: Attendance, state: Mapping[str, str]
+) -> None:
+    from fedkeep.flower.signed import NODES, node_names
+
     names = node_names((run.resolve().parent / "project" if project is None else project) / NODES)
     owners = found.roster.owners
     rows = []
@@ -235,15 +262,59 @@ def who(
         key = owners.get(client, "")
         node = names.get(key, f"key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else "any")
         asked = str(found.asked[client]) if found.asked else "not known"
-        asked += ", dropped" * (client in found.dropped)
-        rows.append([client, node, str(counts.get("train", 0)), str(found.taken[client]), asked])
-    title = f"{run}: after {found.rounds} round{'s' * (found.rounds != 1)}"
-    show_table(
-        title, ["Client", "Node", "Examples", "Took part", "Was asked"], rows, 2, " ".join(found.lines())
-    )
+        taken = str(found.taken[client])
+        rows.append([client, node, str(counts.get("train", 0)), taken, asked, state.get(client, "")])
+    show_table(title, ["Client", "Node", "Examples", "Took part", "Was asked", "Now"], rows, 2)
 
 
-@app.command("drop", epilog="Example: fedkeep flower drop runs/visits --client south")
+@app.command("watch", epilog="Example: fedkeep flower watch visits/run --page page")
+@needs_flower
+def watch(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The server's folder of the run, which may be on its way.")
+    ],
+    project: ProjectOption = None,
+    every: Annotated[float, typer.Option("--every", min=1, help="Seconds between two looks.")] = 5.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", metavar="DIR", help="Write the run's page there too; it refreshes itself."),
+    ] = None,
+) -> None:
+    """Watch a run across machines: rounds, losses, bytes, ε, who is there, late or gone, faults. Ctrl-C ends it.
+
+    It ends by itself when the training has.
+    """
+    from fedkeep.flower.status import read_status
+    from fedkeep.remote.view import lines_of, view_of
+    from fedkeep.report.page import write_report
+
+    before = 0
+    while True:
+        status = read_status(run.with_name(f"{run.name}.status.json"))
+        ended = once or status.state in ("finished", "failed")
+        try:
+            view = view_of(run)
+        except RunError as error:
+            if once:
+                raise
+            say(f"{status.text or 'It has not begun yet'}. {error}")
+        else:
+            if sys.stdout.isatty():
+                typer.clear()
+            _show_clients(f"{run}: {status.state}", run, project, view.attendance, view.state)
+            for line in lines_of(view):
+                say(line)
+            if page is not None and (view.done > before or ended):
+                write_report([run], page, "", None, refresh=0 if ended else math.ceil(every))
+                before = view.done
+        if ended:
+            return
+        sys.stdout.flush()
+        time.sleep(every)
+
+
+@app.command("drop", epilog="Example: fedkeep flower drop visits/run --client south")
 @needs_flower
 def drop(
     run: Annotated[

@@ -225,7 +225,7 @@ def check_certificate(path: Path, now: datetime | None = None) -> None:
         )
     if now > ends:
         raise ConfigError(
-            f"The certificate {path} expired at {ends:%Y-%m-%d %H:%M} UTC. Make new ones with fedkeep flower keys in "
+            f"The certificate {path} expired at {ends:%Y-%m-%d %H:%M} UTC. Make new ones with fedkeep flower init in "
             f"a new folder, or set this machine's clock if it is wrong."
         )
 

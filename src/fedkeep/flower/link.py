@@ -69,6 +69,16 @@ class Control:
         """Ask the link to stop a run."""
         self._flwr("stop", run, "local")
 
+    def register(self, key: Path) -> None:
+        """Tell the link a node's public key; one that it knows already is fine.
+
+        Raises:
+            RunError: the link refuses.
+        """
+        done = self._flwr("supernode", "register", str(key), "local")
+        if done.returncode and "already in use" not in done.stdout + done.stderr:
+            raise RunError(f"The link does not take the key {key.name}: {_said(done)}")
+
     def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(program("flwr")), *words],
@@ -114,16 +124,6 @@ class Link(Control):
         log.unlink(missing_ok=True)  # a link that was here before said the same words
         self.processes.start("link", command(self.keys, "127.0.0.1", self.port, self.folder / "link.db"))
         self.processes.await_text("link", READY, PATIENCE)
-
-    def register(self, node: str) -> None:
-        """Tell the link a node's public key; a key that it knows already is fine.
-
-        Raises:
-            RunError: the link refuses.
-        """
-        done = self._flwr("supernode", "register", str(self.keys / f"{node}.pub"), "local")
-        if done.returncode and "already in use" not in done.stdout + done.stderr:
-            raise RunError(f"The link does not take the key of node {node}: {_said(done)}")
 
 
 def command(keys: Path, host: str, port: int, database: Path) -> list[str]:
@@ -173,7 +173,7 @@ def check(keys: Path, port: int) -> None:
     check_certificate(keys / "ca.pem")
     if not (keys / "link.key").is_file():
         raise ConfigError(
-            f"There is no key {keys / 'link.key'}. Make keys with fedkeep flower keys, or name their folder."
+            f"There is no key {keys / 'link.key'}. Make keys with fedkeep flower init DIR --host HOST, or name their folder."
         )
 
 

@@ -140,7 +140,7 @@ def _started(local: Local, say: Say) -> Iterator[tuple[Link, dict[str, SuperNode
         say(f"The link is at {link.address}, with TLS.")
         nodes = {}
         for name in local.clients:
-            link.register(name)
+            link.register(link.keys / f"{name}.pub")
             nodes[name] = local.node(name, link.address)
             start_node(link, name, nodes[name])
         for name in nodes:

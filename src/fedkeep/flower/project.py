@@ -23,8 +23,8 @@ README = """# {name}: personalised federated learning on Flower
 `config.toml` is the experiment; `pyproject.toml` tells Flower which apps to start: fedkeep's, for every method. There
 is no other code here. Flower sends what `.gitignore` does not name to every device: keep the run in it.
 
-On machines: `fedkeep flower keys`, `fedkeep flower sign .` (after every change), `flower-superlink`, `fedkeep device
-run`: docs/machines.md.
+On machines: `fedkeep flower init` in the folder above, with nodes, and again after every change; `fedkeep flower link`;
+`fedkeep device run`: docs/how-to/deploy.md.
 
 """
 TRIED = """`fedkeep run config.toml` simulates it. With TLS, keys and two nodes on this machine, then all is stopped:

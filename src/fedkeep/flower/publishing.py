@@ -151,7 +151,7 @@ def _publisher(contents: Mapping[str, str], where: str) -> Ed25519PublicKey:
         key = load_ssh_public_key(json.loads(contents[PUBLISHER])["ed25519"].encode())
     except (KeyError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
         raise RunError(
-            f"{where}: the signed project names no key that publishes ({PUBLISHER}). Make keys with fedkeep flower keys, "
+            f"{where}: the signed project names no key that publishes ({PUBLISHER}). Make keys with fedkeep flower init, "
             f"and sign the project beside publisher.pub."
         ) from error
     if not isinstance(key, Ed25519PublicKey):

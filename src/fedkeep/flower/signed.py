@@ -94,7 +94,7 @@ class Signed:
         bundle = _bundle(project)
         files, signature = _files(bundle), _signature(bundle)
         if signature is None:
-            raise ConfigError(f"{project} is not signed: fedkeep flower sign {project} --key KEY.")
+            raise ConfigError(f"{project} is not signed: fedkeep flower init, in the folder above it.")
         wanted = {n: c.decode() for n, c in files.items() if n.endswith(".toml") or n == PUBLISHER}
         return cls(_hashes(files), wanted, base64.b64encode(signature).decode())
 
@@ -161,7 +161,7 @@ def check_signed(bundle: bytes, trusted: Iterable[Path]) -> dict[str, bytes]:
         raise RunError(f"The bundle cannot be read: {first_line(error)}.") from error
     if signature is None:
         raise RunError(
-            "This device refuses a project that nobody has signed. Sign it with fedkeep flower sign DIR --key KEY, by "
+            "This device refuses a project that nobody has signed. Sign it with fedkeep flower init DIR, by "
             "a key that the device trusts."
         )
     _verify(keys, _hashes(files), signature)
@@ -172,7 +172,7 @@ def _verify(keys: Sequence[Ed25519PublicKey], hashes: Mapping[str, str], signatu
     if not any(is_signed(key, _statement(hashes), signature) for key in keys):
         raise RunError(
             "This device refuses the project: no key that it trusts has signed these files. Sign it with fedkeep flower "
-            "sign DIR --key KEY after the last change."
+            "init DIR after the last change."
         )
 
 

@@ -226,7 +226,7 @@ def _check_key(path: Path) -> None:
             f"link.key: {path} is no private key in OpenSSH's form without a password."
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"link.key: {path} is no key on a NIST curve. Make one with fedkeep flower keys.")
+        raise ConfigError(f"link.key: {path} is no key on a NIST curve. Make one with fedkeep flower init.")
 
 
 def _check_trusted(path: Path) -> None:

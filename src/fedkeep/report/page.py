@@ -21,7 +21,12 @@ from fedkeep.report.tables import Table, markdown_escape, to_markdown
 
 
 def write_report(
-    run_folders: Sequence[Path], out: Path, title: str = "", results: Path | None = None
+    run_folders: Sequence[Path],
+    out: Path,
+    title: str = "",
+    results: Path | None = None,
+    *,
+    refresh: int = 0,
 ) -> Path:
     """Write a report on one run or several, compared.
 
@@ -30,6 +35,7 @@ def write_report(
         out: a folder (the files are ``report.html``, ``.md``, ``.json``) or the page's path ending in ``.html``.
         title: the heading; made from the runs' names where empty.
         results: a ``results/NAME.json`` whose published numbers are shown beside ours.
+        refresh: seconds after which a browser reads the page again; 0: it does not.
 
     Returns:
         The page's path. The same input gives the same bytes.
@@ -45,22 +51,22 @@ def write_report(
     heading = title or " and ".join(dict.fromkeys(run.name for run in runs))
     short = len(runs) == 1 or len(heading) <= 80
     content = build(runs, heading if short else f"{len(runs)} runs compared", rows)
-    return write_content(content, out if out.suffix == ".html" else out / "report.html")
+    return write_content(content, out if out.suffix == ".html" else out / "report.html", refresh)
 
 
-def write_content(content: Content, page: Path) -> Path:
+def write_content(content: Content, page: Path, refresh: int = 0) -> Path:
     """Write a page of this content, with Markdown and JSON beside it, and return the page's path."""
     page.parent.mkdir(parents=True, exist_ok=True)
     for path, text in (
         (page.with_suffix(".json"), to_json(content)),
         (page.with_suffix(".md"), to_markdown_page(content)),
-        (page, to_html(content)),
+        (page, to_html(content, refresh)),
     ):
         write_whole(path, text.encode(errors="backslashreplace"))  # a folder's name may be no text
     return page
 
 
-def to_html(content: Content) -> str:
+def to_html(content: Content, refresh: int = 0) -> str:
     """Return the page: no file, font or address outside it is needed, and a policy in it forbids any."""
     import jinja2
 
@@ -71,7 +77,7 @@ def to_html(content: Content) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals.update(kind=_kind, to_svg=to_svg)
-    return environment.from_string(source).render(content=content)
+    return environment.from_string(source).render(content=content, refresh=refresh)
 
 
 def to_markdown_page(content: Content) -> str:

@@ -1,0 +1,89 @@
+"""A federation's folder: its signed project, all keys, and one folder for each party, with just its files.
+
+    DIR/project/     config.toml, and what Flower and devices need beside it, signed
+    DIR/keys/        of the owner: the authority's, the link's, the signer's, the publisher's; the nodes' public ones
+    DIR/NODE/        of one party: node.toml, its private key, ca.pem, signer.pub, the experiment, a README.md
+
+Called again it signs anew what was changed, and adds nodes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import PRIVATE_FILE, private_folder, write_whole
+from fedkeep.experiments.toml import to_toml
+from fedkeep.flower.keys import RESERVED, make_keys
+from fedkeep.flower.node_check import EXPERIMENT
+from fedkeep.flower.project import CONFIG, new_project
+from fedkeep.flower.signed import sign_project
+
+PROJECT, KEYS, RUN = "project", "keys", "run"
+PARTY = """# {name}: a node of {project}
+
+1. Put this site's examples beside this file, and name them in `node.toml` under `[data]`.
+2. `fedkeep device check node.toml` looks at everything; `experiment.toml` is what will be trained.
+3. `fedkeep device run node.toml` takes part.
+"""
+
+
+def set_up(
+    folder: Path, text: str | None, *, hosts: Sequence[str], nodes: Sequence[str], port: int, days: int
+) -> None:
+    """Write a federation's folder, or what it lacks; and sign its project if there are keys.
+
+    Args:
+        folder: where.
+        text: the experiment as TOML; None: the one that is there.
+        hosts: names or addresses by which nodes reach the link; nodes are told the first.
+        nodes: names of nodes, each of one party.
+        port: of the link.
+        days: how long certificates are valid.
+
+    Raises:
+        ConfigError: there is no experiment, a name is none, or the folder holds something else.
+    """
+    project, keys = folder / PROJECT, folder / KEYS
+    if wrong := sorted({PROJECT, KEYS, RUN} & set(nodes)):
+        raise ConfigError(f"A node is not called {wrong[0]!r}: the federation's folder has one of that name.")
+    if project.exists():
+        if text is not None:
+            write_whole(project / CONFIG, text.encode())
+    elif text is None:
+        raise ConfigError(f"{folder} holds no project yet. Say which experiment: --config FILE.")
+    elif folder.exists() and {path.name for path in folder.iterdir()} - {KEYS}:
+        raise ConfigError(f"{folder} is there already and not an empty folder. Name another.")
+    if nodes or hosts or keys.exists():
+        make_keys(keys, hosts=hosts, nodes=nodes, days=days)
+    if not project.exists():
+        new_project(project, str(text), folder.resolve().name, out=folder / RUN)
+    if not keys.exists():
+        return
+    sign_project(project, keys / "signer.key")
+    parties = {path.stem for path in keys.glob("*.pub") if path.stem not in RESERVED}
+    for name in sorted(parties):
+        _write_party(folder, name, f"{hosts[0] if hosts else 'localhost'}:{port}")
+
+
+def _write_party(folder: Path, name: str, address: str) -> None:
+    """Write one party's folder; what it has changed in ``node.toml`` stays."""
+    party, keys = folder / name, folder / KEYS
+    private_folder(party)
+    if (keys / f"{name}.key").exists():
+        os.replace(keys / f"{name}.key", party / f"{name}.key")
+    files = {
+        "ca.pem": (keys / "ca.pem").read_bytes(),
+        "signer.pub": (keys / "signer.pub").read_bytes(),
+        EXPERIMENT: (folder / PROJECT / CONFIG).read_bytes(),
+        "README.md": PARTY.format(name=name, project=folder.resolve().name).encode(),
+    }
+    if not (party / "node.toml").exists():
+        link = {"address": address, "certificate": "ca.pem", "key": f"{name}.key", "trusted": ["signer.pub"]}
+        device = {"owner": name, "folder": "states"}
+        table = {"data": {"reader": "table", "path": "data.csv"}, "device": device, "link": link}
+        files["node.toml"] = to_toml(table).encode()
+    for at, content in files.items():
+        write_whole(party / at, content, PRIVATE_FILE)
