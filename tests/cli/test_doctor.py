@@ -86,7 +86,7 @@ def test_bash_completes(fedkeep: Command) -> None:
         return set(done.stdout.split())
 
     assert completed("ev") == {"evaluate"}
-    assert completed("flower", "n") == {"new"}
+    assert completed("flower", "i") == {"init"}
     assert completed("evaluate", "runs/mine", "--per") == {"--per-client"}
     assert completed("flower", "init", "visits", "--c") == {"--config"}
     assert completed("device", "run", "--no-such") == set()
