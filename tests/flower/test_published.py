@@ -371,6 +371,34 @@ def test_who_shows_whose_key_a_client_belongs_to_and_its_rounds(trained: Hospita
         assert re.search(rf"{name} +key [0-9a-f]{{8}} +\d+ +4 +4\n", found.stdout), found.stdout
 
 
+def test_a_run_is_watched_in_the_terminal_and_on_a_page(trained: Hospitals, tmp_path: Path) -> None:
+    words = ["flower", "watch", str(trained.run), "--once", "--page", str(tmp_path)]
+    found = CliRunner().invoke(app, words, prog_name="fedkeep")
+    assert found.exit_code == 0, found.output
+    assert "4 of 4 rounds are finished" in found.stdout
+    assert re.search(r"Round 4: .*loss on train \d.* on valid \d.* on test \d", found.stdout), found.stdout
+    assert re.search(r"north +key [0-9a-f]{8} +\d+ +4 +4 +here", found.stdout), found.stdout
+    assert re.search(r"\d k?B have come from clients", found.stdout)
+    page = (tmp_path / "report.html").read_text()
+    assert 'http-equiv="refresh"' not in page
+    live = write_report([trained.run], tmp_path, refresh=5).read_text()
+    assert live.replace('<meta http-equiv="refresh" content="5">\n', "") == page
+
+
+def test_a_device_shows_its_terms_and_all_that_it_was_asked(trained: Hospitals) -> None:
+    node = trained.folder / "north" / "node.toml"
+    told = CliRunner().invoke(app, ["device", "log", str(node)], prog_name="fedkeep")
+    assert told.exit_code == 0, told.output
+    lines = told.stdout.splitlines()
+    assert sum("1 client to train" in line for line in lines) == 4
+    assert sum("1 update" in line for line in lines) == 4
+    assert any(re.search(r"judged on test and valid.*results over \d+ examples", line) for line in lines)
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  run [0-9a-f]{8}, round \d", line) for line in lines)
+    terms = CliRunner().invoke(app, ["device", "terms", str(node)], prog_name="fedkeep")
+    assert terms.exit_code == 0, terms.output
+    assert re.search(r"north +4 of any", terms.stdout), terms.stdout
+
+
 def test_a_hospital_that_misses_rounds_is_named_at_the_end_and_on_the_page(tmp_path: Path) -> None:
     hospitals = Hospitals(tmp_path, 'kind = "furl"', rounds=2)
     hospitals.train()

@@ -263,8 +263,10 @@ def _show_clients(
         node = names.get(key, f"key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else "any")
         asked = str(found.asked[client]) if found.asked else "not known"
         taken = str(found.taken[client])
-        rows.append([client, node, str(counts.get("train", 0)), taken, asked, state.get(client, "")])
-    show_table(title, ["Client", "Node", "Examples", "Took part", "Was asked", "Now"], rows, 2)
+        row = [client, node, str(counts.get("train", 0)), taken, asked]
+        rows.append([*row, state.get(client, "")] if state else row)
+    heads = ["Client", "Node", "Examples", "Took part", "Was asked", "Now"]
+    show_table(title, heads if state else heads[:-1], rows, 2)
 
 
 @app.command("watch", epilog="Example: fedkeep flower watch visits/run --page page")

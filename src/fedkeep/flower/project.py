@@ -24,7 +24,7 @@ README = """# {name}: personalised federated learning on Flower
 is no other code here. Flower sends what `.gitignore` does not name to every device: keep the run in it.
 
 On machines: `fedkeep flower init` in the folder above, with nodes, and again after every change; `fedkeep flower link`;
-`fedkeep device run`: docs/how-to/deploy.md.
+`fedkeep device run` at each site.
 
 """
 TRIED = """`fedkeep run config.toml` simulates it. With TLS, keys and two nodes on this machine, then all is stopped:
