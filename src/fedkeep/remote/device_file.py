@@ -70,7 +70,7 @@ CREATE TABLE adapted (
 );
 CREATE TABLE asked (
     number INTEGER PRIMARY KEY,
-    name TEXT UNIQUE NOT NULL,
+    name TEXT NOT NULL,
     time REAL NOT NULL,
     round INTEGER NOT NULL,
     trainings INTEGER NOT NULL,
@@ -86,8 +86,8 @@ CREATE TABLE counts (
     trainings INTEGER NOT NULL,
     judgings INTEGER NOT NULL,
     adaptations INTEGER NOT NULL
-);
-CREATE TABLE sums (split TEXT NOT NULL, examples TEXT NOT NULL, UNIQUE (split, examples));
+) WITHOUT ROWID;
+CREATE TABLE sums (split TEXT NOT NULL, examples TEXT NOT NULL);
 """
 HASH = 8
 """Bytes of the hash of an example."""
@@ -393,7 +393,7 @@ class DeviceFile(VersionFile):
                 ((client,) for client in getattr(asked, kind)),
             )
         rows = ((split, json.dumps(examples, sort_keys=True)) for split, examples in asked.sums)
-        self._file.for_each("INSERT OR IGNORE INTO sums VALUES (?, ?)", rows)
+        self._file.for_each("INSERT INTO sums VALUES (?, ?)", rows)
 
     def put_left(self, name: str, uploads: int, examples: int, bytes: int) -> None:
         """Note what leaves in answer to a message, before it leaves.
