@@ -89,6 +89,16 @@ def test_pairs_are_x_and_label() -> None:
     assert data.bounds is None
 
 
+def test_random_transforms_are_warned_of() -> None:
+    class Flipped(TensorDataset):
+        def __getitem__(self, number: int) -> Any:
+            x, label = super().__getitem__(number)
+            return x + torch.rand(3), label
+
+    with pytest.warns(UserWarning, match="Example 0 of client 'a' differs.*Augmented"):
+        FederatedData.from_datasets({"a": Flipped(*pairs(3).tensors)})
+
+
 def test_splits_of_each_client() -> None:
     data = FederatedData.from_datasets({c: {"train": pairs(4), "test": pairs(2)} for c in ("a", "b")})
     assert data.counts("train").tolist() == [4, 4]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, warn
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.splits import SPLITS
 
@@ -62,6 +63,15 @@ def columns_of_datasets(
     if not clients:
         raise DataError("No client's data set holds an example.")
     columns = {name: _column(name, values, clients) for name, values in rows.items()}
+    for row, (client, _, number, example) in enumerate(islice(_examples(datasets, divided), 4)):
+        again = {n: _array(value, "") for n, value in _named(example, names, "").items()}
+        if any(not np.array_equal(value, rows[name][row]) for name, value in again.items()):
+            warn(
+                f"Example {number} of client {client!r} differs each time that it is read. Every example is read once, "
+                f"so what its data set draws at random stays as it is now. Leave random transforms out; "
+                f"methods.augment.Augmented shifts and mirrors images in training."
+            )
+            break
     return clients, columns, splits if divided else None
 
 

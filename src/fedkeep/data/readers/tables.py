@@ -94,8 +94,8 @@ def raw_table(
             holds any number of labels, or a list of them; or give the names of several columns of 1 and 0, one a label.
         label_separator: what stands between the labels of a cell.
         task: "multiclass", "binary", "regression" or "multi_label"; None: inferred from the labels. More than 20
-            different numbers are a regression where some are written with a decimal point; whole ones are classes if
-            they are numbered closely from 0 or 1 on.
+            different numbers are a regression where some are written with a decimal point; of so many whole ones you
+            must say it.
         label_names: the labels in the order of their numbers; any other label is an error.
         tokens: what texts are cut into: None: "unicode_words", which are hashed, so that no word is counted or told;
             others as of `Rules`.
@@ -334,7 +334,7 @@ def _holds_numbers(table: Table, label: str) -> bool:
     """Tell whether a column of labels holds numbers to predict: many different ones, written with a decimal point.
 
     Raises:
-        DataError: there are many whole numbers that are neither written so nor numbers of classes from 0 or 1 on.
+        DataError: there are many, all of them whole: they may count something, or be numbers of classes.
     """
     cells = [cell for cell in table.columns[label].different()[0] if cell not in (None, "")]
     try:
@@ -345,8 +345,6 @@ def _holds_numbers(table: Table, label: str) -> bool:
         return False
     if any(isinstance(cell, float) or not str(cell).strip().lstrip("+-").isdigit() for cell in cells):
         return True
-    if numbers[0] in (0, 1) and len(numbers) > 0.9 * numbers[-1]:
-        return False
     raise DataError(
         "{place}: the column {column!r} holds {count:,} different whole numbers, from {least:g} to {most:g}. Is one of "
         'them to be predicted as a number, or is each a class? Say which: [data] task = "regression", or '
