@@ -86,8 +86,13 @@ def test_one_command_makes_project_keys_and_a_folder_for_each_party(fedkeep, tmp
     made = fedkeep("flower", "init", "f", "--config", "toy.toml", "--host", "link.example.org", "--node", "a")
     assert made.exit_code == 0, made.output
     assert set(files(tmp_path / "f" / "a")) == {
-        "node.toml", "a.key", "ca.pem", "signer.pub", "experiment.toml", "README.md",
-    }  # fmt: skip
+        "node.toml",
+        "a.key",
+        "ca.pem",
+        "signer.pub",
+        "experiment.toml",
+        "README.md",
+    }
     keys = set(files(tmp_path / "f" / "keys"))
     assert {"a.pub", "ca.key", "link.key", "signer.key", "publisher.key"} <= keys
     assert "a.key" not in keys

@@ -197,10 +197,14 @@ def answering(change):
     "change",
     [
         lambda content, arrays: content["arrays"].update(copy=Array(arrays["head.weight"])),
-        lambda content, arrays: content["arrays"].update(flat=Array(torch.cat([v.flatten().float() for v in arrays.values()]))),
-        lambda content, arrays: content.update(more=ConfigRecord({"x": b"?" + arrays["head.weight"].numpy().tobytes()})),
+        lambda content, arrays: content["arrays"].update(
+            flat=Array(torch.cat([v.flatten().float() for v in arrays.values()]))
+        ),
+        lambda content, arrays: content.update(
+            more=ConfigRecord({"x": b"?" + arrays["head.weight"].numpy().tobytes()})
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_copy_of_a_private_array_is_not_sent(tmp_path, sent, change):
     with pytest.raises(UploadError, match=r"head\.weight"):
         ask(keep("head.*", folder=tmp_path), order(sent), answering(change))

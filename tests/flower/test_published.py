@@ -60,6 +60,7 @@ accelerate = false
 clients = 3
 """
 LINEAR = 'kind = "linear"'
+ANY_LENGTH = 'kind = "furl"\noptimizer = { schedule = "constant" }'
 TWO_LAYERS = 'kind = "tests.flower.test_published:TwoLayers"'
 MIXTURE = """kind = "mixture_of_experts"
 global_expert = { kind = "linear" }
@@ -275,7 +276,7 @@ def test_a_hospital_that_joins_after_training_adapts_and_predicts(tmp_path: Path
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Hospitals:
     """Three hospitals after four rounds, with what was published after the second and the fourth."""
-    made = Hospitals(tmp_path_factory.mktemp("trained"), 'kind = "furl"', rounds=2)
+    made = Hospitals(tmp_path_factory.mktemp("trained"), ANY_LENGTH, rounds=2)
     made.train()
     made.publish()
     made.go_on(4)
@@ -400,7 +401,7 @@ def test_a_device_shows_its_terms_and_all_that_it_was_asked(trained: Hospitals) 
 
 
 def test_a_hospital_that_misses_rounds_is_named_at_the_end_and_on_the_page(tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, 'kind = "furl"', rounds=2)
+    hospitals = Hospitals(tmp_path, ANY_LENGTH, rounds=2)
     hospitals.train()
     broken = tmp_path / "south" / "mine.csv"
     lines = broken.read_text().splitlines()

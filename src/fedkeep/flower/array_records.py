@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flwr.app import Array, ArrayRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedkeep.core.errors import UploadError, shown
 from fedkeep.core.params import Params
+from fedkeep.flower.inner import nested_bytes
 from fedkeep.remote import Packet
 from fedkeep.remote.messages import tensor_file
 
@@ -55,7 +55,7 @@ def to_records(packets: Iterable[Packet]) -> list[RecordDict]:
 def to_bytes(packet: Packet) -> bytes:
     """Return the bytes that Flower sends of a packet: its records, and all that is inside them."""
     (records,) = to_records([packet])
-    return b"".join(part.deflate() for part in get_all_nested_objects(records).values())
+    return b"".join(nested_bytes(records))
 
 
 def from_records(records: RecordDict) -> Packet:

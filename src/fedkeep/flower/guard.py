@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import importlib
 import os
 import shlex
 import ssl
@@ -47,11 +46,10 @@ def install(folder: Path) -> None:
     Raises:
         RunError: this version of Flower starts apps in another way.
     """
-    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+    from fedkeep.flower import inner
 
-    commands = set(TASK_TYPE_TO_COMMAND.values())
-    if COMMAND not in commands:
-        _refuse_flower("it has no command flwr-clientapp")
+    if COMMAND not in (commands := inner.commands()):
+        inner.refuse(f"it has no command {COMMAND}")
     for command in sorted(commands):
         _write(folder / command, command)
 
@@ -106,35 +104,30 @@ def _end(why: str) -> NoReturn:
 
 def _serve_at_link(begun: threading.Event) -> None:
     """Run a server app as Flower does; from its own first sign of life on, ours are not needed."""
-    from flwr.superlink.cli import flwr_serverapp
-
-    runtime = importlib.import_module(
-        "flwr.superlink.runtime.run_serverapp"
-    )  # its package names a function so
+    from fedkeep.flower import inner
 
     def begin_its_own(client: Any) -> Callable[[], bool]:
         begun.set()
         beat: Callable[[], bool] = begin(client)
         return beat
 
-    begin = _replace(runtime, "make_task_heartbeat_fn_http", begin_its_own)
-    flwr_serverapp()
+    begin = inner.replace(inner.SERVER, "make_task_heartbeat_fn_http", begin_its_own)
+    inner.run_server_app()
 
 
 def _serve(answered: threading.Event) -> None:
-    from flwr.supernode.cli import flwr_clientapp
-    from flwr.supernode.runtime import run_clientapp as runtime
+    from fedkeep.flower import inner
 
-    _replace(runtime, "install_from_fab", lambda content, **_: _check(content))
-    _replace(runtime, "get_project_dir", lambda *_: Path(os.devnull))
-    _replace(runtime, "get_load_client_app_fn", lambda **_: lambda *_: _app())
+    inner.replace(inner.CLIENT, "install_from_fab", lambda content, **_: _check(content))
+    inner.replace(inner.CLIENT, "get_project_dir", lambda *_: Path(os.devnull))
+    inner.replace(inner.CLIENT, "get_load_client_app_fn", lambda **_: lambda *_: _app())
 
     def push_last(**told: Any) -> None:
         answered.set()  # after this message the node knows this process no more
         push(**told)
 
-    push = _replace(runtime, "push_task_output", push_last)
-    flwr_clientapp()
+    push = inner.replace(inner.CLIENT, "push_task_output", push_last)
+    inner.run_client_app()
 
 
 def _keep_alive(words: Sequence[str]) -> threading.Event:
@@ -199,21 +192,6 @@ def _app() -> Any:
 
     client_app.signed = _signed
     return client_app.app
-
-
-def _replace(module: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Put a function in the place of another one, and return that."""
-    if not hasattr(module, name):
-        _refuse_flower(f"{module.__name__} has no {name}")
-    before: Callable[..., Any] = getattr(module, name)
-    setattr(module, name, function)
-    return before
-
-
-def _refuse_flower(why: str) -> NoReturn:
-    from fedkeep.core.errors import RunError
-
-    raise RunError(f"This version of Flower loads apps in another way than 1.41 ({why}). Install flwr 1.41.")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedkeep.core.errors import ConfigError, RunError, first_line
 from fedkeep.core.files import write_whole
+from fedkeep.flower.inner import bundle_of
 from fedkeep.flower.keys import RESERVED
 
 SIGNATURE = "fedkeep-signature.json"
@@ -62,12 +63,10 @@ def sign_project(project: Path, key: Path) -> None:
 
 def _bundle(project: Path) -> bytes:
     with _home(project):
-        from flwr.cli.build import build_fab_from_disk
-    try:
-        made: bytes = build_fab_from_disk(project)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{project} cannot be bundled by Flower: {first_line(error)}") from error
-    return made
+        try:
+            return bundle_of(project)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{project} cannot be bundled by Flower: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
