@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from mkdocs.structure.files import File
 
@@ -50,69 +50,20 @@ def results_list() -> str:
     return "\n".join(rows)
 
 
-def meanings(owner: Any) -> dict[str, str]:
-    """Return what the docstrings of a class and of its bases say of each attribute, in one line."""
-    base = meanings(owner.__base__) if getattr(owner, "__base__", object) is not object else {}
-    text = inspect.cleandoc(owner.__doc__ or "")
-    part = re.search(r"^Attributes:\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
-    found = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", part[1] if part else "", re.MULTILINE | re.DOTALL)
-    return base | {name: " ".join(what.split()) for name, what in found}
-
-
-def shown(hint: Any) -> str:
-    """Return a type as one reads it."""
-    text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
-    return re.sub(r"\b(?:[a-z_]\w*\.)+", "", text).replace("NoneType", "None")
-
-
-def keys_of(owner: Any) -> list[tuple[str, str, str, str]]:
-    """Return the keys of a table: name, type, default, and what its class says of it."""
-    said, rows = meanings(owner), []
-    hints = get_type_hints(owner)
-    for name, key in inspect.signature(owner).parameters.items():
-        if key.kind is key.VAR_KEYWORD:
-            continue
-        hint, default = hints.get(name), key.default
-        kind = shown(hint)
-        plain = default is None or isinstance(default, bool | int | float | str | tuple)
-        rows.append(
-            (name, kind, "" if default is key.empty else repr(default) if plain else "…", said.get(name, ""))
-        )
-    return rows
-
-
 def configuration_keys() -> str:
-    """Return every table of a configuration with its keys, from the classes that check them."""
-    from fedkeep.experiments import config
-    from fedkeep.experiments.build import LOCAL, SERVER
-    from fedkeep.experiments.run_settings import RunSettings
-    from fedkeep.remote.node_config import OwnDevice
-    from fedkeep.remote.policy import RoundPolicy
+    """Return every table of a configuration with its keys."""
+    from fedkeep.cli.keys import tables
 
-    hints = get_type_hints(config.Config) | {"run": RunSettings, "rounds": RoundPolicy, "device": OwnDevice}
-    hints |= {f"method.{name}": hint for name, hint in get_type_hints(config.MethodConfig).items()}
-    hints |= {"data.partition": config.PartitionConfig}
-    tables: dict[str, Any] = {"": config.Config}
-    for name, hint in hints.items():
-        owners = [
-            each for each in (hint, *get_args(hint)) if getattr(each, "__module__", "").startswith("fedkeep")
-        ]
-        tables.update((name, each) for each in owners if inspect.isclass(each))
     parts = []
-    for name, owner in sorted(tables.items()):
-        text = inspect.cleandoc(owner.__doc__ or "").split("\n\nAttributes:")[0].split("\n\nRaises:")[0]
-        parts.append(f"### {f'[{name}]' if name else 'The file'}\n\n{text}\n")
-        rows = [row for row in keys_of(owner) if name or row[0] not in tables]
-        if name == "method":
-            phase = {
-                **dict.fromkeys(LOCAL, "of local training"),
-                **dict.fromkeys(SERVER, "of the mean of uploads"),
-            }
-            rows += [
-                (key, shown({**LOCAL, **SERVER}[key]), "the method's", what) for key, what in phase.items()
-            ]
+    for name, table in tables().items():
+        parts.append(
+            f"### {f'[{name}]' if name else 'The file'}\n\n{table.about}\n\nRead by {table.read_by}.\n"
+        )
         parts.append("| key | type | default | meaning |\n|---|---|---|---|")
-        parts += ["| " + " | ".join([f"`{k}`", *(cell(c) for c in rest)]) + " |" for k, *rest in rows]
+        rows = [
+            (f"`{key}`", *map(cell, (one.type, one.default, one.about))) for key, one in table.keys.items()
+        ]
+        parts += [f"| {' | '.join(row)} |" for row in rows]
         parts.append("")
     return "\n".join(parts)
 

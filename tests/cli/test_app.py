@@ -47,6 +47,7 @@ COMMANDS = [
     "reproduce",
     "deploy",
     "list",
+    "explain",
     "doctor",
     "completion",
     "flower",

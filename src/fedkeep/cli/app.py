@@ -30,6 +30,7 @@ from fedkeep.cli.deploy import deploy
 from fedkeep.cli.device import device
 from fedkeep.cli.doctor import doctor
 from fedkeep.cli.evaluate import evaluate
+from fedkeep.cli.explain import explain
 from fedkeep.cli.export import export
 from fedkeep.cli.flower import app as flower
 from fedkeep.cli.listing import list_all
@@ -196,6 +197,7 @@ _add(report, "fedkeep report runs/demo/global-fl runs/demo/personalized-fl --out
 _add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
 _add(deploy, "fedkeep deploy --local 2 --config demo/personalized-fl --set run.epochs=0.5")
 _add(list_all, "fedkeep list", "list")
+_add(explain, "fedkeep explain method.optimizer.learning_rate")
 _add(doctor, "fedkeep doctor --folder runs")
 _add(completion, "fedkeep completion bash")
 app.add_typer(flower)

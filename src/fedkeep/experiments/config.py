@@ -32,19 +32,27 @@ ANY_TOKENS = ("table", "huggingface")
 
 
 class PartitionConfig(Open):
-    """A partition of images: ``kind`` is majority, dirichlet, shards or by_size, further keys are its options."""
+    """A partition of examples; further keys are its options.
+
+    Attributes:
+        kind: how examples are dealt, e.g. "dirichlet" (``fedkeep.data.PARTITIONS``).
+    """
 
     kind: str
 
 
 class DataConfig(Open):
-    """The data: ``reader`` names a reader or generator, further keys are its options.
+    """The data; further keys are the reader's options.
 
-    ``split`` divides each user's examples again: ``{fractions = [0.8, 0.1, 0.1], order = "random", seed = 0}``. A text
-    names the reader's column of splits instead.
     ``partition`` divides examples of classes among clients: ``{kind = "majority", clients = 5, p = 0.8, train = 500,
     valid = 400}``. ``clients`` and ``examples`` keep so many clients, and at most so many examples of each; the draw is
-    the same with every seed. ``opt_out`` keeps examples out of whatever leaves a client: ``{fraction = 0.5, by = "client"}``.
+    the same with every seed.
+
+    Attributes:
+        reader: a reader or generator that ``fedkeep list`` shows, or ``package.module:function``.
+        split: divides each user's examples again: ``{fractions = [0.8, 0.1, 0.1], order = "random", seed = 0}``; a text
+            names the reader's column of splits instead.
+        opt_out: keeps examples out of whatever leaves a client: ``{fraction = 0.5, by = "client"}``.
     """
 
     reader: str
@@ -59,11 +67,13 @@ class DataConfig(Open):
 
 
 class ModelConfig(Open):
-    """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in.
+    """The model; further keys are its options, and sizes that the data fix are filled in.
 
-    ``kind`` is "auto", the usual model for such data (``usual.MODELS``), a name that ``fedkeep list`` shows, or ``package.module:Class`` for a module of your own.
-    ``word_vectors`` names a file of word vectors that the embedding of ``text`` starts from, ``word_vectors_scale``
-    times as long as there; empty: none.
+    Attributes:
+        kind: "auto", the usual model for such data (``methods.usual.MODELS``), a name that ``fedkeep list`` shows, or
+            ``package.module:Class`` for a module of your own.
+        word_vectors: a file of word vectors that the embedding of ``text`` starts from; empty: none.
+        word_vectors_scale: how many times as long as there they are.
     """
 
     kind: str = AUTO
@@ -72,7 +82,13 @@ class ModelConfig(Open):
 
 
 class AdaptConfig(Strict):
-    """How a client adapts: each phase of it (a new client's private part; the steps of a mixture of experts)."""
+    """How a client adapts: each phase of it (a new client's private part; the steps of a mixture of experts).
+
+    Attributes:
+        epochs: passes over the client's examples.
+        batch_size: examples in a mini-batch.
+        clip_norm: the bound of a gradient's L2 norm; None: gradients stay as they are.
+    """
 
     optimizer: Annotated[Optimizer, Table()] = Optimizer()
     epochs: int = Field(10, ge=0)
@@ -94,19 +110,25 @@ class AdaptConfig(Strict):
 
 
 class ReduceConfig(Open):
-    """A reduction for uploads that can't be trusted: ``kind``, further keys are its options.
+    """A reduction for uploads that can't be trusted; further keys are its options.
 
-    ``kind`` is median, trimmed_mean (``share``), krum (``faulty``, ``taken``) or clipped_mean (``bound``).
+    Attributes:
+        kind: median, trimmed_mean (``share``), krum (``faulty``, ``taken``) or clipped_mean (``bound``).
     """
 
     kind: str
 
 
 class LossConfig(Strict):
-    """The loss: ``kind``, by default the one that fits the task, and penalties on the client's own parameters by name pattern.
+    """The loss, and penalties on the client's own parameters.
 
-    ``class_weights`` are a number for each class: how much its examples count in ``cross_entropy``. ``augment`` moves
-    training images at random; its keys are those of ``fedkeep.methods.augment.Augmented``.
+    Attributes:
+        kind: by default the one that fits the task.
+        label: the column of labels.
+        smoothing: the share of each label that is spread over all classes, in [0, 1).
+        class_weights: a number for each class: how much its examples count in ``cross_entropy``.
+        l2: penalties by name pattern: ``{user = 0.001}`` adds 0.001 times the squares' sum.
+        augment: moves training images at random; its keys are those of ``fedkeep.methods.augment.Augmented``.
     """
 
     kind: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] | None = None
@@ -127,13 +149,16 @@ class LossConfig(Strict):
 
 
 class MethodConfig(Open):
-    """The method: ``kind`` names it; ``loss``, ``optimizer``, ``server_optimizer`` and ``adapt`` are tables.
+    """The method; further keys are its options.
 
-    So are ``reduce``, for uploads that can't be trusted, and ``secure``, for secure sums. ``upload_noise`` is the
-    deviation of Gaussian noise that is added to every upload. ``head`` is the layer that the model ends with, where a
-    method speaks of one and it is not to be found; runs across machines want it named. ``package.module:function`` is a method of your own.
-    Without ``optimizer`` and ``batch_size`` those are taken that are usual for the model (``methods.usual.USUAL``), unless the
-    method has its own.
+    ``loss``, ``optimizer``, ``server_optimizer``, ``adapt``, ``reduce`` and ``secure`` are tables. Without ``optimizer``
+    and ``batch_size`` those are taken that are usual for the model (``methods.usual.USUAL``), unless the method has its own.
+
+    Attributes:
+        kind: a name that ``fedkeep list`` shows, or ``package.module:function`` for a method of your own.
+        upload_noise: the standard deviation of Gaussian noise that is added to every upload.
+        head: the layer that the model ends with, where a method speaks of one and it is not to be found; runs across
+            machines want it named.
     """
 
     kind: str = "fedavg"
@@ -148,21 +173,25 @@ class MethodConfig(Open):
 
 
 class AuditConfig(Strict):
-    """What may tell of what stays on a device; ``fedkeep.audit`` says what each entry means."""
+    """What may tell of what stays on a device.
+
+    Attributes:
+        allow: names of findings that are no leak here; ``fedkeep.audit`` says what each means.
+    """
 
     allow: Names
 
 
 class Config(Strict):
-    """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``.
+    """A whole experiment. The table ``data`` alone is enough: FedAvg then trains the usual model for such data.
 
-    The table ``data`` alone is enough: FedAvg then trains the usual model for such data.
+    The table ``personalization`` asks for the curve of fine-tuning on each client after the last round; ``preparation``
+    says how texts, labels and features become numbers, where the reader is not to decide; ``privacy`` asks for
+    differential privacy; ``rounds`` is for runs across machines; ``audit`` names what ``fedkeep audit`` allows.
 
-    The table ``run`` makes ``RunSettings``, which says what each key means.
-    The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round; the table
-    ``preparation`` says how texts, labels and features become numbers, where the reader is not to decide; the table
-    ``privacy`` asks for differential privacy; the table ``rounds`` is for runs across machines (the fields of
-    ``remote.RoundPolicy``), and simulations do without it. The table ``audit`` names what ``fedkeep audit`` allows.
+    Attributes:
+        name: of the experiment, for titles.
+        seed: of every draw that names none of its own.
     """
 
     name: str = ""

@@ -1,0 +1,211 @@
+"""Every key of a configuration, from the classes that check it: for the reference, and for ``fedkeep explain``."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import nn
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.data import PARTITIONS
+from fedkeep.experiments.build import LOCAL, MODELS, REDUCTIONS, SERVER, offered_methods
+from fedkeep.experiments.config import Config, MethodConfig, PartitionConfig
+from fedkeep.experiments.config_tables import Table, accepted
+from fedkeep.experiments.run_settings import RunSettings
+from fedkeep.experiments.sources import offered_readers
+from fedkeep.remote.node_config import OwnDevice
+from fedkeep.remote.policy import RoundPolicy
+
+EVERY = "all commands that take a configuration"
+READ_BY = {
+    "run": "fedkeep run, compare, sweep, deploy, and others that train",
+    "personalization": "fedkeep run, compare and sweep, after the last round",
+    "privacy": "fedkeep run, compare, sweep, deploy and budget",
+    "rounds": "fedkeep deploy and fedkeep flower",
+    "device": "fedkeep device, from a file of the device's own",
+    "audit": "fedkeep audit",
+}
+"""Commands that read a table, by the first part of its name; others are read by all that take a configuration."""
+OF_PHASES = {
+    "epochs": "passes of local training over a client's own examples in a round.",
+    "batch_size": "examples in a mini-batch of local training.",
+    "merge_single": "whether a last mini-batch of one example joins the one before, as batch normalisation wants.",
+    "clip_norm": "the bound of a gradient's L2 norm in local training; None: gradients stay as they are.",
+    "clip_over": "whether the bound is for all gradients together, or for the private and the federated half each.",
+    "weighting": "how clients count in the mean of uploads: by their training examples, or all alike.",
+}
+"""What the keys of a method's table mean that its phase and its server are made of."""
+GIVEN = ("self", "images", "local", "server")
+"""Arguments that no key gives: fedkeep does, or keys of other tables."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a table.
+
+    Attributes:
+        type, default: as one reads them; the default is empty where a value must be given.
+        about: what its class says of it, with its unit.
+    """
+
+    type: str
+    default: str
+    about: str
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """A table of a configuration, or the keys that a table takes further with a kind of method, model or reader.
+
+    Attributes:
+        about: what it is.
+        keys: by name.
+        read_by: commands.
+    """
+
+    about: str
+    keys: Mapping[str, Key]
+    read_by: str
+
+
+def tables() -> dict[str, KeyTable]:
+    """Return the tables of a configuration by dotted name; that of the file itself is the empty text."""
+    owners: dict[str, tuple[Any, Mapping[str, Any]]] = {"": (Config, {})}
+    wanted = _hints(Config) | {"run": RunSettings, "rounds": RoundPolicy, "device": OwnDevice}
+    wanted |= {"data.partition": PartitionConfig}
+    while wanted:
+        name = next(iter(wanted))
+        if found := _table_in(wanted.pop(name), {}):
+            owners[name] = found
+            wanted |= {f"{name}.{key}": hint for key, hint in _hints(found[0]).items()}
+    made = {}
+    for name, (owner, usual) in sorted(owners.items()):
+        keys = {key: one for key, one in keys_of(owner, usual).items() if _joined(name, key) not in owners}
+        if owner is MethodConfig:
+            hints = {**LOCAL, **SERVER}
+            keys |= {key: Key(_shown(hints[key]), "the method's", what) for key, what in OF_PHASES.items()}
+        made[name] = KeyTable(_about(owner), keys, READ_BY.get(name.partition(".")[0], EVERY))
+    return made
+
+
+def kinds() -> dict[str, Callable[..., Any]]:
+    """Return what takes further keys of a table, by the table's name and its own: ``method.fedrep``, ``data.leaf``."""
+    offered: dict[str, Mapping[str, Callable[..., Any]]] = {
+        "data": {name: reader.read for name, reader in offered_readers().items()},
+        "data.partition": PARTITIONS,
+        "model": MODELS,
+        "method": offered_methods(),
+        "method.reduce": REDUCTIONS,
+    }
+    return {f"{table}.{name}": made for table, those in offered.items() for name, made in those.items()}
+
+
+def explained(asked: str) -> list[tuple[str, KeyTable | Key, str]]:
+    """Return what a name stands for: full names, what each is, and the commands that read it.
+
+    Args:
+        asked: a key, a table or a kind, whole or its last parts: ``run.epochs``, ``optimizer``, ``method.fedrep``.
+
+    Raises:
+        ConfigError: there is none; near ones are named.
+    """
+    known: dict[str, tuple[KeyTable | Key, str]] = {}
+    everything = tables()
+    for name, made in kinds().items():
+        read_by = everything[name.rpartition(".")[0]].read_by
+        everything.setdefault(name, KeyTable(_about(made), keys_of(made), read_by))
+    for name, table in everything.items():
+        if name:
+            known[name] = table, table.read_by
+        known |= {_joined(name, key): (one, table.read_by) for key, one in table.keys.items()}
+    found = [name for name in known if name == asked] or [
+        name for name in known if name.endswith(f".{asked}")
+    ]
+    if found:
+        return [(name, *known[name]) for name in found]
+    above, _, last = asked.rpartition(".")
+    beside = [name for name in known if name.rpartition(".")[0].endswith(above)]
+    lasts = {name.rpartition(".")[2]: name for name in sorted(beside, key=len, reverse=True)}
+    near = [name for one, name in lasts.items() if last == "".join(part[:1] for part in one.split("_"))]
+    near += [lasts[one] for one in difflib.get_close_matches(last, lasts, 3, 0.6)]
+    near += difflib.get_close_matches(asked, known, 3, 0.6)
+    hint = f" Did you mean {' or '.join(dict.fromkeys(near[:3]))}?" if near else ""
+    raise ConfigError(f"There is no key, table or kind {asked[:80]!r}.{hint} All tables: fedkeep explain.")
+
+
+def keys_of(owner: Any, usual: Mapping[str, Any] = {}) -> dict[str, Key]:
+    """Return the keys that a class or a function makes of a table; ``usual`` are defaults that differ from its own."""
+    said, hints, parameters = _meanings(owner), _hints(owner), inspect.signature(owner).parameters
+    found = {}
+    for name, one in parameters.items():
+        if name in GIVEN or one.kind is one.VAR_KEYWORD:
+            continue
+        default = usual.get(name, one.default)
+        plain = default is None or isinstance(default, bool | int | float | str | tuple)
+        text = "" if default is one.empty else repr(default) if plain else "…"
+        found[name] = Key(_shown(hints.get(name, Any)), text, said.get(name, ""))
+    if inspect.isfunction(owner):  # of a typed ``**others``
+        further = {n: hint for n, hint in hints.items() if n not in {*found, *GIVEN}}
+        found |= {name: Key(_shown(hint), "…", said.get(name, "")) for name, hint in further.items()}
+    return found
+
+
+def _hints(owner: Any) -> dict[str, Any]:
+    if not inspect.isclass(owner) or issubclass(owner, nn.Module):
+        return accepted(owner)
+    return get_type_hints(owner, include_extras=True)
+
+
+def _table_in(hint: Any, usual: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]] | None:
+    """Return the class of fedkeep's among the types of a field, and the defaults that the field has of its own."""
+    if inspect.isclass(hint):
+        return (hint, usual) if hint.__module__.startswith("fedkeep") else None
+    inner = get_args(hint)
+    if get_origin(hint) not in (Annotated, Union, UnionType):
+        return None
+    usual = next((one.usual for one in inner if isinstance(one, Table)), usual)
+    return next(filter(None, (_table_in(one, usual) for one in inner if not isinstance(one, Table))), None)
+
+
+def _joined(table: str, key: str) -> str:
+    return f"{table}.{key}" if table else key
+
+
+def _about(owner: Any) -> str:
+    """Return a docstring up to what it says of arguments."""
+    text = inspect.getdoc(owner) or ""
+    return re.split(r"\n\n(?:Args|Attributes|Raises|Returns):", text)[0]
+
+
+def _meanings(owner: Any) -> dict[str, str]:
+    """Return what the docstrings of a class and its bases, or of a function, say of each argument, in one line."""
+    base = _meanings(owner.__base__) if getattr(owner, "__base__", object) not in (object, None) else {}
+    text = inspect.cleandoc(owner.__doc__ or "")
+    parts = re.findall(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+    found = {}
+    for names, what in re.findall(
+        r"^    ([\w, ]+): (.*?)(?=^    \w|\Z)", "\n".join(parts), re.MULTILINE | re.DOTALL
+    ):
+        found |= dict.fromkeys(names.split(", "), " ".join(what.split()))
+    return base | found
+
+
+def _shown(hint: Any) -> str:
+    """Return a type as one reads it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _shown(inner[0])
+    if origin in (Union, UnionType):
+        return " | ".join(map(_shown, inner))
+    if origin is Literal:
+        return " | ".join(map(repr, inner))
+    if inspect.isclass(origin) and inner:
+        return f"{origin.__name__}[{', '.join(map(_shown, inner))}]"
+    text = "..." if hint is ... else hint.__name__ if inspect.isclass(hint) else str(hint)
+    return re.sub(r"\b(?:[a-z_]\w*\.)+", "", text).replace("NoneType", "None")
