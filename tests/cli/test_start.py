@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from fedkeep.cli.app import app
@@ -101,3 +103,59 @@ def test_what_start_asks_for(at: Path, arguments: list[str], said: str) -> None:
     result = fedkeep("start", "t.csv", *arguments)
     assert (result.exit_code, said in result.stderr) == (2, True)
     assert [path.name for path in at.iterdir()] == ["t.csv"]
+
+
+def images(folder: Path, places: list[str], side: int = 8) -> None:
+    for number, place in enumerate(places):
+        file = folder / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((side + number % 2, side, 3), number, np.uint8)).save(file)
+
+
+@pytest.mark.parametrize(
+    ("places", "levels"),
+    [
+        ([f"{c}/{n}.png" for c in ("cat", "dog") for n in range(20)], "class"),
+        ([f"{p}/{c}/{n}.png" for p in ("train", "test") for c in "ab" for n in range(20)], "split/class"),
+        ([f"{u}/{c}/{n}.png" for u in ("ann", "bob", "eve") for c in "ab" for n in range(8)], "client/class"),
+        ([f"{c}/user 1{u}/{n}.png" for c in "abc" for u in range(2) for n in range(6)], "class/client"),
+    ],
+)
+def test_a_folder_of_images_runs_at_once(at: Path, places: list[str], levels: str) -> None:
+    images(at / "my pets", places)
+    result = fedkeep("start", "my pets")
+    assert result.exit_code == 0, result.output
+    assert "fedkeep run 'my pets.toml'" in result.stdout
+    found = written(at / "my pets.toml")["data"]
+    assert (found["levels"], found["size"]) == (levels, 8)
+    assert ("partition" in found) == ("client" not in levels)
+    assert fedkeep("check", "my pets.toml").exit_code == 0
+
+
+def test_a_folder_of_leafs_runs_at_once(at: Path) -> None:
+    users = ["ann", "bob"]
+    for part in ("train", "test"):
+        (at / f"leaf/{part}").mkdir(parents=True)
+        own = {u: {"x": [[k / 10, 1.0] for k in range(6)], "y": [0, 1] * 3} for u in users}
+        content = {"users": users, "num_samples": [6, 6], "user_data": own}
+        (at / f"leaf/{part}/all.json").write_text(json.dumps(content))
+    assert fedkeep("start", "leaf").exit_code == 0
+    assert fedkeep("run", "leaf.toml", "--set", "run.epochs=1").exit_code == 0
+
+
+def test_a_folder_of_one_table_a_client_runs_at_once(at: Path) -> None:
+    (at / "shops").mkdir()
+    for shop in ("north 1", "south 2"):
+        rows = [f"2024-01-{n % 28 + 1:02},{n / 4},{'ab'[n % 2]},{n % 3 == 0:d}" for n in range(24)]
+        (at / f"shops/{shop}.csv").write_text("\n".join(["day,price,kind,label", *rows]))
+    assert fedkeep("start", "shops").exit_code == 0
+    assert written(at / "shops.toml")["data"]["user"] == "user"
+    assert fedkeep("run", "shops.toml", "--set", "run.epochs=1").exit_code == 0
+
+
+def test_a_folder_of_nothing_known_is_refused_and_nothing_is_written(at: Path) -> None:
+    (at / "empty").mkdir()
+    assert fedkeep("start", "empty").exit_code == 2
+    images(at / "deep", ["a/b/c/d/1.png"])
+    assert fedkeep("start", "deep").exit_code == 2
+    assert sorted(path.name for path in at.iterdir()) == ["deep", "empty"]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.columns import Ragged, offsets_of
+from fedkeep.data.columns import Ragged, Repeated, offsets_of
+from fedkeep.data.ids import group_rows
 from tests.refusals import raises
 
 ROWS = [[3, 4, 5], [], [7], [8, 9]]
@@ -103,3 +104,16 @@ def test_rows_that_a_type_does_not_hold(rows: list[list[Any]], dtype: str) -> No
     with pytest.raises(DataError) as error:
         Ragged.from_rows(rows, dtype)
     assert message(error) == f"Wanted rows of whole numbers that {dtype} holds; got {rows[-1]}."
+
+
+def test_a_column_of_repeated_values_is_as_its_rows_are() -> None:
+    words = ["b", "a", "b", "c", "a", "b"]
+    column = Repeated(["b", "a", "c"], np.array([0, 1, 0, 2, 1, 0]))
+    assert (list(column), len(column), column[3]) == (words, 6, "c")
+    assert np.array_equal(np.asarray(column), np.asarray(words))
+    fewer = column.taken(column.number[[0, 1, 5]])
+    assert (list(fewer), sorted(fewer.different)) == (["b", "a", "b"], ["a", "b"])
+    assert list(column[1:4]) == words[1:4]
+    (ids, number), (wanted, of_row) = group_rows(column), group_rows(words)
+    assert ids == wanted
+    assert np.array_equal(number, of_row)

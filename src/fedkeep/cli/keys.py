@@ -142,7 +142,7 @@ def explained(asked: str) -> list[tuple[str, KeyTable | Key, str]]:
 def keys_of(owner: Any, usual: Mapping[str, Any] = {}) -> dict[str, Key]:
     """Return the keys that a class or a function makes of a table; ``usual`` are defaults that differ from its own."""
     said, hints, parameters = _meanings(owner), _hints(owner), inspect.signature(owner).parameters
-    found = {}
+    found: dict[str, Key] = {}
     for name, one in parameters.items():
         if name in GIVEN or one.kind is one.VAR_KEYWORD:
             continue
@@ -188,7 +188,7 @@ def _meanings(owner: Any) -> dict[str, str]:
     base = _meanings(owner.__base__) if getattr(owner, "__base__", object) not in (object, None) else {}
     text = inspect.cleandoc(owner.__doc__ or "")
     parts = re.findall(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
-    found = {}
+    found: dict[str, str] = {}
     for names, what in re.findall(
         r"^    ([\w, ]+): (.*?)(?=^    \w|\Z)", "\n".join(parts), re.MULTILINE | re.DOTALL
     ):

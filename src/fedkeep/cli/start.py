@@ -1,7 +1,8 @@
-"""``fedkeep start``: a configuration for a table of one's own."""
+"""``fedkeep start``: a configuration for a table or a folder of one's own."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,13 @@ from fedkeep.core.errors import ConfigError
 
 
 def start(
-    table: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV, TSV, JSON lines, Parquet or Excel.")],
+    table: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PLACE",
+            help="A table (CSV, TSV, JSON lines, Parquet or Excel), or a folder: a table for each client, images, or LEAF's files.",
+        ),
+    ],
     client: Annotated[
         str | None, typer.Option("--client", metavar="COLUMN", help="The column that says whose each row is.")
     ] = None,
@@ -20,21 +27,28 @@ def start(
         str | None, typer.Option("--label", metavar="COLUMN", help="The column to predict.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The configuration; by default beside TABLE.")
+        Path | None, typer.Option("--out", metavar="FILE", help="The configuration; by default beside PLACE.")
     ] = None,
 ) -> None:
-    """Look at a table, and write a configuration for it: its columns, the task, a model and a method.
+    """Look at a table or a folder, and write a configuration for it: its columns, the task, a model and a method.
 
     The table's kinds of columns are proposed; what cannot be used is left out and named, with what to do.
     """
     from fedkeep.core.files import write_whole
-    from fedkeep.experiments.starting import start_of, toml_of
+    from fedkeep.experiments.starting import folder_toml, start_of, toml_of
 
+    table = table if table.name not in ("", "..") else table.resolve()
     path = out or table.with_name(f"{table.name.split('.')[0]}.toml")
     if path.exists():
         raise ConfigError(f"{path} is there already. Name another file with --out, or remove it.")
     if path.resolve().parent != table.resolve().parent:
-        raise ConfigError(f"The configuration stands beside its table; {path} is in another folder.")
+        raise ConfigError(f"The configuration stands beside its data; {path} is in another folder.")
+    if table.is_dir() and (whole := folder_toml(table)) is not None:
+        text, lines = whole
+        write_whole(path, text.encode())
+        for line in (*lines, f"Wrote {path}. Next: fedkeep run {shlex.quote(str(path))}"):
+            say(line)
+        return
     found = start_of(table, client, label)
     write_whole(path, toml_of(found).encode())
     what = {"regression": "a number"}.get(found.task, "classes")
@@ -50,6 +64,6 @@ def start(
         say(f"Left out: {name!r}: {why}")
     for fault in found.faults:
         complain(fault)
-    say(f"Wrote {path}. Next: fedkeep run {path}")
+    say(f"Wrote {path}. Next: fedkeep run {shlex.quote(str(path))}")
     if found.faults:
         raise typer.Exit(2)

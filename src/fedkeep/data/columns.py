@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,40 @@ from fedkeep.core.errors import DataError
 
 Rows = NDArray[np.int64]
 """Row numbers of a data set, in any order."""
+T = TypeVar("T")
+
+
+class Repeated(Sequence[T], Generic[T]):
+    """A column whose rows share few values: the different ones are held once, and of each row the number of its own.
+
+    Args:
+        different: the values; each is some row's, and two may be equal.
+        number: int64 (rows,).
+    """
+
+    def __init__(self, different: Sequence[T], number: NDArray[np.int64]) -> None:
+        self.different, self.number = different, number
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @overload
+    def __getitem__(self, row: int) -> T: ...
+    @overload
+    def __getitem__(self, row: slice) -> Repeated[T]: ...
+    def __getitem__(self, row: int | slice) -> T | Repeated[T]:
+        return self.taken(self.number[row]) if isinstance(row, slice) else self.different[self.number[row]]
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.different.__getitem__, self.number.tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self.different, dtype)[self.number]
+
+    def taken(self, number: NDArray[np.int64]) -> Repeated[T]:
+        """Return a column of these numbers, without values that are no row's."""
+        used, place = np.unique(number, return_inverse=True)
+        return Repeated([self.different[n] for n in used.tolist()], place.astype(np.int64))
 
 
 class Ragged:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, warn
 from fedkeep.data.alike import spellings
-from fedkeep.data.columns import Ragged, is_missing, offsets_of
+from fedkeep.data.columns import Ragged, Repeated, is_missing, offsets_of
 
 LONGEST_ID = 200
 RULE = f"A client id is a text of 1 to {LONGEST_ID} printable characters, or an integer"
@@ -62,7 +62,7 @@ def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:
     """Return the different clients of many rows, and the number of each row's client among them.
 
     Args:
-        client: an id per row, texts or integers: a list, or an array of one axis.
+        client: an id per row, texts or integers: a list, a `Repeated` column, or an array of one axis.
 
     Returns:
         Ids in order (integers by value, where nothing else is there; else by code point), and int64 (rows,).
@@ -70,8 +70,11 @@ def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:
     Raises:
         DataError: not one id per row, or one that is none; the row is named.
     """
-    if isinstance(client, list | tuple):
-        given: Sequence[Any] = client
+    of_row = None
+    if isinstance(client, Repeated):
+        given, of_row = client.different, client.number
+    elif isinstance(client, list | tuple):
+        given = client
     else:
         array = np.asarray(client)
         if array.ndim == 1 and array.dtype.kind == "f" and len(missing := np.flatnonzero(np.isnan(array))):
@@ -98,6 +101,8 @@ def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:
     ids = sorted(set(names), key=int if by_value else None)  # é written in two ways is one client
     place = {name: number for number, name in enumerate(ids)}
     number = np.fromiter((place[name] for name in names), np.int64, len(names))[seen]
+    if of_row is not None:
+        number = number[of_row]
     if said := spellings("client ids", ids, np.bincount(number, minlength=len(ids))):
         warn(said)
     return ids, number

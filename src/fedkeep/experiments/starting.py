@@ -1,4 +1,4 @@
-"""A configuration for a table that nobody has described yet: what ``fedkeep start`` writes."""
+"""A configuration for a table or a folder that nobody has described yet: what ``fedkeep start`` writes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import numpy as np
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.alike import ID
-from fedkeep.data.readers.cells import Table
+from fedkeep.data.readers.cells import ALIASES, Table
+from fedkeep.data.readers.image_folder import ENDINGS
 from fedkeep.data.readers.kinds import Field, field_of
 from fedkeep.data.readers.load import load_table
+from fedkeep.data.readers.many import files_of, load_many
+from fedkeep.data.readers.pictures import opened_picture
 
 CLIENTS = re.compile(
     r"(user|client|customer|person|patient|subject|site|store|shop|hospital|device|account|member|author|speaker|"
@@ -74,8 +77,10 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
     Raises:
         DataError: the table cannot be read; no column can be that of clients; or a column that was named is missing.
     """
-    table = load_table(path, None)
-    names = list(table.columns)
+    table = load_table(path, None) if not path.is_dir() else _one_a_client(path)
+    if path.is_dir():
+        client = client or "user"
+    names = [name for name in table.columns if name != "split" or not path.is_dir()]
     for named in (client, label):
         if named is not None and named not in names:
             raise DataError(
@@ -118,6 +123,107 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
     if not found.fields and found.text is None:
         found.faults.append("No column is left that a model could read.")
     return found
+
+
+def _one_a_client(folder: Path) -> Table:
+    """Return the tables of a folder as one, in which a file's name is the client where no column says it."""
+    files = files_of(folder)
+    names = [name for name in load_table(files[0], None).columns if name not in ("user", "split")]
+    return load_many(files, names, ["split"], "user", "split")
+
+
+def folder_toml(folder: Path) -> tuple[str, list[str]] | None:
+    """Return a configuration for a folder of images or of LEAF's files, and what to say of it; None of others.
+
+    Raises:
+        DataError: images lie in no folder that says their class, or too deep.
+    """
+    if any(folder.glob("*.json")) or any(
+        any(folder.glob(f"{within}train/*.json")) for within in ("", "data/")
+    ):
+        lines = [
+            'reader = "leaf"',
+            f"folder = {json.dumps(folder.name)}          # looked up beside this file",
+        ]
+        return _short_toml(folder, lines), ["The folder is LEAF's: its users are the clients."]
+    images = [path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS]
+    images = [
+        path for path in images if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    if not images:
+        return None
+    levels = _levels(folder, {path.relative_to(folder).parts[:-1] for path in images})
+    lines = [
+        'reader = "image_folder"',
+        f"folder = {json.dumps(folder.name)}          # looked up beside this file",
+        f'levels = "{"/".join(levels)}"          # what the folders say, from above',
+    ]
+    said = [f"{len(images):,} images; their folders say {' and then '.join(levels)}."]
+    sides = {_side(path) for path in sorted(images)[:: max(1, len(images) // 500)]}
+    if len(sides) > 1:
+        side = min(64, *(min(one) for one in sides))
+        lines.append(
+            f"size = {side}          # images have different sizes; each is brought to this height and width"
+        )
+        said.append(f"They have different sizes, so each is brought to {side} × {side}.")
+    if "client" not in levels:
+        lines += [
+            "",
+            "[data.partition]          # nobody owns an image, so they are dealt; say client in levels if folders tell",
+            'kind = "dirichlet"',
+            "clients = 10",
+            "alpha = 0.5          # small: each client has few classes",
+            "least = 1",
+        ]
+        said.append("No folder says whose an image is, so images are dealt to 10 clients.")
+    return _short_toml(folder, lines), said
+
+
+def _levels(folder: Path, found: set[tuple[str, ...]]) -> list[str]:
+    """Return what the folders above images say, from the outermost."""
+    if len({len(parts) for parts in found}) > 1 or not 1 <= len(next(iter(found))) <= 3:
+        raise DataError(
+            "{folder}: wanted all images in folders CLASS, CLIENT/CLASS, SPLIT/CLASS or SPLIT/CLIENT/CLASS; they lie "
+            "{deep} folders deep.",
+            folder=folder,
+            deep=" or ".join(sorted({str(len(parts)) for parts in found})),
+        )
+    names = [set(own) for own in zip(*found, strict=True)]
+    split = ["split"] if len(names) > 1 and names[0] <= ALIASES.keys() else []
+    inner = names[len(split) :]
+    if len(inner) < 2:
+        return [*split, "class"]
+    if len(inner) > 2:
+        raise DataError("{folder}: three folders above an image, of which none is a split.", folder=folder)
+    # more clients than classes, unless names tell
+    outer_is_class = len(inner[0]) < len(inner[1]) or any(CLIENTS.match(name) for name in inner[1])
+    if any(CLIENTS.match(name) for name in inner[0]):
+        outer_is_class = False
+    return [*split, *(["class", "client"] if outer_is_class else ["client", "class"])]
+
+
+def _side(path: Path) -> tuple[int, int]:
+    with opened_picture(path, path) as image:
+        return image.size
+
+
+def _short_toml(folder: Path, data: Sequence[str]) -> str:
+    lines = [
+        f"# Written by fedkeep start for {folder.name}. Model, optimiser and batches are the usual ones for such data.",
+        "# Read it once, change what is wrong, then: fedkeep check, and fedkeep run.",
+        f"name = {json.dumps(folder.name)}",
+        "",
+        "[data]",
+        *data,
+        "",
+        "[method]",
+        'kind = "fedper"          # a private head; others: fedkeep list --for THIS FILE',
+        "",
+        "[run]",
+        "epochs = 10",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _different(table: Table, name: str) -> int:

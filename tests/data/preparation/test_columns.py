@@ -269,7 +269,7 @@ def test_whole_numbers_from_one_are_told_of() -> None:
     )
 )
 def test_sums_of_features_are_exact(values: np.ndarray) -> None:
-    sums, squares = exact_sums(values)
+    sums, squares = exact_sums(values.T)
     for column, total, square in zip(values.T.tolist(), sums, squares, strict=True):
         assert Fraction(total, 1 << 172) == sum(map(Fraction, column), Fraction(0))
         assert Fraction(square, 1 << 344) == sum((Fraction(v) ** 2 for v in column), Fraction(0))
@@ -279,19 +279,19 @@ def test_sums_of_features_are_exact(values: np.ndarray) -> None:
     arrays.arrays(np.float64, st.tuples(st.integers(0, 6), st.just(2)), elements=st.floats(-3e38, 3e38))
 )
 def test_sums_of_features_in_double_precision_leave_out_what_is_below_the_unit(values: np.ndarray) -> None:
-    sums, squares = exact_sums(values)
+    sums, squares = exact_sums(values.T)
     for column, total, square in zip(values.T.tolist(), sums, squares, strict=True):
         whole = [math.floor(Fraction(v) * (1 << 172)) for v in column]
         assert total == sum(whole)
         assert square == sum(w * w for w in whole)
-    halves = [exact_sums(part) for part in (values[:2], values[2:])]
+    halves = [exact_sums(part.T) for part in (values[:2], values[2:])]
     assert all(a + b == c for a, b, c in zip(halves[0][0], halves[1][0], sums, strict=True))
 
 
 @pytest.mark.parametrize("one", [1 - 2.0**-24, -1 + 2.0**-53])
 def test_sums_of_squares_of_many_rows_do_not_overflow(one: float) -> None:
     values = np.full((1 << 17, 1), one)
-    sums, squares = exact_sums(values)
+    sums, squares = exact_sums(values.T)
     assert Fraction(sums[0], 1 << 172) == (1 << 17) * Fraction(one)
     assert Fraction(squares[0], 1 << 344) == (1 << 17) * Fraction(one) ** 2
 

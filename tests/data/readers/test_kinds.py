@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 
 from fedkeep.core.errors import DataError, Spot
@@ -201,3 +202,24 @@ def test_excel(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with raises(DataError, file=path):
         read_table(path)
+
+
+def test_a_column_is_read_alike_where_its_texts_repeat_and_where_they_do_not() -> None:
+    for texts in (
+        ["1,5 kg", "2 kg", ""],
+        ["03.02.2021", "14.02.2021", "na"],
+        ["yes", "no", "?"],
+        ["x", "y", " x"],
+    ):
+        once = field_of(Table({"c": Cells(pyarrow.chunked_array([texts]))}, str, ","), "c")
+        often = field_of(Table({"c": Cells(pyarrow.chunked_array([texts * 5]))}, str, ","), "c")
+        assert (once.kind, once.levels, once.rule) == (often.kind, often.levels, often.rule)
+        assert np.array_equal(np.tile(once.values, 5), often.values, equal_nan=True)
+
+
+def test_a_bad_cell_is_named_by_the_first_row_that_has_it() -> None:
+    rows = ["1", "2"] * 20 + ["oops", "3", "oops"]
+    with pytest.raises(DataError) as caught:
+        field_of(Table({"c": Cells(pyarrow.chunked_array([rows]))}, "row {}".format), "c")
+    assert "row 40" in str(caught.value)
+    assert caught.value.facts["got"] == "oops"

@@ -19,6 +19,8 @@ from fedkeep.data.preparation.rules import Rules
 
 UNIT = 172
 """Features are summed as whole multiples of 2^-172, which every float32 is: its 24 bits begin at 2^-149 or above."""
+BLOCK = 1 << 16
+"""Rows that are summed at a time; they fit into a processor's cache."""
 LARGE = 1000.0
 APART = 1 << 24
 """Float32 tells whole numbers below this apart."""
@@ -49,28 +51,29 @@ class Features:
 
     def summary(self, rules: Rules, counted: Counted) -> FeatureSummary:
         """Sum the features of the rows to train on, and their squares, where they are to be standardised."""
-        chosen = self.values[counted.rows]
-        missing = np.isnan(chosen).sum(0)
-        levels = {}
-        for name, words in self.levels.items():
-            column = chosen[:, self.names.index(name)]
-            there = np.unique(column[~np.isnan(column)]).astype(np.int64)
-            levels[name] = tuple(sorted(words[n] for n in there.tolist()))
+        missing, levels = {}, {}
+        for name, column in zip(self.names, self.values.T, strict=True):
+            chosen = column[counted.rows]
+            known = chosen[~np.isnan(chosen)]
+            if gaps := len(chosen) - len(known):
+                missing[name] = gaps
+            if name in self.levels:
+                numbers = np.flatnonzero(np.bincount(known.astype(np.int64)))
+                levels[name] = tuple(sorted(self.levels[name][n] for n in numbers.tolist()))
         return FeatureSummary(
             names=self.names,
             kinds=dict(self.kinds),
             levels=levels,
-            missing={n: int(m) for n, m in zip(self.names, missing, strict=True) if m},
-            **_sums(self._numbers(), self.standardise, rules, counted),
+            missing=missing,
+            **_sums(map(self.numbers, range(len(self.names))), self.standardise, rules, counted),
         )
 
-    def _numbers(self) -> NDArray[np.floating[Any]]:
-        """Return the values with 0 for what is missing, and for categories."""
-        if not self.levels and not np.isnan(self.values).any():
-            return self.values
-        found: NDArray[np.floating[Any]] = np.nan_to_num(self.values, nan=0.0)
-        found[:, [self.names.index(name) for name in self.levels]] = 0
-        return found
+    def numbers(self, place: int) -> NDArray[np.floating[Any]]:
+        """Return a feature's values with 0 for what is missing; of a category all are 0."""
+        column: NDArray[np.floating[Any]] = self.values[:, place]
+        if self.names[place] in self.levels:
+            return np.zeros_like(column)
+        return np.nan_to_num(column, nan=0.0) if np.isnan(column).any() else column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,34 +89,40 @@ class Target:
 
     def summary(self, rules: Rules, counted: Counted) -> TargetSummary:
         """Sum the numbers of the rows to train on, and their squares, where they are to be standardised."""
-        return TargetSummary(**_sums(self.values[:, None], self.standardise, rules, counted))
+        return TargetSummary(**_sums([self.values], self.standardise, rules, counted))
 
 
-def _sums(values: NDArray[np.floating[Any]], usual: bool, rules: Rules, counted: Counted) -> dict[str, Any]:
-    """Return what leaves a device of numbers (rows, features)."""
+def _sums(
+    columns: Iterable[NDArray[np.floating[Any]]], usual: bool, rules: Rules, counted: Counted
+) -> dict[str, Any]:
+    """Return what leaves a device of features, each (rows,)."""
     if not (usual if rules.standardise is None else rules.standardise):
         return {"standardise": False}
-    sums, squares = exact_sums(values[counted.rows])
+    sums, squares = exact_sums(column[counted.rows] for column in columns)
     return {"standardise": True, "count": len(counted.rows), "sums": sums, "squares": squares}
 
 
-def exact_sums(values: NDArray[np.floating[Any]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def exact_sums(columns: Iterable[NDArray[np.floating[Any]]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return Σ x · 2^172 and Σ x² · 2^344 of each column, exactly, so that the order of summands changes nothing.
 
     What of a float64 lies below 2^-172 is left out.
     """
     sums, squares = [], []
-    for column in values.T:
-        fraction, power = np.frexp(column.astype(np.float64))
-        whole = np.ldexp(fraction, 53).astype(np.int64)  # x = whole · 2^(power − 53)
+    for column in columns:
         total = square = 0
-        for one in np.unique(power).tolist():
-            chosen, shift = whole[power == one], one - 53 + UNIT
-            if shift < 0:
-                chosen, shift = chosen >> min(-shift, 63), 0
-            total += _sum(chosen) << shift
-            high, low = chosen >> 26, chosen & (1 << 26) - 1  # whole = high · 2^26 + low
-            square += ((_sum(high * high) << 52) + (_sum(high * low) << 27) + _sum(low * low)) << 2 * shift
+        for start in range(0, len(column), BLOCK):
+            fraction, power = np.frexp(column[start : start + BLOCK].astype(np.float64))
+            whole = np.ldexp(fraction, 53).astype(np.int64)  # x = whole · 2^(power − 53)
+            least = int(power.min())
+            for one in (np.flatnonzero(np.bincount(power - least)) + least).tolist():
+                chosen, shift = whole[power == one], one - 53 + UNIT
+                if shift < 0:
+                    chosen, shift = chosen >> min(-shift, 63), 0
+                total += _sum(chosen) << shift
+                high, low = chosen >> 26, chosen & (1 << 26) - 1  # whole = high · 2^26 + low
+                square += (
+                    (_sum(high * high) << 52) + (_sum(high * low) << 27) + _sum(low * low)
+                ) << 2 * shift
         sums.append(total)
         squares.append(square)
     return tuple(sums), tuple(squares)
@@ -287,8 +296,6 @@ class FeatureCode(Code):
         if fault := difference(ours, theirs):
             raise DataError("{where}: {difference}.", where=where(0), difference=fault)
         gaps = np.isnan(raw.values)
-        if not self.levels and not self.missing and not gaps.any():
-            return self._scaled(raw, where)
         for name in (
             n for place, n in enumerate(self.names) if gaps[:, place].any() and n not in self.missing
         ):
@@ -297,10 +304,12 @@ class FeatureCode(Code):
                 f"{where(row)}: {name!r} is missing, as it was in no row to train on; "
                 f"{'it is none of the categories' if name in self.levels else 'its mean is taken' if self.means else '0 is taken'}."
             )
-        plain = replace(raw, values=raw._numbers())
-        numbers = self._scaled(plain, where)
-        numbers[gaps] = 0
-        made: list[NDArray[np.float32]] = []
+        if not self.means:
+            self._warn_of_large(raw)
+            if raw.values.dtype == np.float32 and not self.levels and not self.missing and not gaps.any():
+                return raw.values
+        made = np.empty((len(raw), len(self.columns)), np.float32)
+        to = iter(made.T)
         for place, name in enumerate(self.names):
             if name in self.levels:
                 number = {word: n for n, word in enumerate(self.levels[name])}
@@ -308,12 +317,15 @@ class FeatureCode(Code):
                 there = ~gaps[:, place]
                 level = np.full(len(raw), -1)
                 level[there] = own[raw.values[there, place].astype(np.int64)]
-                made.append((level[:, None] == np.arange(len(number))).astype(np.float32))
+                for n in range(len(number)):
+                    next(to)[:] = level == n
             else:
-                made.append(numbers[:, place, None])
+                column = next(to)
+                column[:] = self._scaled(raw.numbers(place), place, where)
+                column[gaps[:, place]] = 0
             if name in self.missing:
-                made.append(gaps[:, place, None].astype(np.float32))
-        return np.concatenate(made, axis=1)
+                next(to)[:] = gaps[:, place]
+        return made
 
     def of_rows(self, rows: Iterable[Sequence[Any]]) -> Features:
         """Return examples as a reader would have read them: numbers, dates, words of categories, or None, in each row.
@@ -359,43 +371,42 @@ class FeatureCode(Code):
                 got=value,
             ) from None
 
-    def _scaled(self, raw: Features, where: Where) -> NDArray[np.float32]:
-        """Return numbers on their scales, float32 (rows, features)."""
+    def _scaled(self, values: NDArray[np.floating[Any]], place: int, where: Where) -> NDArray[np.float32]:
+        """Return a feature's numbers on its scale, float32 (rows,)."""
         if not self.means:
-            return self._single(raw.values)
+            return values.astype(np.float32)
+        mean, scale = self.means[place], self.scales[place]
         with np.errstate(over="ignore"):
-            single = ((raw.values.astype(np.float64) - self.means) / self.scales).astype(np.float32)
-        for row, feature in np.argwhere(np.isinf(single) & np.isfinite(raw.values))[:1].tolist():
+            single = ((values.astype(np.float64) - mean) / scale).astype(np.float32)
+        for row in np.flatnonzero(np.isinf(single) & np.isfinite(values))[:1].tolist():
             raise DataError(
                 "{place}: the feature {feature!r} is {value:g}, and on its scale (mean {mean:.3g}, deviation "
                 "{scale:.3g}) too large for float32. Drop such rows.",
                 place=where(row),
-                feature=self.names[feature],
-                value=raw.values[row, feature],
-                mean=self.means[feature],
-                scale=self.scales[feature],
+                feature=self.names[place],
+                value=values[row],
+                mean=mean,
+                scale=scale,
             )
         return single
 
-    def _single(self, values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Return features as they are, in float32; large ones are warned of, above all those that become alike."""
-        single = values.astype(np.float32, copy=False)
-        largest = np.abs(values).max(0, initial=0.0)
-        if len(large := np.flatnonzero(largest >= LARGE)):
+    def _warn_of_large(self, raw: Features) -> None:
+        """Warn of large numbers that stay as they are, above all of those that become alike in float32."""
+        columns = {n: raw.numbers(place) for place, n in enumerate(self.names) if n not in self.levels}
+        largest = {name: float(np.abs(values).max(initial=0.0)) for name, values in columns.items()}
+        if large := [name for name, most in largest.items() if most >= LARGE]:
             more = f", and {len(large) - 1} more are as large" if len(large) > 1 else ""
             warn(
-                f"The feature {self.names[large[0]]!r} reaches {largest[large[0]]:.3g}{more}. From such numbers "
-                f"training diverges easily, or learns from nothing else. Leave out [preparation] standardise "
-                f"= false, or scale them."
+                f"The feature {large[0]!r} reaches {largest[large[0]]:.3g}{more}. From such numbers training diverges "
+                f"easily, or learns from nothing else. Leave out [preparation] standardise = false, or scale them."
             )
-        for feature in np.flatnonzero(largest >= APART).tolist() if single is not values else ():
-            before, after = (len(np.unique(v[:, feature])) for v in (values, single))
+        for name in [name for name, most in largest.items() if most >= APART]:
+            before, after = (len(np.unique(v)) for v in (columns[name], columns[name].astype(np.float32)))
             if after < before:
                 warn(
-                    f"The {before:,} different values of the feature {self.names[feature]!r} are {after:,} in float32. "
+                    f"The {before:,} different values of the feature {name!r} are {after:,} in float32. "
                     f"Leave out [preparation] standardise = false, or subtract a base first."
                 )
-        return single
 
     def fault(self, summary: FeatureSummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""

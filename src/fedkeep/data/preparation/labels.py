@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean, shown
 from fedkeep.data.checks import check_close
+from fedkeep.data.columns import Repeated
 from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.tasks import BINARY, MULTI_LABEL, MULTICLASS, of_several
@@ -58,7 +59,12 @@ class Labels:
         if (known := _known(self.names, rules)) is not None:
             return LabelSummary(task=self.task, names=known)
         inside = counted.inside
-        words = set(self.values if inside is None else compress(self.values, inside))
+        values = self.values
+        if isinstance(values, Repeated):
+            values = (values if inside is None else values.taken(values.number[inside])).different
+            words = set(values)
+        else:
+            words = set(values if inside is None else compress(values, inside))
         more = self.elsewhere.values() if inside is None else ()
         return LabelSummary(task=self.task, words=tuple(sorted(set(map(one_form, words.union(*more))))))
 
@@ -226,10 +232,13 @@ class LabelCode(Code):
                 got=got,
             )
         words = raw.values if isinstance(raw, Labels) else [word for own in raw.values for word in own]
-        number = {word: self._number(word) for word in set(words)}
+        different = words.different if isinstance(words, Repeated) else words
+        number = {word: self._number(word) for word in set(different)}
         if None in number.values():
             raise self._unknown(raw, number, where)
-        numbers = np.asarray([number[word] for word in words], dtype=np.int64)
+        numbers = np.asarray([number[word] for word in different], dtype=np.int64)
+        if isinstance(words, Repeated):
+            numbers = numbers[words.number]
         if isinstance(raw, Labels):
             return numbers
         table = np.zeros((len(raw), len(self.names)), np.int64)

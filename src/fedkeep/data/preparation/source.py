@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.columns import Ragged, Rows
+from fedkeep.data.columns import Ragged, Repeated, Rows
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import group_rows
 from fedkeep.data.preparation.contract import Counted, RawColumn, Where
@@ -210,6 +210,8 @@ def _taken(values: Any, rows: Rows) -> Any:
     """Return these rows of an array, a ragged column or a list; None of None."""
     if isinstance(values, Ragged):
         return values.take(rows)
+    if isinstance(values, Repeated):
+        return values.taken(values.number[rows])
     if values is None or isinstance(values, np.ndarray):
         return None if values is None else values[rows]
     return [values[row] for row in rows.tolist()]

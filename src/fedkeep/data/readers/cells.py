@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.data.columns import Repeated
 from fedkeep.data.ids import as_id
 from fedkeep.data.splits import SPLITS
 
@@ -132,6 +133,10 @@ class Table:
         """Return each row's value in a column, read as a kind; errors as of :meth:`read`."""
         values, number = self.read(name, kind)
         return [values[n] for n in number.tolist()]
+
+    def repeated(self, name: str, kind: Kind[T]) -> Repeated[T]:
+        """Return the same, where values come again in many rows."""
+        return Repeated(*self.read(name, kind))
 
     def wrong(self, row: int, column: str, got: object, kind: Kind[Any]) -> DataError:
         """Return what to say of a cell that is not of a kind."""

@@ -6,8 +6,8 @@ A whole column is looked at by pyarrow; Python reads dates by their different te
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -83,24 +83,12 @@ class Faults:
             )
 
 
-def fields_of(
-    table: Table, names: Sequence[str], kinds: Mapping[str, str], faults: Faults | None = None
-) -> list[Field]:
-    """Return columns as numbers, of the kinds declared or, where none is, of those that their cells show.
+def field_of(table: Table, name: str, declared: str | None = None) -> Field:
+    """Return a column as numbers, of the kind declared or, where none is, of that which its cells show.
 
     Raises:
-        DataError: a column holds two kinds, too many different texts, nothing, or another kind than declared. All such
-            columns are named at once, each with a row and what to do.
+        DataError: it holds two kinds, too many different texts, nothing, or another kind than declared. A row is named.
     """
-    own = Faults() if faults is None else faults
-    found = [own.within(lambda n=name: field_of(table, n, kinds.get(n))) for name in names]  # type: ignore[misc]
-    if faults is None:
-        own.check()
-    return [one for one in found if one is not None]
-
-
-def field_of(table: Table, name: str, declared: str | None = None) -> Field:
-    """Return one column as numbers; errors as of :func:`fields_of`."""
     from pyarrow import types
 
     kind, _, form = (declared or "").partition(":")
@@ -122,7 +110,7 @@ def field_of(table: Table, name: str, declared: str | None = None) -> Field:
     elif types.is_null(values.type):
         raise looked.wrong(0, "a value in some row at least", None, " Leave the column out.")
     elif types.is_string(values.type) or types.is_large_string(values.type):
-        return looked.of_text(kind)
+        return looked.plain_numbers(kind) or looked.of_text(kind)
     raise looked.wrong(
         0, f"a {kind or 'number, truth value, date or category'}", values[0].as_py(), " Leave the column out."
     )
@@ -179,10 +167,36 @@ class _Column:
     name: str
     values: Any
     form: str
+    number: NDArray[np.int64] | None = (
+        None  # of each row's value, where values are the different ones; -1: none
+    )
 
     def wrong(self, row: int, wanted: str, got: object, advice: str) -> DataError:
         """Return what to say of a cell."""
+        if self.number is not None:
+            row = int(np.argmax(self.number == row))
         return _wrong(self.table, row, self.name, wanted, got, advice)
+
+    def often(self, chosen: NDArray[np.bool_]) -> int:
+        """Return how many rows have one of the chosen values."""
+        if self.number is None:
+            return int(chosen.sum())
+        return int(np.bincount(self.number[self.number >= 0], minlength=len(chosen))[chosen].sum())
+
+    def by_different(self) -> _Column | None:
+        """Return the same column of texts by its different ones; None where most rows seem to have another."""
+        import pyarrow
+        from pyarrow import compute
+
+        few = self.values.slice(0, 10_000)
+        if 2 * compute.count_distinct(few).as_py() > len(few):
+            return None
+        coded = self.values.dictionary_encode().combine_chunks()
+        coded = coded.chunk(0) if hasattr(coded, "chunks") else coded
+        number = compute.fill_null(coded.indices, -1).to_numpy()
+        if not len(coded.dictionary):
+            return None
+        return replace(self, values=pyarrow.chunked_array([coded.dictionary]), number=number)
 
     def filled(self, values: Any) -> NDArray[np.float64]:
         """Return floats with NaN where there is none."""
@@ -248,10 +262,32 @@ class _Column:
             )
         return Field("category", self.filled(coded.indices.cast("float64")), tuple(levels))
 
+    def plain_numbers(self, kind: str) -> Field | None:
+        """Return texts of which each is empty or a number without marks between thousands; None where some are not."""
+        import pyarrow
+        from pyarrow import compute
+
+        if kind not in ("", "number") or self.table.decimal != ".":
+            return None
+        try:
+            found = compute.cast(
+                compute.if_else(compute.equal(self.values, ""), None, self.values), "float64"
+            )
+        except pyarrow.ArrowInvalid:
+            return None
+        # of none there is more to say, and pyarrow reads "inf" and "nan"
+        if found.null_count == len(found) or not compute.all(compute.is_finite(found)).as_py():
+            return None
+        return Field("number", self.filled(found))
+
     def of_text(self, kind: str) -> Field:
         """Return a column of texts, of the kind declared, or found where that is empty."""
         from pyarrow import compute
 
+        if self.number is None and (column := self.by_different()) is not None:
+            assert column.number is not None
+            made = column.of_text(kind)
+            return replace(made, values=np.append(made.values, np.nan)[column.number])  # -1 is the last
         text = compute.utf8_trim_whitespace(self.values)
         known = _known(text, MISSING_NUMBERS)
         if not compute.any(known).as_py():
@@ -268,7 +304,7 @@ class _Column:
         dated = _match(text, r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}")
         there = known.to_numpy()
         for what, like in (("number", numeric), ("date", dated)):
-            if kind == what or (not kind and 2 * (like & there).sum() >= there.sum()):
+            if kind == what or (not kind and 2 * self.often(like & there) >= self.often(there)):
                 row = int(np.argmax(there & ~like)) if (there & ~like).any() else 0
                 raise self.wrong(row, f"a {what}", self.values[row].as_py(), _TWO.format(self.name))
         if kind:

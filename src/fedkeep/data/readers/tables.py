@@ -40,13 +40,14 @@ from fedkeep.data.readers.cells import (
     labels_between,
 )
 from fedkeep.data.readers.files import digest_of, sha256
-from fedkeep.data.readers.kinds import Faults, fields_of, numbers_of, times_of
+from fedkeep.data.readers.kinds import Faults, Field, field_of, numbers_of, times_of
 from fedkeep.data.readers.load import frame_table, load_table, other_columns
 from fedkeep.data.readers.many import files_of, is_of_many, joined, load_many
 from fedkeep.data.text import UnicodeWords
 from fedkeep.tasks import KINDS, MULTI_LABEL, REGRESSION, of_numbers, of_several
 
 TASKS = tuple(name for name, kind in KINDS.items() if kind.from_table)
+LARGEST = float(np.finfo(np.float32).max)
 MOST_CLASSES = 20
 """More different numbers than this as labels are looked at: they may be numbers to predict."""
 
@@ -119,6 +120,8 @@ def raw_table(
         DataError: the file is missing, empty, truncated or malformed, a column is missing, or a value is not
             what its column wants; the message names the file and the line.
     """
+    import pyarrow
+
     wanted, usual = columns_of(user, label, text, features, split=split, time=time, opted_in=opted_in)
     if isinstance(path, str | os.PathLike):
         table, source = _loaded(expanded(path), wanted, usual, user, split or "split")
@@ -133,7 +136,7 @@ def raw_table(
     if decimal is not None:
         check_choice("Wanted as decimal, the mark before decimals,", decimal, (".", ","), DataError)
         table = replace(table, decimal=decimal)
-    return raw_from(
+    made = raw_from(
         table,
         user=user,
         text=text,
@@ -152,6 +155,9 @@ def raw_table(
         standardise=standardise,
         meta=meta,
     )
+    del table
+    pyarrow.default_memory_pool().release_unused()  # else it keeps as much as the file's texts
+    return made
 
 
 read_table = encoded_alone(raw_table)
@@ -248,7 +254,7 @@ def raw_from(
         check_choice("Wanted the task", task, TASKS, DataError)
     names = {"split": split, "time": time, "opted_in": opted_in}
     split, time, opted_in = (usual if name is None else name for usual, name in names.items())
-    parts = table.each(split, SPLIT) if split in table.columns else None
+    parts = table.repeated(split, SPLIT) if split in table.columns else None
     inputs = names_in(text or "text" if features is None else features)
     if answers := [name for name in names_in(label) if name in inputs]:
         raise DataError(
@@ -280,7 +286,7 @@ def raw_from(
     if time in table.columns:
         columns["time"] = faults.within(lambda: Times(values=times_of(table, time)))
     rows = len(columns["label"] or ())
-    client = ["nobody"] * rows if user is None else faults.within(lambda: table.each(user, ID))
+    client = ["nobody"] * rows if user is None else faults.within(lambda: table.repeated(user, ID))
     faults.check()
     return Raw(
         client=client,
@@ -304,7 +310,7 @@ def features_of(
     """Return columns as features; None where some cannot be, which ``faults`` then has.
 
     Raises:
-        DataError: as of :func:`fields_of`, where there are no ``faults`` to collect errors in.
+        DataError: as of :func:`field_of`, of all columns at once, where there are no ``faults`` to collect errors in.
     """
     if unknown := [name for name in kinds if name not in names]:
         raise DataError(
@@ -312,20 +318,26 @@ def features_of(
             column=unknown[0],
             features=list(names),
         )
-    fields = fields_of(table, names, kinds, faults)
-    if len(fields) < len(names):
-        return None
-    values = np.stack([one.values for one in fields], axis=1)
     own = Faults() if faults is None else faults
+    fields: dict[str, Field] = {}
+    values = np.empty((len(table.columns[names[0]]), len(names)))
     for place, name in enumerate(names):
-        own.within(lambda p=place, n=name: table.single(np.nan_to_num(values[:, [p]]), [n]))  # type: ignore[misc]
+        one = own.within(lambda n=name: field_of(table, n, kinds.get(n)))  # type: ignore[misc]
+        if one is None:
+            continue
+        values[:, place] = one.values
+        if np.abs(one.values).max(initial=0.0, where=~np.isnan(one.values)) > LARGEST:
+            own.within(lambda v=one.values, n=name: table.single(np.nan_to_num(v)[:, None], [n]))  # type: ignore[misc]
+        fields[name] = replace(one, values=np.empty(0))  # there are tables of half of the memory
     if faults is None:
         own.check()
+    if len(fields) < len(names):
+        return None
     return Features(
         names=tuple(names),
         values=values,
-        kinds={n: f.declared for n, f in zip(names, fields, strict=True) if f.declared != "number"},
-        levels={n: f.levels for n, f in zip(names, fields, strict=True) if f.kind == "category"},
+        kinds={name: one.declared for name, one in fields.items() if one.declared != "number"},
+        levels={name: one.levels for name, one in fields.items() if one.kind == "category"},
         standardise=standardise,
     )
 
@@ -377,7 +389,7 @@ def _labels(
             raise DataError("Wanted what stands between labels as label_separator; got an empty text.")
         return LabelSets(values=table.each(name, labels_between(separator)), names=names)
     kind = CLASS if task is None and names is None else DECIMAL_CLASS
-    return Labels(values=table.each(name, kind), names=names, task=task)
+    return Labels(values=table.repeated(name, kind), names=names, task=task)
 
 
 def _columns_of_labels(
