@@ -12,7 +12,7 @@ from fedkeep import Phase, averaging, methods, models
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import adam, sgd
 from fedkeep.experiments.build import LossConfig, build_loss, build_method, build_model
-from fedkeep.experiments.config import AdaptConfig, MethodConfig, builtin_config
+from fedkeep.experiments.config import AdaptConfig, MethodConfig, builtin_config, parse_config
 from fedkeep.methods import EarlyStopping, terms
 from fedkeep.methods.augment import Augmented
 from fedkeep.privacy import GaussianNoise
@@ -222,3 +222,22 @@ def test_methods_of_ones_own_that_cannot_be_made(
 ) -> None:
     with raises(ConfigError, said=message):
         method(**table)
+
+
+def test_a_term_of_ones_own_is_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = types.ModuleType("own_terms")
+    own.ready = terms.squared_error("y")  # type: ignore[attr-defined]
+    own.made = lambda label: terms.squared_error(label)  # type: ignore[attr-defined]
+    own.plain = lambda: 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_terms", own)
+
+    def loss(kind: str) -> terms.Term:
+        return build_loss(LossConfig.model_validate({"kind": kind, "label": "z"}))
+
+    assert loss("own_terms:ready") == terms.squared_error("y")
+    assert loss("own_terms:made") == terms.squared_error("z")
+    for kind in ("own_terms:plain", "own_terms:missing", "nowhere:term"):
+        with pytest.raises(ConfigError, match=r"method\.loss\.kind"):
+            loss(kind)
+    with pytest.raises(ConfigError, match="package.module:name"):
+        parse_config('[data]\nreader = "toy"\n[method.loss]\nkind = "hinge"\n')

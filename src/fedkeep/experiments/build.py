@@ -525,19 +525,36 @@ def settled(config: Config, data: FederatedData | Encoding) -> Config:
 
 def build_loss(config: LossConfig) -> terms.Term:
     """Make the loss that a configuration names."""
-    loss = (
-        terms.cross_entropy(config.label, smoothing=config.smoothing, class_weights=config.class_weights)
-        if config.kind in (None, "cross_entropy")
-        else {
-            "squared_error": terms.squared_error,
-            "binary_cross_entropy": terms.binary_cross_entropy,
-        }[config.kind](config.label)
-    )
+    loss: terms.Term
+    if config.kind in (None, "cross_entropy"):
+        loss = terms.cross_entropy(
+            config.label, smoothing=config.smoothing, class_weights=config.class_weights
+        )
+    elif is_own(config.kind):
+        loss = _own_term(config.kind, config.label)
+    else:
+        known = {"squared_error": terms.squared_error, "binary_cross_entropy": terms.binary_cross_entropy}
+        loss = known[config.kind](config.label)
     for pattern, factor in config.l2.items():
         loss = loss + factor * terms.l2_penalty(pattern)
     if config.augment is None:
         return loss
     return Augmented(loss, **check_options("method.loss.augment", Augmented, config.augment, ("term",)))
+
+
+def _own_term(kind: str, label: str) -> terms.Term:
+    found = imported("method.loss.kind", kind)
+    if callable(found) and not isinstance(found, terms.Term):
+        try:
+            found = found(label) if "label" in inspect.signature(found).parameters else found()
+        except (TypeError, ValueError) as error:
+            why = first_line(error, 1000).rstrip(".")
+            raise ConfigError(f"method.loss.kind: {kind!r} makes no term: {why}.") from error
+    if not isinstance(found, terms.Term):
+        raise ConfigError(
+            f"method.loss.kind: {kind!r} must be a fedkeep.methods.terms.Term, or make one; got a {type(found).__name__}."
+        )
+    return found
 
 
 def check_loss(

@@ -31,6 +31,10 @@ ANY_TOKENS = ("table", "huggingface")
 """Readers that cut texts into whatever tokens they are told."""
 
 
+Own = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+"""The name of something of one's own."""
+
+
 class PartitionConfig(Open):
     """A partition of examples; further keys are its options.
 
@@ -123,7 +127,8 @@ class LossConfig(Strict):
     """The loss, and penalties on the client's own parameters.
 
     Attributes:
-        kind: by default the one that fits the task.
+        kind: by default the one that fits the task. ``package.module:name`` is a term of your own, or a class or function
+            that makes one, of ``label`` where it takes that.
         label: the column of labels.
         smoothing: the share of each label that is spread over all classes, in [0, 1).
         class_weights: a number for each class: how much its examples count in ``cross_entropy``.
@@ -131,7 +136,7 @@ class LossConfig(Strict):
         augment: moves training images at random; its keys are those of ``fedkeep.methods.augment.Augmented``.
     """
 
-    kind: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] | None = None
+    kind: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] | Own | None = None
     label: str = "label"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: Annotated[tuple[Rate, ...] | None, Field(strict=False)] = None

@@ -249,6 +249,7 @@ WANTED = {
     "greater_than": "more than {gt}",
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
+    "string_pattern_mismatch": "your own 'package.module:name'",
     "string_too_short": "a text of at least {min_length} characters",
     "string_too_long": "a text of at most {max_length} characters",
     "too_short": "a list of at least {min_length}",

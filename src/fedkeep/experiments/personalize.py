@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from numbers import Integral
 from typing import get_args
@@ -116,9 +116,9 @@ class ColdStart:
     user_metric: str
     k: tuple[int | None, ...]
     pooled: tuple[float, ...]
-    records: tuple[Record, ...]
-    each: tuple[tuple[float, ...], ...]
-    frequent: tuple[float | None, ...]
+    records: tuple[Record, ...] = field(repr=False)
+    each: tuple[tuple[float, ...], ...] = field(repr=False)
+    frequent: tuple[float | None, ...] = field(repr=False)
 
     @property
     def clients(self) -> int:
