@@ -74,7 +74,7 @@ class ModelConfig(Open):
     """The model; further keys are its options, and sizes that the data fix are filled in.
 
     Attributes:
-        kind: "auto", the usual model for such data (``methods.usual.MODELS``), a name that ``fedkeep list`` shows, or
+        kind: "auto", the usual model for such data (``usual.MODELS``), a name that ``fedkeep list`` shows, or
             ``package.module:Class`` for a module of your own.
         word_vectors: a file of word vectors that the embedding of ``text`` starts from; empty: none.
         word_vectors_scale: how many times as long as there they are.
