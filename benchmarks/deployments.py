@@ -106,7 +106,7 @@ def deployed(folder: Path, name: str) -> dict[str, Any]:
     """Train one method on nodes and in a simulation, and compare."""
     text, place = configuration(name), folder / name
     local = local_of(place / "federation", text, None, 2)
-    run = run_config(parse_config(text, "", {"run.engine": "sequential"}))
+    run = run_config(parse_config(text, "", {"run.engine": "sequential"})).last
     with federation(local, print) as (link, _):
         train(local, link, print)
         if run.method.adapt.phases:

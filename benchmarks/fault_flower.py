@@ -154,7 +154,7 @@ def differences(folder: Path, text: str) -> str:
     run = folder / "run"
     expected = run_config(
         parse_config(text, "faults", {"run.engine": "sequential"}), out=folder / "simulation"
-    )
+    ).last
     if rounds_done(run) != expected.round:
         return f"{rounds_done(run)} rounds instead of {expected.round}"
     last = read_commit(run, read_info(run))

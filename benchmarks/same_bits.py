@@ -57,6 +57,7 @@ def told(run: Any) -> dict[str, str]:
         for client in run.clients
         for name, value in run.parameters(str(client), **stage).items()
     }
+    run = run.last if isinstance(run.last, type(run)) else run  # an older fedkeep's run is of its last round
     return {
         "server": digest({**run.server, **{f"state/{n}": v for n, v in run.state.items()}}),
         "clients": digest(clients),

@@ -266,8 +266,8 @@ def everyone(store: Any, clients: int) -> Params:
 
 
 def on_server(run: Run) -> Params:
-    """Return all that a run's server has: parameters, and the method's state under ``server/NAME``."""
-    return Sent(params=run.server, state=run.state).flat
+    """Return what a run's server has after the last round: parameters, and the method's state under ``server/NAME``."""
+    return Sent(params=run.last.server, state=run.last.state).flat
 
 
 def files(folder: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:
@@ -292,6 +292,7 @@ def lasting(folder: Path) -> dict[str, bytes]:
         found["private/store.db"] = kept_in(path)
     commit = json.loads((folder / "commit.json").read_text())
     kept = {key: value for key, value in commit.items() if key not in ("timings", "ledger", "seal")}
+    kept["best"].pop("ledger")
     return found | {"commit.json": json.dumps(kept).encode()}
 
 

@@ -16,16 +16,21 @@ from tests.cli.conftest import Command
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-def test_the_last_rounds_metrics(fedkeep: Command, run_folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("round", "options", "told"), [(2, (), "2 of 4, the best on valid"), (4, ("--round", "last"), "4")]
+)
+def test_a_rounds_metrics(
+    fedkeep: Command, run_folder: Path, round: int, options: tuple[str, ...], told: str
+) -> None:
     recorded = {
         (r.split, r.metric): r.value
         for r in read_records(run_folder / "records.jsonl")
-        if r.client is None and r.round == 4
+        if r.client is None and r.round == round
     }
     for split in ("valid", "test"):
-        result = fedkeep("evaluate", "r", "--split", split)
+        result = fedkeep("evaluate", "r", "--split", split, *options)
         assert result.exit_code == 0, result.output
-        assert result.stdout.startswith("r: after round 4\n")
+        assert result.stdout.startswith(f"r: after round {told}\n")
         line = next(line for line in result.stdout.splitlines() if line.startswith("Accuracy "))
         assert line.split() == ["Accuracy", f"{100 * recorded[split, 'accuracy']:.1f}", "%"]
 

@@ -76,7 +76,7 @@ def bounded(run: Run) -> Params:
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_judging_changes_no_table_of_bounded_rows(kind: Any, method: Method, engine: str) -> None:
     one, other = (
-        simulate(Words(kind), method, TEXTS, rounds=2, cohort=4, engine=engine, evaluate_every=k)
+        simulate(Words(kind), method, TEXTS, rounds=2, cohort=4, engine=engine, evaluate_every=k).last
         for k in (0, 1)
     )
     before = {n: v.clone() for n, v in bounded(one).items()}
@@ -273,7 +273,7 @@ def test_a_cache_does_not_go_on_to_the_next_client() -> None:
     assert model.cache is None
     assert model.reach == 0
     one, other_run = (
-        simulate(Scaled(), FEDAVG, data, rounds=3, cohort=2, engine="sequential", evaluate_every=k)
+        simulate(Scaled(), FEDAVG, data, rounds=3, cohort=2, engine="sequential", evaluate_every=k).last
         for k in (0, 1)
     )
     assert all(torch.equal(v, other_run.server[n]) for n, v in one.server.items())

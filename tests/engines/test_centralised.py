@@ -75,7 +75,7 @@ def test_pooled_training_is_central_training_with_a_user_table(name: str, kind: 
     ours, theirs = OPTIMIZERS[name]
     model = kind().double()
     method = methods.furl("user", private_init=0.0, local=Phase(optimizer=ours, batch_size=4))
-    run = simulate(model, method, DATA, rounds=4, seed=9, centralised=True)
+    run = simulate(model, method, DATA, rounds=4, seed=9, centralised=True).last
     central = Central(model, len(DATA)).double()
     centralised(central, DATA, method.client.phases[0], theirs(central), 4, 9)
     close(run.server, {n: v.detach() for n, v in central.state_dict().items()})
@@ -88,7 +88,7 @@ def test_pooled_training_is_central_training_with_a_user_table(name: str, kind: 
 def test_without_private_parameters_it_is_plain_central_training() -> None:
     model = Logits().double()
     method = methods.fedavg(local=Phase(optimizer=adam(0.05), batch_size=8))
-    run = simulate(model, method, DATA, rounds=3, seed=2, centralised=True)
+    run = simulate(model, method, DATA, rounds=3, seed=2, centralised=True).last
     central = Logits().double()
     stepper = torch.optim.Adam(central.parameters(), 0.05)
     rows = np.concatenate([rows_of(DATA, c) for c in range(len(DATA))])
@@ -136,7 +136,7 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
         local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.05, momentum=0.5), batch_size=5),
     )
     nn.init.normal_(model.user)
-    run = simulate(model, method, data, rounds=3, seed=1, centralised=True)
+    run = simulate(model, method, data, rounds=3, seed=1, centralised=True).last
 
     users = nn.Parameter(model.user.detach().repeat(4, 1))
     biases = nn.Parameter(model.user_bias.detach().repeat(4, 1))

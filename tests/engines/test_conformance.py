@@ -201,7 +201,7 @@ def trained(case: str, kind: str, **options: Any) -> Run:
     what = CASES[case]
     model = what.model().to(getattr(torch, kind))
     given = {"cohort": COHORT, "seed": SEED, "evaluate_every": 2, **what.options, **options}
-    return simulate(model, what.method, what.data, rounds=ROUNDS, **given)
+    return simulate(model, what.method, what.data, rounds=ROUNDS, **given).last
 
 
 @functools.cache

@@ -78,7 +78,7 @@ def test_judging_and_hooks_leave_a_run_as_it_is(kind: type[nn.Linear], method: M
     def run(**options: Any) -> Any:
         torch.manual_seed(0)
         settings: dict[str, Any] = {"rounds": 2, "cohort": 4, "evaluate_every": 0, "engine": "sequential"}
-        return simulate(model_with(kind)(), method, DATA, progress=False, **{**settings, **options})
+        return simulate(model_with(kind)(), method, DATA, progress=False, **{**settings, **options}).last
 
     def values(run: Any) -> dict[str, Tensor]:
         kept = {f"{c}/{n}": v for c in DATA.ids for n, v in run.kept(c).flat.items()}

@@ -309,7 +309,9 @@ def test_a_run_needs_no_more_than_a_roster_and_a_device(leaves: Leaves) -> None:
     )
     device = LocalDevice(work, Sequential(), leaves=leaves)
     Drive(run, device, Faults(), progress=False).go()
-    done = simulate(Logits().double(), FURL, DATA, rounds=3, cohort=3, evaluate_every=1, evaluate_shared=True)
+    done = simulate(
+        Logits().double(), FURL, DATA, rounds=3, cohort=3, evaluate_every=1, evaluate_shared=True
+    ).last
     assert same_bits(run.server.params, done.server)
     wanted = [r for r in done.history if leaves != "sums" or r.client is None]
     assert [(r.split, r.client, r.metric, r.n) for r in run.history] == [

@@ -112,7 +112,7 @@ def test_the_split_model_equals_the_joint_model(build: Any, scale: Any, weightin
         local=Phase(optimizer=sgd(0.4), batch_size=2, epochs=2),
         server=averaging(by=weighting),
     )
-    run = simulate(split, method, data, rounds=rounds, cohort=cohort, seed=seed)
+    run = simulate(split, method, data, rounds=rounds, cohort=cohort, seed=seed).last
     expected = federated(
         joint,
         data,

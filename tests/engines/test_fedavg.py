@@ -64,7 +64,7 @@ PHASES: dict[str, dict[str, Any]] = {
 def test_rounds_equal_plain_pytorch(options: dict[str, Any], weighting: Any) -> None:
     model = Logits().double()
     method = methods.fedavg(local=Phase(optimizer=sgd(0.3), **options), server=averaging(by=weighting))
-    run = simulate(model, method, DATA, rounds=3, cohort=4, seed=5)
+    run = simulate(model, method, DATA, rounds=3, cohort=4, seed=5).last
     plan = cohorts(DATA, 4, 3, 5)
     assert [len(c) for c in plan] == [4, 2, 4]
     expected = federated(
@@ -100,7 +100,7 @@ def test_rounds_equal_plain_pytorch(options: dict[str, Any], weighting: Any) -> 
 def test_local_optimisers_are_fresh_at_every_round(ours: Any, theirs: Any) -> None:
     model = Logits().double()
     method = methods.fedavg(local=Phase(optimizer=ours, batch_size=2))
-    run = simulate(model, method, DATA, rounds=3, cohort=6, seed=1)
+    run = simulate(model, method, DATA, rounds=3, cohort=6, seed=1).last
     close(run.server, federated(model, DATA, cohorts(DATA, 6, 3, 1), method.client.phases[0], theirs, seed=1))
 
 
@@ -118,7 +118,7 @@ def test_local_optimisers_are_fresh_at_every_round(ours: Any, theirs: Any) -> No
 def test_server_optimisers_live_on_over_rounds(ours: Any, theirs: Any) -> None:
     model = Logits().double()
     method = methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4), server=averaging(ours))
-    run = simulate(model, method, DATA, rounds=5, cohort=4, seed=2)
+    run = simulate(model, method, DATA, rounds=5, cohort=4, seed=2).last
     expected = federated(
         model,
         DATA,
@@ -160,7 +160,7 @@ def test_batch_statistics_are_averaged_and_counters_are_not() -> None:
 def test_clipping_equals_torch(bound: float) -> None:
     model = Logits().double()
     method = methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4, clip_norm=bound))
-    run = simulate(model, method, DATA, rounds=2, cohort=6, seed=1)
+    run = simulate(model, method, DATA, rounds=2, cohort=6, seed=1).last
     expected = federated(
         model,
         DATA,
@@ -218,7 +218,7 @@ def test_tied_weights_within_a_half_train_as_in_pytorch() -> None:
 def test_local_is_each_client_alone() -> None:
     model = Logits().double()
     method = methods.local(local=Phase(optimizer=sgd(0.3), batch_size=4))
-    run = simulate(model, method, DATA, rounds=4, cohort=3, seed=6)
+    run = simulate(model, method, DATA, rounds=4, cohort=3, seed=6).last
     assert run.server == {}
     states = [model.state_dict() for _ in range(len(DATA))]
     for number, clients in enumerate(cohorts(DATA, 3, 4, 6)):

@@ -390,5 +390,5 @@ def test_private_values_that_start_anew_leave_the_methods_state() -> None:
         return Finished(state={"rounds": given.kept.state["rounds"] + 1})
 
     method = FURL.on_client(state=one, finish=finish, keep=Init(value=0.0, every_round=True))
-    run = simulate(Logits(), method, DATA, rounds=3, cohort=4, engine="sequential")
+    run = simulate(Logits(), method, DATA, rounds=3, cohort=4, engine="sequential").last
     assert run.private.read(range(4))["client/rounds"].tolist() == [3] * 4

@@ -41,7 +41,7 @@ def data() -> FederatedData:
 def trained(method: fedkeep.Method, films: FederatedData, **options: object) -> fedkeep.Run:
     torch.manual_seed(0)
     model = fedkeep.models.MatrixFactorization(ITEMS, 4).double()
-    return fedkeep.simulate(model, method, films, rounds=3, cohort=6, evaluate_every=1, **options)
+    return fedkeep.simulate(model, method, films, rounds=3, cohort=6, evaluate_every=1, **options).last
 
 
 LOCAL = Phase(batch_size=8, optimizer=sgd(1.0))

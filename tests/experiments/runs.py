@@ -47,10 +47,10 @@ def stopped(out: Path, after: int, **changes: Any) -> None:
 
     commit = RunDirectory.commit
 
-    def stopping(self: RunDirectory, round: int, *arguments: Any) -> None:
+    def stopping(self: RunDirectory, round: int, *arguments: Any, **options: Any) -> None:
         if round > after:
             raise Stop
-        commit(self, round, *arguments)
+        commit(self, round, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunDirectory, "commit", stopping)

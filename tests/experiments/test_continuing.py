@@ -34,14 +34,14 @@ def test_cut_and_continued_is_never_cut(name: str, tmp_path: Path) -> None:
     whole, run = trained(name, 4), trained(name, 2)
     for out in (None, tmp_path / "r"):
         more = goes_on(name, run, out=out)
-        assert more.round == 4
+        assert more.last.round == 4
         assert same_bits(on_server(more), on_server(whole))
-        assert same_bits(everyone(more.private, len(DATA)), everyone(whole.private, len(DATA)))
+        assert same_bits(everyone(more.last.private, len(DATA)), everyone(whole.last.private, len(DATA)))
         assert [r for r in whole.history if r.round > 2 and r.split == "train"] == [
             r for r in more.history if r.split == "train"
         ]
     given = {"model": ROWS[name][0]().double(), "method": ROWS[name][1], "data": DATA}
-    assert load_run(tmp_path / "r", **given).evaluate() == whole.evaluate()
+    assert load_run(tmp_path / "r", **given).last.evaluate() == whole.last.evaluate()
 
 
 def test_a_continued_run_is_resumed(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_new_clients_begin_anew_and_others_keep_theirs(tmp_path: Path) -> None:
     may = simulate(model, method, examples(["a", "b", "c"], 20), rounds=4, cohort=3, seed=1)
     june = examples(["b", "c", "d"], 30)
     run = simulate(model, method, june, rounds=0, cohort=3, seed=1, continue_from=may, out=tmp_path / "june")
-    assert run.round == 4
+    assert run.last.round == 4
     assert same_bits(on_server(run), on_server(may))
-    assert same_bits(run.private.read([0, 1]), may.private.read([1, 2]))
-    assert run.private.seen([0, 1, 2]) == [True, True, False]
+    assert same_bits(run.last.private.read([0, 1]), may.last.private.read([1, 2]))
+    assert run.last.private.seen([0, 1, 2]) == [True, True, False]
     for part in ("50 new examples", "40 that stay", "1 new client", "1 gone client"):
         assert part in run.continues
     assert load_run(tmp_path / "june", model=model, method=method, data=june).continues == run.continues
@@ -151,7 +151,7 @@ def test_a_new_label_gets_rows_of_its_own() -> None:
     may = simulate(model(3), method, examples(["a", "b"], 20), rounds=3, cohort=2)
     larger = model(4)
     run = simulate(larger, method, examples(["a", "b"], 20, classes=4), rounds=0, continue_from=may)
-    old, new = may.private.read([0, 1])["head.weight"], run.private.read([0, 1])["head.weight"]
+    old, new = may.last.private.read([0, 1])["head.weight"], run.last.private.read([0, 1])["head.weight"]
     assert torch.equal(new[:, :3], old)
     assert torch.equal(new[0, 3], larger.head.weight.detach()[3])
     assert "1 new class" in run.continues
@@ -198,7 +198,7 @@ def test_a_private_run_goes_on_and_is_resumed_with_its_charges(tmp_path: Path) -
 
     may = run(3, out=tmp_path / "may")
     run(1, out=tmp_path / "june", continue_from=may)
-    assert run(2, out=tmp_path / "june", continue_from=may, resume=True).round == 5
+    assert run(2, out=tmp_path / "june", continue_from=may, resume=True).last.round == 5
     with pytest.raises(ConfigError):
         run(1, out=tmp_path / "july", continue_from=may, privacy=None, sampling="shuffled")
 

@@ -33,7 +33,7 @@ def run() -> Run:
     method = methods.furl(
         "user", adapt=ADAPT, private_init=0.125, local=Phase(optimizer=sgd(0.3), batch_size=4)
     )
-    return simulate(Logits().double(), method, DATA, rounds=6, cohort=2, hold_out=0.34, seed=1)
+    return simulate(Logits().double(), method, DATA, rounds=6, cohort=2, hold_out=0.34, seed=1).last
 
 
 def test_more_examples_contain_the_fewer(run: Run) -> None:

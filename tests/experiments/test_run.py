@@ -40,11 +40,11 @@ def test_a_send_is_given_after_the_run_what_it_was_given_in_it(tmp_path: Path) -
     (last,) = {s for s in map(repr, SEEN) if s.startswith("(3,")}
     for finished in (run, simulate(model, method, data, resume=True, **options)):
         SEEN.clear()
-        finished.evaluate("test")
+        finished.last.evaluate("test")
         assert set(map(repr, SEEN)) == {last}
     assert run.whole.links
     assert run.whole.optimizer.first
-    assert run.whole.progress == 2 / 3
+    assert run.last.whole.progress == 2 / 3
     assert run.whole.population == len(run.clients) < len(data)
     changed = {n: torch.zeros_like(v) for n, v in run.server.items()}
     run.server = changed

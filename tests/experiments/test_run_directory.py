@@ -36,6 +36,7 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
         "timings.jsonl",
         "ledger.jsonl",
         "commit.json",
+        "server-2.safetensors",
         "server-4.safetensors",
         "examples-2.safetensors",
         "seen.safetensors",
@@ -65,7 +66,7 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     assert list(read_records(out / "records.jsonl")) == done.history
     server = read_tensors(out / "server-4.safetensors")
     assert same_bits(
-        {n.removeprefix("params/"): v for n, v in server.items() if n.startswith("params/")}, done.server
+        {n.removeprefix("params/"): v for n, v in server.items() if n.startswith("params/")}, done.last.server
     )
 
 
@@ -93,7 +94,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, after: int, whol
     stopped(tmp_path / "run", after)
     done = run(tmp_path / "run", resume=True)
     assert lasting(tmp_path / "run") == whole
-    assert done.round == 4
+    assert done.last.round == 4
     assert done.history == list(read_records(tmp_path / "run" / "records.jsonl"))
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
 
@@ -202,7 +203,7 @@ class TestLength:
         done = run(
             out, rounds=7, resume=True, evaluate_every=1, config_text="new = 1\n", config={"rounds": 7}
         )
-        assert done.round == 7
+        assert done.last.round == 7
         run(tmp_path / "other", rounds=7, evaluate_every=1, config_text="new = 1\n")
         assert lasting(out) == lasting(tmp_path / "other")
         info = json.loads((out / "run.json").read_text())
@@ -256,7 +257,7 @@ class TestLength:
         stopped(out, 3, evaluate_every=2)
         with pytest.raises(RunError, match=r"with evaluate_every = 2, a.*3.*3"):
             run(out, rounds=3, resume=True, evaluate_every=2)
-        assert run(out, resume=True, evaluate_every=2).round == 4
+        assert run(out, resume=True, evaluate_every=2).last.round == 4
 
     def test_a_schedule_that_follows_the_length_forbids_it(self, tmp_path: Path) -> None:
         out = tmp_path / "run"

@@ -178,13 +178,13 @@ def test_records_that_change_during_a_run_are_noticed(tmp_path: Path, how: str) 
     out, commit = tmp_path / "run", RunDirectory.commit
     path = out / "records.jsonl"
 
-    def meddled(self: RunDirectory, round: int, *arguments: Any) -> None:
+    def meddled(self: RunDirectory, round: int, *arguments: Any, **options: Any) -> None:
         if round == 3:
             content = path.read_bytes()
             path.unlink()
             if how != "gone":
                 path.write_bytes(content[:-9] if how == "cut" else content + b"{}\n")
-        commit(self, round, *arguments)
+        commit(self, round, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunDirectory, "commit", meddled)

@@ -330,7 +330,7 @@ def test_a_million_clients_cost_only_the_cohort() -> None:
 
 
 def test_judging_needs_no_more_than_the_run() -> None:
-    run = simulate(Logits(), FURL, DATA, rounds=2, cohort=3, evaluate_every=1)
+    run = simulate(Logits(), FURL, DATA, rounds=2, cohort=3, evaluate_every=1).last
     judged = run.judge(("own",))
     last = {r.metric: r.value for r in run.history if r.split == "test" and r.round == 2 and r.client is None}
     assert judged[0].metrics("own") == last == run.evaluate()

@@ -103,10 +103,10 @@ def test_a_run_that_goes_on_tells_each_record_once(tmp_path: Path, when: str) ->
         if when == "told":
             commit = RunDirectory.commit
 
-            def stopping(self: RunDirectory, round: int, *arguments: object) -> None:
+            def stopping(self: RunDirectory, round: int, *arguments: object, **options: object) -> None:
                 if round > 2:
                     raise Stop
-                commit(self, round, *arguments)  # type: ignore[arg-type]
+                commit(self, round, *arguments, **options)  # type: ignore[arg-type]
 
             patch.setattr(RunDirectory, "commit", stopping)
         else:  # killed before the mark: it stays as it was after round 1

@@ -90,7 +90,9 @@ def test_a_run_over_flowers_wire_equals_a_simulation_to_the_bit(text, tmp_path):
     serve_run(
         replace(federation_of(text), clients=6), GridTransport(grid), place.run, progress=False, poll=0.01
     )
-    expected = run_config(parse_config(text, "", {"run.engine": "sequential"}), out=tmp_path / "simulation")
+    expected = run_config(
+        parse_config(text, "", {"run.engine": "sequential"}), out=tmp_path / "simulation"
+    ).last
     commit = read_commit(place.run, read_info(place.run))
     server = load_verified(place.run / commit.server, commit.server_sha256)
     assert commit.round == expected.round == 3
@@ -298,7 +300,7 @@ def test_two_runs_over_one_link_do_not_meet(tmp_path):
     for name, text in texts.items():
         expected = run_config(
             parse_config(text, "", {"run.engine": "sequential"}), out=tmp_path / f"{name}-simulated"
-        )
+        ).last
         commit = read_commit(tmp_path / name, read_info(tmp_path / name))
         found = load_verified(tmp_path / name / commit.server, commit.server_sha256)
         assert all(torch.equal(found[f"params/{n}"], value) for n, value in expected.server.items())

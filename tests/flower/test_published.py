@@ -160,7 +160,7 @@ trusted = ["../keys/signer.pub"]
         text = data + self.text.replace("[rounds]\nclients = 3\n", "")
         return run_config(
             parse_config(text, "", {"run.engine": "sequential"}), out=self.folder / "simulation"
-        )
+        ).last
 
 
 def device(folder: Path, verb: str, *words: object) -> Any:

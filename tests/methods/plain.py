@@ -59,7 +59,7 @@ def count(client: int) -> int:
 def run_of(method: Method, rounds: int = ROUNDS, **options: Any) -> Run:
     """Return a run of the same clients, cohorts and seeds."""
     settings: dict[str, Any] = {"cohort": COHORT, "seed": SEED, "engine": "sequential", **options}
-    return simulate(Deep().double(), method, DATA, rounds=rounds, **settings)
+    return simulate(Deep().double(), method, DATA, rounds=rounds, **settings).last
 
 
 def kept(run: Run, client: int) -> State:

@@ -199,7 +199,7 @@ def test_asp_mtl_equals_plain_pytorch(momentum: float) -> None:
         product = (s / s.norm(dim=1, keepdim=True)).T @ (p / p.norm(dim=1, keepdim=True))
         return task + 0.5 * (told - fooled) + 0.3 * product.pow(2).sum()
 
-    run = simulate(Parts().double(), method, DATA, rounds=3, seed=3, centralised=True)
+    run = simulate(Parts().double(), method, DATA, rounds=3, seed=3, centralised=True).last
     server, own = central(method, initial, loss, 3, 3, 0.2, momentum)
     compare(run, server, own)
     assert torch.equal(
@@ -223,7 +223,7 @@ def test_any_method_can_be_trained_centrally_by_client() -> None:
         h = torch.tanh(linear(w, "encoder", batch["x"]))
         return nn.functional.cross_entropy(linear(w, "classifier", h), batch["label"])
 
-    run = simulate(Parts().double(), method, DATA, rounds=3, seed=3, centralised=True)
+    run = simulate(Parts().double(), method, DATA, rounds=3, seed=3, centralised=True).last
     compare(run, *central(method, Parts().double().state_dict(), loss, 3, 3, 0.2, 0.9))
 
 
@@ -235,7 +235,7 @@ def test_nothing_private_and_one_client_a_batch_is_plain_training() -> None:
         h = torch.tanh(linear(w, "encoder", batch["x"]))
         return nn.functional.cross_entropy(linear(w, "classifier", h), batch["label"])
 
-    run = simulate(Parts().double(), method, DATA, rounds=2, seed=3, centralised=True)
+    run = simulate(Parts().double(), method, DATA, rounds=2, seed=3, centralised=True).last
     server, _ = central(method, Parts().double().state_dict(), loss, 2, 3, 0.2, 0.0)
     close(run.server, server)
 

@@ -33,7 +33,7 @@ def ala(rate: float = 3.0, **options: Any) -> Method:
 
 
 def trained(method: Method, rounds: int = 6, **options: Any) -> Run:
-    return simulate(Parts().double(), method, DATA, rounds=rounds, cohort=4, seed=3, **options)
+    return simulate(Parts().double(), method, DATA, rounds=rounds, cohort=4, seed=3, **options).last
 
 
 def loss_of(w: State, x: Tensor, label: Tensor) -> Tensor:

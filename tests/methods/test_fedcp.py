@@ -28,7 +28,7 @@ OWN = tuple(f"private.{n}" for n in HEAD)
 
 def trained(method: Method, **options: Any) -> Run:
     settings: dict[str, Any] = {"rounds": ROUNDS, "cohort": COHORT, "seed": SEED, **options}
-    return simulate(Parts().double(), method, DATA, **settings)
+    return simulate(Parts().double(), method, DATA, **settings).last
 
 
 def body(w: State, x: Tensor) -> Tensor:

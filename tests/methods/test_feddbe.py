@@ -22,7 +22,7 @@ LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
 
 def trained(method: Method, rounds: int = ROUNDS, **options: Any) -> Run:
     settings: dict[str, Any] = {"cohort": COHORT, "seed": SEED, **options}
-    return simulate(Parts().double(), method, DATA, rounds=rounds, **settings)
+    return simulate(Parts().double(), method, DATA, rounds=rounds, **settings).last
 
 
 def body(w: State, x: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def test_fedfusion_equals_plain_pytorch(operator: Any) -> None:
             state["fusion.gamma"] = 0.1 * state["fusion.gamma"] + 0.9 * received["fusion.gamma"]
         return state
 
-    run = trained(method)
+    run = trained(method).last
     compare(run, *plain_rounds(DATA, method, initial, train))
     assert all(float((run.server[n] - initial[n]).abs().max()) > 1e-6 for n in run.server)
 

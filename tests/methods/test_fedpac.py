@@ -29,7 +29,7 @@ HEAD = ("classifier.weight", "classifier.bias")
 
 def trained(method: Method, data: Any = DATA, **options: Any) -> Run:
     settings: dict[str, Any] = {"rounds": ROUNDS, "cohort": COHORT, "seed": SEED, **options}
-    return simulate(Parts().double(), method, data, **settings)
+    return simulate(Parts().double(), method, data, **settings).last
 
 
 def body(w: State, x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def model() -> nn.Module:
 
 def trained(method: Method, data: FederatedData = DATA, net: nn.Module | None = None, **options: Any) -> Run:
     settings: dict[str, Any] = {"rounds": 5, "cohort": 4, "seed": 3, **options}
-    return simulate(net or model(), method, data, **settings)
+    return simulate(net or model(), method, data, **settings).last
 
 
 def hidden(w: State, x: Tensor) -> Tensor:

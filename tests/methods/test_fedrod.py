@@ -33,7 +33,7 @@ def trained(
     method: Method, data: FederatedData = DATA, model: nn.Module | None = None, **options: Any
 ) -> Run:
     settings: dict[str, Any] = {"rounds": 6, "cohort": 4, "seed": 3, **options}
-    return simulate((model or Parts()).double(), method, data, **settings)
+    return simulate((model or Parts()).double(), method, data, **settings).last
 
 
 def logits(w: State, x: Tensor, freeze: bool = False) -> tuple[Tensor, Tensor]:

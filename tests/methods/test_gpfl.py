@@ -29,7 +29,7 @@ HEAD = ("classifier.weight", "classifier.bias")
 
 def trained(method: Method, **options: Any) -> Run:
     settings: dict[str, Any] = {"rounds": ROUNDS, "cohort": COHORT, "seed": SEED, **options}
-    return simulate(Parts().double(), method, DATA, **settings)
+    return simulate(Parts().double(), method, DATA, **settings).last
 
 
 def layer(w: State, name: str, q: Tensor) -> Tensor:

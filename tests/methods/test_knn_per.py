@@ -28,7 +28,7 @@ LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.3))
 
 def trained(method: Any, data: FederatedData = DATA, **options: Any) -> Run:
     settings: dict[str, Any] = {"rounds": 4, "cohort": COHORT, "seed": SEED, **options}
-    return simulate(Parts().double(), method, data, **settings)
+    return simulate(Parts().double(), method, data, **settings).last
 
 
 def numpy_of(w: Params, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

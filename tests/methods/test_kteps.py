@@ -173,7 +173,7 @@ def test_one_class_and_clients_of_one_example_train() -> None:
 
 
 def trained(method: Method, model: nn.Module | None = None, **options: Any) -> Any:
-    return simulate((model or Parts()).double(), method, DATA, **{**SETTINGS, **options})
+    return simulate((model or Parts()).double(), method, DATA, **{**SETTINGS, **options}).last
 
 
 def test_every_component_is_kteps_up_to_rounding() -> None:

@@ -37,7 +37,9 @@ class Normal(Parts):
 
 
 def trained(method: Method, rounds: int = 6, model: nn.Module | None = None, **options: Any) -> Run:
-    return simulate((model or Parts()).double(), method, DATA, rounds=rounds, cohort=4, seed=3, **options)
+    return simulate(
+        (model or Parts()).double(), method, DATA, rounds=rounds, cohort=4, seed=3, **options
+    ).last
 
 
 def hidden(w: State, x: Tensor) -> Tensor:

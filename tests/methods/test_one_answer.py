@@ -11,6 +11,9 @@ import fedkeep
 from fedkeep import FederatedData
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import logits_of
+from fedkeep.core.sealed import read_sealed
+from fedkeep.experiments.run import INFO
+from fedkeep.experiments.summary import summarize
 from tests.methods.table import DATA, ROWS, trained
 from tests.tiny import classes, on_server, same_bits
 
@@ -19,11 +22,14 @@ LAST = {"fine_tuned", "per_fedavg", "fedbabu", "fedrecon", "mixture"}
 
 @pytest.mark.parametrize("name", ROWS)
 def test_one_answer(name: str, tmp_path: Path) -> None:
-    run, exact = trained(name, 2), pytest.approx
-    judged = run.evaluate()
+    run, exact = trained(name, 3, evaluate_every=1), pytest.approx
+    judged, best = run.evaluate(), summarize(run.history, "accuracy")
+    assert best is not None
+    assert best.round == run.round
+    assert best.test == run.evaluate(stage="before")  # what a run's headline says
     answer = [row for row in run.frame().to_pylist() if row["split"] == "test" and row["stage"] == "own"]
     assert {
-        row["metric"]: row["value"] for row in answer if row["round"] == 2 and row["client"] is None
+        row["metric"]: row["value"] for row in answer if row["round"] == run.round and row["client"] is None
     } == judged
     frame = run.clients_frame().to_pydict()
     assert frame["client"] == list(DATA.ids)
@@ -33,12 +39,15 @@ def test_one_answer(name: str, tmp_path: Path) -> None:
     loaded = fedkeep.load_run(tmp_path / "r", **given)
     assert loaded.evaluate() == judged
     assert loaded.frame().equals(run.frame())
-    more = fedkeep.simulate(**given, rounds=3, cohort=4, seed=3, out=tmp_path / "r", resume="auto")
+    assert loaded.last.evaluate() == run.last.evaluate()
+    settings = {"rounds": 4, "cohort": 4, "seed": 3, "evaluate_every": 1}
+    more = fedkeep.simulate(**given, **settings, out=tmp_path / "r", resume="auto")
     assert on_server(more).keys() == on_server(run).keys()
-    whole = trained(name, 3)
+    whole = trained(name, 4, evaluate_every=1)
     assert same_bits(on_server(more), on_server(whole))
     assert more.evaluate() == whole.evaluate()
     assert run.export(tmp_path / "m") == list(DATA.ids)
+    assert read_sealed(tmp_path / "m" / INFO)["round"] == run.round
     loss = count = 0.0
     for client, accuracy in zip(frame["client"], frame["accuracy"], strict=True):
         batch = DATA.batch(DATA.rows(DATA.index(client), "test"))

@@ -33,11 +33,11 @@ ORDERS = ("first", "exact", "free")
 
 def trained(method: Method, model: nn.Module | None = None, **options: Any) -> Run:
     settings: dict[str, Any] = {"rounds": 3, "cohort": 4, "seed": 3, **options}
-    return simulate((model or Parts()).double(), method, DATA, **settings)
+    return simulate((model or Parts()).double(), method, DATA, **settings).last
 
 
 def one_client(method: Method, rounds: int = 1, examples: int = 1) -> tuple[float, State]:
-    run = simulate(Scalar(1.0), method, pairs({"a": [(1, 3)] * examples}), rounds=rounds)
+    run = simulate(Scalar(1.0), method, pairs({"a": [(1, 3)] * examples}), rounds=rounds).last
     return float(run.server["w"]), {n: v[0] for n, v in run.private.read([0]).items()}
 
 

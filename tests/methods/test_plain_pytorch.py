@@ -131,7 +131,7 @@ def test_three_rounds_equal_plain_pytorch(
     make, method = ROWS[name]
     run = simulate(
         make().double(), method.on_server(reduce=WeightedMean(by=weighting)), DATA, rounds=3, cohort=4, seed=3
-    )
+    ).last
     plain = Plain(make().double(), method, DATA, private).run(client, uniform=weighting == "uniform")
     assert run.server.keys() == plain.server.keys()
     close(run.server, plain.server)
@@ -174,7 +174,7 @@ def apfl_step(plain: Plain, w: nn.Module, v: nn.Module, received: State, c: int,
 
 @pytest.mark.parametrize(("name", "step"), [("ditto", ditto_step), ("apfl", apfl_step)])
 def test_private_copies_equal_plain_pytorch(name: str, step: Callable[..., None]) -> None:
-    run = trained(name)
+    run = trained(name).last
     plain = Plain(Deep().double(), ROWS[name][1], DATA, ())
     own = [copy.deepcopy(plain.model).train() for _ in range(len(DATA))]
 

@@ -30,7 +30,7 @@ WHOLE = Phase(batch_size=50, optimizer=sgd(0.3))
 
 def trained(method: Method, model: nn.Module | None = None, **options: Any) -> Run:
     settings: dict[str, Any] = {"rounds": 3, "cohort": 4, "seed": 3, **options}
-    return simulate((model or Parts()).double(), method, DATA, **settings)
+    return simulate((model or Parts()).double(), method, DATA, **settings).last
 
 
 def h(w: State, batch: State, prefix: str = "") -> Tensor:

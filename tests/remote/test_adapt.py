@@ -178,7 +178,7 @@ def test_where_the_model_fails_on_a_device_the_others_come_through(
         node.tell = told.append
     what = {"build": lambda encoding: experiment("", encoding), "clients": 4, "rounds": 2, "text": ""}
     served("fine_tuned", devices, tmp_path, **what)
-    run = simulate(Fragile(), method, data, rounds=2, cohort=4, seed=3)
+    run = simulate(Fragile(), method, data, rounds=2, cohort=4, seed=3).last
     expected = in_a_simulation(run)
     monkeypatch.setattr(Fragile, "failing", True)
     served("fine_tuned", devices, tmp_path, **what, only="adapt")

@@ -123,7 +123,7 @@ def test_without_delay_and_with_a_buffer_as_large_as_the_cohort_it_is_synchronou
     devices.close()
     plain = simulate(
         Logits().double(), PLAIN, DATA, rounds=4, cohort=3, seed=3, engine="sequential", evaluate_every=2
-    )
+    ).last
     assert same_bits(server_of(tmp_path / "run"), plain.server)
     assert [(r.round, r.split, r.metric, r.n) for r in history if r.client is None] == [
         (r.round, r.split, r.metric, r.n) for r in plain.history if r.client is None

@@ -66,7 +66,7 @@ def test_a_run_over_machines_has_the_bits_of_a_simulation(name: str, tmp_path: P
     model, method = MODELS.get(name, Stranger), build(local=LOCAL).but(head="scorer")
     expected = simulate(
         model(), method, DATA, rounds=3, cohort=4, seed=2, engine="sequential", progress=False
-    )
+    ).last
     devices = across(model, method, tmp_path)
     assert same_bits(server_of(tmp_path / "run"), on_server(expected))
     if expected.method.split.private and name != "mixture":
@@ -109,7 +109,7 @@ def test_a_run_on_flower_has_the_bits_of_a_simulation(place: Local) -> None:
     data = build_data(config)
     expected = simulate(
         build_model(config, data), build_method(config.method), data, rounds=2, cohort=3, progress=False
-    )
+    ).last
     assert expected.method.head is not None
     assert same_bits(server_of(place.run), on_server(expected))
     assert parse_config(place.config_text).method.head == expected.method.head.layer

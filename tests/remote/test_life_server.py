@@ -93,7 +93,7 @@ def by_hand(
             private.write([place], first.private.read([list(first.private.ids).index(client)]))
     options = {"cohort": COHORT, "seed": SEED, "evaluate_every": 2, **what.options, "rounds": rounds}
     method = what.method.but(extend=None)  # the model has the method's own modules already
-    return simulate(model, method, data, engine="sequential", private=private, **options)
+    return simulate(model, method, data, engine="sequential", private=private, **options).last
 
 
 def said(folder: Path, kind: str = "began") -> list[str]:

@@ -52,7 +52,7 @@ def test_a_private_run_equals_a_simulation_and_charges_each_round(tmp_path: Path
         privacy=ASKED,
         evaluate_every=2,
         **HERE,
-    )
+    ).last
     devices = Devices(CASE, tmp_path, 2)
     served(devices, tmp_path)
     assert same_bits(server_of(tmp_path / "run"), on_server(expected))

@@ -132,7 +132,7 @@ def test_a_run_that_is_made_longer_ends_like_one_that_was_that_long(tmp_path: Pa
     case = CASES[CASE]
     longer = simulate(
         case.model(), case.method, case.data, rounds=5, cohort=COHORT, seed=SEED, engine="sequential"
-    )
+    ).last
     assert same_bits(server_of(tmp_path / "run"), on_server(longer))
     assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(longer.private, 6))
     devices.close()

@@ -21,6 +21,7 @@ from tests.store.build import (
     killed,
     lines,
     lines_after,
+    numbers,
     of_round,
     sqlite,
     state,
@@ -172,3 +173,35 @@ def test_interrupted_inside_a_flush_nothing_is_written(
             store.flush()
     store.flush()  # this process may go on
     assert state(killed(tmp_path / "a"), 3) == expected(tmp_path, 3)
+
+
+@pytest.mark.parametrize("mark", [1, 3, 6])
+def test_what_counted_at_the_mark_outlives_any_kill_and_goes_after_the_next_mark(
+    tmp_path: Path, mark: int
+) -> None:
+    store, wanted = sqlite(tmp_path / "a"), numbers(committed(tmp_path / "b", mark))
+    for round in range(1, 9):
+        count(store, *of_round(round), round)
+        if round in (mark, 8):
+            store.mark()
+        if mark <= round < 8:
+            for flushed in (False, True):
+                if flushed:
+                    store.flush()
+                again = sqlite(killed(tmp_path / "a"))
+                if flushed or round > mark:
+                    again.begin(lines_after(round - (not flushed)), lines_after(mark))
+                    assert numbers(again.marked()) == wanted
+                    assert numbers(again) == numbers(
+                        committed(tmp_path / f"c-{round}-{flushed}", round - (not flushed))
+                    )
+        store.flush()
+    for round in (9, 10):
+        count(store, *of_round(round), round)
+        store.flush()
+    store.rest()
+    named = [
+        {c: max(r for r in range(1, n + 1) if c in of_round(r)[0]) for c in range(CLIENTS)}
+        for n in (8, 9, 10)
+    ]
+    assert {*versions(tmp_path / "a")} <= {pair for one in named for pair in one.items()}

@@ -27,6 +27,7 @@ step = st.one_of(
     st.tuples(st.just("accept"), some_clients, st.just(0)),
     st.tuples(st.just("read"), st.lists(st.integers(0, CLIENTS - 1), max_size=6), st.just(0)),
     st.tuples(st.just("commit"), st.just([]), st.just(0)),
+    st.tuples(st.just("mark"), st.just([]), st.just(0)),
     st.tuples(st.just("reopen"), st.just([]), st.just(0)),
 )
 
@@ -38,7 +39,7 @@ def test_sqlite_and_memory_agree_over_any_sequence(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept, memory = sqlite(Path(folder), rule), MemoryStore(Default(INITIAL, rule, seed=3), IDS)
-        ledger, attempt, staged = VersionLedger(CLIENTS), 1, set[int]()
+        ledger, attempt, staged, marked = VersionLedger(CLIENTS), 1, set[int](), None
         for what, clients, number in steps:
             if what == "stage":
                 for store in (kept, memory):
@@ -58,13 +59,19 @@ def test_sqlite_and_memory_agree_over_any_sequence(
                 assert all(torch.equal(one[n], two[n]) for n in one)
                 assert kept.seen(clients) == memory.seen(clients)
             else:
+                if what == "mark":
+                    kept.mark()
+                    memory.mark()
+                    marked, then = ledger.seen(), numbers(memory)
                 kept.flush()
                 if what == "reopen":
                     kept = sqlite(Path(folder), rule)
-                    kept.begin(ledger.seen())
+                    kept.begin(ledger.seen(), marked)
                     memory.drop()
                     attempt, staged = attempt + 1, set()
         assert numbers(kept) == numbers(memory)
+        if marked is not None:
+            assert numbers(kept.marked()) == numbers(memory.marked()) == then
 
 
 STORES: list[Callable[[Path, Any], PrivateStore]] = [

@@ -79,7 +79,7 @@ def trained(stranger: Stranger, name: str, engine: str) -> Run:
         seed=SEED,
         progress=False,
         **apart,
-    )
+    ).last
 
 
 def tensors(module: nn.Module) -> State:

@@ -257,7 +257,7 @@ def plainly(module: Two, given: FederatedData) -> tuple[dict[str, Tensor], float
 
 def trained(module: nn.Module, engine: Any = "sequential", clients: int = 1, **settings: Any) -> Run:
     method = settings.pop("method", methods.fedavg(local=LOCAL))
-    return simulate(module, method, data(clients), rounds=ROUNDS, engine=engine, seed=1, **settings)
+    return simulate(module, method, data(clients), rounds=ROUNDS, engine=engine, seed=1, **settings).last
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -441,7 +441,9 @@ class Peeks(Wrapper):
 
 
 def toyed(module: nn.Module, engine: Any = "sequential", method: Any = None) -> Params:
-    run = simulate(module, method or methods.fedavg(), TOY, rounds=2, engine=engine, seed=1, device="cpu")
+    run = simulate(
+        module, method or methods.fedavg(), TOY, rounds=2, engine=engine, seed=1, device="cpu"
+    ).last
     assert run.evaluate("test")["loss"] < 2
     return run.server
 

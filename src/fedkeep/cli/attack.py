@@ -68,7 +68,7 @@ def attack(
         batch=batch,
     )
     folder = found.data_folder(data)
-    run = None if found.folder is None else load_run(found.folder, data_folder=folder)
+    run = None if found.folder is None else load_run(found.folder, data_folder=folder).last
     if found.folder is not None:
         warn_of_unfinished([found.folder])
     result = measure(found.config, asked, run=run, folder=folder, say=note)

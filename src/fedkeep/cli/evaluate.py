@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fedkeep.cli.output import metrics_table, show_table, warn_of_unfinished
-from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
+from fedkeep.cli.settings import DataOption, DeviceOption, RoundOption, RunArgument, at_round
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.report.wording import metric_name, number
 
@@ -26,10 +26,11 @@ def evaluate(
         ),
     ] = "own",
     per_client: Annotated[bool, typer.Option("--per-client", help="Show every user too.")] = False,
+    round: RoundOption = "best",
     data: DataOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Judge every user's model after the run's last round, as it predicts. RUN is the folder that fedkeep run wrote."""
+    """Judge every user's model, as it predicts, at the run's best round. RUN is the folder that fedkeep run wrote."""
     from fedkeep.data import SPLITS
     from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
@@ -38,10 +39,10 @@ def evaluate(
         raise DataError(
             f"--split wants one of {', '.join(SPLITS)}; got {split!r}.{did_you_mean(split, SPLITS)}"
         )
-    loaded = load_run(run, data_folder=data_folder(data), device=device)
+    loaded = at_round(load_run(run, data_folder=data_folder(data), device=device), round)
     warn_of_unfinished([run])
     metrics = loaded.evaluate(split, stage=cast("Stage", stage))
-    metrics_table(f"{run}: after round {loaded.round}{_marked(stage)}", {split: metrics})
+    metrics_table(f"{run}: after {loaded.moment}{_marked(stage)}", {split: metrics})
     if per_client:
         show_clients(loaded, split, cast("Stage", stage))
 

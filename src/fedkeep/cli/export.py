@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import say, warn_of_unfinished
-from fedkeep.cli.settings import DataOption, RunArgument
+from fedkeep.cli.settings import DataOption, RoundOption, RunArgument, at_round
 from fedkeep.core.errors import ConfigError
 
 
@@ -24,6 +24,7 @@ def export(
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write ONNX files too, each compared with torch's numbers.")
     ] = False,
+    round: RoundOption = "best",
     data: DataOption = None,
 ) -> None:
     """Write clients' models, as fedkeep evaluate judges them: what they share once, and what is each client's own.
@@ -35,10 +36,10 @@ def export(
 
     if bool(client) == everyone:
         raise ConfigError("Say whose models: --client ID, which may be repeated, or --all.")
-    loaded = load_run(run, data_folder=data_folder(data))
+    loaded = at_round(load_run(run, data_folder=data_folder(data)), round)
     warn_of_unfinished([run])
     ids = loaded.export(out, client, onnx=onnx)
     say(
-        f"{out}: {len(ids)} model{'s' if len(ids) > 1 else ''} of {loaded.method.name}, after round {loaded.round}."
+        f"{out}: {len(ids)} model{'s' if len(ids) > 1 else ''} of {loaded.method.name}, after {loaded.moment}."
     )
     say(f"Load one: fedkeep.load_model({str(out)!r}, {ids[0]!r})")

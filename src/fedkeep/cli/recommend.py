@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import say, show_table, warn_of_unfinished
-from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
+from fedkeep.cli.settings import DataOption, DeviceOption, RoundOption, RunArgument, at_round
 
 
 def recommend(
@@ -29,6 +29,7 @@ def recommend(
         float | None,
         typer.Option("--liked", help="Of ratings, the least that counts; by default each rated item does."),
     ] = None,
+    round: RoundOption = "best",
     data: DataOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
@@ -45,7 +46,7 @@ def recommend(
     from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
 
-    loaded = load_run(run, data_folder=data_folder(data), device=device)
+    loaded = at_round(load_run(run, data_folder=data_folder(data), device=device), round)
     warn_of_unfinished([run])
     found = loaded.full_ranking(split, ks=(n,), liked=liked, clients=client)
     names = {"hr": "HR", "ndcg": "NDCG", "recall": "Recall", "mrr": "MRR"}
@@ -59,7 +60,12 @@ def recommend(
         note += f" Nobody had {found.cold_items:,} of them in training: of these {found.cold_recall:.1%} are found."
     if found.cold_clients:
         note += f" {found.cold_clients:,} users have no training example."
-    show_table(f"{run}: full ranking, on {split}", ["Metric", "Mean over users"], rows, note=note)
+    show_table(
+        f"{run}: full ranking, on {split}, after {loaded.moment}",
+        ["Metric", "Mean over users"],
+        rows,
+        note=note,
+    )
     lists = loaded.recommend(client, n)
     if out is not None:
         text = io.BytesIO()

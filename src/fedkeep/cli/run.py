@@ -117,7 +117,8 @@ def show_result(run: Run, found: Found) -> None:
     name = found.config.name or found.label
     if best is None:
         say(
-            f"{name}: {run.round} rounds, nothing was judged (evaluate_every = 0, or no valid and test examples)."
+            f"{name}: {run.round} rounds, nothing was judged (evaluate_every = 0, or no valid and test examples). Models "
+            f"are those of the last round."
         )
         return
     known = run.data.meta.get("best")
@@ -137,22 +138,22 @@ def show_result(run: Run, found: Found) -> None:
     last = run.method.adapt.everyone
     test = "test, before the last step" if last else "test"
     columns = {"valid": best.valid, test: best.test} if best.valid else {test: best.test}
-    ends = {
-        r.metric: r.value for r in run.history if (r.round, r.split, r.client) == (run.round, "test", None)
-    }
-    if ends and best.round != run.round and not last:
-        columns[f"{test}, last round"] = ends
-        notes.append("evaluate, predict and export take the last round.")
+    if run.last is not run:
+        spot = (run.last.round, "test", metric, None)
+        ends = [r.value for r in run.history if (r.round, r.split, r.metric, r.client) == spot]
+        notes.append("evaluate and export take this epoch; with --round last the last one.")
+        if ends and not last:
+            notes.append(
+                f"After the last epoch {metric_inline(metric)} on test is {number(ends[0], metric)}."
+            )
     then = [r for r in run.history if r.split == SHARED and r.client is None and r.round == best.round]
     shared = {r.metric: r.value for r in then}
     if shared:
         columns["test, shared part"] = shared
-    metrics_table(f"{name}: epoch {best.epoch:g} of {run.epoch:g}, {chosen}", columns, "\n".join(notes))
+    metrics_table(f"{name}: epoch {best.epoch:g} of {run.last.epoch:g}, {chosen}", columns, "\n".join(notes))
     if last:
         splits = [s for s in ("valid", "test") if run.data.counts(s)[run.clients.positions].any()]
-        metrics_table(
-            f"{name}: after the last round, and each user's last step", {s: run.evaluate(s) for s in splits}
-        )
+        metrics_table(f"{name}: the same, after each user's last step", {s: run.evaluate(s) for s in splits})
     for remark in remarks(run, best):
         say(remark)
     tuned = scores_of(run.history)

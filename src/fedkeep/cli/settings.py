@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
     from fedkeep.experiments.config import Config
+    from fedkeep.experiments.run import Run
 
 DataOption = Annotated[
     Path | None,
@@ -46,6 +47,18 @@ MetricOption = Annotated[
     ),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+RoundOption = Annotated[
+    str,
+    typer.Option(
+        "--round", help="best: the best on valid, of which fedkeep run tells first. last: the last one."
+    ),
+]
+
+
+def at_round(run: Run, round: str) -> Run:
+    """Return a run at the round that ``--round`` names."""
+    check_choice("--round must be", round, ("best", "last"))
+    return run.last if round == "last" else run
 
 
 @dataclass(frozen=True)

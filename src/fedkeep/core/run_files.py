@@ -14,11 +14,44 @@ from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
 
 FIRST_NUMERICS = 2
 """The ``NUMERICS`` of runs of format 2 that do not say which: there was no other until runs said it."""
+SERVER = re.compile(r"server-([1-9]\d{0,17})\.safetensors")
 EXAMPLES = re.compile(r"examples-([1-9]\d{0,17})\.safetensors")
 
 
 GROWING = ("records", "timings", "ledger")
 """Files of a run's folder, ``NAME.jsonl``, that only grow: a commit says how much of each belongs to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """The server's state after a round, and how much of the ledger goes with it.
+
+    Attributes:
+        server: the name of the file with the state; empty where there is none.
+        sha256: of that file.
+        tensors: dtype and shape of each tensor in it, by name.
+        ledger: how many bytes of ``ledger.jsonl`` say which of the clients' versions counted then.
+    """
+
+    server: str = ""
+    sha256: str = ""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    ledger: int = 0
+
+    @property
+    def round(self) -> int:
+        """The round; 0 where there is none."""
+        found = SERVER.fullmatch(self.server)
+        return int(found[1]) if found else 0
+
+    @classmethod
+    def of(cls, entry: Any) -> Moment | None:
+        """Return what plain data describe, or None if they describe none."""
+        kinds = {"server": str, "sha256": str, "tensors": dict, "ledger": int}
+        if not isinstance(entry, dict) or {name: type(value) for name, value in entry.items()} != kinds:
+            return None
+        found = cls(**entry)
+        return found if found == cls() or found.round else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +67,7 @@ class Commit:
         records, timings, ledger: how much of ``records.jsonl``, ``timings.jsonl`` and ``ledger.jsonl`` belongs to it.
         examples: the name of the file with every test example's result; empty where there is none.
         examples_sha256: of that file.
+        best: after the round that is the best so far; empty where none was judged.
         extra: what the run wants back, e.g. its best round so far.
     """
 
@@ -47,6 +81,7 @@ class Commit:
     ledger: Extent = NONE
     examples: str = ""
     examples_sha256: str = ""
+    best: Moment = Moment()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -54,6 +89,11 @@ class Commit:
         """The round of the results of examples; 0 where there are none."""
         found = EXAMPLES.fullmatch(self.examples)
         return int(found[1]) if found else 0
+
+    @property
+    def chosen(self) -> int:
+        """The round that the run's answer is of: the best, or where none was judged the last."""
+        return self.best.round or self.round
 
     def to_bytes(self) -> bytes:
         """Return the content of ``commit.json``."""
@@ -142,6 +182,8 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
     wrong += [name for name in GROWING if name not in grown]
     wrong += [] if type(content.get("round")) is int and content["round"] > 0 else ["round"]
     wrong += [name for name in ("extra", "tensors") if not isinstance(content.get(name), dict)]
+    best = Moment.of(content.get("best"))
+    wrong += ["best"] if best is None else []
     if wrong:
         raise RunError(
             "{file} is damaged: it lacks {wrong}. Restore the run from a copy.", file=path, wrong=wrong
@@ -160,8 +202,15 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
         ledger=grown["ledger"],
         extra=content["extra"],
         tensors=content["tensors"],
+        best=best or Moment(),
         **{key: content[key] for key in texts},
     )
+    if last.best.round > last.round or last.best.ledger > last.ledger.size:
+        raise RunError(
+            "{file} is damaged: it names {best!r} as the best round's state. Restore the run from a copy.",
+            file=path,
+            best=last.best.server,
+        )
     if last.examples and not 0 < last.examples_round <= last.round:
         raise RunError(
             "{file} is damaged: it names {examples!r} as the results of examples. Restore the run from a "

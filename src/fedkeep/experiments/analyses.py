@@ -297,7 +297,7 @@ def write_analyses(folder: Path, analyses: Mapping[str, Any]) -> Path:
 
 
 def _written(folder: Path, info: Mapping[str, Any], analyses: Mapping[str, Any]) -> Path:
-    about = {"run": info["run"], "round": read_commit(folder, info).round}
+    about = {"run": info["run"], "round": read_commit(folder, info).chosen}
     path = folder / "analyses.json"
     before, of = read_sealed_analyses(path)
     if of and of.get("run") != about["run"]:

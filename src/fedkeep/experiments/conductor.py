@@ -33,7 +33,7 @@ from fedkeep.nn.accelerate import swaps_of
 from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms, epsilon
 from fedkeep.privacy.ledger import FILE, marks
 from fedkeep.privacy.secure.messages import LEAST
-from fedkeep.store import PrivateStore, VersionLedger
+from fedkeep.store import PrivateStore, SqliteStore, VersionLedger
 from fedkeep.tasks import Task, kinds_of
 from fedkeep.tasks.results import Examples
 
@@ -142,6 +142,7 @@ class Conductor:
         self.history: list[Record] = []
         self.best: dict[str, Any] = {}
         self.examples: Examples | None = None
+        self.chosen: Global | None = None
         self.pending: Global | None = None
         self.ledger: Ledger | None = None
         self.identity: dict[str, Any] = {
@@ -246,12 +247,18 @@ class Conductor:
         """
         directory = self.directory
         if directory is not None:
-            state = directory.recover(self.versions, store)
+            state = directory.recover(self.versions, store if isinstance(store, SqliteStore) else None)
             extra, done = directory.extra, directory.round
             if state is not None:
                 phases = len(self.method.client.phases)
                 server = restored(directory.folder, state, self.server, engine, phases)
                 self.server = after_round(server, done, self.rounds)
+                if directory.best is not None:
+                    then, best = (
+                        restored(directory.folder, directory.best, self.server, None, phases),
+                        directory.last.best,
+                    )
+                    self.chosen = after_round(then, best.round, self.rounds)
             self.history, self.examples = directory.history(), directory.examples()
             self.best = dict(extra.get("best", {}))
             self.pending = self.server if done and extra.get("pending") == done else None
@@ -289,7 +296,7 @@ def centralised_state(engine: Engine) -> Params:
 
 
 def restored(
-    folder: Path, tensors: Mapping[str, Tensor], server: Global, engine: Engine, phases: int
+    folder: Path, tensors: Mapping[str, Tensor], server: Global, engine: Engine | None, phases: int
 ) -> Global:
     """Return the server that ``checkpoint`` was made of; a centralised engine's optimisers are put back.
 
@@ -297,7 +304,7 @@ def restored(
         folder: the run's, for messages.
         tensors: what ``checkpoint`` and ``centralised_state`` returned, on the device.
         server: a new one; gives what does not change in a run, and names, shapes and types.
-        engine: as for ``centralised_state``.
+        engine: as for ``centralised_state``; None: no round follows.
         phases: the method's.
 
     Raises:

@@ -107,6 +107,7 @@ class Before:
         Raises:
             RunError: it has finished no round.
         """
+        run = run.last
         folder = run.folder
         if not run.round:
             raise RunError("continue_from: the run has finished no round. Begin a new one.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,8 @@ class Drive:
         method: as the link's rounds have it; None: the run's.
         state: returns what a round's checkpoint holds beside the server, e.g. what a device in this process needs.
         train: runs a round in place of ``run_round``.
+        mark: keeps what clients have now until it is called again: at the best round so far; None: nothing does, so
+            the run's answer is of its last round.
         progress: True or False to force or forbid the bar; None: shown on a terminal.
     """
 
@@ -63,11 +66,12 @@ class Drive:
         method: Method | None = None,
         state: Callable[[], Params] = dict,
         train: Callable[..., tuple[Global, RoundReport]] | None = None,
+        mark: Callable[[], None] | None = None,
         progress: bool | None = None,
     ) -> None:
         self.conductor, self.device, self.faults = conductor, device, faults
         self.method = method = method or conductor.method
-        self.state, self.train, self.progress = state, train, progress
+        self.state, self.train, self.mark, self.progress = state, train, mark, progress
         personal = first_kept(method, conductor.net) or method.predict is not method.predict_shared
         self.reference: Model = "shared" if personal else "own"
         self.declared = to(declared(method, conductor.net), "cpu")
@@ -112,7 +116,8 @@ class Drive:
             yield
         if directory is not None and run.server.round == run.rounds:
             info = {n: v for n, v in directory.read_info().items() if n != "never_drawn"}
-            directory.write_info({**info, "status": "finished", **run.undrawn()})
+            info |= {"status": "finished", "chosen_round": directory.last.chosen}
+            directory.write_info({**info, **run.undrawn()})
 
     def _epoch(self, round: int) -> float:
         """Return the passes over the training data that so many rounds make."""
@@ -156,6 +161,7 @@ class Drive:
                 timings,
                 extra,
                 run.examples,
+                best=run.chosen is not None and run.chosen.round == run.server.round,
             )
         self.device.committed()
 
@@ -234,6 +240,10 @@ class Drive:
             test = self._judge(server, "test", models)
         if improved:
             self.conductor.examples = self._kept(server, test, found, models + adapted)
+        if improved and self.mark is not None:
+            self.mark()
+            then = copy.deepcopy(server.optimizer)  # later rounds change it in place
+            self.conductor.chosen = server.but(optimizer=then)
         lines = valid + records(test, model, "test", per_client=improved)
         if adapted:
             lines += records(test, "adapted", ADAPTED)

@@ -77,14 +77,14 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
         )
     default = first_default(method, net, run.private.default.seed)
     first = first_global(method, net, run.data)
-    last = run.last.but(links=first.links, optimizer=first.optimizer)
+    base = run.base.but(links=first.links, optimizer=first.optimizer)
     return replace(
         run,
         net=net,
         method=method,
         server=server,
         state=first.state,
-        last=last,
+        base=base,
         private=MemoryStore(default, run.data.ids),
         history=[],
         folder=None,

@@ -31,7 +31,7 @@ from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Params, State, is_state, prefixed, to
 from fedkeep.core.records import Record
-from fedkeep.core.run_files import read_info
+from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds, as_id
@@ -108,7 +108,8 @@ class Run:
         private: the store of what clients keep.
         history: records, in order.
         engine: the engine that ran, as ``auto`` picked it.
-        round: finished rounds.
+        round: the round that all of this is of: the best on ``valid`` of those that were judged, or where there is none the
+            last; see ``last``.
         rounds_per_epoch: rounds that use every training example once.
         clients: ids of the clients that take part in federation; ``.positions`` has their numbers in ``data``.
         held_out: of those that don't.
@@ -117,7 +118,7 @@ class Run:
         engine_reason: why ``auto`` picked its engine.
         state: the method's own on the server, by name.
         examples: each test example's result at the round that was best on ``valid``; None where there is none.
-        last: what the server had after the last round; ``server``, ``state`` and ``round`` go before its own.
+        base: what the server had then; ``server``, ``state`` and ``round`` go before its own.
         metrics: what ``simulate`` was told to measure beside the usual.
         published: of a run whose server is elsewhere, what that sends by client's id, or ``ALL`` alike; None: it is here.
         fitted: by client's id, what is its own since it adapted after the rounds.
@@ -143,7 +144,7 @@ class Run:
     engine_reason: str = ""
     state: State = field(default_factory=dict)
     examples: Examples | None = None
-    last: Global = field(default_factory=lambda: Global(params={}))
+    base: Global = field(default_factory=lambda: Global(params={}))
     metrics: tuple[str, ...] = ()
     published: Mapping[str, Sent] | None = None
     fitted: dict[str, Params] = field(default_factory=dict, init=False, repr=False)
@@ -151,17 +152,32 @@ class Run:
     writer: Callable[[Run, Path], None] | None = field(default=None, init=False, repr=False)
     roster: FederatedData | None = field(default=None, init=False, repr=False)
     continues: str = field(default="", init=False, repr=False)
+    _last: Run | None = field(default=None, init=False, repr=False)
 
     def __repr__(self) -> str:
         return (
-            f"<Run of {self.method.name!r} with {type(self.net.module).__name__} after round {self.round}, engine "
+            f"<Run of {self.method.name!r} with {type(self.net.module).__name__} after {self.moment}, engine "
             f"{self.engine!r}, {len(self.clients)} clients, {len(self.server)} federated parameters>"
         )
 
     @property
+    def last(self) -> Run:
+        """This run after its last round, from which one that continues it goes on; itself where that is its round."""
+        return self if self._last is None else self._last
+
+    @property
+    def moment(self) -> str:
+        """In words, the round that this is of."""
+        if self._last is None:
+            return f"round {self.round}"
+        judged = any(record.split == "valid" for record in self.history)
+        which = "the best on valid" if judged else "the last that was judged"
+        return f"round {self.round} of {self._last.round}, {which}"
+
+    @property
     def whole(self) -> Global:
         """All that the server has."""
-        return self.last.but(
+        return self.base.but(
             params=self.server,
             state=self.state,
             round=self.round,
@@ -323,6 +339,7 @@ class Run:
             examples=None,
         )
         found.fitted, found.stopped, found.roster = self.fitted, self.stopped, self.roster or self.data
+        found._last = None if self._last is None else self._last.on(data)
         return found
 
     def fit(
@@ -336,7 +353,7 @@ class Run:
         """Fit what is a client's own to all of its training examples, as the method adapts; nothing is uploaded.
 
         The federated part stays as it is. Who took part in federation starts from what it kept. From then on it is the
-        client's answer; a run with a folder keeps it there.
+        client's answer; a run with a folder keeps it there, unless it is asked at another round (``last``).
 
         Args:
             clients: their ids; by default all of ``rows``, else those who need it: all, where the method has a last step
@@ -365,7 +382,7 @@ class Run:
             self.fitted |= found
         else:
             found = run._fit(chosen, workers, progress)
-        if self.folder is not None:
+        if self.folder is not None and read_commit(self.folder, read_info(self.folder)).chosen == self.round:
             write_fitted(self.folder, self.round, found)
         return self
 

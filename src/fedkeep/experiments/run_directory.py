@@ -8,14 +8,14 @@
     records.jsonl           what was measured; the same bytes for the same run
     timings.jsonl           how long it took
     ledger.jsonl            which version of each client's private state counts, a line for each round
-    server-N.safetensors    server state after round N
+    server-N.safetensors    server state after round N: the last, and the best on ``valid`` so far
     examples-N.safetensors  every test example's result after round N, the best on ``valid`` so far
     private/store.db        private states (SQLite)
     commit.json             the last finished round: the one file whose replacement commits it
 
 Commit of round t: the clients' side flushes its versions in one transaction; records and ledger are appended, the server
 state is written, all is flushed; then ``commit.json`` is replaced. Nothing follows. Killed anywhere, ``open`` returns to
-the last commit, whose ledger says which of the private versions count.
+the last commit, whose ledger says which of the private versions count, and its beginning, which counted at the best round.
 ``commit.json`` holds checksums of all that the round consists of and the run's id, which is in the private store too,
 so what was damaged, lost, restored from another time or taken from another run is refused.
 """
@@ -42,10 +42,10 @@ from fedkeep.core.errors import FedkeepError, NonFiniteError, RoundError, RunErr
 from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_of_run
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
-from fedkeep.core.run_files import GROWING, Commit, numerics_of, read_commit, read_info
+from fedkeep.core.run_files import GROWING, Commit, Moment, numerics_of, read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.privacy.ledger import FILE as LEDGER
-from fedkeep.store import Default, PrivateStore, SqliteStore, VersionLedger
+from fedkeep.store import Default, SqliteStore, VersionLedger
 from fedkeep.tasks.results import Examples, read_examples
 from fedkeep.version import NUMERICS
 
@@ -61,12 +61,14 @@ class RunDirectory:
         folder: the folder.
         id: the run's id, made once.
         last: the last finished round.
+        best: of a folder that was recovered, the server's state after the best round; None: none was judged.
         writable: False if it was opened to be read; then nothing in it is touched.
     """
 
     def __init__(self, folder: Path, info: Mapping[str, Any], writable: bool = True) -> None:
         self.folder, self.id, self.writable = folder, str(info["run"]), writable
         self.last = Commit(run=self.id)
+        self.best: Params | None = None
         self._hashes = {name: hashlib.sha256() for name in GROWING}
         self._next_info: dict[str, Any] | None = None  # of a run that is to have another length
         self._store: SqliteStore | None = None
@@ -203,7 +205,7 @@ class RunDirectory:
         """
         return read_examples(self.folder, self.last)
 
-    def recover(self, ledger: VersionLedger, store: PrivateStore | None = None) -> Params | None:
+    def recover(self, ledger: VersionLedger, store: SqliteStore | None = None) -> Params | None:
         """Return to the last commit and give the server's state there, or None before the first commit.
 
         Nothing is changed before all that the commit names was looked at.
@@ -215,11 +217,12 @@ class RunDirectory:
         Raises:
             RunError, StoreError: a file that the commit names is missing or damaged.
         """
-        state = None
+        state, last, best, marked = None, self.last, self.last.best, None
         if self.round:
-            path = self.folder / self.last.server
-            state = load_verified(path, self.last.server_sha256)
-            check_tensors(path, self.last.tensors, layout(state), state)
+            state = self._state(last.server, last.server_sha256, last.tensors)
+            self.best = None if not best.server else state
+            if best.server not in ("", last.server):
+                self.best = self._state(best.server, best.sha256, best.tensors)
             self.examples()
         for name in GROWING:
             extent: Extent = getattr(self.last, name)
@@ -227,12 +230,21 @@ class RunDirectory:
             self._hashes[name] = hashlib.sha256(content)
             if name == "ledger":
                 ledger.read(content)
+                if best.server:
+                    marked = ledger.at(content[: best.ledger])
         if store is not None:
-            store.begin(ledger.seen())
+            store.begin(ledger.seen(), marked)
         if self.writable:
             self._clean()
             self._write_config()
         return state
+
+    def _state(self, name: str, sha256: str, tensors: Mapping[str, str]) -> Params:
+        """Return a state of the server that a commit names."""
+        path = self.folder / name
+        found = load_verified(path, sha256)
+        check_tensors(path, tensors, layout(found), found)
+        return found
 
     def _write_config(self) -> None:
         """Write ``config.toml`` where it is missing; where the run's length has changed, replace it."""
@@ -253,9 +265,7 @@ class RunDirectory:
                     os.truncate(path, extent.size)
             for path in (*self.folder.iterdir(), *(self.folder / "private").glob("*")):
                 old = re.fullmatch(r"(server|examples)-\d+\.safetensors", path.name)
-                if (old and path.name not in (self.last.server, self.last.examples)) or LEFTOVER.fullmatch(
-                    path.name
-                ):
+                if (old and path.name not in files_of(self.last)) or LEFTOVER.fullmatch(path.name):
                     path.unlink()
         except OSError as error:
             raise RunError(
@@ -272,6 +282,7 @@ class RunDirectory:
         timings: Sequence[Record],
         extra: Mapping[str, Any],
         examples: Examples | None = None,
+        best: bool = False,
     ) -> None:
         """Make a finished round durable: all of it, or none.
 
@@ -283,6 +294,7 @@ class RunDirectory:
             records, timings: what was measured in it.
             extra: what the run wants back.
             examples: every test example's result so far; once committed, the same are not written again.
+            best: whether it is the best round so far.
 
         Raises:
             RunError: the disk is full or can't be written, or a file was changed meanwhile; the last committed round is
@@ -300,14 +312,21 @@ class RunDirectory:
         content = save(state)
         name = f"server-{round}.safetensors"
         write_of_run(self.folder / name, content)
-        before = {self.last.server, self.last.examples}
         named, found = self._examples(examples)
+        now = Moment(
+            server=name,
+            sha256=hashlib.sha256(content).hexdigest(),
+            tensors=layout(state),
+            ledger=extents["ledger"].size,
+        )
+        before = self.last
         last = Commit(
             run=self.id,
             round=round,
             server=name,
-            server_sha256=hashlib.sha256(content).hexdigest(),
-            tensors=layout(state),
+            server_sha256=now.sha256,
+            tensors=now.tensors,
+            best=now if best else before.best,
             extra=extra,
             **extents,
             examples=named,
@@ -315,7 +334,7 @@ class RunDirectory:
         )
         write_of_run(self.folder / "commit.json", last.to_bytes())
         self.last = last
-        for old in before - {last.server, last.examples, ""}:
+        for old in files_of(before) - files_of(last):
             (self.folder / old).unlink(missing_ok=True)
 
     def _examples(self, examples: Examples | None) -> tuple[str, str]:
@@ -349,6 +368,11 @@ class RunDirectory:
             ) from error
         self._hashes[name] = found
         return Extent(before.size + len(content), found.hexdigest())
+
+
+def files_of(commit: Commit) -> set[str]:
+    """Return the files of tensors that a commit names."""
+    return {commit.server, commit.examples, commit.best.server} - {""}
 
 
 def _check_free(folder: Path) -> None:

@@ -59,7 +59,7 @@ from fedkeep.experiments.run import Run, labelled
 from fedkeep.experiments.run_directory import RunDirectory, removed_if_it_fails
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.trackers import Tracker
-from fedkeep.methods import Method
+from fedkeep.methods import Global, Method
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.store import Default, MemoryStore, PrivateStore, VersionLedger
 from fedkeep.tasks import tasks_in
@@ -325,8 +325,24 @@ class Simulation:
         engine: str,
         reason: str = "",
     ) -> Run:
+        """Return the run at its best round; ``last`` of it at its last one."""
+        conductor = self.conductor
+        last, best = conductor.server, conductor.chosen
+        if best is None or best.round == last.round:
+            run = self._run_at(last, folder, store, engine, reason)
+        else:
+            run = self._run_at(best, folder, store.marked(), engine, reason)
+            run._last = self._run_at(last, folder, store, engine, reason)
+        if (directory := conductor.directory) is not None:
+            tell = not directory.writable  # else the run has just gone on
+            run.fitted = read_fitted(directory.folder, directory.id, run.round, tell=tell)
+        run.writer = self.write
+        return run
+
+    def _run_at(
+        self, server: Global, folder: Path | None, store: PrivateStore, engine: str, reason: str
+    ) -> Run:
         conductor, ids = self.conductor, self.data.ids
-        server = conductor.server
         run = Run(
             net=self.net,
             method=self.method,
@@ -344,13 +360,9 @@ class Simulation:
             engine_reason=reason,
             state=server.state,
             examples=conductor.examples,
-            last=server,
+            base=server,
             metrics=conductor.metrics,
         )
-        if (directory := conductor.directory) is not None:
-            tell = not directory.writable  # else the run has just gone on
-            run.fitted = read_fitted(directory.folder, directory.id, run.round, tell=tell)
-        run.writer = self.write
         run.continues = "" if self.origin is None else self.origin.told
         return run
 
@@ -375,18 +387,26 @@ class Simulation:
             write_fitted(folder, run.round, run.fitted)
 
     def _fill(self, directory: RunDirectory, run: Run) -> None:
-        """Commit what a run has as the one round of a new folder."""
+        """Commit what a run has into a new folder: its best round, and the last, where that is another one."""
         store, ledger = directory.store(self._default(), self.data.ids), VersionLedger(len(self.data))
         directory.recover(ledger)
-        seen = [client for client in range(len(self.data)) if run.private.seen([client])[0]]
-        attempt = max(1, run.round) << NONCE_BITS
-        for client in seen:
-            store.stage(client, row(run.private.read([client]), 0), attempt, run.round)
-        store.begin(ledger.accept(seen, [attempt] * len(seen)))
-        if run.round:
-            state = checkpoint(run.whole) | centralised_state(self.engine)
-            extra = {"best": self.conductor.best}
-            directory.commit(run.round, state, ledger, store.flush, run.history, [], extra, run.examples)
+        chosen, extra, after = self.conductor.chosen, {"best": self.conductor.best}, -1
+        for one in [run] if run.last is run else [run, run.last]:
+            seen = np.flatnonzero(one.private.seen(range(len(self.data)))).tolist()
+            attempt = max(1, one.round) << NONCE_BITS
+            for client in seen:
+                store.stage(client, row(one.private.read([client]), 0), attempt, one.round)
+            store.begin(ledger.accept(seen, [attempt] * len(seen)))
+            if best := chosen is not None and chosen.round == one.round:
+                store.mark()
+            if one.round:
+                state = checkpoint(one.whole) | (centralised_state(self.engine) if one is run.last else {})
+                records = [r for r in run.history if after < r.round <= one.round]
+                directory.commit(
+                    one.round, state, ledger, store.flush, records, [], extra, run.examples, best=best
+                )
+                ledger.committed()
+            after = one.round
         directory.write_info({**directory.read_info(), "engine": run.engine, "status": "finished"})
 
     def _write_data(self, folder: Path) -> None:
@@ -442,6 +462,7 @@ class Simulation:
             device,
             Faults(broken=policy, malformed=policy, minimum=settings.min_clients),
             state=lambda: centralised_state(self.engine),
+            mark=store.mark,
             progress=progress,
         )
         if isinstance(self.engine, Auto):

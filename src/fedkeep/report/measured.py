@@ -85,8 +85,10 @@ def results_table(groups: Sequence[Configuration], metric: str, title: str = "")
     columns += ["best possible", "distance to it"] if known[1] else []
     note = (
         f"Test numbers are taken at the round with the best valid {name} where the test set was measured there, "
-        "else at the last round measured."
+        "else at the last round measured. "
     )
+    remote = any(run.info.get("engine") == "remote" for g in groups for run in g.runs)
+    note += "Devices keep the last round's models." if remote else "Evaluate and export take that round too."
     if any(g.best is not None and g.best == g.best_global for g in groups):
         note += " Best possible: for a model without private parameters, without knowing the user."
     return Table((*columns, f"best valid {name}"), tuple(rows), title, note + _deviation(groups))

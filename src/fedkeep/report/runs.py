@@ -158,6 +158,8 @@ def read_run(folder: Path) -> RunFiles:
         status = info.get("status") or "not known"
         failed = f" It ended in an error: {info['error']}" if "error" in info else ""
         notes.append(f"This run is not finished (status: {status}); its numbers may still change.{failed}")
+    if isinstance(older := info.get("continues"), dict):
+        notes.append(f"It continues another run after round {older['round']}: {older['told']}.")
     records: list[Record] = []
     for name, extent in (("records.jsonl", commit.records), ("timings.jsonl", commit.timings)):
         path = folder / name
@@ -198,15 +200,15 @@ def _best(commit: Commit) -> dict[str, int]:
 
 
 def _is_of(path: Path, about: dict[str, Any], commit: Commit, notes: list[str]) -> bool:
-    """Tell whether a file is of the run's last round; note it where it is not."""
+    """Tell whether a file is of the round that the run's answer is of; note it where it is not."""
     if about.get("run") != commit.run:
         raise RunError(
             "{file} is of another run than run.json beside it. Delete it, or restore the run's own.",
             file=path,
         )
-    if about.get("round") != commit.round:
+    if about.get("round") != commit.chosen:
         notes.append(
-            f"{path.name} was made after round {about.get('round')}, the run stands at {commit.round}: it is left out."
+            f"{path.name} was made after round {about.get('round')}, the run stands at {commit.chosen}: it is left out."
         )
         return False
     return True

@@ -3,6 +3,9 @@
 A version is named by the attempt that made it. What a client trained is staged under its attempt (``stage``); it counts
 as soon as the server's ledger names that attempt (``begin``), and not before. ``flush`` makes what counts durable. So a
 store that was killed at any instant needs one thing to go on: the lines of the server's ledger.
+
+Of the past one moment can be kept, e.g. the best round so far: ``mark`` names it, and ``marked`` gives it back. Until the
+next mark a version that counted then is not lost when another one follows it.
 """
 
 from __future__ import annotations
@@ -62,6 +65,14 @@ class PrivateStore(ABC):
     def drop(self) -> None:
         """Forget what was staged and does not count."""
         self._staged = {}
+
+    @abstractmethod
+    def mark(self) -> None:
+        """Keep what counts now, all of it or what a client begins with, until the next mark."""
+
+    @abstractmethod
+    def marked(self) -> PrivateStore:
+        """Return a store of what counted at the last mark, to be read only."""
 
     def begin(self, lines: Lines) -> None:
         """Let the versions that the server's ledger names count from now on.

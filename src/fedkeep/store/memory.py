@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -29,6 +30,9 @@ class MemoryStore(PrivateStore):
     def __init__(self, default: Default, ids: Sequence[str], older: PrivateStore | None = None) -> None:
         super().__init__(default, ids)
         self._rows: dict[int, Params] = {}
+        self._undo: dict[int, Params | None] | None = (
+            None  # what clients had at the mark who have other values since
+        )
         self._older, self._older_places = older, {} if older is None else _places(older, default, ids)
         if isinstance(older, MemoryStore):  # rows are replaced and never changed, so both may have them
             held = {place: older._rows.get(self._older_places.get(str(c), -1)) for place, c in enumerate(ids)}
@@ -62,6 +66,17 @@ class MemoryStore(PrivateStore):
         """Tell for each client whether it has values of its own."""
         return [int(c) in self._rows or self._is_older(int(c)) for c in clients]
 
+    def mark(self) -> None:
+        """Keep what counts now."""
+        self._undo = {}
+
+    def marked(self) -> MemoryStore:
+        """Return what counted at the last mark; rows are replaced and never changed, so both have them."""
+        found = copy.copy(self)
+        rows = {**self._rows, **(self._undo or {})}
+        found._rows, found._undo, found._staged = {c: v for c, v in rows.items() if v is not None}, None, {}
+        return found
+
     def flush(self) -> None:
         """Do nothing: memory has no durable state."""
 
@@ -72,6 +87,8 @@ class MemoryStore(PrivateStore):
 
     def _keep(self, lines: Lines, staged: Sequence[Staged]) -> None:
         for client, one in zip(lines.clients.tolist(), staged, strict=True):
+            if self._undo is not None:
+                self._undo.setdefault(client, self._rows.get(client))
             self._copy(client, one.params)
 
     def _copy(self, client: int, row: Mapping[str, Tensor]) -> None:

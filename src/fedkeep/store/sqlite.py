@@ -2,7 +2,8 @@
 
 Its rows are those of ``version_file``. A flush adds the versions that count since the last, in one transaction.
 Those that they follow stay beside them until the round after is flushed, so whoever was killed before the server had
-committed goes on from the older ones, and the last round can be taken back.
+committed goes on from the older ones, and the last round can be taken back. Those that counted at the last mark stay
+until the round after the next mark is flushed.
 
 Nothing in the file says which versions count: the server's ledger does. ``begin`` of a file that was there before names
 all of them; a version that is not found, or found with other bytes, is an error and never a client that was never seen.
@@ -16,6 +17,7 @@ found it right.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sqlite3
@@ -80,6 +82,8 @@ class SqliteStore(PrivateStore):
         self._followed: list[
             int
         ] = []  # numbers of versions that the last flush has followed, or the next will
+        self._older: dict[int, tuple[int, int]] | None = None
+        """Number and attempt of what clients had at the mark who have other values since; None: nothing was marked."""
         self._obsolete: list[int] = []  # numbers of versions that the next flush removes
         self._flushed = False  # since a version last began to count
         self._next = 1
@@ -168,8 +172,26 @@ class SqliteStore(PrivateStore):
                 f"wanted {wanted}, found {found}. Use the model and data that it was made with."
             )
 
-    def begin(self, lines: Lines) -> None:
+    def mark(self) -> None:
+        """Keep what counts now; what the mark before kept goes once this round is committed."""
+        self._followed += [number for number, _ in (self._older or {}).values() if number]
+        self._older = {}
+
+    def marked(self) -> SqliteStore:
+        """Return what counted at the last mark, as it is in the file."""
+        found = copy.copy(self)
+        found._number, found._attempt = self._number.copy(), self._attempt.copy()
+        for client, (number, attempt) in (self._older or {}).items():
+            found._number[client], found._attempt[client] = number, attempt
+        found._older, found._written, found._staged, found.writable = None, {}, {}, False
+        return found
+
+    def begin(self, lines: Lines, marked: Lines | None = None) -> None:
         """Let the versions that the server's ledger names count; of a file that was there before, these and no others.
+
+        Args:
+            lines: of the ledger.
+            marked: of a file that was there before, what the ledger said at the last mark; None: there was none.
 
         Raises:
             StoreError: the file is damaged, or of another time than the ledger; nothing is changed.
@@ -180,7 +202,7 @@ class SqliteStore(PrivateStore):
             return
         if self._file is not None:
             try:
-                self._take_over(self._file, lines)
+                self._take_over(self._file, lines, marked)
             except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
                 raise self._unreadable(error) from error
             try:
@@ -192,22 +214,28 @@ class SqliteStore(PrivateStore):
                 ) from error
         self._ready = True
 
-    def _take_over(self, file: VersionFile, lines: Lines) -> None:
-        """Find the versions that a ledger names; all others are of rounds that do not count."""
+    def _take_over(self, file: VersionFile, lines: Lines, marked: Lines | None) -> None:
+        """Find the versions that a ledger names, now and at the mark; all others are of rounds that do not count."""
         number, client, attempt = file.scan()
         if not ((client >= 0) & (client < self.clients) & (attempt > 0)).all():
             raise ValueError("a version is of nobody")
-        wanted = np.zeros(self.clients, np.int64)
-        wanted[lines.clients] = lines.attempt
-        named = attempt == wanted[client]
-        if len(np.unique(client[named])) < np.count_nonzero(named):
-            raise ValueError("two versions of a client have one name")
-        numbers = np.zeros_like(self._number)
-        numbers[client[named]] = number[named]
-        lost = lines.clients[numbers[lines.clients] == 0]
-        if len(lost):
-            raise self._missing(int(lost[0]), int(wanted[lost[0]]))
-        self._number, self._attempt = numbers, wanted
+        found, named = [], np.zeros(len(number), bool)
+        for some in (lines, lines if marked is None else marked):
+            wanted, numbers = np.zeros(self.clients, np.int64), np.zeros_like(self._number)
+            wanted[some.clients] = some.attempt
+            these = attempt == wanted[client]
+            if len(np.unique(client[these])) < np.count_nonzero(these):
+                raise ValueError("two versions of a client have one name")
+            numbers[client[these]] = number[these]
+            lost = some.clients[numbers[some.clients] == 0]
+            if len(lost):
+                raise self._missing(int(lost[0]), int(wanted[lost[0]]))
+            found.append((numbers, wanted))
+            named |= these
+        (self._number, self._attempt), (numbers, attempts) = found
+        if marked is not None:
+            changed = np.flatnonzero(attempts != self._attempt).tolist()
+            self._older = {c: (int(numbers[c]), int(attempts[c])) for c in changed}
         self._obsolete = number[~named].tolist()
         self._next = int(number.max(initial=0)) + 1
 
@@ -219,10 +247,17 @@ class SqliteStore(PrivateStore):
         self._check_finite(clients, rows)
         if self._flushed:  # a new round counts, so the server has committed the one that was flushed
             self._obsolete, self._followed, self._flushed = self._obsolete + self._followed, [], False
-        before = self._number[clients]
-        self._followed += before[before > 0].tolist()
+        before, parents, counted = (
+            self._number[clients],
+            self._attempt[clients].tolist(),
+            lines.version.tolist(),
+        )
+        for client, number, attempt in zip(clients, before.tolist(), parents, strict=True):
+            if self._older is not None and client not in self._older:
+                self._older[client] = number, attempt
+            elif number:
+                self._followed.append(number)
         self._number[clients] = 0
-        parents, counted = self._attempt[clients].tolist(), lines.version.tolist()
         for client, version, parent, one, row in zip(clients, counted, parents, staged, rows, strict=True):
             made = Version(0, client, version, one.attempt, parent, one.round, accepted=True)
             self._written[client] = made, row

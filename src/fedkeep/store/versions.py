@@ -103,6 +103,12 @@ class VersionLedger:
         self._note(np.asarray(clients, np.int64), attempts, shares)
         return self.of(clients)
 
+    def at(self, content: bytes) -> Lines:
+        """Return what a run had committed of these clients when its ledger was so long."""
+        then = VersionLedger(len(self._version))
+        then.read(content)
+        return then.seen()
+
     def _note(self, at: np.ndarray, attempts: Any, shares: Sequence[float] | None) -> None:
         self._version[at] += 1
         self._attempt[at] = attempts

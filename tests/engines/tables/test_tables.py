@@ -99,7 +99,7 @@ def test_equal_to_the_dense_computation(name: str, clip: float | None) -> None:
     ours, theirs = OPTIMIZERS[name]
     rule = method(ours)
     rule = rule.on_client(phases=(replace(rule.client.phases[0], clip_norm=clip),))
-    run = simulate(Words(), rule, DATA, rounds=4, cohort=3, seed=5)
+    run = simulate(Words(), rule, DATA, rounds=4, cohort=3, seed=5).last
     expected = federated(
         Words(), DATA, cohorts(DATA, 3, 4, 5), rule.client.phases[0], theirs, seed=5, loss=loss_of, clip=clip
     )

@@ -228,7 +228,7 @@ def test_a_trained_received_extractor_is_uploaded_and_the_own_one_stays() -> Non
 
 def test_persistent_tables_are_uploaded_by_local_rows() -> None:
     method = readings.fedfusion(**KEPT)
-    run = simulate(Words(), method, TEXTS, rounds=2, cohort=3, seed=3)
+    run = simulate(Words(), method, TEXTS, rounds=2, cohort=3, seed=3).last
     start = Words().embedding.weight.detach()
     used = torch.zeros(300, dtype=torch.bool)
     used[torch.as_tensor(TEXTS.columns["text"].take(rows_of(TEXTS, 2)).values)] = True  # type: ignore[union-attr]
@@ -243,7 +243,7 @@ def test_persistent_tables_are_uploaded_by_local_rows() -> None:
 def test_both_extractors_rows_are_trained_as_whole_tables_are() -> None:
     method = readings.fedfusion(**BOTH)
     rows, whole = (
-        simulate(Words().double(), m, TEXTS, rounds=3, cohort=3, seed=3)
+        simulate(Words().double(), m, TEXTS, rounds=3, cohort=3, seed=3).last
         for m in (method, method.on_client(tables="whole"))
     )
     close(rows.server, whole.server, atol=1e-14)
@@ -257,7 +257,7 @@ def test_a_table_that_starts_as_received_is_kept_with_the_received_rows() -> Non
     """Words that only others train are, in the copy that a client keeps, as it received them in its last round."""
     method = readings.fedfusion(**KEPT, reset_local=True)
     one, two = (
-        simulate(Words(), method, TEXTS, rounds=rounds, cohort=3, seed=3) for rounds in (1, 2)
+        simulate(Words(), method, TEXTS, rounds=rounds, cohort=3, seed=3).last for rounds in (1, 2)
     )  # the second round starts with what the first one leaves
     used = torch.zeros(300, dtype=torch.bool)
     used[torch.as_tensor(TEXTS.columns["text"].take(rows_of(TEXTS, 2)).values)] = True  # type: ignore[union-attr]
@@ -271,7 +271,9 @@ def test_a_table_that_starts_as_received_is_kept_with_the_received_rows() -> Non
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_layers_that_share_a_weight_share_it_in_a_copy(reset: bool) -> None:
-    run = simulate(Twice().double(), readings.fedfusion(**KEPT, reset_local=reset), DATA, rounds=2, cohort=6)
+    run = simulate(
+        Twice().double(), readings.fedfusion(**KEPT, reset_local=reset), DATA, rounds=2, cohort=6
+    ).last
     kept = {name.split(".", 1)[1] for name in everyone(run.private, 6)}
     assert {"encoder.weight", "encoder.bias", "second.bias"} <= kept
     assert "second.weight" not in kept

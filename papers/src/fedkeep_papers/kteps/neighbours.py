@@ -118,7 +118,7 @@ def _tables(run: Run, client: int, name: str) -> tuple[Tensor, Tensor, Tensor, T
     rows = rows[rows > 1]  # neither padding nor the unknown word
     device = LocalDevice(job, Sequential())
     # A round moves the optimiser's state, and the run keeps its own.
-    optimizer = OptimizerState.from_tensors(run.last.optimizer.tensors())
+    optimizer = OptimizerState.from_tensors(run.base.optimizer.tensors())
     whole = run.whole.but(progress=1.0, optimizer=optimizer)
     server, _ = run_round(run.method, device, whole, list(run.clients), job.declared)
     start = run.server[name]

@@ -176,7 +176,7 @@ class Work:
                     resume=(out / "run.json").exists(),
                     progress=self.progress,
                     workers=self.workers,
-                )
+                ).last
                 write_tensors(final, run.server)
             self._known["run"] = run
         found: Run = self._known["run"]

@@ -199,7 +199,7 @@ class MethodJob:
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Compute the cell and leave its file; see ``long_jobs.LongJob``."""
-        run = self.run(None if alone else 1, progress)
+        run = self.run(None if alone else 1, progress).last
         valid, test = (_curve(run.history, split) for split in ("valid", "test"))
         if METHODS[self.cell.name].adapts:
             valid, test = ({run.round: run.evaluate(split)[METRIC]} for split in ("valid", "test"))
