@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -145,6 +145,32 @@ def kept_rows(data: FederatedData, rows: Rows) -> FederatedData:
     return FederatedData(
         columns, offsets_of(counts.sum(1)), data.ids, bounds_of(counts), data.meta, check=False
     )
+
+
+def side_by_side(datas: Sequence[FederatedData], client: int) -> FederatedData:
+    """Return one client's examples in several data sets, each with as many, as those of several clients."""
+    first, last = datas[0].offsets[client : client + 2].tolist()
+    rows, size = np.arange(first, last), last - first
+    parts = [take(data.columns, rows) for data in datas]
+    columns = {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    starts = size * np.arange(len(datas))
+    assert datas[0].bounds is not None
+    return FederatedData(
+        columns,
+        offsets_of(np.full(len(datas), size)),
+        [f"{datas[0].ids[client]} {k}" for k in range(len(datas))],
+        datas[0].bounds[client] - first + starts[:, None],
+        {name: value for name, value in datas[0].meta.items() if name != "traits"},
+        check=False,
+    )
+
+
+def _joined(columns: Sequence[Column]) -> Column:
+    texts = [column for column in columns if isinstance(column, Ragged)]
+    if not texts:
+        return np.concatenate([np.asarray(column) for column in columns])
+    lengths = np.concatenate([np.diff(text.offsets) for text in texts])
+    return Ragged(np.concatenate([text.values for text in texts]), offsets_of(lengths))
 
 
 def with_opt_out(data: FederatedData) -> FederatedData:

@@ -40,13 +40,14 @@ from fedkeep.prove.rules import (
     RUNS,
     SPARSE,
     TABLES,
+    WHOLE,
     WRITES,
     foreign,
     hiding,
     rule_of,
     short,
 )
-from fedkeep.prove.sites import DATA, NATIVE, SITES, asked_by, others, own, site_of, where
+from fedkeep.prove.sites import CHANCE, DATA, SITES, asked_by, native_module, others, own, site_of, where
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,11 +161,12 @@ class Shared:
 
 def held(tensor: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors that hold a sparse one's places and values; a tensor with a storage of its own is itself."""
-    if tensor.layout is torch.sparse_coo:
+    layout = tensor.layout
+    if layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return (tensor,)
 
@@ -248,10 +250,10 @@ HOOKS = (
     "a proof does not follow hooks on saved tensors, which torch.utils.checkpoint sets, for instance. Prove the model "
     "without them, as it computes the same"
 )
-WHOLE = torch._C.DispatchKey.CompositeImplicitAutograd
-"""The key of operations that are made of others; by ``OpOverload.decompose`` some would be made of other ones."""
 SCRIPTS = (torch.jit.ScriptFunction, torch._C.ScriptMethod)
 """They read tensors unseen: within, neither Python nor ``Makers`` is asked."""
+WATCHED = CROSSINGS | OPENS | RUNS | READERS
+KERNEL = native.call.__code__
 
 
 @dataclass(eq=False)
@@ -278,7 +280,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._of = {id(layer): name for name, layer in self.module.named_modules()}
         self.fresh: Node | None = None
         self.given: tuple[Any, ...] | None = None
-        self._looked_at = set[CodeType]()
+        self._codes: dict[int, tuple[CodeType, dict[str, Any], bool, bool]] = {}
         self._makers, self._again = Makers(self), list[FrameType]()
 
     @property
@@ -312,6 +314,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def node(self, tensor: Tensor) -> Node | None:
         """Return what is known of a tensor's storages; None: nothing of one of them."""
+        if tensor.layout is torch.strided:
+            known = self._nodes.get(tensor.untyped_storage()._cdata)
+            return None if known is None else known[1]
         found = [self._nodes.get(part.untyped_storage()._cdata) for part in held(tensor)]
         nodes = tuple(dict.fromkeys(each[1] for each in found if each is not None))
         return None if None in found else nodes[0] if len(nodes) == 1 else made("sparse", nodes, 0)
@@ -361,8 +366,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with torch._C.DisableTorchFunction():
                 for kind in {*types} - {Tensor, nn.Parameter}:
                     self.cross(Node("", OUTSIDE), f"{kind.__name__}.__torch_dispatch__")
-                whole = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), WHOLE)
-                run = self._parts if whole else self._run
+                run = self._parts if rule_of(func).whole else self._run
                 return run(func, args, kwargs or {})
         finally:
             sys.setprofile(profile)
@@ -376,10 +380,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        rule, name = rule_of(func), func._schema.name.partition("::")[2]
+        rule = rule_of(func)
+        name = rule.name
         if name in ("lift_fresh", "lift_fresh_copy"):
             self._lifted(args[0])
-        given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
+        given = {**dict(zip(rule.arguments, args, strict=False)), **kwargs}
         inputs = [t for value in given.values() for t in tensors(value)]
         before = {id(t): self.known(t, func) for t in inputs}
         if name in ROW_NUMBERS and where()[1].startswith(TABLES):
@@ -396,8 +401,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
         if rule.unknown:
             self.cross(Node("", OUTSIDE), rule.unknown)
-        what = short(func) + (f" in {self._inside[-1]}" if self._inside else "")
-        random = self.bit("chance") if torch.Tag.nondeterministic_seeded in func.tags else 0
+        what = f"{name} in {self._inside[-1]}" if self._inside else name
+        random = self.bit(CHANCE) if rule.random else 0
         mask = (
             any(t.dtype in (torch.bool, torch.uint8) for t in tensors(given.get("indices")))
             and name == "index"
@@ -482,34 +487,50 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.cross(node, name)
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "c_call" and not own(frame):
-            name = arg.__name__
-            if name in CROSSINGS:
-                self.called(name, getattr(arg, "__self__", None))
-            elif name in OPENS and asked_by(frame, QUIET):
-                self.cross(Node("", OUTSIDE), f"{name}, of a file or what is like one,")
-            elif name in RUNS and arg.__module__ == "builtins" and others(frame) and asked_by(frame, QUIET):
-                self.cross(Node("", OUTSIDE), f"{name}, which runs other code,")
-            elif name in READERS and self.given is not None and called_back(frame):
-                self.cross(Node("", OUTSIDE), f"{name} in a function that PyTorch called")
-            elif (module := arg.__module__) is not None and module.partition(".")[0] not in NATIVE:
-                self.cross(Node("", OUTSIDE), f"native code of {module}")
-        elif event == "call" and frame.f_code not in self._looked_at:
-            self._looked_at.add(frame.f_code)
-            if others(frame) and frame.f_code.co_name != "<module>":  # what is imported does nothing yet
-                cells = [frame.f_locals[n] for n in frame.f_code.co_freevars if n in frame.f_locals]
-                name = hiding(frame.f_code, frame.f_globals, cells)
-                if name and asked_by(frame, QUIET):
-                    self.cross(Node("", OUTSIDE), f"{name}, which hides what is done,")
-        if event == "call" and frame.f_code is native.call.__code__:
-            self._kernel(**{n: frame.f_locals[n] for n in ("kernel", "backward", "words")})
-        elif event == "call" and self.given is not None and others(frame):
-            if self._makers not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-                self._makers.__enter__()  # type: ignore[no-untyped-call]  # PyTorch had set it aside
-                self._again.append(frame)
+        if event == "c_call":
+            if arg.__name__ in WATCHED or not native_module(arg.__module__):
+                self._c_call(frame, arg, arg.__name__)
+        elif event == "call":
+            code = frame.f_code
+            known = self._codes.get(id(code))
+            if known is None or known[1] is not frame.f_globals:
+                known = self._codes[id(code)] = code, frame.f_globals, others(frame), True
+            if known[2]:
+                self._others_call(frame, new=known[3])
+            elif code is KERNEL:
+                self._kernel(**{n: frame.f_locals[n] for n in ("kernel", "backward", "words")})
         elif event == "return" and self._again and self._again[-1] is frame:
             self._again.pop()
             self._makers.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _c_call(self, frame: FrameType, arg: Any, name: str) -> None:
+        """Note a call of a function that is not Python's, where it is one to be noted."""
+        if own(frame):
+            return
+        if name in CROSSINGS:
+            self.called(name, getattr(arg, "__self__", None))
+        elif name in OPENS and asked_by(frame, QUIET):
+            self.cross(Node("", OUTSIDE), f"{name}, of a file or what is like one,")
+        elif name in RUNS and arg.__module__ == "builtins" and others(frame) and asked_by(frame, QUIET):
+            self.cross(Node("", OUTSIDE), f"{name}, which runs other code,")
+        elif name in READERS and self.given is not None and called_back(frame):
+            self.cross(Node("", OUTSIDE), f"{name} in a function that PyTorch called")
+        elif not native_module(arg.__module__):
+            self.cross(Node("", OUTSIDE), f"native code of {arg.__module__}")
+
+    def _others_call(self, frame: FrameType, *, new: bool) -> None:
+        """Look at other code that begins to run; ``new``: it has not run before, or with other names of its module."""
+        code = frame.f_code
+        if new or code.co_freevars:  # what free names stand for may be another thing each time
+            self._codes[id(code)] = code, frame.f_globals, True, False
+            if code.co_name != "<module>":  # what is imported does nothing yet
+                cells = [frame.f_locals[n] for n in code.co_freevars if n in frame.f_locals]
+                name = hiding(code, frame.f_globals, cells)
+                if name and asked_by(frame, QUIET):
+                    self.cross(Node("", OUTSIDE), f"{name}, which hides what is done,")
+        if self.given is not None and self._makers not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+            self._makers.__enter__()  # type: ignore[no-untyped-call]  # PyTorch had set it aside
+            self._again.append(frame)
 
     def called(self, name: str, owner: Any) -> None:
         """Note that a function was called by which values leave tensors unseen."""

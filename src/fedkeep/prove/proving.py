@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedkeep.audit.bench import quiet, same
@@ -26,6 +27,7 @@ from fedkeep.audit.canaries import (
     out_counts,
     planted,
     replaced,
+    side_by_side,
     small,
     sources,
     tokens_of,
@@ -41,7 +43,7 @@ from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.splits import SPLITS
 from fedkeep.engines import Order
 from fedkeep.engines.rehearsal import fit
-from fedkeep.methods import Method, Phase
+from fedkeep.methods import Method, Phase, Sent
 from fedkeep.methods.base import Recalls
 from fedkeep.methods.declared import revealed
 from fedkeep.prove.findings import VERDICTS, Claim, Item, Proof, Verdict
@@ -55,6 +57,7 @@ from fedkeep.prove.rounds import (
     judged,
     left,
     run,
+    set_aside,
     trained,
 )
 from fedkeep.prove.rules import OUTSIDE
@@ -127,7 +130,7 @@ def _carried(found: dict[str, str], made: Rounds, seed: int, allowed: Allowed) -
         told = [drawn(taken.kept, trainable, seed + 10 + k) for k in range(CODES)] if taken.kept else []
         every: dict[str, list[Items]] = {}
         if order is not None:
-            every["judged"] = [_judging(made, order, row) for row in told]
+            every["judged"] = _judgings(made, order, told) if told else []
         else:
             noted = [list[Params]() for _ in told]
             again = [
@@ -138,7 +141,7 @@ def _carried(found: dict[str, str], made: Rounds, seed: int, allowed: Allowed) -
             first = [gradients[0] if gradients else Params() for gradients in noted]
             every |= {f"upload/{n}": [_only(one, n) for one in first] for n in (first[0] if first else ())}
         for label, items in every.items():
-            if told and all(items) and (left := _columns(items)).size:
+            if items and all(items) and (left := _columns(items)).size:
                 for source in sources(taken.kept, trainable):
                     if _tells(source, told, left, label, allowed):
                         found[label] = CARRIES
@@ -167,8 +170,8 @@ def _copied(found: dict[str, str], made: Rounds, seed: int) -> None:
         rows = np.concatenate([job.data.split_rows(part, [client]) for part in SPLITS])
         datas = [replaced(job.data, rows, seed + 20 + k) for k in range(CODES)]
         values, sums = _inputs(datas, rows)
-        every = [_judging(made, order, None, data) for data in datas]
-        if all(every) and describe_copy(values, sums, _columns(every)):
+        every = _judgings(made, order, datas=datas)
+        if every and all(every) and describe_copy(values, sums, _columns(every)):
             found["judged"] = COPIES
     datas = [replaced(job.data, trained_on, seed + 30 + k) for k in range(CODES)] if len(trained_on) else []
     again = [_again(made, taken, data, replayed=True) for data in datas]
@@ -207,19 +210,25 @@ def _columns(every: Sequence[Items]) -> np.ndarray:
     return np.stack([np.concatenate(row) if row else np.zeros(0) for row in rows])
 
 
-def _judging(
-    made: Rounds, order: Order, kept: Params | None = None, data: FederatedData | None = None
-) -> Items:
-    """Return the sums that a client's judging gives, with other kept values or examples; nothing: it broke down."""
-    job = made.job if data is None else replace(made.job, data=data)
-    if kept is not None:
-        store = MemoryStore(job.store.default, job.data.ids)
-        store.write([job.data.index(order.client)], {n: v.unsqueeze(0) for n, v in kept.items()})
-        job = replace(job, store=store)
+def _judgings(
+    made: Rounds, order: Order, kept: Sequence[Params] = (), datas: Sequence[FederatedData] = ()
+) -> list[Items]:
+    """Return the sums that a client's judging gives, each with other kept values or examples; none: it broke down.
+
+    They are judged at once, as those of clients who are sent different values, so that each is computed alone.
+    """
+    job, client = made.job, made.job.data.index(order.client)
+    if not kept:
+        stored = {name: value[0] for name, value in job.store.read([client]).items()}
+        kept = [stored] * len(datas)
+    data = side_by_side(datas or [job.data] * len(kept), client)
+    store = MemoryStore(job.store.default, [order.client] * len(data))
+    store.write(range(len(data)), {n: torch.stack([row[n] for row in kept]) for n in job.store.default.initial})
+    orders = [replace(order, client=name, sent=Sent.of(order.sent.flat)) for name in data.ids]
     try:
-        return judged(job, order)
+        return judged(replace(job, data=data, store=store), orders)
     except (FedkeepError, RuntimeError):
-        return {}
+        return []
 
 
 def _singly(found: dict[str, str], made: Rounds, seed: int) -> None:
@@ -520,7 +529,7 @@ def prove(
                 "The loss on all examples leaves where none is opted out, so rounds ran without, too."
             )
     judges, cut = list[Judge](), False
-    with quiet():
+    with quiet(), set_aside():
         for each in traced:
             short = _cut(method, each)
             made, cut = run(model, short, each, seed), cut or short != method

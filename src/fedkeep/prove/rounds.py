@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -352,34 +353,34 @@ def _judge(made: Rounds) -> str:
     """
     try:
         with made.tracer:
-            for order in made.orders[:1]:  # all run the same code, and it has most kinds of examples
-                judged(made.job, order, made.tracer)
+            judged(made.job, made.orders[:1], made.tracer)  # all run the same code, it has most kinds of examples
     except (FedkeepError, RuntimeError) as error:
         return f"judging broke down: {error}"
     return ""
 
 
-def judged(job: Job, order: Order, tracer: Tracer | None = None) -> Items:
-    """Return the sums that a client's judging gives, by what a report calls them.
+def judged(job: Job, orders: Sequence[Order], tracer: Tracer | None = None) -> list[Items]:
+    """Return the sums that each client's judging gives, by what a report calls them.
 
     Args:
         job: what clients have in common.
-        order: what the client is sent.
-        tracer: labels what the client keeps; it adapts too, if the method lets it, and that model is judged.
+        orders: what each client is sent.
+        tracer: labels what clients keep; they adapt too, if the method lets them, and that model is judged.
     """
-    device, found = LocalDevice(job, Sequential(), leaves="clients"), Items()
+    device, found = LocalDevice(job, Sequential(), leaves="clients"), [Items() for _ in orders]
     models: list[Model] = ["own", "shared"] if job.method.predict_shared is not None else ["own"]
     if tracer is not None:
         _own(tracer, job.store, job.data.ids)
         if job.method.adapt.phases:
-            device.adapt([order], Adaptation(split=""))
+            device.adapt(orders, Adaptation(split=""))
             _own(tracer, device.held("adapted"), job.data.ids)
             models.append("adapted")
     for split in SPLITS:
-        for one in device.judge([order], split, models):
+        for one in device.judge(orders, split, models):
             for name in ROWS:
-                column = np.asarray(getattr(one.tallies, name), np.float64)
-                found[f"judged/{split}/{one.task.name}/{name}"] = torch.from_numpy(column.copy())
+                rows = torch.from_numpy(np.array(getattr(one.tallies, name), np.float64))
+                for items, row in zip(found, rows, strict=False):  # of a split without examples there is none
+                    items[f"judged/{split}/{one.task.name}/{name}"] = row
     return found
 
 
@@ -406,6 +407,22 @@ def _untrained(made: Rounds) -> str:
             why = next((t.fault for t in made.taken if t.fault), "no client has an example to train on")
             return f"the phase that trains {phase.trains!r} took no step: {why}"
     return ""
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """Keep what is there from the collector of garbage, which then looks at what is made here alone.
+
+    A module's whole libraries are ten times as much. A program that has set things aside itself is left as it is.
+    """
+    mine = not gc.get_freeze_count()
+    if mine:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if mine:
+            gc.unfreeze()
 
 
 def _elsewhere(made: Rounds, secret: int) -> list[Node]:

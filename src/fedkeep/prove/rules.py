@@ -179,11 +179,19 @@ WRITES: dict[tuple[str, bool], tuple[str, ...]] = {
 """What each native kernel writes, by the names of its fields; what it writes may depend on all that it is given."""
 
 
+WHOLE = torch._C.DispatchKey.CompositeImplicitAutograd
+"""The key of operations that are made of others; by ``OpOverload.decompose`` some would be made of other ones."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """What is known of one operation.
 
     Attributes:
+        name: what it is called.
+        arguments: the names of what it is given.
+        whole: it is made of other operations.
+        random: it draws random numbers.
         shapes: it reads no values.
         rows: it works on lists place by place.
         written: the arguments that it writes.
@@ -191,6 +199,10 @@ class Rule:
         unknown: why nothing is known of it; empty: something is.
     """
 
+    name: str
+    arguments: tuple[str, ...]
+    whole: bool
+    random: bool
     shapes: bool
     rows: bool
     written: frozenset[str]
@@ -208,6 +220,10 @@ def rule_of(func: OpOverload) -> Rule:
     numbers = any("Tensor" not in str(r.type) for r in schema.returns) and name not in OF_SHAPES
     known = func.namespace in ("aten", "fedkeep")
     return Rule(
+        name=name,
+        arguments=tuple(a.name for a in schema.arguments),
+        whole=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), WHOLE),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
         shapes=bool(SHAPES.match(name)),
         rows=bool(ROWS.match(name)),
         written=frozenset(written),

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cache
 from types import FrameType
 
 
@@ -115,6 +116,12 @@ def site_of(module: str, name: str, what: str) -> Site | None:
 COMPREHENSION = re.compile(r"(\.<locals>\.<(listcomp|setcomp|dictcomp|genexpr)>)+$")
 """What a comprehension's frame is called behind its function's name; from Python 3.12 on, most have no frame."""
 NATIVE = {*sys.stdlib_module_names, "torch", "numpy", "fedkeep", "__main__"}
+
+
+@cache
+def native_module(module: str | None) -> bool:
+    """Tell whether a function of C code is PyTorch's, numpy's or Python's own; methods of types have no module."""
+    return module is None or module.partition(".")[0] in NATIVE
 
 
 def own(frame: FrameType) -> bool:
