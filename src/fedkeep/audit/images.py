@@ -59,8 +59,7 @@ def describe_code(canaries: Array, left: Array, *, singly: bool = False) -> str:
     if not moving.shape[1]:
         return ""
     some = canaries[:, np.unique(np.linspace(0, canaries.shape[1] - 1, MOST_VALUES).astype(int))]
-    sums = np.stack([canaries.sum(1), np.sqrt((canaries**2).sum(1)), canaries.max(1), canaries.min(1)], 1)
-    for words, value in (("a value", some), ("a sum, norm or largest of the values", sums)):
+    for words, value in (("a value", some), ("a sum, norm or largest of the values", statistics(canaries))):
         if np.abs(_correlation(value, moving)).max() > 1 - STRAIGHT:
             return f"carries {words}, by a linear map"
     moving = _moving(left)
@@ -68,6 +67,35 @@ def describe_code(canaries: Array, left: Array, *, singly: bool = False) -> str:
     if canaries.shape[1] > 1 and follows:
         return "carries a value, by a map that only grows or falls"
     return ""
+
+
+def statistics(values: Array) -> Array:
+    """Return of values (draws, k) sum, norm, largest and smallest, (draws, 4)."""
+    return np.stack([values.sum(1), np.sqrt((values**2).sum(1)), values.max(1), values.min(1)], 1)
+
+
+def may_carry(values: Array, left: Array) -> bool:
+    """Tell whether ``describe_code`` or ``describe_copy`` may still say something, after the first of the draws.
+
+    Neither a linear map of all draws nor one that only grows is left when some of the draws already deny it.
+
+    Args:
+        values: (draws, k) of all draws: the values, and their sums.
+        left: (some, m) what left in the first of these.
+    """
+    some, draws = len(left), len(values)
+    first, moving = values[:some], digits(left)
+    moving = moving[:, np.isfinite(moving).all(0)]
+    if some < 3 or values.shape[1] * moving.shape[1] > LARGEST:
+        return True
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = (
+            3 * STRAIGHT * values.var(0) * draws / (first.var(0) * some)
+        )  # what all draws may be off a line
+    if not (share < 1).all() or (_correlation(first, moving) ** 2 >= 1 - share[:, None]).any():
+        return True
+    steps = draws - some  # that the draws to come may add
+    return _one_follows(first, _finite(left), least=max(0, (draws - 1) // 2 + 1 - steps))
 
 
 def digits(left: Array) -> Array:
@@ -110,19 +138,30 @@ def describe_copy(values: Array, sums: Array, left: Array) -> str:
     return ""
 
 
-def _moving(left: Array) -> Array:
-    """Return the numbers that are finite in all draws, and not the same in all."""
-    found: Array = left[:, np.isfinite(left).all(0) & (np.ptp(left, axis=0) > 0)]
+def _finite(left: Array) -> Array:
+    """Return the numbers that are finite in all draws."""
+    found: Array = left[:, np.isfinite(left).all(0)]
     return found
 
 
-def _one_follows(values: Array, left: Array) -> bool:
-    """Tell whether one of the numbers that left only grows or only falls with one of the values, by many steps."""
-    order = np.argsort(values, axis=0)  # (draws, k)
+def _moving(left: Array) -> Array:
+    """Return the numbers that are finite in all draws, and not the same in all."""
+    found = _finite(left)
+    moving: Array = found[:, found.min(0, initial=np.inf) < found.max(0, initial=-np.inf)]
+    return moving
+
+
+def _one_follows(values: Array, left: Array, least: int | None = None) -> bool:
+    """Tell whether one of the numbers that left only grows or only falls with one of the values, by many steps.
+
+    ``least``: how many; None: more than half.
+    """
+    order = np.argsort(values, axis=0, kind="stable")  # (draws, k)
+    least = (len(values) - 1) // 2 + 1 if least is None else least
     for column in left.T if values.size * left.shape[1] <= LARGEST else ():
         steps = np.diff(column[order], axis=0)  # (draws - 1, k)
         one_way = (steps >= 0).all(0) | (steps <= 0).all(0)
-        if (one_way & ((steps != 0).sum(0) > len(steps) // 2)).any():
+        if (one_way & ((steps != 0).sum(0) >= least)).any():
             return True
     return False
 

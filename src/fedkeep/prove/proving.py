@@ -35,7 +35,14 @@ from fedkeep.audit.canaries import (
     with_opt_out,
 )
 from fedkeep.audit.findings import PROTOCOL, Allowed
-from fedkeep.audit.images import carries_exactly, describe_code, describe_copy, made_singly
+from fedkeep.audit.images import (
+    carries_exactly,
+    describe_code,
+    describe_copy,
+    made_singly,
+    may_carry,
+    statistics,
+)
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.params import Params
@@ -74,6 +81,8 @@ LONGER: tuple[bool | int, ...] = (True, False, 1, 2, 5)
 """Other lengths of texts: see ``canaries.with_lengths``. Single tokens more change what is even, or counted."""
 CODES = 12
 """Draws of what a client keeps, and of its examples, for codes and copies in what it tells."""
+ENOUGH = 4
+"""Draws after which it is looked whether those to come can still make a finding."""
 
 
 def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
@@ -107,17 +116,42 @@ def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
             }
             _compare(found, replace(taken, left=some), again, LENGTHS_CHANGE)
     if len(rows):
-        fewer = kept_rows(job.data, np.setdiff1d(np.arange(job.data.examples), rows[::2]))
-        texts = [with_lengths(job.data, rows, longer=longer) for longer in LONGER[:3]] if ragged else []
-        signs = (
-            [replaced(job.data, rows, seed + 2, sign) for sign in (1, -1)] if number_columns(job.data) else []
-        )
-        others = (replaced(job.data, rows, seed + 1), fewer, *texts, *signs)
+        others = _other_opted_out(job.data, rows, seed)
         for taken in made.taken:  # beside one without a tracer, under which some operations round otherwise
             plain = replace(taken, left=_again(made, taken))
-            for data in others:
-                _compare(found, plain, _again(made, taken, data), OPT_OUT_CHANGES)
+            for changes in others:
+                again = _again(made, taken, changes[-1])
+                _compare(found, plain, again, OPT_OUT_CHANGES)
+                for data in () if again else changes[:-1]:
+                    _compare(found, plain, _again(made, taken, data), OPT_OUT_CHANGES)
     return found
+
+
+def _other_opted_out(data: FederatedData, rows: np.ndarray, seed: int) -> list[list[FederatedData]]:
+    """Return data with other opted-out examples, in ``rows``: other values, lengths, signs, and fewer of them.
+
+    Each is a list of single changes, and last of all of them at once, which tells as much where training can do it.
+    """
+    ragged = any(isinstance(column, Ragged) for column in data.columns.values())
+    every = np.setdiff1d(np.arange(data.examples), rows[::2])
+
+    def changed(*changes: Callable[[FederatedData], FederatedData]) -> list[FederatedData]:
+        together = data
+        for change in changes:
+            together = change(together)
+        return [*(change(data) for change in changes if len(changes) > 1), together]
+
+    def signed(sign: int) -> list[Callable[[FederatedData], FederatedData]]:
+        return [lambda one: replaced(one, rows, seed + 2, sign)] * bool(number_columns(data))
+
+    def long(longer: bool | int) -> list[Callable[[FederatedData], FederatedData]]:
+        return [lambda one: with_lengths(one, rows, longer=longer)] * ragged
+
+    return [
+        changed(lambda one: replaced(one, rows, seed + 1), *long(LONGER[0])),
+        changed(*signed(1), *long(LONGER[1]), lambda one: kept_rows(one, every)),
+        *([changed(*signed(-1), *long(LONGER[2]))] if ragged or number_columns(data) else []),
+    ]
 
 
 def _carried(found: dict[str, str], made: Rounds, seed: int, allowed: Allowed) -> None:
@@ -128,32 +162,61 @@ def _carried(found: dict[str, str], made: Rounds, seed: int, allowed: Allowed) -
     for taken, order in _tellers(made):
         trainable = made.job.net.trainable()
         told = [drawn(taken.kept, trainable, seed + 10 + k) for k in range(CODES)] if taken.kept else []
-        every: dict[str, list[Items]] = {}
-        if order is not None:
-            every["judged"] = _judgings(made, order, told) if told else []
-        else:
-            noted = [list[Params]() for _ in told]
-            again = [
-                _again(made, replace(taken, kept=row), replayed=True, noted=gradients)
-                for row, gradients in zip(told, noted, strict=True)
-            ]
-            every["loss"] = [_only(one, "loss") for one in again]
-            first = [gradients[0] if gradients else Params() for gradients in noted]
-            every |= {f"upload/{n}": [_only(one, n) for one in first] for n in (first[0] if first else ())}
-        for label, items in every.items():
-            if items and all(items) and (left := _columns(items)).size:
-                for source in sources(taken.kept, trainable):
-                    if _tells(source, told, left, label, allowed):
+        known = [
+            (source, values)
+            for source in sources(taken.kept, trainable)
+            if (values := _values(source, told)).size
+        ]
+        if not known:
+            continue
+        summed = [np.concatenate([values, statistics(values)], 1) for _, values in known]
+        draws = (_first_step(made, replace(taken, kept=row)) for row in told)
+        every = _until(draws, summed) if order is None else _judgings(made, order, told)
+        for label in every[0] if every else ():
+            if all(label in one and one[label] for one in every) and (left := _columns(every, label)).size:
+                for source, values in known if len(every) == len(told) else ():
+                    if _tells(source, values, left, label, allowed):
                         found[label] = CARRIES
                 found.setdefault(label, AGREES)
 
 
-def _tells(source: Source, told: Sequence[Params], left: np.ndarray, label: str, allowed: Allowed) -> bool:
+Told = dict[str, Items]
+"""What left by one draw, by its label."""
+
+
+def _first_step(made: Rounds, taken: Taken) -> Told:
+    """Return the loss, and the first gradients, when a client does the same again."""
+    noted: list[Params] = []
+    again = _again(made, taken, replayed=True, noted=noted)
+    told = {f"upload/{n}": {n: v} for n, v in (noted[0] if noted else {}).items()}
+    return told | {"loss": {"loss": again["loss"]}} if again else told
+
+
+def _until(draws: Iterable[Told], values: Sequence[np.ndarray]) -> list[Told]:
+    """Return what leaves by one draw after the other, up to the one after which none to come can make a finding.
+
+    ``values``: of all draws, what may be carried, see ``may_carry``.
+    """
+    every: list[Told] = []
+    for told in draws:
+        every.append(told)
+        labels = [label for label in every[0] if all(label in one for one in every)]
+        left = [_columns(every, label) for label in labels] if len(every) >= ENOUGH else []
+        if len(every) >= ENOUGH and not any(may_carry(v, one) for one in left for v in values):
+            break
+    return every
+
+
+def _values(source: Source, told: Sequence[Params]) -> np.ndarray:
+    """Return the numbers of a source in several draws, (draws, numbers)."""
+    names = [n for n in source.names if told and told[0][n].is_floating_point()]
+    return _columns([{"": {n: row[n] for n in names}} for row in told], "")
+
+
+def _tells(source: Source, values: np.ndarray, left: np.ndarray, label: str, allowed: Allowed) -> bool:
     """Tell whether what left carries a value of a source, and nothing says that it may."""
-    names = [n for n in source.names if told[0][n].is_floating_point() and told[0][n].numel()]
-    if not names or allowed.by(label, source.declared, copied=True):
+    if allowed.by(label, source.declared, copied=True):
         return False
-    values = np.stack([np.concatenate([row[n].double().reshape(-1).numpy() for n in names]) for row in told])
     if label.startswith("upload/"):
         return source.kind == "private parameter" and carries_exactly(values, left)
     return bool(describe_code(values, left, singly=label == "judged"))
@@ -171,16 +234,18 @@ def _copied(found: dict[str, str], made: Rounds, seed: int) -> None:
         datas = [replaced(job.data, rows, seed + 20 + k) for k in range(CODES)]
         values, sums = _inputs(datas, rows)
         every = _judgings(made, order, datas=datas)
-        if every and all(every) and describe_copy(values, sums, _columns(every)):
+        if len(every) == len(datas) and describe_copy(values, sums, _columns(every, "judged")):
             found["judged"] = COPIES
     datas = [replaced(job.data, trained_on, seed + 30 + k) for k in range(CODES)] if len(trained_on) else []
-    again = [_again(made, taken, data, replayed=True) for data in datas]
-    if again and all(again):
-        values, sums = _inputs(datas, trained_on)
-        for label in labels:
-            every = [_only(one, label) for one in again]
-            if all(every) and describe_copy(values, sums, _columns(every)):
-                found[label] = COPIES
+    if not datas:
+        return
+    values, sums = _inputs(datas, trained_on)
+    again = (_again(made, taken, data, replayed=True) for data in datas)
+    told = ({label: {label: one[label]} for label in labels if label in one} for one in again)
+    every = _until(told, [np.concatenate([values, sums], 1)])
+    for label in labels if len(every) == len(datas) else ():
+        if all(label in one for one in every) and describe_copy(values, sums, _columns(every, label)):
+            found[label] = COPIES
 
 
 def _tellers(made: Rounds) -> tuple[tuple[Taken, None], tuple[Taken, Order | None]]:
@@ -199,12 +264,9 @@ def _inputs(datas: Sequence[FederatedData], rows: np.ndarray) -> tuple[np.ndarra
     return np.stack(values), np.stack([n.sum(0) for n in numbers])
 
 
-def _only(items: Items, label: str) -> Items:
-    return {label: items[label]} if label in items else {}
-
-
-def _columns(every: Sequence[Items]) -> np.ndarray:
-    """Return the numbers that are in all of several answers, in the same shape: (draws, numbers)."""
+def _columns(told: Sequence[Told], label: str) -> np.ndarray:
+    """Return the numbers that are in all of several draws under a label, in the same shape: (draws, numbers)."""
+    every = [one[label] for one in told]
     names = [n for n, v in every[0].items() if all(n in e and e[n].shape == v.shape for e in every)]
     rows = [[e[n].double().reshape(-1).numpy() for n in names] for e in every]
     return np.stack([np.concatenate(row) if row else np.zeros(0) for row in rows])
@@ -212,7 +274,7 @@ def _columns(every: Sequence[Items]) -> np.ndarray:
 
 def _judgings(
     made: Rounds, order: Order, kept: Sequence[Params] = (), datas: Sequence[FederatedData] = ()
-) -> list[Items]:
+) -> list[Told]:
     """Return the sums that a client's judging gives, each with other kept values or examples; none: it broke down.
 
     They are judged at once, as those of clients who are sent different values, so that each is computed alone.
@@ -223,10 +285,11 @@ def _judgings(
         kept = [stored] * len(datas)
     data = side_by_side(datas or [job.data] * len(kept), client)
     store = MemoryStore(job.store.default, [order.client] * len(data))
-    store.write(range(len(data)), {n: torch.stack([row[n] for row in kept]) for n in job.store.default.initial})
+    values = {n: torch.stack([row[n] for row in kept]) for n in job.store.default.initial}
+    store.write(range(len(data)), values)
     orders = [replace(order, client=name, sent=Sent.of(order.sent.flat)) for name in data.ids]
     try:
-        return judged(replace(job, data=data, store=store), orders)
+        return [{"judged": items} for items in judged(replace(job, data=data, store=store), orders)]
     except (FedkeepError, RuntimeError):
         return []
 

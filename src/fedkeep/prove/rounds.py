@@ -353,7 +353,9 @@ def _judge(made: Rounds) -> str:
     """
     try:
         with made.tracer:
-            judged(made.job, made.orders[:1], made.tracer)  # all run the same code, it has most kinds of examples
+            judged(
+                made.job, made.orders[:1], made.tracer
+            )  # all run the same code, it has most kinds of examples
     except (FedkeepError, RuntimeError) as error:
         return f"judging broke down: {error}"
     return ""

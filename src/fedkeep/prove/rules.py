@@ -222,7 +222,7 @@ def rule_of(func: OpOverload) -> Rule:
     return Rule(
         name=name,
         arguments=tuple(a.name for a in schema.arguments),
-        whole=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), WHOLE),
+        whole=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), WHOLE),  # type: ignore[no-untyped-call]
         random=torch.Tag.nondeterministic_seeded in func.tags,
         shapes=bool(SHAPES.match(name)),
         rows=bool(ROWS.match(name)),
