@@ -26,6 +26,7 @@ from fedkeep import (
     sgd,
     simulate,
 )
+from fedkeep.audit.canaries import kept_rows, opted_out
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -419,6 +420,47 @@ def test_attributes_that_opted_out_examples_write_are_read_by_no_shared_phase(
     monkeypatch.setattr("fedkeep.engines.lanes.Lanes._veil", lambda *_: nullcontext())
     first, second = found()
     assert first != second
+
+
+class Counts(Writes):
+    """Counts the examples that it saw, also opted-out ones."""
+
+    def first(self, x: Tensor) -> Tensor:
+        self.plain += len(x) / 10
+        return self.linear(x).detach() + self.user
+
+
+def test_counts_of_opted_out_examples_in_attributes_are_read_by_no_shared_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    phases = (ON_ALL, Phase(loss=Of(method="alone"), trains="federated"))
+    method = Method(name="counts", split=Split(("user",)), client=Client(phases=phases))
+    data = classes(counts=(12, 14, 13, 15), opted_in=True, kind="f4")
+    fewer = kept_rows(data, np.setdiff1d(np.arange(data.examples), opted_out(data)[::2]))
+    first, second = (leaves(Counts("attribute"), method, each)[:2] for each in (data, fewer))
+    assert first == second
+    monkeypatch.setattr("fedkeep.engines.lanes.Lanes._veil", lambda *_: nullcontext())
+    first, second = (leaves(Counts("attribute"), method, each)[:2] for each in (data, fewer))
+    assert first != second
+
+
+class Compares(Writes):
+    """Asks whether private values are positive, which NaN is not."""
+
+    def alone(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.linear(x) * torch.where(self.user.detach() > 0, 2.0, 1.0)
+        return scaled
+
+
+@pytest.mark.parametrize("model", [Compares, Writes])
+def test_a_shared_phase_that_gets_nan_without_a_trace_is_named(model: type[Writes]) -> None:
+    phases = (ON_ALL, Phase(loss=Of(method="alone"), trains="federated"))
+    method = Method(name="compares", split=Split(("user",)), client=Client(phases=phases))
+    data = classes(counts=(12, 14, 13, 15), opted_in=True, kind="f4")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        leaves(model("attribute"), method, data)
+    assert any("gets NaN" in str(one.message) for one in caught) is (model is Compares)
 
 
 @pytest.mark.parametrize("pooled", [False, True])

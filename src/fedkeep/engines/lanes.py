@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.buffers import Veil, frozen_changed
-from fedkeep.core.errors import DataError, MethodError, NonFiniteError, SplitError
+from fedkeep.core.errors import DataError, MethodError, NonFiniteError, SplitError, warn
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, clone, gradients, is_state, nonfinite, to
@@ -218,6 +218,11 @@ READS_EARLIER = (
     "{} private {}, which an earlier run that this one goes on with trained on opted-out examples too, so these would "
     "influence what leaves the client. Begin with new private values, or train that run with examples='opted_in'."
 )
+READS_NAN = (
+    "A phase that trains federated parameters gets NaN in the place of what opted-out examples made, and reads it "
+    "(`weight > 0` is False of NaN): its loss is another one then. Train the private part with examples='opted_in', or "
+    "leave it out of the federated phase's loss."
+)
 
 
 def reads_hidden(net: Net) -> MethodError:
@@ -274,6 +279,9 @@ def hidden(lanes: Lanes) -> Hidden:
         phases |= {*found}
         names |= {n for k in found for n in trained[k]}
         left = [k for k in left if k not in phases]
+    for number in range(len(trained)) if names else ():
+        if trains_federated(trained[number], split):
+            _warn_of_reading(lanes, number, names)
     return Hidden(frozenset(names), frozenset(phases))
 
 
@@ -292,20 +300,33 @@ def made_of_all(phases: Sequence[Phase], split: Split, net: Net, data: Examples)
 
 
 def _reads(lanes: Lanes, number: int, names: AbstractSet[str]) -> bool:
-    """Tell whether a phase's loss is NaN where some values are, and else is not; of the first lane with examples."""
+    """Tell whether a phase's loss is NaN where some values are, and else is not."""
+    as_is, shown = _losses(lanes, number, names)
+    return math.isnan(shown) and not math.isnan(as_is)
+
+
+def _warn_of_reading(lanes: Lanes, number: int, names: AbstractSet[str]) -> None:
+    """Warn if a phase's loss is another one where some values are NaN, and no NaN, as of ``weight > 0``."""
+    as_is, shown = _losses(lanes, number, names)
+    if as_is != shown and not math.isnan(as_is) and not math.isnan(shown):
+        warn(READS_NAN)
+
+
+def _losses(lanes: Lanes, number: int, names: AbstractSet[str]) -> tuple[float, float]:
+    """Return a phase's loss as it is, and with NaN in some values, of the first lane with examples; of none, NaN."""
     phase, net, device = lanes.client.phases[number], lanes.net, lanes.device
     every = zip(lanes.rows, lanes.draws, strict=True)
     each = [usable(lanes.data, rows, phase, draws)[: phase.batch_size] for rows, draws in every]
     lane = next((k for k, rows in enumerate(each) if len(rows)), None)
     if lane is None:
-        return False
+        return math.nan, math.nan
     as_is, losses = lanes.lane(lane), []
-    for shown in (as_is, veiled(as_is, names, net.initial(), lanes.trainable)):
+    for values in (as_is, veiled(as_is, names, net.initial(), lanes.trainable)):
         batch = load_batch(lanes.data, each[lane], device, net.float_type, lanes.tables[lane])
-        params = {n: v.requires_grad_(n in lanes.trainable) for n, v in clone(shown).items()}
+        params = {n: v.requires_grad_(n in lanes.trainable) for n, v in clone(values).items()}
         with forked(device), net.still():
-            losses.append(phase.loss(net, params, batch, clone(lanes.sent_to(lane))).detach())
-    return bool(losses[1].isnan() & ~losses[0].isnan())
+            losses.append(float(phase.loss(net, params, batch, clone(lanes.sent_to(lane))).detach()))
+    return losses[0], losses[1]
 
 
 def veiled(

@@ -59,6 +59,9 @@ SITES: dict[tuple[str, str], Site] = {
     (f"{_ENGINES}.rehearsal", "_written"): Site("what forward writes into, also unseen, which is an error"),
     (f"{_ENGINES}.rehearsal", "_as_it_was"): Site("chance goes on afterwards where it was"),
     (f"{_ENGINES}.lanes", "local_run"): Site("chance goes on afterwards where it was"),
+    (f"{_ENGINES}.lanes", "_losses"): Site(
+        "which phases read what opted-out examples made; they look at NaN then"
+    ),
     (f"{_ENGINES}.lanes", "veiled"): Site(
         "whether a hidden buffer has moved; it is shown as NaN where it has"
     ),
