@@ -168,9 +168,9 @@ def look_at_opt_out(audit: Looking) -> None:
     fewer = kept_rows(data, np.setdiff1d(np.arange(data.examples), rows[: max(1, len(rows) // 2)]))
     met = audit.bench.met(first, data)
     values = "values of opted-out examples"
-    others = [(values, replaced(data, rows, 1)), ("the number of opted-out examples", fewer)]
-    if number_columns(data):
-        others += [(values, replaced(data, rows, 2, sign)) for sign in (1, -1)]
+    signs = (1, -1) if number_columns(data) else (0,)
+    others = [("the number of opted-out examples", fewer)]
+    others += [(values, replaced(data, rows, 1, sign)) for sign in signs]
     if any(isinstance(column, Ragged) for column in data.columns.values()):
         others += [
             ("lengths of opted-out examples", with_lengths(data, rows, longer=b)) for b in (True, False)

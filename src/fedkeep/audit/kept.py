@@ -10,7 +10,7 @@ import torch
 from fedkeep.audit.bench import Item, Items, changed, judging, unjudged
 from fedkeep.audit.canaries import Source, drawn, planted, sources
 from fedkeep.audit.findings import Finding
-from fedkeep.audit.images import DRAWS, describe_code
+from fedkeep.audit.images import DRAWS, describe_code, may_carry, statistics
 from fedkeep.audit.looking import Looking, Step, image_of
 from fedkeep.core.params import Params
 from fedkeep.remote.messages import Packet
@@ -27,10 +27,12 @@ def look_at_kept(audit: Looking) -> None:
         audit.notes["Nothing is private, and no state is kept."] = None
         return
     for step in reversed(audit.steps):
-        moved = _changed(audit, step, audit.client, everything)
+        known = sources(step.kept[audit.client], audit.trainable)
+        asked = [audit.bench.once(step.work, c) for c in _canaries(audit, step, audit.client, everything)]
+        moved = [item for each in asked for item in changed(step.have, each)]
         before = dict[bool, Items]()
-        for source in sources(step.kept[audit.client], audit.trainable):
-            _look_at(audit, step, source, before)
+        for source in known:
+            _look_at(audit, step, source, before, asked if len(known) == 1 else [])
         _others(audit, moved, audit.client, audit.others)
         for other in audit.others[:1]:
             _others(audit, _changed(audit, step, other, everything), other, [audit.client])
@@ -61,24 +63,32 @@ def _changed(audit: Looking, step: Step, client: str, names: Iterable[str]) -> d
     return dict.fromkeys(item for each in found for item in each)
 
 
-def _moved(audit: Looking, step: Step, client: str, names: Iterable[str]) -> list[tuple[Item, bool]]:
+def _moved(
+    audit: Looking, step: Step, client: str, names: Iterable[str], asked: Sequence[Items]
+) -> list[tuple[Item, bool]]:
     """Return what changes with a canary or its mirror image, and what of uploads without federated gradients too.
 
-    Nothing else is trained by these, so that it is not asked of the rest.
+    Nothing else is trained by these, so that it is not asked of the rest. ``asked``: what leaves with each, if known.
     """
     moved = dict[Item, bool]()
-    for canary in _canaries(audit, step, client, names):
-        found, rest = changed(step.have, audit.bench.once(step.work, canary)), set[Item]()
+    for k, canary in enumerate(_canaries(audit, step, client, names)):
+        found, rest = (
+            changed(step.have, asked[k] if asked else audit.bench.once(step.work, canary)),
+            set[Item](),
+        )
         if any(item.kind in ("upload", "sent") and not moved.get(item) for item in found):
             rest = set(changed(step.have_still, audit.bench.once(step.work, canary, method=audit.still)))
         moved |= {item: moved.get(item, False) or item in rest for item in found}
     return list(moved.items())
 
 
-def _look_at(audit: Looking, step: Step, source: Source, before: dict[bool, Items]) -> None:
+def _look_at(
+    audit: Looking, step: Step, source: Source, before: dict[bool, Items], asked: Sequence[Items]
+) -> None:
     """Give a verdict on each thing that changes with one that the client keeps.
 
-    ``before`` holds what leaves without a canary, of the step, once for all sources: see ``_drawn``.
+    ``before`` holds what leaves without a canary, of the step, once for all sources: see ``_drawn``. ``asked``: what
+    leaves with each of ``_canaries``, where it is known.
     """
     drawn: dict[bool, tuple[np.ndarray, list[Items]]] = {}
 
@@ -88,7 +98,7 @@ def _look_at(audit: Looking, step: Step, source: Source, before: dict[bool, Item
             drawn[moving] = _drawn(audit, step, source, before, moving=moving)
         return image_of(item, *drawn[moving])
 
-    for item, direct in _moved(audit, step, audit.client, source.names):
+    for item, direct in _moved(audit, step, audit.client, source.names, asked):
         if item.client not in ("", audit.client):
             continue
         base = audit.base(item.name)
@@ -113,7 +123,8 @@ KEPT = "what the client keeps"
 SIGNS = (0, 0, 1, -1, 0, 0, 0, 0, 0, 0, 0, 0)
 """Of draws of all that a client keeps: those with one sign are for bits of sums, norms and largest values."""
 SIZES = (10.0, 0.05)
-FEW = 4
+FEW, MANY = 4, 8
+"""Draws for bits: in each round, and in the last one; codes want all, unless these tell that there is none."""
 
 
 def look_at_draws(audit: Looking) -> None:
@@ -137,29 +148,64 @@ def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
     rows = [drawn(first, audit.trainable, 100 + k, sign) for k, sign in enumerate(signs)]
     sized = [drawn(first, audit.trainable, 200 + k, 0, size) for k, size in enumerate(sizes)]
     before = audit.bench.once(work, step.kept, method=audit.still)
-    told, found = list[Items](), list[Item]()
-    for row in (*rows, *sized):
-        after = audit.bench.once(work, {**step.kept, audit.client: row}, method=audit.still)
-        moved = [item for item in changed(before, after) if item.client in ("", audit.client)]
-        broke_down = len(told) >= len(rows) and any(item.kind == "status" for item in moved)
-        found += [] if broke_down else moved
-        told.append(after)
     known = sources(first, audit.trainable)
+    coded = [(source, values) for source in known if kind and (values := _numbers(source, rows)).size]
+    left = [item for item in before if item.kind == kind and before[item].is_floating_point()]
+
+    def asked(row: Params) -> Items:
+        return audit.bench.once(work, {**step.kept, audit.client: row}, method=audit.still)
+
+    told = list[Items]()
+    for row in rows:
+        told.append(asked(row))
+        if len(told) == MANY and not _may_code(audit, coded, left, told):
+            break
+    large = [asked(row) for row in sized]
+    found = [item for each in told for item in _own(audit, before, each)]
+    for each in large:
+        moved = _own(audit, before, each)
+        found += [] if any(item.kind == "status" for item in moved) else moved  # it broke down
     for item in dict.fromkeys(found):
         rest = [s for s in known if not audit.told_of(item.label, s)]
-        known_of = len(rest) < len(known) and not _by(audit, step, work, item, rest, rows, before)
+        known_of = len(rest) < len(known) and not _by(
+            audit, step, work, item, rest, rows[: len(told)], before
+        )
         if known_of or item.kind in ("loss", "judged"):
             continue
         names = [name for s in rest for name in s.declared]
-        audit.note(item.label, KEPT, f"with some of {len(rows) + len(sized)} draws", of=names)
-    for source in known if kind else ():
-        names = [n for n in source.names if first[n].is_floating_point() and first[n].numel()]
-        left = [one for one in before if one.kind == kind and before[one].is_floating_point()]
-        if names and left:
-            values = np.stack(
-                [torch.cat([row[n].double().reshape(-1) for n in names]).numpy() for row in rows]
-            )
-            _codes(audit, source, left, values, told[: len(rows)])
+        audit.note(item.label, KEPT, f"with some of {len(told) + len(large)} draws", of=names)
+    for source, values in coded if len(told) == len(rows) else ():
+        for label, out in _outs(audit, left, told):
+            if how := describe_code(values, out):
+                audit.note(label, str(source), of=source.declared, image=how)
+
+
+def _own(audit: Looking, before: Items, after: Items) -> list[Item]:
+    """Return what changes of the client that is looked at, and of all together."""
+    return [item for item in changed(before, after) if item.client in ("", audit.client)]
+
+
+def _numbers(source: Source, rows: Sequence[Params]) -> np.ndarray:
+    """Return the numbers of a source in several draws, (draws, numbers)."""
+    names = [n for n in source.names if rows[0][n].is_floating_point() and rows[0][n].numel()]
+    if not names:
+        return np.zeros((len(rows), 0))
+    return np.stack([torch.cat([row[n].double().reshape(-1) for n in names]).numpy() for row in rows])
+
+
+def _may_code(
+    audit: Looking,
+    coded: Sequence[tuple[Source, np.ndarray]],
+    left: Sequence[Item],
+    told: Sequence[Items],
+) -> bool:
+    """Tell whether all draws may show a code that some do not deny."""
+    outs = _outs(audit, left, told)
+    return any(
+        may_carry(np.concatenate([values, statistics(values)], 1), out)
+        for _, values in coded
+        for _, out in outs
+    )
 
 
 def _by(
@@ -182,17 +228,16 @@ def _by(
     return False
 
 
-def _codes(
-    audit: Looking, source: Source, left: Sequence[Item], values: np.ndarray, told: Sequence[Items]
-) -> None:
+def _outs(audit: Looking, left: Sequence[Item], told: Sequence[Items]) -> list[tuple[str, np.ndarray]]:
+    """Return by label the numbers that left in several draws, (draws, numbers)."""
+    found = []
     for label in dict.fromkeys(item.label for item in left):
         mine = [item for item in left if item.label == label and item.client in ("", audit.client)]
         whole = [i for i in mine if all(i in one and one[i].shape == told[0][i].shape for one in told)]
-        if not whole:
-            continue
-        out = np.stack([torch.cat([one[i].double().reshape(-1) for i in whole]).numpy() for one in told])
-        if how := describe_code(values, out):
-            audit.note(label, str(source), of=source.declared, image=how)
+        if whole:
+            rows = [torch.cat([one[i].double().reshape(-1) for i in whole]).numpy() for one in told]
+            found.append((label, np.stack(rows)))
+    return found
 
 
 def _readable(how: str) -> bool:
