@@ -89,7 +89,7 @@ def test_a_folder_of_another_fedkeep(tmp_path: Path, found: int, rest: str) -> N
     run(out, rounds=1)
     info = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps({**info, "format": found}))
-    with refused(out, said=f"{out / 'run.json'} has the format {found}; this fedkeep reads format 3. {rest}"):
+    with refused(out, said=f"{out / 'run.json'} has the format {found}; this fedkeep reads format 4. {rest}"):
         run(out, rounds=1, resume=True)
 
 

@@ -260,7 +260,7 @@ def test_a_run_without_any_record_still_gives_a_page(write_run: Write) -> None:
 def test_a_minimal_run_json_is_enough(tmp_path: Path) -> None:
     folder = tmp_path / "bare"
     folder.mkdir()
-    write_info(folder, {"status": "finished", "format": 3, "run": "x", "rounds": 1})
+    write_info(folder, {"status": "finished", "format": 4, "run": "x", "rounds": 1})
     write_records(folder, to_line(Record(1, 0.0, "test", None, "rmse", 1.5, 3)))
     texts = read(write_report([folder], tmp_path / "out")).texts
     assert "bare" in texts

@@ -198,14 +198,14 @@ def test_a_finished_run_without_records_is_an_error(write_run: Write) -> None:
         (b"[" * 100_000, "run.json is damaged: maximum recursion depth exceeded"),
         (b"\xff", "run.json is damaged: 'utf-8' codec"),
         (b"[]", "run.json is damaged: wanted an object, got list."),
-        (b"{}", "run.json has no format; this fedkeep reads format 3. It is of an older fedkeep"),
+        (b"{}", "run.json has no format; this fedkeep reads format 4. It is of an older fedkeep"),
         (
             b'{"format": 1}',
-            "run.json has the format 1; this fedkeep reads format 3. It is of an older fedkeep",
+            "run.json has the format 1; this fedkeep reads format 4. It is of an older fedkeep",
         ),
-        (b'{"format": 4}', "run.json has the format 4; this fedkeep reads format 3. Update fedkeep."),
-        (b'{"format": 3}', "run.json is damaged: it has no checksum."),
-        (b'{"format": 3, "seal": "x"}', "run.json is damaged or was edited: its checksum is not that of its"),
+        (b'{"format": 5}', "run.json has the format 5; this fedkeep reads format 4. Update fedkeep."),
+        (b'{"format": 4}', "run.json is damaged: it has no checksum."),
+        (b'{"format": 4, "seal": "x"}', "run.json is damaged or was edited: its checksum is not that of its"),
         ({}, "run.json is damaged: it lacks the run's id."),
         ({"run": "x", "data": 3}, "run.json is damaged: data: "),
         ({"run": "x", "best": "high"}, "run.json is damaged: best: "),
@@ -219,7 +219,7 @@ def test_a_damaged_run_json_is_named(
     tmp_path: Path, content: bytes | dict[str, Any] | None, message: str
 ) -> None:
     if isinstance(content, dict):
-        write_info(tmp_path, {"format": 3, **content})
+        write_info(tmp_path, {"format": 4, **content})
     elif content is not None:
         (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(RunError) as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedkeep.core.errors import RunError
 
-FORMAT = 3
+FORMAT = 4
 """The format of run folders. Folders of another format are named and not read."""
 
 
