@@ -41,7 +41,7 @@ def measured(name: str) -> list[float]:
             seed=1,
         )
     return [r.value for r in run.history if r.split == "train" and r.metric == "loss"] + [
-        run.evaluate()["loss"]
+        run.last.evaluate()["loss"]
     ]
 
 

@@ -57,8 +57,7 @@ def test_each_kind_of_data_has_a_model(kind: str) -> None:
     assert usual != OWN
     (phase,) = build_method(made.method).fitted(model).client.phases
     rate = usual.rate_of_numbers if data.meta.get("task") == "regression" else usual.rate
-    schedule = "constant" if data.meta.get("task") == "regression" else usual.schedule
-    assert phase.optimizer == Optimizer(learning_rate=rate, rates=usual.rates, schedule=schedule)
+    assert phase.optimizer == Optimizer(learning_rate=rate, rates=usual.rates)
     assert (type(phase.batch_size), phase.batch_size) == (int, usual.batch_size)
     batch = data.batch(data.rows(0, "train"))
     wanted = [name for name in ("x", "text", "text_length", "image", "item") if name in batch]
@@ -92,7 +91,7 @@ def test_what_is_said_stays() -> None:
 def test_a_phase_without_a_rate_has_the_usual_one() -> None:
     usual = usual_of(MLP(3, 2))
     for model, named, size in (
-        (MLP(3, 2), sgd(usual.rate, schedule=usual.schedule), usual.batch_size),
+        (MLP(3, 2), sgd(usual.rate), usual.batch_size),
         (nn.Linear(3, 2), sgd(0.1), 32),
     ):
         (phase,) = fedavg(local=Phase(epochs=3)).fitted(model).client.phases
@@ -115,7 +114,7 @@ def test_simulate_stores_the_usual_values(tmp_path: Path) -> None:
     out = tmp_path / "run"
     found = simulate(model, fedavg(), data, epochs=1, out=out, progress=False)
     usual = usual_of(model)
-    said = Phase(optimizer=sgd(usual.rate, schedule=usual.schedule), batch_size=usual.batch_size)
+    said = Phase(optimizer=sgd(usual.rate), batch_size=usual.batch_size)
     again = simulate(model, fedavg(local=said), data, epochs=1, progress=False)
     assert all(torch.equal(value, again.server[name]) for name, value in found.server.items())
     (phase,) = json.loads((out / "run.json").read_text())["identity"]["method"]["client"]["phases"]

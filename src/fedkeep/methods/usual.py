@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from fedkeep import models
-from fedkeep.core.optim import Schedule, UsualRate
+from fedkeep.core.optim import UsualRate
 from fedkeep.methods.phase import Phase, UsualSize
 
 
@@ -26,14 +26,12 @@ class Usual:
         rate: the learning rate.
         rate_of_numbers: where numbers are predicted: squared errors have no bound, nor have their gradients.
         rates: further rates by pattern.
-        schedule: of the rate, where classes are predicted: late rounds then swing less with whose turn it is.
         batch_size: examples a mini-batch. Clients have few; so many steps are worth more than fast ones.
     """
 
     rate: float = 0.1
     rate_of_numbers: float = 0.03
     rates: tuple[tuple[str, float], ...] = ()
-    schedule: Schedule = "constant"
     batch_size: int = 8
 
     def filled(self, phase: Phase, numbers: bool) -> Phase:
@@ -47,15 +45,14 @@ class Usual:
         if isinstance(optimizer.learning_rate, UsualRate) and optimizer.kind == "sgd":
             rate = self.rate_of_numbers if numbers else self.rate
             rates = (*optimizer.rates, *self.rates)
-            schedule = optimizer.schedule if numbers or optimizer.schedule != "constant" else self.schedule
-            optimizer = replace(optimizer, learning_rate=rate, rates=rates, schedule=schedule)
+            optimizer = replace(optimizer, learning_rate=rate, rates=rates)
         size = self.batch_size if isinstance(phase.batch_size, UsualSize) else phase.batch_size
         return replace(phase, optimizer=optimizer, batch_size=size)
 
 
 OWN = Usual(rate_of_numbers=0.1, batch_size=32)
 """Of models of one's own."""
-TABLES = Usual(schedule="linear")
+TABLES = Usual()
 WORDS = Usual(rates=(("*embedding.*", 3.0),))
 IMAGES = Usual(batch_size=16)
 USUAL: Mapping[type[nn.Module], Usual] = {
