@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,15 @@ def test_a_report_of_several_runs(fedkeep: Command, run_folder: Path) -> None:
     result = fedkeep("report", "r", "s", "--out", "page", "--title", "Two seeds")
     assert result.exit_code == 0, result.output
     assert json.loads(Path("page/report.json").read_text(encoding="utf-8"))["title"] == "Two seeds"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of folders are texts there")
+def test_a_report_of_a_run_in_a_folder_whose_name_is_no_utf_8(fedkeep: Command, run_folder: Path) -> None:
+    folder = Path(os.fsdecode(b"a\xffb"))
+    run_folder.rename(folder)
+    result = fedkeep("report", str(folder))
+    assert result.exit_code == 0, result.output
+    assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!")
 
 
 def test_a_report_needs_runs(fedkeep: Command) -> None:
