@@ -45,6 +45,7 @@ def digest(tensors: dict[str, Any]) -> str:
 
 def told(run: Any) -> dict[str, str]:
     """Return the digests of a run: its server's values, its clients' and its records."""
+    run = run.last if isinstance(run.last, type(run)) else run  # an older fedkeep's run is of its last round
     lines = sorted(
         f"{r.round} {r.split} {r.client} {r.metric} {r.value!r} {r.n}"
         for r in run.history
@@ -57,7 +58,6 @@ def told(run: Any) -> dict[str, str]:
         for client in run.clients
         for name, value in run.parameters(str(client), **stage).items()
     }
-    run = run.last if isinstance(run.last, type(run)) else run  # an older fedkeep's run is of its last round
     return {
         "server": digest({**run.server, **{f"state/{n}": v for n, v in run.state.items()}}),
         "clients": digest(clients),
