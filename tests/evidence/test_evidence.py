@@ -9,7 +9,14 @@ import pytest
 
 from benchmarks.evidence import counted, judged
 from fedkeep.audit import audit
-from fedkeep.audit.images import carries_exactly, describe_code, describe_copy, made_singly
+from fedkeep.audit.images import (
+    carries_exactly,
+    describe_code,
+    describe_copy,
+    made_singly,
+    may_carry,
+    statistics,
+)
 from fedkeep.prove import prove
 from tests.evidence.table import HARMLESS, LEAKY
 
@@ -79,6 +86,31 @@ def test_a_code_is_found_behind_the_decimals() -> None:
     assert describe_code(VALUES, LOSS.round(1) + (VALUES[:, :1] + 8) / 1000)
     assert describe_copy(VALUES, VALUES[:, :0], LOSS.round(1) + (VALUES[:, 2:3] + 8) / 1000)
     assert not describe_copy(VALUES, VALUES[:, :0], LOSS)
+
+
+def test_draws_stop_only_where_none_to_come_can_make_a_finding() -> None:
+    rng = np.random.default_rng(0)
+    stopped = 0
+    for trial in range(60):
+        values = rng.standard_normal((12, 3)) * (1, 10, 100)
+        values[-2:] *= (1, 1000)[trial % 2]  # of which the last draws may draw a line
+        first, order = values[:, :1], np.argsort(values[:, 0])
+        lefts = [rng.standard_normal((12, 2)), first + 0.01 * rng.standard_normal((12, 1)), np.cbrt(first)]
+        for steps in range(
+            3, 8
+        ):  # of eleven: that only grow, from one value to the next but in so many places
+            left = np.zeros((12, 1))
+            left[order[1:], 0] = np.cumsum(rng.permutation(11) < steps)
+            lefts.append(left)
+        known = np.concatenate([values, statistics(values)], 1)
+        for left in lefts:
+            if all(may_carry(known, left[:some]) for some in range(4, 12)):
+                continue
+            stopped += 1
+            assert not describe_code(values, left)
+            assert not describe_code(values, left, singly=True)
+            assert not describe_copy(values, values.sum(1, keepdims=True), left)
+    assert stopped > 60
 
 
 def test_a_gradient_may_follow_a_value_and_not_be_it() -> None:

@@ -86,7 +86,7 @@ def may_carry(values: Array, left: Array) -> bool:
     some, draws = len(left), len(values)
     first, moving = values[:some], digits(left)
     moving = moving[:, np.isfinite(moving).all(0)]
-    if some < 3 or values.shape[1] * moving.shape[1] > LARGEST:
+    if some < 3 or first.size * moving.shape[1] > LARGEST:
         return True
     with np.errstate(divide="ignore", invalid="ignore"):
         share = (
@@ -95,7 +95,7 @@ def may_carry(values: Array, left: Array) -> bool:
     if not (share < 1).all() or (_correlation(first, moving) ** 2 >= 1 - share[:, None]).any():
         return True
     steps = draws - some  # that the draws to come may add
-    return _one_follows(first, _finite(left), least=max(0, (draws - 1) // 2 + 1 - steps))
+    return _one_follows(first, _finite(left), least=max(0, (draws - 1) // 2 - steps))
 
 
 def digits(left: Array) -> Array:
