@@ -21,7 +21,7 @@ from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
 from fedkeep.data.alike import oddities
-from fedkeep.data.preparation import Encoding
+from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.data.seen import Seen
 from fedkeep.engines.rehearsal import fit
 from fedkeep.experiments.config import AUTO, Config, LossConfig, MethodConfig, ReduceConfig, parse_config
@@ -41,7 +41,6 @@ from fedkeep.experiments.sources import (
     read_source,
 )
 from fedkeep.experiments.trackers import Tracker
-from fedkeep.experiments.usual import encoding_of, usual_model
 from fedkeep.methods import (
     METHODS,
     ClippedMean,
@@ -500,6 +499,39 @@ def with_head_named(text: str, folder: Path | None = None) -> str:
     if method.head is None or config.method.head is not None:
         return text
     return parse_config(text, overrides={"method.head": method.head.layer}).to_toml()
+
+
+USUAL_MODELS: Mapping[str, str] = {
+    "text": "bag_of_words",
+    "image": "resnet",
+    "item": "matrix_factorization",
+    "x": "mlp",
+}
+"""By the column that it reads, the first that there is."""
+
+
+def usual_model(encoding: Encoding) -> str:
+    """Return the kind of model that ``model.kind = "auto"`` is for data in an encoding.
+
+    Raises:
+        ConfigError: there is none for such columns.
+    """
+    tasks = tasks_in(encoding.meta)
+    found = next((model for column, model in USUAL_MODELS.items() if column in encoding.columns), None)
+    deep = found == "mlp" and "features" not in encoding.sizes
+    if found is None or deep or len(tasks) > 1 or tasks[0].kind.axes == 2:
+        columns = ", ".join(n for n in encoding.columns if n != "label")
+        raise ConfigError(
+            f"model.kind: there is no usual model for the columns {columns} and the task "
+            f"{' and '.join(task.kind.name for task in tasks)}. Name one: `fedkeep list` shows the built-in ones; your own is "
+            f"'package.module:Class'."
+        )
+    return found
+
+
+def encoding_of(data: FederatedData | Encoding) -> Encoding:
+    """Return the encoding that data are in, as far as a model and a loss depend on it."""
+    return data if isinstance(data, Encoding) else Encoding.of(Ready(data=data).summary())
 
 
 def settled(config: Config, data: FederatedData | Encoding) -> Config:
