@@ -349,7 +349,8 @@ def test_in_flowers_simulation(tmp_path, keeps):
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_goes_on_with_what_it_kept(tmp_path):
+def test_a_node_that_is_killed_goes_on_with_what_it_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the template's server app saves the model there
     kept, names = tmp_path / "kept", ["a", "b"]
     project = copied(tmp_path, LINE.format(str(kept)))
     make_keys(tmp_path / "keys", hosts=["127.0.0.1"], nodes=names)
