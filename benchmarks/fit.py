@@ -5,7 +5,7 @@
 Each of the methods, made without any argument, on classifiers as strangers bring them: small ones, in plain PyTorch,
 with no part named for fedkeep; where ``torchvision`` and ``transformers`` can be imported, theirs too, else their rows
 say that they were skipped. Two rounds, three clients, sixteen examples each. A cell holds ``trained``, the loss and the
-seconds, or the error's class and its first sentence. Cells that the file has are not run again.
+seconds, or the error's class and its sentence. Cells that the file has from this commit are not run again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measure import RESULTS
+from benchmarks.measure import RESULTS, processor
 from fedkeep import FederatedData, simulate
 from fedkeep.core.errors import FedkeepError
+from fedkeep.experiments.environment import environment
 from fedkeep.methods import METHODS
-from tests.strangers.modules import CLIENTS, STRANGERS
+from tests.strangers.modules import CLIENTS, PHOTO, STRANGERS, Stranger, vision
 
-FIT = list(STRANGERS)[:22]
+FIT = {
+    **{name: STRANGERS[name] for name in list(STRANGERS)[:22]},
+    "torchvision's MobileNetV3": Stranger(vision("mobilenet v3"), PHOTO),
+}
 """Those that are classifiers without anything odd about them."""
 
 
@@ -69,10 +73,14 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run cells again that the file has")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    about = {"command": "python -m benchmarks.fit", "processor": processor(), **environment()}
     found: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    if found.get("about", {}).get("commit") != about["commit"]:
+        found = {}
+    found["about"] = about
     rows = found.setdefault("cells", {})
-    for model in FIT:
-        make, read = STRANGERS[model].make, STRANGERS[model].read
+    for model, stranger in FIT.items():
+        make, read = stranger.make, stranger.read
         if given.only and given.only not in model:
             continue
         try:

@@ -13,6 +13,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.heads import FOUND, Head
 from fedkeep.core.net import Net
 from fedkeep.methods.features import pooled
+from fedkeep.privacy import Projection
 from tests.tiny import classes
 
 DATA = classes(kind="f4")
@@ -193,6 +194,34 @@ def test_batch_normalisation_is_found_by_type() -> None:
     same(trained(Stranger(), made("fedbn")), trained(Named(), made("fedbn", private="encoder.1.*")))
     with pytest.raises(MethodError, match="no batch normalisation"):
         made("fedbn").fitted(nn.Linear(3, 3))
+
+
+class Spoken(nn.Module):
+    """Tables of words by names of its own."""
+
+    def __init__(self, *tables: str) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.tables = nn.ModuleDict({name: nn.Embedding(7, 4) for name in tables})
+            self.scorer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = next(iter(self.tables.values())).weight if self.tables else torch.eye(7, 4).to(x)
+        out: Tensor = self.scorer(torch.tanh(x @ first[:3]))
+        return out
+
+
+def test_a_table_of_words_is_found_by_type() -> None:
+    star = methods.kteps_star(1, 2, local=LOCAL)
+    found = trained(Spoken("words"), star)
+    assert found.method.upload[0] == Projection(1, 2, "tables.words.weight")
+    named = trained(Spoken("words"), methods.kteps_star(1, 2, table="tables.words.weight", local=LOCAL))
+    assert all(torch.equal(v, named.server[n]) for n, v in found.server.items())
+    with pytest.raises(MethodError, match=r"table='tables.words.weight'.*kteps"):
+        trained(Spoken("words", "places"), star)
+    with pytest.raises(MethodError, match="no table of words.*kteps"):
+        trained(Stranger(), star)
 
 
 def test_with_batch_normalisation_no_last_mini_batch_has_one_example() -> None:

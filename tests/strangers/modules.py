@@ -311,6 +311,8 @@ def vision(name: str) -> Callable[[], nn.Module]:
             return known.VisionTransformer(32, 8, 1, 2, 16, 32, num_classes=CLASSES)
         if name == "densenet":
             return known.DenseNet(4, (2, 2), 8, num_classes=CLASSES)
+        if name == "mobilenet v3":
+            return trained_norms(known.mobilenet_v3_small(num_classes=CLASSES))
         if name == "mobilenet":
             net = trained_norms(known.mobilenet_v2(width_mult=0.1))
             net.features = net.features[:4]

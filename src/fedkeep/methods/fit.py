@@ -31,6 +31,8 @@ from fedkeep.methods.phase import Phase
 from fedkeep.methods.terms import SquaredError
 from fedkeep.methods.user import BIAS, VECTOR, AddUser
 from fedkeep.methods.usual import usual_of
+from fedkeep.privacy.base import Link
+from fedkeep.privacy.projection import WORDS, Projection
 from fedkeep.split.find_head import find_head, is_layer, named_layer
 from fedkeep.split.halves import divide, matches
 from fedkeep.split.split import Split
@@ -68,6 +70,10 @@ class Fits(Protocol):
     def head(self) -> Head | None:
         """Where the model ends."""
 
+    @property
+    def upload(self) -> tuple[Link, ...]:
+        """What happens to an upload."""
+
     def but(self, **changes: Any) -> Self:
         """Return it with some fields changed."""
 
@@ -86,7 +92,7 @@ def fitted(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
     Raises:
         MethodError: the model's head is not found, or there is nothing to find it on.
     """
-    extend = method.extend
+    method, extend = _with_table(method, model), method.extend
     if extend is not None and getattr(extend, "has_parts", _no)(model):
         return method
     method, wanted = _with_norms(method, model), _texts(method)
@@ -195,6 +201,33 @@ def _with_norms(method: M, model: nn.Module) -> M:
             f"in its option private, or take fedavg."
         )
     return renamed(method, {NORMS: tuple(layers)})
+
+
+def _with_table(method: M, model: nn.Module) -> M:
+    """Return a method that projects a model's own table of words, where it has another name for it.
+
+    Raises:
+        MethodError: the model has none, or several.
+    """
+    lost = [link for link in method.upload if isinstance(link, Projection) and link.table == WORDS]
+    if not lost or matches_any(list(every_tensor(model)), WORDS):
+        return method
+    found = [
+        f"{name}.weight".removeprefix(".")
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    ]
+    if len(found) != 1:
+        has = f"has several tables ({', '.join(found)})" if found else "has no table of words"
+        advice = (
+            f"Say which, as in table={found[0]!r}," if found else "Name another matrix in its option table,"
+        )
+        raise MethodError(
+            f"{type(model).__name__} {has}, and {method.name!r} uploads one by its principal components. {advice} or "
+            f"train without: kteps in place of kteps_star."
+        )
+    links = tuple(replace(link, table=found[0]) if link in lost else link for link in method.upload)
+    return method.but(upload=links)
 
 
 def batch_norms(model: nn.Module) -> list[str]:

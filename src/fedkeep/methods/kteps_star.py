@@ -12,13 +12,14 @@ from typing import Literal, Unpack
 from fedkeep.methods.base import Method
 from fedkeep.methods.kteps import KtepsOptions, kteps
 from fedkeep.privacy import Projection
+from fedkeep.privacy.projection import WORDS
 
 
 def kteps_star(
     start: int = 2,
     end: int = 150,
     *,
-    table: str = "embedding.weight",
+    table: str = WORDS,
     target: Literal["matrix", "delta"] = "matrix",
     noise: float = 1e-3,
     **others: Unpack[KtepsOptions],
@@ -27,7 +28,7 @@ def kteps_star(
 
     Args:
         start, end: d_s and d_e, counted from 1, both kept.
-        table, target: as in ``privacy.Projection``.
+        table, target: as in ``privacy.Projection``; a model without ``embedding.weight`` has its one table of words projected.
         noise: as in ``kteps``, of what the projection leaves.
         others: the other arguments of ``kteps``.
     """

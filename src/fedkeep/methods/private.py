@@ -290,8 +290,8 @@ def check_variances(method: Method, module: nn.Module) -> None:
         if leaf == "running_var" and isinstance(layers.get(layer), _NormBase):
             raise MethodError(
                 "The running variance {name!r} is federated, and {noise} would make it negative and the model's outputs "
-                "NaN. Name the statistics private (a method's private='{layer}running_*', or methods.fedbn with "
-                "methods.batch_norm_names(model)), put a GroupNorm in place of the layer, or leave the noise out{how}.",
+                "NaN. Leave the noise out{how}, put a GroupNorm in place of the layer, or take a method that keeps the "
+                "statistics private: fedbn, or one with an option private = '{layer}running_*'.",
                 name=name,
                 noise=noise,
                 layer=f"{layer}." if layer else "",

@@ -19,6 +19,8 @@ from fedkeep.privacy.base import Encoded, Link
 from fedkeep.privacy.draws import Draw
 
 PROJECTED, BASIS = "/projected", "/basis"
+WORDS = "embedding.weight"
+"""The table of words of fedkeep's own models; of others it is found where a method meets its model."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Projection(Link):
 
     start: int = 2
     end: int = 150
-    table: str = "embedding.weight"
+    table: str = WORDS
     target: Literal["matrix", "delta"] = "matrix"
     center: bool = True
 
