@@ -340,6 +340,7 @@ READERS: Mapping[str, Reader] = {
     "npz_images": Reader(readers.npz_images, "path"),
     "image_folder": Reader(readers.raw_image_folder, "folder"),
     "leaf": Reader(readers.raw_leaf, "folder"),
+    "tars": Reader(readers.raw_tars, "path"),
     "saved": Reader(FederatedData.load, "folder"),
     "many_user_text": Reader(room.many_user_text),
     "toy": Reader(room.toy),

@@ -12,8 +12,9 @@ import numpy as np
 from fedkeep.core.errors import DataError, warn
 from fedkeep.core.files import expanded
 from fedkeep.data.federated import FederatedData
-from fedkeep.data.images import ImageSet
+from fedkeep.data.images import ImageSet, Pixels
 from fedkeep.data.preparation import Labels, Plain, Raw, prepared
+from fedkeep.data.preparation.contract import Where
 from fedkeep.data.readers.cells import ALIASES, CLASS, ID, SPLIT, TEXT, Cells, Table
 from fedkeep.data.readers.files import digest_of
 from fedkeep.data.readers.load import load_table
@@ -79,20 +80,34 @@ def raw_image_folder(
     files = [home / name for name in names]
     pixels = read_files(files, size)
     source = {home.name: digest_of(home, set(files))}
-    if "client" in values:
+    return examples_of(pixels, values, home.name, source, read.where)
+
+
+def examples_of(
+    pixels: Pixels, said: Mapping[str, list[Any]], name: str, source: Mapping[str, str], where: Where
+) -> Raw | ImageSet:
+    """Return images as examples of clients; as a set for a partition where nothing says whose they are.
+
+    Args:
+        pixels: the images.
+        said: of each image its ``class``, and where they are known its ``client`` and ``split``.
+        name, source: of the data.
+        where: names an image in messages.
+    """
+    if "client" in said:
         return Raw(
-            client=values["client"],
-            split=values.get("split"),
-            columns={"image": Plain(values=pixels), "label": Labels(values=values["class"])},
-            meta={"name": home.name, "source": source},
-            where=read.where,
+            client=said["client"],
+            split=said.get("split"),
+            columns={"image": Plain(values=pixels), "label": Labels(values=said["class"])},
+            meta={"name": name, "source": dict(source)},
+            where=where,
         )
-    words = sorted(set(values["class"]), key=lambda word: (int(word) if word.isdecimal() else -1, word))
+    words = sorted(set(said["class"]), key=lambda word: (int(word) if word.isdecimal() else -1, word))
     number = {word: n for n, word in enumerate(words)}
-    tests = np.asarray([part == "test" for part in values.get("split", [""] * len(files))])
+    tests = np.asarray([part == "test" for part in said.get("split", [""] * len(pixels))])
     order = np.argsort(tests, kind="stable")
-    labels = np.asarray([number[word] for word in values["class"]], np.int64)
-    return ImageSet(pixels[order], labels[order], int((~tests).sum()), tuple(words), home.name, source)
+    labels = np.asarray([number[word] for word in said["class"]], np.int64)
+    return ImageSet(pixels[order], labels[order], int((~tests).sum()), tuple(words), name, source)
 
 
 def image_folder(folder: str | Path, **options: Any) -> FederatedData | ImageSet:

@@ -22,8 +22,8 @@ def is_of_many(place: Path) -> bool:
     return os.path.isdir(place) or (wild and not os.path.exists(place))  # False where a name is too long
 
 
-def files_of(place: Path, what: str = "table") -> list[Path]:
-    """Return the tables in a folder, or those that a pattern finds, in the order of their names; no hidden ones."""
+def files_of(place: Path, what: str = "table", formats: tuple[str, ...] = FORMATS) -> list[Path]:
+    """Return the files of these formats in a folder, or those that a pattern finds, in the order of their names; no hidden ones."""
     if os.path.isdir(place):
         within, pattern = place, "*"
     else:
@@ -37,7 +37,7 @@ def files_of(place: Path, what: str = "table") -> list[Path]:
         pattern = "/".join(parts[first:])
     try:
         files = sorted(
-            p for p in within.glob(pattern) if p.name.endswith(FORMATS) and not p.name.startswith(".")
+            p for p in within.glob(pattern) if p.name.endswith(formats) and not p.name.startswith(".")
         )
     except OSError as error:  # it may not be read
         raise unreadable(within, error) from error
@@ -48,23 +48,23 @@ def files_of(place: Path, what: str = "table") -> list[Path]:
             "{folder} holds no {what}. Wanted one for each client that ends in one of {FORMATS}.",
             folder=place,
             what=what,
-            FORMATS=", ".join(FORMATS),
+            FORMATS=", ".join(formats),
         )
     return files
 
 
-def named(file: Path) -> tuple[str, str | None]:
+def named(file: Path, formats: tuple[str, ...] = FORMATS) -> tuple[str, str | None]:
     """Return the client that a file's name tells, and its split where it tells one: ``ann.train.csv``."""
-    name = next(file.name.removesuffix(suffix) for suffix in FORMATS if file.name.endswith(suffix))
+    name = next(file.name.removesuffix(suffix) for suffix in formats if file.name.endswith(suffix))
     client, dot, part = name.rpartition(".")
     return (client, ALIASES[part]) if dot and part in ALIASES else (name, None)
 
 
-def check_once(files: Sequence[Path]) -> None:
+def check_once(files: Sequence[Path], formats: tuple[str, ...] = FORMATS) -> None:
     """Refuse two files of the same client and split, such as a file and its ``.gz``: each row would come twice."""
     first: dict[tuple[str, str | None], Path] = {}
     for file in files:
-        who = named(file)
+        who = named(file, formats)
         if other := first.get(who):
             raise DataError(
                 "{other} and {name} are both the {part} file of client {client!r}. Drop one of the two.",

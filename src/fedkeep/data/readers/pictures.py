@@ -178,24 +178,34 @@ def opened_picture(where: object, file: Path | io.BytesIO) -> Iterator[Image]:
 
 
 def read_files(paths: Sequence[Path], size: int | Sequence[int] | None) -> Pixels:
-    """Read one image a file: uint8 (files, channels, height, width), 1 channel where all are grey, else 3.
+    """Read one image a file; a file that stands there twice is decoded once. Arguments and errors as of :func:`decoded`.
+
+    Raises:
+        DataError: a file is missing, too.
+    """
+    once = {path: number for number, path in enumerate(dict.fromkeys(paths))}
+    images = decoded([(path, existing(path)) for path in once], size)
+    return images if len(once) == len(paths) else images[[once[path] for path in paths]]
+
+
+def decoded(encoded: Sequence[tuple[object, Path | bytes]], size: int | Sequence[int] | None) -> Pixels:
+    """Return encoded images: uint8 (images, channels, height, width), 1 channel where all are grey, else 3.
 
     Args:
-        paths: at least one; a file that stands there twice is decoded once.
+        encoded: at least one: its name in messages, and its file or bytes.
         size: height and width to bring every image to, or one number for both; None: all have one size.
 
     Raises:
-        DataError: a file is missing or cannot be decoded, or images differ in size.
+        DataError: one cannot be decoded or has more than 8 bits a pixel, or images differ in size.
     """
-    once = {path: number for number, path in enumerate(dict.fromkeys(paths))}
     first, grey = (0, 0), True
-    for path in once:
-        with opened_picture(path, existing(path)) as image:
+    for place, content in encoded:
+        with opened_picture(place, _file_of(content)) as image:
             if image.mode in DEEP:  # Pillow would cut off what is brighter than 255
                 raise DataError(
                     "{file} has more than 8 bits a pixel (mode {mode}). Save it with 8, or put all images into an .npz "
                     "file.",
-                    file=path,
+                    file=place,
                     mode=image.mode,
                 )
             first = first if any(first) else image.size
@@ -204,20 +214,24 @@ def read_files(paths: Sequence[Path], size: int | Sequence[int] | None) -> Pixel
                 raise DataError(
                     "{file} has {got} × {height} pixels, and {other} {width} × {rows}. Bring all to one size: "
                     "size = {size}, or size = [HEIGHT, WIDTH].",
-                    file=path,
+                    file=place,
                     got=image.size[0],
                     height=image.size[1],
-                    other=next(iter(once)),
+                    other=encoded[0][0],
                     width=first[0],
                     rows=first[1],
                     size=min(first),
                 )
     height, width = (first[1], first[0]) if size is None else sides_of(size)
-    images = np.empty((len(once), 1 if grey else 3, height, width), np.uint8)
-    for path, number in once.items():
-        with opened_picture(path, path) as image:
+    images = np.empty((len(encoded), 1 if grey else 3, height, width), np.uint8)
+    for number, (place, content) in enumerate(encoded):
+        with opened_picture(place, _file_of(content)) as image:
             images[number] = _planes(image, images.shape[1], (width, height))
-    return images if len(once) == len(paths) else images[[once[path] for path in paths]]
+    return images
+
+
+def _file_of(content: Path | bytes) -> Path | io.BytesIO:
+    return io.BytesIO(content) if isinstance(content, bytes) else content
 
 
 def sides_of(size: int | Sequence[int]) -> tuple[int, int]:
