@@ -13,7 +13,7 @@ from fedkeep.core.files import read_tensors
 from fedkeep.data import ImageSet, class_counts, majority, opt_out
 from fedkeep.experiments.simulate import partition_counts, write_partition
 from fedkeep.models import CNN
-from tests.tiny import classes
+from tests.tiny import classes, pairs
 
 IMAGES = ImageSet(
     np.random.default_rng(0).integers(0, 256, (80, 1, 16, 16), dtype=np.uint8),
@@ -50,10 +50,22 @@ def test_a_run_says_whose_which_image_is(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "partition.safetensors").read_bytes() == before
 
 
-def test_data_that_were_not_divided_have_none(tmp_path: Path) -> None:
-    assert partition_counts(classes()) is None
-    write_partition(tmp_path, classes())
+def test_data_that_came_with_their_clients_are_drawn_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = classes()
+    found = partition_counts(data)
+    assert found is not None
+    assert found["counts"] == class_counts(data, "train").tolist()
+    assert (found["clients"], found["opted_out"]) == (list(data.ids), [])
+    write_partition(tmp_path, data)
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("fedkeep.experiments.simulate.MOST_OWN", np.size(found["counts"]) - 1)
+    assert partition_counts(data) is None
+
+
+def test_labels_that_are_no_single_class_are_not_drawn() -> None:
+    assert partition_counts(pairs({"a": [(1.0, 2.0), (2.0, 1.0)]})) is None
 
 
 def test_more_than_a_plot_shows(monkeypatch: pytest.MonkeyPatch) -> None:

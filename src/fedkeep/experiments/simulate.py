@@ -595,15 +595,19 @@ FIRST = "initial.safetensors"
 
 FILE = "partition.safetensors"
 MOST = 20_000
-"""Numbers of clients times classes above which no plot shows them."""
+"""Numbers of clients times classes above which no plot shows them, where a partition dealt the examples."""
+MOST_OWN = 2_000
+"""Likewise where clients brought their own: nobody asked how they were dealt, and each number is 500 bytes of a page."""
 
 
 def partition_counts(data: FederatedData) -> dict[str, Any] | None:
     """Return how many training examples of each class each client has, for reports.
 
-    None where nothing was divided, or where it is more than ``MOST`` numbers.
+    None where an example has no single class, or where it is more than ``MOST`` numbers, or ``MOST_OWN``.
     """
-    if "partition" not in data.meta or len(data) * int(data.meta["classes"]) > MOST:
+    task, *others = tasks_in(data.meta)
+    most = MOST if "partition" in data.meta else MOST_OWN
+    if others or task.name or not task.kind.one_class or len(data) * int(data.meta["classes"]) > most:
         return None
     opted = data.columns.get("opted_in")
     inside = None if opted is None else np.asarray(opted, bool)
