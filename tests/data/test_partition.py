@@ -12,7 +12,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
-from fedkeep.data import FederatedData, ImageSet, by_size, class_counts, dirichlet, majority, shards
+from fedkeep.data import (
+    FederatedData,
+    ImageSet,
+    by_size,
+    class_counts,
+    dirichlet,
+    feature_shift,
+    majority,
+    shards,
+)
 from fedkeep.data.partition import apportion
 from tests.refusals import raises
 
@@ -381,6 +390,25 @@ def test_sizes_by_hand() -> None:
 def test_other_faults(make: Callable[[ImageSet], FederatedData], facts: dict[str, Any]) -> None:
     with raises(DataError, **facts):
         make(images())
+
+
+def test_noise_grows_from_client_to_client_and_is_drawn_once() -> None:
+    grey = ImageSet(np.full((400, 1, 8, 8), 127, np.uint8), np.arange(400) % 4, 300, list("abcd"), "grey")
+    data = feature_shift(grey, 4, 0.2)
+    pixels = np.asarray(data.columns["image"]).astype(float) / 255
+    for client in range(4):
+        for split in ("train", "valid", "test"):
+            found = pixels[data.rows(client, split)].std()
+            assert found == pytest.approx(0.2 * (client + 1) / 4, rel=0.1)
+    assert sorted(numbers(data)) == list(range(400))
+    assert data.counts("train").tolist() == [67, 67, 67, 67]
+    assert data.meta["partition"] == {"kind": "feature_shift", "sigma": 0.2, "seed": 0, "valid": 0.1}
+    assert np.array_equal(data.columns["image"], feature_shift(grey, 4, 0.2).columns["image"])
+    assert not np.array_equal(data.columns["image"], feature_shift(grey, 4, 0.2, seed=1).columns["image"])
+    black = ImageSet(np.zeros((8, 1, 8, 8), np.uint8), np.arange(8) % 2, 8, list("ab"), "black")
+    shown = np.asarray(feature_shift(black, 1, 5.0).columns["image"])
+    assert 0.4 < (shown == 0).mean() < 0.6  # cut off at 0, not gone round
+    assert (shown == 255).mean() > 0.35
 
 
 @given(total=st.integers(0, 500), weights=st.lists(st.floats(0, 10), min_size=1, max_size=8))

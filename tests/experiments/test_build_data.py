@@ -176,7 +176,7 @@ def test_images_are_partitioned_and_some_stay_out(tmp_path: Path) -> None:
             LOSSLESS,
             (
                 "data.partition: missing. The reader 'cifar10' gives images that belong to no client; divide them by "
-                "one of the kinds majority, dirichlet, shards, by_size."
+                "one of the kinds majority, dirichlet, shards, by_size, feature_shift."
             ),
         ),
         (
@@ -188,7 +188,7 @@ def test_images_are_partitioned_and_some_stay_out(tmp_path: Path) -> None:
         (
             {**LOSSLESS, "partition": {"kind": "majorty"}},
             (
-                "data.partition.kind: there is no partition 'majorty'; there are majority, dirichlet, shards, by_size. "
+                "data.partition.kind: there is no partition 'majorty'; there are majority, dirichlet, shards, by_size, feature_shift. "
                 "Did you mean 'majority'?"
             ),
         ),
@@ -230,3 +230,20 @@ def test_numbers_to_predict_have_no_classes_to_deal_by(tmp_path: Path) -> None:
     table = {"reader": "table", "path": "t.csv", "features": ["a"], "task": "regression"}
     with raises(DataError):
         build_data(config(data={**table, "partition": {"kind": "shards", "clients": 2}}), tmp_path)
+
+
+def test_noise_is_added_to_numbers_alone(tmp_path: Path) -> None:
+    lines = [f"{n},{n % 3}{'abc'[n % 3]},{'' if n == 7 else n * 2},hi,{'xy'[n % 2]}" for n in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,kind,b,text,label", *lines]) + "\n")
+    table = {"reader": "table", "path": "t.csv", "features": ["a", "kind", "b"], "standardise": False}
+    shift = {"kind": "feature_shift", "clients": 3, "sigma": 0.3}
+    data = build_data(config(data={**table, "partition": shift}), tmp_path)
+    x = np.asarray(data.columns["x"])
+    a, levels, missing = x[:, 0], x[:, 1:4], x[:, 5]
+    assert set(levels.ravel().tolist()) == {0, 1}
+    assert missing.sum() == 1
+    spread = [np.abs(a - np.rint(a))[data.rows(client)].mean() for client in range(3)]
+    assert min(spread) > 0.1  # none of them is whole any more
+    texts = {"reader": "table", "path": "t.csv", "partition": shift}
+    with raises(DataError, kind="feature_shift", columns=["label", "text"]):
+        build_data(config(data=texts), tmp_path)

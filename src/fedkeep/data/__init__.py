@@ -4,7 +4,15 @@ from fedkeep.data.consent import add_censored, opt_out
 from fedkeep.data.federated import SPLITS, FederatedData, Ragged, RangeIds
 from fedkeep.data.ids import SomeIds
 from fedkeep.data.images import ImageSet
-from fedkeep.data.partition import PARTITIONS, by_size, class_counts, dirichlet, majority, shards
+from fedkeep.data.partition import (
+    PARTITIONS,
+    by_size,
+    class_counts,
+    dirichlet,
+    feature_shift,
+    majority,
+    shards,
+)
 from fedkeep.data.readers import (
     cifar10,
     cifar100,
@@ -52,6 +60,7 @@ __all__ = [
     "class_counts",
     "dirichlet",
     "fashion_mnist",
+    "feature_shift",
     "hold_out",
     "huggingface",
     "majority",

@@ -13,6 +13,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Rows, offsets_of
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import RangeIds
+from fedkeep.data.noise import noisy
 from fedkeep.data.splits import bounds_of
 
 Pixels = NDArray[np.uint8]
@@ -44,8 +45,13 @@ class Unowned(Protocol[Dealt]):
 
     def __len__(self) -> int: ...
 
-    def dealt(self, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any]) -> Dealt:
-        """Return the examples with these numbers as (train, valid, test) of clients; ``about`` says how they were dealt."""
+    def dealt(
+        self, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any], sigma: Sequence[float] = ()
+    ) -> Dealt:
+        """Return the examples with these numbers as (train, valid, test) of clients; ``about`` says how they were dealt.
+
+        ``sigma`` is of noise to add to each client's inputs, as of `noisy`; none where it is empty.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +107,17 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
-    def dealt(self, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any]) -> FederatedData:
-        """Return the data of clients with these image numbers, (train, valid, test) each."""
+    def dealt(
+        self, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any], sigma: Sequence[float] = ()
+    ) -> FederatedData:
+        """Return the data of clients with these image numbers, (train, valid, test) each, with noise of ``sigma``."""
         counts = np.asarray([[len(rows) for rows in part] for part in parts], dtype=np.int64)
         rows = np.concatenate([np.sort(rows) for part in parts for rows in part])
+        images = self.images[rows]
+        if len(sigma):
+            images = noisy(images, counts.sum(axis=1).tolist(), sigma, about["seed"], "image")
         return FederatedData(
-            {"image": self.images[rows], "label": self.labels[rows], "_image": rows},
+            {"image": images, "label": self.labels[rows], "_image": rows},
             offsets_of(counts.sum(axis=1)),
             RangeIds(len(parts), "client-{}"),
             bounds_of(counts),

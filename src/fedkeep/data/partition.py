@@ -1,4 +1,5 @@
-"""Dividing labelled images, or other examples, among clients: by majority classes, Dirichlet, shards of classes, by size.
+"""Dividing labelled images, or other examples, among clients: by majority classes, Dirichlet, shards of classes, by size,
+or evenly with noise that differs.
 
 Every partition is drawn from named streams of its seed, uses no image twice, keeps the images as uint8 in the column
 ``image`` and the number of each image in its set in the column ``_image``, which stays out of
@@ -283,8 +284,44 @@ def by_size(
     return _divided(images, own, valid, test, seed, {"kind": "by_size", **drawn, "seed": seed})
 
 
+def feature_shift(
+    images: Unowned[T],
+    clients: int,
+    sigma: float = 0.1,
+    *,
+    valid: float = 0.1,
+    test: float = 0.1,
+    seed: int = 0,
+) -> T:
+    """Divide the images evenly, and add normal noise of the standard deviation sigma · i / clients to those of client i.
+
+    Clients are counted from 1; each example gets its noise once, in every split (Li et al., "Federated Learning on Non-IID
+    Data Silos: An Experimental Study", ICDE 2022, noise-based feature imbalance).
+
+    Args:
+        images: to divide; all are used, test images in the proportions of the training images.
+        clients: their number.
+        sigma: the last client's noise: of bytes on the scale from 0 to 1; of other numbers in units of their standard
+            deviations. Dates, categories and truth values stay as they are.
+        valid: fraction of a client's images held out of its training.
+        test: likewise for its tests, where there are no official test images.
+        seed: of all draws.
+
+    Raises:
+        DataError: a number is out of range, there are too few images, or no numbers to add noise to.
+    """
+    _check_whole(1, clients=clients)
+    if not 0 < sigma < np.inf:
+        raise DataError("Wanted a noise sigma above 0; got {got}. Usual ones are 0.05 to 0.5.", got=sigma)
+    _check_enough(images, clients, "an image", clients, images.train, "training images")
+    own = np.array_split(numpy_generator(seed, "partition/feature_shift").permutation(images.train), clients)
+    about = {"kind": "feature_shift", "sigma": float(sigma), "seed": seed}
+    levels = [sigma * (i + 1) / clients for i in range(clients)]
+    return _divided(images, own, valid, test, seed, about, levels)
+
+
 PARTITIONS: dict[str, Callable[..., Any]] = {
-    divide.__name__: divide for divide in (majority, dirichlet, shards, by_size)
+    divide.__name__: divide for divide in (majority, dirichlet, shards, by_size, feature_shift)
 }
 """Partitions by the name that a configuration gives them."""
 
@@ -359,11 +396,17 @@ def _dealt(labels: NDArray[np.int64], counts: Counts, seed: int, split: str) -> 
 
 
 def _divided(
-    images: Unowned[T], own: Sequence[Rows], valid: float, test: float, seed: int, about: Mapping[str, Any]
+    images: Unowned[T],
+    own: Sequence[Rows],
+    valid: float,
+    test: float,
+    seed: int,
+    about: Mapping[str, Any],
+    sigma: Sequence[float] = (),
 ) -> T:
     """Hold validation images out of the clients' training images, and add test images like their training images.
 
-    Where there are no official test images, a fraction ``test`` is held out, too.
+    Where there are no official test images, a fraction ``test`` is held out, too. ``sigma`` is each client's noise.
     """
     for what, share in (("validation", valid), ("test", test)):
         if not 0 <= share < 1:
@@ -389,7 +432,7 @@ def _divided(
         )
         number = max(first, number)
         parts.append((mixed[number:], mixed[:first], official[i] if len(held) else mixed[first:number]))
-    return images.dealt(parts, {**about, **held_out})
+    return images.dealt(parts, {**about, **held_out}, sigma)
 
 
 def _tell_left_out(images: Unowned[T], left_out: Counts) -> None:

@@ -16,8 +16,10 @@ from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged, Repeated, Rows
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import group_rows
+from fedkeep.data.noise import noisy
 from fedkeep.data.preparation.contract import Counted, RawColumn, Where
 from fedkeep.data.preparation.encoding import Encoding
+from fedkeep.data.preparation.features import Features
 from fedkeep.data.preparation.labels import LabelError, Labels
 from fedkeep.data.preparation.numbers import Plain, plain_summary
 from fedkeep.data.preparation.rules import Rules
@@ -191,19 +193,44 @@ class Pooled:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def dealt(self, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any]) -> Raw:
-        """Return the source with these examples as (train, valid, test) of clients."""
+    def dealt(
+        self, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any], sigma: Sequence[float] = ()
+    ) -> Raw:
+        """Return the source with these examples as (train, valid, test) of clients, with noise of ``sigma``."""
         each = [
             (f"client-{n}", split, np.sort(rows))
             for n, part in enumerate(parts)
             for split, rows in zip(SPLITS, part, strict=True)
         ]
-        return self.raw.taken(
+        made = self.raw.taken(
             self.order[np.concatenate([rows for _, _, rows in each])],
             client=[client for client, _, rows in each for _ in rows],
             split=[split for _, split, rows in each for _ in rows],
             meta={**self.raw.meta, "partition": dict(about)},
         )
+        return (
+            _with_noise(made, [sum(map(len, part)) for part in parts], sigma, about) if len(sigma) else made
+        )
+
+
+def _with_noise(raw: Raw, clients: Sequence[int], sigma: Sequence[float], about: Mapping[str, Any]) -> Raw:
+    """Return a source with noise on its features that are numbers, and on arrays; ``clients`` says how many rows each has."""
+    columns = dict(raw.columns)
+    for name, column in raw.columns.items():
+        if isinstance(column, Features):
+            values = np.array(column.values)
+            chosen = [n for n, feature in enumerate(column.names) if feature not in column.kinds]
+            values[:, chosen] = noisy(values[:, chosen], clients, sigma, about["seed"], name)
+            columns[name] = replace(column, values=values)
+        elif isinstance(column, Plain) and isinstance(column.values, np.ndarray) and name != "label":
+            columns[name] = replace(column, values=noisy(column.values, clients, sigma, about["seed"], name))
+    if all(columns[name] is raw.columns[name] for name in columns):
+        raise DataError(
+            "The partition {kind!r} adds noise to numbers and images; these data have the columns {columns} and none.",
+            kind=about["kind"],
+            columns=sorted(columns),
+        )
+    return replace(raw, columns=columns)
 
 
 def _taken(values: Any, rows: Rows) -> Any:
