@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 LINK = re.compile(r"(\]\()((?:\.\./)*)([^)#:\s]+)((?:#[^)]*)?\))")
-ROOM = re.compile(r"^::: (fedkeep[\w.]*)$", re.MULTILINE)
+ROOM = re.compile(r"^::: (fedkeep[\w.]*)(?: (classes|functions))?$", re.MULTILINE)
 MADE_BY = {"adapters": "fedkeep reproduce channel-adapters"}
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 ALWAYS = ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
@@ -111,21 +111,32 @@ MADE_HERE = {
 }
 
 
+def listed() -> set[str]:
+    """Return the modules that have a place in the reference."""
+    pages = (page.read_text(encoding="utf-8") for page in ROOT.glob("docs/reference/*.md"))
+    return {found[1] for page in pages for found in ROOM.finditer(page)}
+
+
 def reference(match: re.Match[str]) -> str:
-    """Return directives for a module and each of its public names, by where they are defined.
+    """Return directives for a module and each of its public names, or its classes or its others, by where they are defined.
 
     A function that is called like the module that defines it (``methods.fedavg``) would else be taken for that module.
+    What a module below offers that has a place of its own in the reference stands there alone.
     """
     module = importlib.import_module(match[1])
+    below = [name for name in listed() if name.startswith(f"{match[1]}.")]
     places = []
     for name in getattr(module, "__all__", []):
         found = getattr(module, name)
+        if inspect.ismodule(found) or (match[2] and inspect.isclass(found) != (match[2] == "classes")):
+            continue
         home = sys.modules.get(getattr(found, "__module__", ""), module)
-        if not inspect.ismodule(found):
-            places.append(f"{home.__name__ if getattr(home, name, None) is found else match[1]}.{name}")
+        place = home.__name__ if getattr(home, name, None) is found else match[1]
+        if not any(f"{place}.".startswith(f"{other}.") for other in below):
+            places.append(f"{place}.{name}")
     options = "    options:\n      heading_level: 3\n      show_root_full_path: false\n"
     whole = "    options:\n      members: false\n" if places else ""
-    return f"{match[0]}\n{whole}\n" + "\n".join(f"::: {place}\n{options}" for place in places)
+    return f"::: {match[1]}\n{whole}\n" + "\n".join(f"::: {place}\n{options}" for place in places)
 
 
 def on_files(files: Any, config: Any) -> Any:

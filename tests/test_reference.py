@@ -62,7 +62,7 @@ def test_every_public_name_has_a_docstring() -> None:
 
 def test_every_public_name_is_on_a_page_of_the_reference() -> None:
     shown = set(
-        re.findall(r"^::: (\S+)$", "".join(p.read_text() for p in REFERENCE.glob("*.md")), re.MULTILINE)
+        re.findall(r"^::: (\S+)", "".join(p.read_text() for p in REFERENCE.glob("*.md")), re.MULTILINE)
     )
     for name in shown:
         importlib.import_module(name)
@@ -98,6 +98,18 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         if not (page.parent / link).exists()
     ]
     assert dead == []
+    from_elsewhere = [
+        page.name
+        for page in tmp_path.rglob("*.html")
+        if re.search(
+            r'<(?:script|link rel="stylesheet")[^>]* (?:src|href)="https?:', page.read_text(encoding="utf-8")
+        )
+    ]
+    assert from_elsewhere == []
+    large = {
+        p.name: p.stat().st_size for p in tmp_path.glob("reference/*.html") if p.stat().st_size > 300_000
+    }
+    assert large == {}
     pages = "".join(page.read_text(encoding="utf-8") for page in tmp_path.glob("reference/*.html"))
     away = [
         f"{module.__name__}.{name}"
