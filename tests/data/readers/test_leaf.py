@@ -76,6 +76,65 @@ def test_tweets_are_texts(tmp_path: Path) -> None:
     assert data.columns["label"].tolist() == [1, 0]
 
 
+def comment(*words: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return a comment as LEAF's script cuts it: sequences of four words, here."""
+    x, y, counts = ["<BOS>", *words, "<EOS>"], [*words, "<EOS>", "<PAD>"], [1.0] * (len(words) + 2)
+    fill = -len(x) % 4
+
+    def cut(values: list[Any]) -> list[Any]:
+        return [values[n : n + 4] for n in range(0, len(values), 4)]
+
+    targets = {"target_tokens": cut(y + ["<PAD>"] * fill), "count_tokens": cut(counts + [0.0] * fill)}
+    return cut(x + ["<PAD>"] * fill), {"subreddit": "a", "created_utc": 1, "score": 0, **targets}
+
+
+def of_comments(*comments: str) -> tuple[list[Any], list[Any]]:
+    x, y = zip(*(comment(*text.split()) for text in comments), strict=True)
+    return list(x), list(y)
+
+
+def test_comments_are_sequences_of_words_and_of_those_that_follow(tmp_path: Path) -> None:
+    every: Own = {"1": of_comments("to be or", "be"), "2": of_comments("to")}
+    folder = written(tmp_path, every, {"1": of_comments("be new"), "2": ([], [])}, num_samples=[9, 9])
+    (folder / "val").mkdir()
+    (folder / "val/a_val.json").write_text(json.dumps(content({"2": of_comments("or")})))
+    data = leaf(folder)
+    names = ["", "?", *data.meta["vocabulary"]["symbols"]]
+    assert names[2:] == ["<BOS>", "<EOS>", "be", "to", "or"]
+    assert [data.counts(part).tolist() for part in ("train", "valid", "test")] == [[3, 1], [0, 1], [1, 0]]
+    x, label = np.asarray(data.columns["input_ids"]), np.asarray(data.columns["label"])
+    assert [[names[n] for n in row] for row in x[:3]] == [
+        ["<BOS>", "to", "be", "or"],
+        ["<EOS>", "", "", ""],
+        ["<BOS>", "be", "<EOS>", ""],
+    ]
+    assert [[names[n] if n >= 0 else None for n in row] for row in label[:3]] == [
+        ["to", "be", "or", "<EOS>"],
+        [None] * 4,
+        ["be", "<EOS>", None, None],
+    ]
+    test = data.rows(0, "test").start
+    assert [names[n] for n in x[test]] == ["<BOS>", "be", "?", "<EOS>"]  # a word that only tests have
+    assert (data.meta["task"], data.meta["classes"]) == ("next_token", 7)
+    assert leaf(folder, vocabulary=4).meta["vocabulary"]["symbols"] == ["<BOS>", "<EOS>"]
+
+
+def test_comments_that_are_not_of_the_form(tmp_path: Path) -> None:
+    x, y = of_comments("to be or", "be")
+    cases: list[tuple[list[Any], list[Any], int]] = [
+        (x, [y[0], 3], 1),
+        (x, [y[0], y[1] | {"count_tokens": []}], 1),
+        ([x[0], [["a"], "b"]], y, 1),
+        ([[["<BOS>", 3, "be", "or"], x[0][1]], x[1]], y, 0),
+    ]
+    for number, (xs, ys, row) in enumerate(cases):
+        with raises(DataError, row=row):
+            leaf(written(tmp_path / str(number), {"1": (xs, ys)}))
+    short = {"target_tokens": [["a"]], "count_tokens": [[1]]}
+    with raises(DataError, got=[1, 4]):
+        leaf(written(tmp_path / "short", {"1": ([x[0], [["a"]]], [y[0], short])}))
+
+
 def test_names_of_files_are_read_as_images(tmp_path: Path) -> None:
     (tmp_path / "raw/img_align_celeba").mkdir(parents=True)
     for name, shape in (("1.png", (4, 6, 3)), ("2.png", (6, 8, 3))):

@@ -1,4 +1,4 @@
-"""Data sets in LEAF's JSON files: FEMNIST, Shakespeare, Sent140, CelebA, Synthetic, and one's own in the same form.
+"""Data sets in LEAF's JSON files: FEMNIST, Shakespeare, Sent140, CelebA, Reddit, Synthetic, and one's own in the same form.
 
 Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv:1812.01097. A file holds an object of ``users``,
 ``num_samples`` and ``user_data``, which has for each user the lists ``x`` and ``y`` of equal length.
@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.files import expanded
-from fedkeep.data.preparation import Labels, Plain, Raw, RawColumn, encoded_alone
-from fedkeep.data.readers.cells import CLASS, ID, TEXT, Cells, Kind, Table
+from fedkeep.data.preparation import About, Labels, Plain, Raw, RawColumn, encoded_alone
+from fedkeep.data.readers.cells import ALIASES, CLASS, ID, TEXT, Cells, Kind, Table
 from fedkeep.data.readers.files import digest_of, existing, object_of, unreadable
+from fedkeep.data.readers.leaf_reddit import columns_of_words, has_targets, sequences
 from fedkeep.data.readers.pictures import read_files
 from fedkeep.data.readers.shakespeare import ALPHABET
 from fedkeep.data.readers.tables import texts_of
 from fedkeep.data.text import CharVocabulary
 
-PARTS = ("train", "test")
+PARTS = ("train", "val", "test")
 PICTURES = "raw/img_align_celeba"
 ENDINGS = (".jpg", ".jpeg", ".png")
 TWEET = 4
@@ -72,15 +73,17 @@ def raw_leaf(
       than those of ``shakespeare`` are read as a space in labels, and as unknown in texts.
     - Another text, or the row of a tweet (Sent140), becomes ``text``, cut into ``tokens``.
     - The name of an image's file (CelebA) becomes ``image`` (channels, height, width), uint8.
+    - A comment cut into sequences of words (Reddit) becomes an example for each of them: ``input_ids`` (words,), and as
+      ``label`` the words that follow, for the task "next_token"; what follows the last word of a comment does not count.
 
     Args:
-        folder: holds ``train/*.json`` and ``test/*.json``, itself or in its folder ``data``; or ``*.json``, which are
-            not split.
+        folder: holds ``train/*.json`` and ``test/*.json``, and perhaps ``val/*.json``, itself or in its folder ``data``;
+            or ``*.json``, which are not split.
         images: where the files are that ``x`` names, looked up in ``folder``.
         size: of such images, as of ``image_folder``.
         shape: channels, height and width of images given as numbers; None: 784 are (1, 28, 28), others are no image.
         label_names: the labels in the order of their numbers; None: integers as they are, others in sorted order.
-        tokens, vocabulary, max_length: as of ``read_table``.
+        tokens, vocabulary, max_length: as of ``read_table``; of Reddit ``vocabulary`` counts ids, by default 10,000.
 
     Raises:
         DataError: there is no file, or one is cut off, no JSON or not of LEAF's form; a user has not as many examples
@@ -103,7 +106,12 @@ def raw_leaf(
     first, answer = users[0].x[0], users[0].y[0]
     labels = table("y", [label for user in users for label in user.y])
     columns: dict[str, RawColumn] = {}
-    if isinstance(users[0].x, np.ndarray):
+    about = About()
+    if isinstance(answer, tuple):
+        rows = [(x, y, user.part) for user in users for x, y in zip(user.x, user.y, strict=True)]
+        xs, ys, parts_of = zip(*rows, strict=True)
+        columns, about = columns_of_words(xs, ys, [part in (None, "train") for part in parts_of], vocabulary)
+    elif isinstance(users[0].x, np.ndarray):
         columns |= _numbers(users, shape)
     else:
         texts = table("x", [one for user in users for one in user.x]).each("x", WORDS)
@@ -125,6 +133,7 @@ def raw_leaf(
         client=clients,
         split=parts or None,
         columns=columns,
+        about=about,
         meta={"name": place.name, "source": {place.name: digest_of(place, [file for file, _ in files])}},
         where=where,
     )
@@ -155,7 +164,7 @@ def _files(folder: Path) -> list[tuple[Path, str | None]]:
     """Return the files, each with its split."""
     homes = [home for home in (folder, folder / "data") if any(os.path.isdir(home / part) for part in PARTS)]
     places: list[tuple[Path, str | None]] = (
-        [(homes[0] / part, part) for part in PARTS] if homes else [(folder, None)]
+        [(homes[0] / part, ALIASES[part]) for part in PARTS] if homes else [(folder, None)]
     )
     found = [
         (file, part) for home, part in places if os.path.isdir(home) for file in sorted(home.glob("*.json"))
@@ -201,13 +210,16 @@ def _users(file: Path, part: str | None) -> list[User]:
             users=len(names),
         )
     found = []
+    of_comments = any(
+        has_targets(y) for own in data.values() if isinstance(own, dict) for y in (own.get("y") or [])[:1]
+    )
     for name, number in zip(names, numbers, strict=True):
         own = data.get(str(name))
         x, y = (own.get(key) if isinstance(own, dict) else None for key in ("x", "y"))
         if (
             not isinstance(x, list)
             or not isinstance(y, list)
-            or not len(x) == len(y) == (len(y) if number is None else number)
+            or not len(x) == len(y) == (len(y) if number is None or of_comments else number)
         ):
             raise DataError(
                 "{file}, user {user!r}: wanted {wanted} examples in x and as many in y; got {x} and {y}. Fetch it "
@@ -218,6 +230,8 @@ def _users(file: Path, part: str | None) -> list[User]:
                 x=len(x) if isinstance(x, list) else "none",
                 y=len(y) if isinstance(y, list) else "none",
             )
+        if y and of_comments:  # whose num_samples count all splits together
+            x, y = sequences(x, y, f"{file}, user {name!r}")
         if y:
             found.append(User(file, part, name, _packed(x, f"{file}, user {name!r}"), y))
     return found
