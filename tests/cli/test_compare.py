@@ -37,6 +37,19 @@ def test_one_command_from_a_configuration_to_tables_and_a_page(fedkeep: Command)
     assert " of " not in again.stderr  # nothing was run
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_two_data_sets_give_one_table(fedkeep: Command) -> None:
+    Path("other.toml").write_text(Path("toy.toml").read_text().replace("users = 6", "users = 7"))
+    words = ("--methods", "fedavg,furl", "--seeds", "1", "--no-references")
+    result = fedkeep("compare", "toy.toml", "other.toml", *words)
+    assert result.exit_code == 0, result.output
+    out = Path("comparisons/toy-other")
+    assert f"Page: {out / 'report.html'}" in result.stdout.splitlines()
+    assert "average rank" in result.stdout
+    assert "toy: 2 methods × 1 seeds: 2 of 2 runs to do." in result.stderr
+    assert (out / "other" / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

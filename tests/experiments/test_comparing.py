@@ -18,7 +18,7 @@ from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, run_config
-from fedkeep.experiments.comparing import Plan, found, plan, run
+from fedkeep.experiments.comparing import Plan, data_sets, found, plan, plans, published, run, run_all
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.methods import METHODS
 from fedkeep.report.standings import not_beating, plain_rows, said, table
@@ -405,7 +405,7 @@ def test_what_is_refused_before_anything_is_run(tmp_path: Path) -> None:
     )
     assert refused(out, (), (0,), toy(), toy(data__users="13", name="'Other'")) == (
         "'Other' is on other data than 'Toy' (clients: 12 in the run, 13 now). One table compares methods on the same "
-        "data; compare each data set in a folder of its own."
+        "data; ``plans`` takes several data sets."
     )
     untested = toy(data__split="{ fractions = [0.8, 0.2, 0.0] }")
     assert refused(out, (), (0,), untested).startswith("Methods are compared on test examples")
@@ -446,6 +446,50 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (out / "compare.json").write_text("{")
     with pytest.raises(RunError, match=r"compare\.json is damaged\."):
         planned(out, ("furl",), (0,))
+
+
+def test_several_data_sets_are_compared_each_in_a_folder_and_all_in_one_table(tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    of = [
+        ("Toy", toy(), None),
+        ("Toy", toy(data__users="13"), None),
+        ("Ditto", toy(data__users="13", method={"kind": "ditto", "lam": 0.5}), None),
+    ]
+    sets = data_sets(of)
+    assert {name: len(own) for name, own in sets.items()} == {"Toy": 1, "Toy-2": 2}
+    made = plans(sets, (), (0,), out, references=False)
+    assert [(p.out, [v.config.name for v in p.variants]) for p in made] == [
+        (out / "Toy", ["furl", "ditto"]),
+        (out / "Toy-2", ["furl", "ditto"]),
+    ]
+    lams = [v.config.method.options.get("lam") for p in made for v in p.variants if v.config.name == "ditto"]
+    assert lams == [None, 0.5]  # the second data set has a configuration of its own
+    assert len({cell.name for p in made for cell in p.cells}) == 4
+    found, page = run_all(made, progress=False)
+    assert page == out / "report.html"
+    assert [c.users for one in found.values() for c in one.compared] == [12, 13]
+    paper = (out / "tables" / "data-sets.tex").read_text(encoding="utf-8")
+    assert "\nFURL & " in paper
+    assert "\nDitto & " in paper
+    text = (out / "tables" / "data-sets.md").read_text(encoding="utf-8")
+    assert "| method | Toy | Toy-2 | average rank |" in text
+    assert (out / "Toy-2" / "report.html").exists()
+    assert not any(p.missing for p in plans(sets, ("furl", "ditto"), (0,), out, references=False))
+
+    with pytest.raises(ConfigError, match=r"several data sets.*--out"):
+        plans(data_sets(of[:1]), (), (0,), out)
+    planned(tmp_path / "one", ("furl", "fedavg"), (0,))
+    run(planned(tmp_path / "one", ("furl", "fedavg"), (0,), references=False), progress=False)
+    with pytest.raises(ConfigError, match=r"on one data set.*--out"):
+        plans(sets, (), (0,), tmp_path / "one")
+
+
+def test_every_method_has_a_published_name() -> None:
+    names = {kind: published(kind) for kind in METHODS}
+    assert names["fedrep"] == "FedRep"
+    assert names["kteps_star"] == "KTEPS⋆"
+    assert len({*names.values()}) == len(METHODS)
+    assert all(0 < len(name) < 35 and "\n" not in name for name in names.values())
 
 
 def test_runs_on_other_data_are_not_mixed(tmp_path: Path) -> None:

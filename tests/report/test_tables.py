@@ -52,9 +52,13 @@ def test_bold_cells() -> None:
 
 def test_latex_has_booktabs_rules_and_no_free_specials() -> None:
     assert to_latex(BOLD) == (
-        "% 100 % of it\n% Wants \\usepackage{booktabs}.\n\\begin{tabular}{lr}\n\\toprule\nmethod & acc \\\\\n\\midrule\n"
-        "a\\_b & \\textbf{62.4 $\\pm$ 0.5 \\%} \\\\\nc & $-$1 \\% \\\\\n\\bottomrule\n\\end{tabular}\n"
+        "% 100 % of it\n% Wants \\usepackage{booktabs,graphicx}.\n"
+        "\\resizebox{\\ifdim\\width>\\columnwidth\\columnwidth\\else\\width\\fi}{!}{%\n"
+        "\\begin{tabular}{@{}lr@{}}\n\\toprule\nmethod & acc \\\\\n\\midrule\n"
+        "a\\_b & \\textbf{62.4 $\\pm$ 0.5 \\%} \\\\\nc & $-$1 \\% \\\\\n\\bottomrule\n\\end{tabular}}\n"
     )
+    wide = Table(("a", "a heading of many words"), (("x", "1 of 12 cells"),))
+    assert r"a & \shortstack[r]{a heading of \\ many words} \\" in to_latex(wide)
     assert latex_escape("[a]{b}\\^~&$#<>|\n") == (
         r"{[}a]\{b\}\textbackslash{}\textasciicircum{}\textasciitilde{}\&\$\#\textless{}\textgreater{}\textbar{}"
         r"\textbackslash{}n"

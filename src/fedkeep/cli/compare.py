@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from fedkeep.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedkeep.report.standings import Found
+    from fedkeep.report.tables import Table
 
 MOST_SEEDS = 1000
 
@@ -23,8 +25,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="CONFIG...",
-            help="TOML files or built-in names, on the same data. The first gives the settings of --methods; one whose "
-            "method is named there is run as it is.",
+            help="TOML files or built-in names. The first on its data gives the settings of --methods; another on the "
+            "same data is run as it is, where its method is named there. Several data sets come into one table.",
         ),
     ],
     methods: Annotated[
@@ -72,47 +74,72 @@ def compare(
     from fedkeep.experiments import comparing
 
     found = [find_config(named, overrides) for named in configs]
-    folder = out or Path("comparisons") / found[0].label
-    plan = comparing.plan(
-        [one.config for one in found],
-        _names(methods),
-        _seeds(seeds),
-        folder,
-        folder=found[0].data_folder(data),
-        references=references,
-        metric=metric,
-        tune=tune,
+    labels = [one.label for one in found]
+    names = [
+        Path(c).stem if labels.count(one.label) > 1 else one.label
+        for c, one in zip(configs, found, strict=True)
+    ]
+    sets = comparing.data_sets(
+        [(n, one.config, one.data_folder(data)) for n, one in zip(names, found, strict=True)]
     )
-    for line in plan.left_out:
-        note(f"Left out, {line}")
-    tried = f", after {tune} trials of each" if tune else ""
-    every = len(plan.cells) + sum(map(len, plan.trials.values()))
-    note(
-        f"{len(plan.variants)} methods × {len(plan.seeds)} seeds{tried}: {len(plan.missing)} of {every} runs to do."
+    folder = out or Path("comparisons") / ("-".join(sets)[:80] if len(sets) > 1 else found[0].label)
+    plans = comparing.plans(
+        sets, _names(methods), _seeds(seeds), folder, references=references, metric=metric, tune=tune
     )
+    several = len(plans) > 1
+    for plan in plans:
+        tried = f", after {tune} trials of each" if tune else ""
+        every = len(plan.cells) + sum(map(len, plan.trials.values()))
+        where = f"{plan.among}: " if several else ""
+        for line in plan.left_out:
+            note(f"{where}Left out, {line}")
+        note(
+            f"{where}{len(plan.variants)} methods × {len(plan.seeds)} seeds{tried}: {len(plan.missing)} of {every} "
+            "runs to do."
+        )
     try:
-        made, page = comparing.run(plan, jobs)
+        if several:
+            all_of, page = comparing.run_all(plans, jobs)
+        else:
+            made, page = comparing.run(plans[0], jobs)
     except KeyboardInterrupt as stop:
         complain("Stopped. Call the same command again to go on; finished runs and rounds are kept.")
         raise typer.Exit(130) from stop
-    _show(made)
+    if several:
+        _show_all(all_of)
+    else:
+        _show(made)
     say(f"Page: {page}")
-    say(f"Tables: {folder / 'tables'}, figures: {folder / 'figures'}")
+    say(f"Tables: {folder / 'tables'}" + ("" if several else f", figures: {folder / 'figures'}"))
+
+
+def _show_all(found: Mapping[str, Found]) -> None:
+    from fedkeep.report.across import by_data, side_by_side
+    from fedkeep.report.standings import said
+
+    for name, one in found.items():
+        for line in (*one.notes, *(said(c) for c in one.compared)):
+            say(f"{name}: {line}")
+    shown = side_by_side(by_data(found))
+    show_table("All data sets", shown.columns, _starred(shown), note=shown.note.replace("Bold", "With *", 1))
+
+
+def _starred(table: Table) -> list[list[str]]:
+    return [
+        [f"{cell} *" if (i, j) in table.bold else cell for j, cell in enumerate(row)]
+        for i, row in enumerate(table.rows)
+    ]
 
 
 def _show(found: Found) -> None:
-    from fedkeep.report.standings import gains_table, not_beating, said
+    from fedkeep.report.standings import gains_table, not_beating, said, unlike
     from fedkeep.report.worth import few
 
-    for line in (*found.notes, found.how):
+    for line in (*found.notes, found.how, *unlike(found)):
         say(line)
     for c in found.compared:
         shown = found.table(c)
-        rows = [
-            [f"{cell} *" if (i, j) in shown.bold else cell for j, cell in enumerate(row)]
-            for i, row in enumerate(shown.rows)
-        ]
-        show_table(said(c), shown.columns, rows, note=shown.note.replace("Bold", "With *", 1))
+        show_table(said(c), shown.columns, _starred(shown), note=shown.note.replace("Bold", "With *", 1))
         for line in few(c.users, len(c.seeds)):
             say(line)
     if found.gains:

@@ -9,12 +9,15 @@ methods or seeds, runs what is missing::
     runs/METHOD-SEED/   a run's folder, or of one that diverged with ``fault.txt``
     report.html         the page, with .md and .json
     tables/  figures/   for papers
+
+Of several data sets each has such a folder in the comparison's, and page and tables there are of all.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,8 +39,10 @@ from fedkeep.experiments.summary import summarize
 from fedkeep.experiments.tuning import Settings, told, trials
 from fedkeep.experiments.variants import Variant, every_method, fitted, with_method
 from fedkeep.experiments.worth import counting_side
+from fedkeep.methods import METHODS
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report import wording
+from fedkeep.report.across import write_across
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, check_spread, own_side
 from fedkeep.report.runs import RunFiles, read_run
@@ -70,17 +75,19 @@ class Cell:
         config: what is run.
         folder: the run's folder.
         data: the folder of real data.
+        among: the data set's name, where there are several.
     """
 
     label: str
     config: Config
     folder: Path
     data: Path | None
+    among: str = ""
 
     @property
     def name(self) -> str:
         """For progress."""
-        return self.folder.name
+        return f"{self.among}/{self.folder.name}" if self.among else self.folder.name
 
     @property
     def finished(self) -> bool:
@@ -149,6 +156,7 @@ class Plan:
         left_out: of all methods those that do not fit, each with the reason.
         trials: by method, what is tried before, and which settings it has; none: methods have their settings already.
         chosen: by method, the settings that its trials gave.
+        among: the data set's name, where there are several.
     """
 
     out: Path
@@ -162,6 +170,7 @@ class Plan:
     left_out: tuple[str, ...] = ()
     trials: Mapping[str, tuple[tuple[Cell, Settings], ...]] = field(default_factory=dict)
     chosen: Mapping[str, str] = field(default_factory=dict)
+    among: str = ""
 
     @property
     def missing(self) -> list[Cell]:
@@ -172,7 +181,9 @@ class Plan:
     @property
     def cells(self) -> list[Cell]:
         """Every method with every seed; all methods with one seed come before those with the next."""
-        return [_cell(v, seed, self.out, self.folder) for seed in self.seeds for v in self.variants]
+        return [
+            _cell(v, seed, self.out, self.folder, self.among) for seed in self.seeds for v in self.variants
+        ]
 
 
 def plan(
@@ -185,6 +196,7 @@ def plan(
     references: bool = True,
     metric: str | None = None,
     tune: int = 0,
+    among: str = "",
 ) -> Plan:
     """Return what is to be run, checked before anything is: every method fits, and the folder is free or holds this.
 
@@ -198,6 +210,7 @@ def plan(
         references: whether local training and fine-tuning are run along, and all compared with these.
         metric: see ``Plan``.
         tune: trials of each method, with the first seed; the best on ``valid`` gives the settings for all seeds. 0: none.
+        among: the data set's name, where there are several.
 
     Raises:
         ConfigError: data differ or have no test examples, or trials none to be judged by, a name is not known, the folder is another comparison's, models can't be compared by
@@ -227,7 +240,7 @@ def plan(
         if lines:
             raise ConfigError(
                 f"{_named(config)} is on other data than {_named(first)} ({lines[0]}). One table compares methods on "
-                f"the same data; compare each data set in a folder of its own."
+                f"the same data; ``plans`` takes several data sets."
             )
     settled = source.settled(data)
     every = list(methods) == [EVERY]
@@ -264,11 +277,71 @@ def plan(
         metric=metric,
         title=title,
         left_out=left_out,
+        among=among,
     )
     if tune:
         made = replace(made, trials={v.config.name: tuple(_trials(made, v, tune)) for v in variants})
     _check_folder(made)
     return made
+
+
+Experiment = tuple[str, Config, Path | None]
+"""A name for people, what is run, and the folder of real data."""
+
+
+def data_sets(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
+    """Return experiments by their data, each data set under the name of the first on it, good for a folder.
+
+    Raises:
+        ConfigError: data are not there, or do not fit their configuration.
+    """
+    prints, found, used = list[Any](), dict[str, list[Experiment]](), set[str]()
+    for one in experiments:
+        name, config, folder = one
+        own = build_data(config, folder).fingerprint() if experiments[1:] else None
+        if own in prints:
+            [*found.values()][prints.index(own)].append(one)
+        else:
+            prints.append(own)
+            name = _folder_name(_unused(name, used))
+            used.add(name.lower())
+            found[name] = [one]
+    return found
+
+
+def plans(
+    sets: Mapping[str, Sequence[Experiment]],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    **more: Any,
+) -> list[Plan]:
+    """Return a plan for each data set, all with the same methods; of several each has a folder in ``out``.
+
+    Args:
+        sets: what ``data_sets`` returned. The first experiment on each gives its settings.
+        methods: names; empty: those of all experiments.
+        seeds, out, more: as for ``plan``.
+
+    Raises:
+        ConfigError: as for ``plan``; or ``out`` holds another kind of comparison.
+    """
+    kinds = list(methods) or list(dict.fromkeys(c.method.kind for own in sets.values() for _, c, _ in own))
+    several = len(sets) > 1
+    if several and (before := _plan_in(out)) is not None and "data_sets" not in before:
+        raise ConfigError(f"{out} holds a comparison on one data set. Name another folder with --out.")
+    return [
+        plan(
+            [config for _, config, _ in own],
+            kinds,
+            seeds,
+            out / name if several else out,
+            folder=own[0][2],
+            among=name if several else "",
+            **more,
+        )
+        for name, own in sets.items()
+    ]
 
 
 def run(plan: Plan, jobs: int = 1, progress: bool | None = None) -> tuple[Found, Path]:
@@ -280,14 +353,43 @@ def run(plan: Plan, jobs: int = 1, progress: bool | None = None) -> tuple[Found,
     Raises:
         FedkeepError: a cell failed, after those that ran beside it.
     """
-    plan.out.mkdir(parents=True, exist_ok=True)
-    write_whole(plan.out / PLAN, (json.dumps(_about(plan), indent=1) + "\n").encode())
-    run_long_jobs([c for own in plan.trials.values() for c, _ in own if not c.finished], jobs, progress)
-    plan = _tuned(plan)
-    _check_folder(plan)
-    run_long_jobs([cell for cell in plan.cells if not cell.finished], jobs, progress)
-    made = found(plan)
-    return made, write(made, plan.out)
+    ((made, page),) = _run([plan], jobs, progress)
+    return made, page
+
+
+def run_all(
+    plans: Sequence[Plan], jobs: int = 1, progress: bool | None = None
+) -> tuple[dict[str, Found], Path]:
+    """Do what ``run`` does for several data sets, and write a page and a table of all in the folder that holds theirs.
+
+    Returns:
+        What was found, by the data set's name, and the page's path.
+
+    Raises:
+        FedkeepError: as for ``run``.
+    """
+    out = plans[0].out.parent
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(
+        out / PLAN,
+        (json.dumps({"format": 1, "data_sets": [p.among for p in plans]}, indent=1) + "\n").encode(),
+    )
+    made = {plan.among: each for plan, (each, _) in zip(plans, _run(plans, jobs, progress), strict=True)}
+    return made, write_across(made, out)
+
+
+def _run(plans: Sequence[Plan], jobs: int, progress: bool | None) -> list[tuple[Found, Path]]:
+    for plan in plans:
+        plan.out.mkdir(parents=True, exist_ok=True)
+        write_whole(plan.out / PLAN, (json.dumps(_about(plan), indent=1) + "\n").encode())
+    trials = [c for plan in plans for own in plan.trials.values() for c, _ in own if not c.finished]
+    run_long_jobs(trials, jobs, progress)
+    plans = [_tuned(plan) for plan in plans]
+    for plan in plans:
+        _check_folder(plan)
+    run_long_jobs([cell for plan in plans for cell in plan.cells if not cell.finished], jobs, progress)
+    made = [(found(plan), plan.out) for plan in plans]
+    return [(each, write(each, out)) for each, out in made]
 
 
 def found(plan: Plan) -> Found:
@@ -328,7 +430,14 @@ def found(plan: Plan) -> Found:
     made = find(
         title, groups, counting, plan.metric, references=plan.references, notes=notes, how=" ".join(how)
     )
-    return replace(made, chosen=plan.chosen)
+    known = {v.config.name: v.config.method.kind for v in plan.variants}
+    names = {label: published(kind) for label, kind in known.items() if label == kind and kind in METHODS}
+    return replace(made, chosen=plan.chosen, published=names)
+
+
+def published(kind: str) -> str:
+    """Return the name under which a method of fedkeep's was published: its module's docstring begins with it."""
+    return (sys.modules[METHODS[kind].__module__].__doc__ or kind).partition(":")[0]
 
 
 def _improving(run: RunFiles, plan: Plan) -> bool:
@@ -337,9 +446,9 @@ def _improving(run: RunFiles, plan: Plan) -> bool:
     return best is not None and still_improving(run.records, best)
 
 
-def _cell(variant: Variant, seed: int, out: Path, data: Path | None) -> Cell:
+def _cell(variant: Variant, seed: int, out: Path, data: Path | None, among: str = "") -> Cell:
     config = variant.config.model_copy(update={"seed": seed})
-    return Cell(config.name, config, out / "runs" / f"{_folder_name(config.name)}-{seed}", data)
+    return Cell(config.name, config, out / "runs" / f"{_folder_name(config.name)}-{seed}", data, among)
 
 
 def _trials(plan: Plan, variant: Variant, number: int) -> Iterator[tuple[Cell, Settings]]:
@@ -350,7 +459,7 @@ def _trials(plan: Plan, variant: Variant, number: int) -> Iterator[tuple[Cell, S
     optimizer = replace(method.client.phases[0].optimizer, bounds=bounds)
     for n, (tried, settings) in enumerate(trials(config, optimizer, number)):
         folder = plan.out / "trials" / f"{_folder_name(config.name)}-{n}"
-        yield Cell(config.name, tried, folder, plan.folder), settings
+        yield Cell(config.name, tried, folder, plan.folder, plan.among), settings
 
 
 def _tuned(plan: Plan) -> Plan:
@@ -436,18 +545,15 @@ def _check_judged(config: Config, seeds: Sequence[int], metric: str | None) -> N
 
 def _check_folder(plan: Plan) -> None:
     out = plan.out
-    if not out.exists():
+    if (before := _plan_in(out)) is None:
         return
-    if not out.is_dir() or (not is_free(out) and not (out / PLAN).exists()):
-        raise ConfigError(f"{out} is not empty and holds no comparison. Name another folder with --out.")
-    if not (out / PLAN).exists():
-        return
+    if "data_sets" in before:
+        raise ConfigError(f"{out} holds a comparison on several data sets. Name another folder with --out.")
     try:
-        before = json.loads((out / PLAN).read_text(encoding="utf-8"))
         lines = differences(json.loads(json.dumps(_about(plan)))["data"], before["data"])
         other = bool(before["tune"]) != bool(plan.trials)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{out / PLAN} is damaged. Restore it, or name another folder with --out.") from error
+    except (KeyError, TypeError) as error:
+        raise _damaged(out) from error
     if lines:
         raise ConfigError(
             f"{out} holds another comparison: its data are others ({'; '.join(lines[:3])}). Name another folder with "
@@ -462,6 +568,27 @@ def _check_folder(plan: Plan) -> None:
         cells = plan.cells
     for cell in cells:
         cell.check()
+
+
+def _plan_in(out: Path) -> dict[str, Any] | None:
+    """Return what a folder says of the comparison in it; None: it is free."""
+    if not out.exists():
+        return None
+    if not out.is_dir() or (not is_free(out) and not (out / PLAN).exists()):
+        raise ConfigError(f"{out} is not empty and holds no comparison. Name another folder with --out.")
+    if not (out / PLAN).exists():
+        return None
+    try:
+        before = json.loads((out / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(out) from error
+    if not isinstance(before, dict):
+        raise _damaged(out)
+    return before
+
+
+def _damaged(out: Path) -> RunError:
+    return RunError(f"{out / PLAN} is damaged. Restore it, or name another folder with --out.")
 
 
 def _about(plan: Plan) -> dict[str, Any]:

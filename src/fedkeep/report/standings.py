@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fedkeep.report.charts import VERDICTS, Rank, Ranks
 from fedkeep.report.groups import Configuration, Scene, main_metrics
 from fedkeep.report.page import write_content
 from fedkeep.report.pairing import MUST_BEAT, Side, own_side, reference_side
-from fedkeep.report.tables import Table, mean_std, to_csv, to_latex, to_markdown
+from fedkeep.report.tables import Table, latex_escape, mean_std, to_csv, to_latex, to_markdown
 from fedkeep.report.worth import (
     NO_SUBJECT,
     Comparison,
@@ -424,6 +424,7 @@ class Found:
         notes: what a reader must know, e.g. of methods that diverged.
         how: how methods came to their settings.
         chosen: by method, what its trials gave; none: there were no trials.
+        published: names of methods for papers, by their labels.
     """
 
     title: str
@@ -433,6 +434,7 @@ class Found:
     notes: tuple[str, ...] = ()
     how: str = ""
     chosen: Mapping[str, str] = field(default_factory=dict)
+    published: Mapping[str, str] = field(default_factory=dict)
 
     def table(self, c: Compared) -> Table:
         """Return a line for each method, with the settings that were chosen for it."""
@@ -514,25 +516,70 @@ def write(found: Found, folder: Path) -> Path:
     from fedkeep.report.drawing import write_figure
 
     made = content(found)
-    tables: dict[str, tuple[Table, str]] = {}
     figures: dict[str, Figure] = {}
     for c in found.compared:
         tail = _file_name(c.task)
-        tables[f"comparison{tail}"] = (_table(found, c), to_csv(plain_rows(c)))
+        write_table(
+            folder / "tables",
+            f"comparison{tail}",
+            _table(found, c),
+            plain_rows(c),
+            in_paper(table(c), found.published),
+        )
         figures[f"comparison{tail}"] = ranks_figure(c)
     if found.gains:
-        tables["gains"] = (gains_table(found.gains), to_csv(plain_gains(found.gains)))
+        gains = gains_table(found.gains)
+        rows = plain_gains(found.gains)
+        write_table(folder / "tables", "gains", gains, rows, in_paper(gains, found.published))
         for i, figure in enumerate(gains_figures(found.gains), 1):
             figures[f"gains-{i}{_file_name(figure.title.removeprefix('Gain over '))}"] = figure
+    costs = _costs(found)
+    plain = [dict(zip(costs.columns, row, strict=True)) for row in costs.rows]
+    write_table(folder / "tables", "costs", costs, plain, in_paper(costs, found.published))
+    write_document(folder / "tables")
     curves = [b for s in made.sections if s.key == "curves" for b in s.blocks]
     figures |= {f"curves-{i}": b for i, b in enumerate(curves, 1) if isinstance(b, Figure)}
-    for name, (table, rows) in tables.items():
-        (folder / "tables").mkdir(parents=True, exist_ok=True)
-        for suffix, text in (("md", to_markdown(table)), ("tex", to_latex(table)), ("csv", rows)):
-            write_whole(folder / "tables" / f"{name}.{suffix}", text.encode())
     for name, figure in figures.items():
         write_figure(figure, folder / "figures", name)
     return write_content(made, folder / "report.html")
+
+
+def write_table(
+    folder: Path, name: str, table: Table, rows: Sequence[Mapping[str, Any]], paper: Table | None = None
+) -> None:
+    """Write a table of methods as ``NAME.md``, ``NAME.tex`` and ``NAME.csv``.
+
+    Args:
+        folder: where to; it is made.
+        name: the files'.
+        table: a line a method.
+        rows: the same as plain values, for the CSV file.
+        paper: what the LaTeX file holds; by default the table.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix, text in (
+        ("md", to_markdown(table)),
+        ("tex", to_latex(paper or table)),
+        ("csv", to_csv(rows)),
+    ):
+        write_whole(folder / f"{name}.{suffix}", text.encode())
+
+
+def in_paper(table: Table, published: Mapping[str, str]) -> Table:
+    """Return a table of methods with the names under which they were published, as far as these are known."""
+    rows = tuple((published.get(label, label), *cells) for label, *cells in table.rows)
+    return replace(table, rows=rows)
+
+
+def write_document(folder: Path) -> None:
+    """Write ``all.tex``, a paper of two columns that holds every table of the folder; it shows what they want."""
+    names = sorted(path.stem for path in folder.glob("*.tex") if path.name != "all.tex")
+    lines = [r"\documentclass[twocolumn]{article}", r"\usepackage{booktabs,graphicx}", r"\begin{document}"]
+    lines += [
+        rf"\begin{{table}}\centering\caption{{{latex_escape(name)}}}\input{{{name}}}\end{{table}}"
+        for name in names
+    ]
+    write_whole(folder / "all.tex", "\n".join([*lines, r"\end{document}", ""]).encode())
 
 
 def _file_name(text: str | None) -> str:
@@ -540,19 +587,23 @@ def _file_name(text: str | None) -> str:
     return "".join(f"-{word}" for word in words)[:60]
 
 
-def _table(found: Found, c: Compared) -> Table:
+def _costs(found: Found) -> Table:
+    """Return what each method's runs took, and the settings that were chosen for it."""
     (traffic,) = facts.traffic(found.groups)
     assert isinstance(traffic, Table)
-    by_label = {row[0]: [row[i] for i in FACTS] for row in traffic.rows}
-    more = [by_label.get(label, [wording.MISSING] * len(FACTS)) for label in c.labels]
-    names = [traffic.columns[i] for i in FACTS]
+    columns = ("method", *(traffic.columns[i] for i in FACTS))
+    rows = [(row[0], *(row[i] for i in FACTS)) for row in traffic.rows]
     if found.chosen:
-        names.append("chosen on valid")
-        more = [
-            [*row, found.chosen.get(label, wording.MISSING)]
-            for row, label in zip(more, c.labels, strict=True)
-        ]
-    return table(c, more, names)
+        columns += ("chosen on valid",)
+        rows = [(*row, found.chosen.get(row[0], wording.MISSING)) for row in rows]
+    return Table(columns, tuple(rows), note=traffic.note)
+
+
+def _table(found: Found, c: Compared) -> Table:
+    costs = _costs(found)
+    by_label = {label: more for label, *more in costs.rows}
+    none = [wording.MISSING] * (len(costs.columns) - 1)
+    return table(c, [by_label.get(label, none) for label in c.labels], costs.columns[1:])
 
 
 def _adapting(groups: Sequence[Configuration]) -> list[Block]:
@@ -566,10 +617,15 @@ def _comparison(found: Found) -> list[Block]:
     for c in found.compared:
         out += [Text(said(c)), _table(found, c), ranks_figure(c)]
     first = found.compared[0]
-    work = facts.unequal_work(found.groups)
-    lines = [*few(first.users, len(first.seeds)), *(line for line in (found.how, work) if line)]
-    lines += facts.never_drawn(found.groups)
+    lines = [*few(first.users, len(first.seeds)), *([found.how] if found.how else []), *unlike(found)]
     return [*out, Text(" ".join(lines))] if lines else out
+
+
+def unlike(found: Found) -> Iterator[str]:
+    """Say where methods were not treated alike: unequal local steps, and clients that no round drew."""
+    if work := facts.unequal_work(found.groups):
+        yield work
+    yield from facts.never_drawn(found.groups)
 
 
 def _references(found: Found) -> list[Block]:

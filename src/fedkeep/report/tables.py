@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,20 +80,40 @@ def markdown_escape(text: str) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """Return the table as LaTeX: a ``tabular`` with the rules of ``booktabs``; title and note are comments."""
+    """Return the table as LaTeX: a ``tabular`` with the rules of ``booktabs``, made smaller where a column is narrower.
+
+    Title and note are comments. Headings that are longer than all that stands below them have several lines.
+    """
     sides = "".join("l" if i < table.left else "r" for i in range(len(table.columns)))
     said = [line for text in (table.title, table.note) for line in wording.printable(text).splitlines()]
+    columns = zip(
+        table.columns, sides, zip(*table.rows, strict=True) if table.rows else [()] * len(sides), strict=True
+    )
     lines = [
         *(f"% {line}" for line in said),
-        "% Wants \\usepackage{booktabs}.",
-        f"\\begin{{tabular}}{{{sides}}}",
+        "% Wants \\usepackage{booktabs,graphicx}.",
+        r"\resizebox{\ifdim\width>\columnwidth\columnwidth\else\width\fi}{!}{%",
+        f"\\begin{{tabular}}{{@{{}}{sides}@{{}}}}",
+        "\\toprule",
+        " & ".join(_heading(name, side, cells) for name, side, cells in columns) + r" \\",
+        "\\midrule",
     ]
-    lines += ["\\toprule", " & ".join(map(latex_escape, table.columns)) + r" \\", "\\midrule"]
     for i, row in enumerate(table.rows):
         cells = [latex_escape(cell) for cell in row]
         cells = [rf"\textbf{{{cell}}}" if (i, j) in table.bold else cell for j, cell in enumerate(cells)]
         lines.append(" & ".join(cells) + r" \\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}}"]) + "\n"
+
+
+SHORTEST = 12
+"""A heading in LaTeX that has as many characters stays in one line."""
+
+
+def _heading(name: str, side: str, cells: Sequence[str]) -> str:
+    """Return a heading in LaTeX, in lines that are no longer than the longest cell below it."""
+    lines = textwrap.wrap(name, max([SHORTEST, *map(len, cells)]), break_long_words=False) or [""]
+    text = r" \\ ".join(map(latex_escape, lines))
+    return text if len(lines) == 1 else rf"\shortstack[{side}]{{{text}}}"
 
 
 _LATEX = {
@@ -107,6 +128,10 @@ _LATEX = {
     "–": "--",
     "…": r"\dots{}",
     "×": r"$\times$",
+    "⋆": r"$\star$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "ε": r"$\varepsilon$",
     "[": "{[}",  # after the end of a line, LaTeX would read it as a length
 } | {character: f"\\{character}" for character in "&%$#_{}"}
 
