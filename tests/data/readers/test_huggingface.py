@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedkeep.core.errors import DataError, Spot
 from fedkeep.data import huggingface
@@ -28,7 +31,7 @@ class Rows:
         form: Callable[[list[Any]], Any] = list,
     ) -> None:
         self.columns, self.form, self.classes = columns, form, classes
-        self.features = {"label": None if classes is None else SimpleNamespace(names=classes)}
+        self.features: dict[str, Any] = {"label": None if classes is None else SimpleNamespace(names=classes)}
         self.column_names = list(columns)
         self._fingerprint = "f" + str(len(columns))
 
@@ -139,6 +142,64 @@ def test_what_is_refused() -> None:
     assert refused({"train": TRAIN, "test": timed}) == (
         "huggingface: the column 'time' is missing from some of the splits ['test', 'train']."
     )
+
+
+class Partitioner:
+    """What the reader uses of a partitioner of ``flwr_datasets``."""
+
+    def __init__(self, *partitions: Rows, names: dict[int, str] | None = None) -> None:
+        self.partitions, self.num_partitions = partitions, len(partitions)
+        if names:
+            self.partition_id_to_natural_id = names
+
+    def load_partition(self, number: int) -> Rows:
+        if not len(self.partitions[number]):
+            raise ValueError(f"Partition {number} is empty.")
+        return self.partitions[number]
+
+
+def test_partitions_are_clients() -> None:
+    data = huggingface(Partitioner(TRAIN, TEST))
+    assert (list(data.ids), data.counts().tolist(), data.bounds) == (["0", "1"], [2, 1], None)
+    named = huggingface(Partitioner(TRAIN, TEST, names={0: "bo", 1: "al"}))
+    assert (list(named.ids), named.counts().tolist()) == (["al", "bo"], [1, 2])
+    both = SimpleNamespace(partitioners={"train": Partitioner(TRAIN, TEST), "test": Partitioner(TEST)})
+    data = huggingface(both, tokens="char")
+    assert [data.counts(part).tolist() for part in ("train", "test")] == [[2, 1], [1, 0]]
+    assert huggingface(SimpleNamespace(partitioners={"train": Partitioner(TRAIN)})).bounds is None
+    with raises(DataError, user="who"):
+        huggingface(Partitioner(TRAIN), user="who")
+    with raises(DataError, why="Partition 1 is empty."):
+        huggingface(Partitioner(TRAIN, Rows({"who": [], "text": [], "label": []})))
+    wrong = Rows({"text": [3], "label": ["x"]})
+    with raises(DataError, place=Spot("huggingface, partition 1", 0, "row"), column="text"):
+        huggingface(Partitioner(TRAIN, wrong))
+
+
+def test_images(tmp_path: Path) -> None:
+    files = []
+    for grey in (7, 9):
+        file = io.BytesIO()
+        Image.fromarray(np.full((4, 6), grey, np.uint8)).save(file, "PNG")
+        files.append(file.getvalue())
+    (tmp_path / "b.png").write_bytes(files[1])
+    cells = [{"bytes": files[0], "path": None}, {"bytes": None, "path": str(tmp_path / "b.png")}]
+    rows = Rows({"who": ["a", "b"], "img": cells, "label": [0, 1]}, ["cat", "dog"])
+    data = huggingface(rows, user="who", image="img")
+    image = np.asarray(data.columns["image"])
+    assert (image.shape, image.dtype, image[:, 0, 0, 0].tolist()) == ((2, 1, 4, 6), np.uint8, [7, 9])
+    assert data.meta["label_names"] == ["cat", "dog"]
+    assert np.asarray(huggingface(rows, user="who", image="img", size=2).columns["image"]).shape == (
+        2,
+        1,
+        2,
+        2,
+    )
+    for cell, facts in (({"bytes": b"no"}, {}), (3, {"got": "int"}), ({"path": str(tmp_path / "no")}, {})):
+        with raises(DataError, **facts):
+            huggingface(Rows({"who": ["a"], "img": [cell], "label": [0]}), user="who", image="img")
+    with raises(DataError, image="img"):
+        huggingface(rows, user="who", image="img", text="who")
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

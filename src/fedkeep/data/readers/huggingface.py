@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import DataError, Spot, first_line
-from fedkeep.data.preparation import Raw, encoded_alone
+from fedkeep.data.preparation import Plain, Raw, encoded_alone
 from fedkeep.data.preparation.texts import AnyVocabulary
 from fedkeep.data.readers.cells import Cells, Table
-from fedkeep.data.readers.files import check_names
+from fedkeep.data.readers.files import check_names, existing
+from fedkeep.data.readers.pictures import decoded
 from fedkeep.data.readers.tables import columns_of, raw_from
 from fedkeep.tasks import of_numbers
+
+PARTITION = "the partition"
+"""The column of clients where partitions are."""
 
 
 def raw_huggingface(
     source: Any,
     *,
-    user: str | None,
+    user: str | None = "user",
     text: str | None = None,
+    image: str | None = None,
     features: Sequence[str] | None = None,
     label: str | Sequence[str] = "label",
     label_separator: str = "|",
@@ -30,15 +37,21 @@ def raw_huggingface(
     vocabulary: AnyVocabulary | int | None = None,
     max_length: int = 256,
     standardise: bool = True,
+    size: int | Sequence[int] | None = None,
 ) -> Raw:
     """Read a Hugging Face data set.
 
     Args:
         source: a name for ``datasets.load_dataset``, a ``Dataset``, or a ``DatasetDict`` whose keys are splits
-            (train, validation, test). A single ``Dataset`` with a column ``split`` keeps that split.
-        user: name of the column of client ids. None: rows are nobody's, and a partition deals them.
+            (train, validation, test). A single ``Dataset`` with a column ``split`` keeps that split. Or a
+            ``FederatedDataset`` or a ``Partitioner`` of ``flwr_datasets``: each of its partitions is a client, named by its
+            natural id, else by its number; the same number in several splits is one client.
+        user: name of the column of client ids. None: rows are nobody's, and a partition deals them. Partitions need none.
+        image: name of a column of images, in place of ``text`` and ``features``; they become ``image``, uint8 (channels,
+            height, width), 1 channel where all are grey, else 3.
         text, features, label, label_separator, time, opted_in, task, label_names, tokens, vocabulary, max_length, standardise: as for ``read_table``.
             Labels of a ``ClassLabel`` are read as its names, numbered as there.
+        size: of images, as of ``image_folder``.
 
     Raises:
         DataError: ``datasets`` isn't installed or cannot load the name, what is given is no data set that can be read
@@ -59,11 +72,23 @@ def raw_huggingface(
             source=source,
             why=first_line(error).rstrip("."),
         ) from error
-    parts = dict(found) if isinstance(found, dict) else {None: found}
-    wanted, usual = columns_of(user, label, text, features, time=time, opted_in=opted_in)
+    parts = _parts(name, found)
+    partitioned = parts[0].client is not None
+    if partitioned and user not in (None, "user"):
+        raise DataError(
+            "The partitions of {name} say whose each row is; got user={user!r} beside them. Leave it out.",
+            name=name,
+            user=user,
+        )
+    if image is not None and (text is not None or features is not None):
+        raise DataError("Wanted an image, text or features; got image={image!r} and another.", image=image)
+    named_user = None if partitioned else user
+    inputs = features if image is None else [image]
+    wanted, usual = columns_of(named_user, label, text, inputs, time=time, opted_in=opted_in)
     columns: dict[str, list[Any]] = {}
-    places: list[tuple[str | None, int]] = []
-    for part, given in parts.items():
+    places: list[tuple[_Part, int]] = []
+    for one in parts:
+        part, given = one.split, one.rows
         if not isinstance(given, Sized) or not hasattr(given, "with_format"):
             raise DataError(
                 "{name}: wanted a Dataset or a DatasetDict; got {got}. Load it without streaming.",
@@ -71,6 +96,8 @@ def raw_huggingface(
                 got=type(given).__name__,
             )
         rows = given.with_format(None)  # plain numbers and texts
+        if image in rows.column_names and type(rows.features.get(image)).__name__ == "Image":
+            rows = rows.cast_column(image, datasets.Image(decode=False))  # files are smaller than pixels
         names = list(rows.column_names)
         check_names(name, names, wanted)
         classes = None
@@ -86,25 +113,29 @@ def raw_huggingface(
             columns.setdefault(column, []).extend(values)
         if part is not None:
             columns.setdefault("split", []).extend([part] * len(rows))
-        places.extend((part, row) for row in range(len(rows)))
+        if partitioned:
+            columns.setdefault(PARTITION, []).extend([one.client] * len(rows))
+        places.extend((one, row) for row in range(len(rows)))
     short = [column for column, values in columns.items() if len(values) != len(places)]
     if short:
         raise DataError(
             "{name}: the column {column!r} is missing from some of the splits {splits}.",
             name=name,
             column=short[0],
-            splits=sorted(map(str, parts)),
+            splits=sorted({str(one.split) for one in parts}),
         )
     if not places:
         raise DataError("{name} holds no example.", name=name)
 
     def where(row: int) -> Spot:
-        part, number = places[row]
-        return Spot(name if part is None else f"{name}, {part}", number, "row")
+        one, number = places[row]
+        about = [one.split, None if one.client is None else f"partition {one.client}"]
+        return Spot(", ".join([name, *filter(None, about)]), number, "row")
 
+    pictures = None if image is None else decoded(_encoded(columns.pop(image), where), size)
     return raw_from(
         Table({column: Cells(values) for column, values in columns.items()}, where),
-        user=user,
+        user=PARTITION if partitioned else user,
         text=text,
         features=features,
         label=label,
@@ -118,12 +149,73 @@ def raw_huggingface(
         vocabulary=vocabulary,
         max_length=max_length,
         standardise=standardise,
+        inputs=None if pictures is None else {"image": Plain(values=pictures)},
         meta={"name": name, "source": {"huggingface": name, "fingerprints": _fingerprints(parts)}},
     )
 
 
 huggingface = encoded_alone(raw_huggingface)
 """Read a data set as :func:`raw_huggingface` does, and encode it."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a split and of a client, where these are known."""
+
+    split: str | None
+    client: str | None
+    rows: Any
+
+
+def _parts(name: str, found: Any) -> list[_Part]:
+    """Return the sets of rows that a source is made of.
+
+    Raises:
+        DataError: a partition cannot be made.
+    """
+    partitioners = getattr(found, "partitioners", None)
+    if isinstance(
+        partitioners, dict
+    ):  # a FederatedDataset; of one split alone examples are divided in each client
+        single = len(partitioners) == 1
+        given = [(None if single else split, one) for split, one in partitioners.items()]
+    elif hasattr(found, "load_partition"):
+        given = [(None, found)]
+    else:
+        return [
+            _Part(part, None, rows)
+            for part, rows in (found if isinstance(found, dict) else {None: found}).items()
+        ]
+    try:
+        return [
+            _Part(split, str(_natural(one).get(number, number)), one.load_partition(number))
+            for split, one in given
+            for number in range(one.num_partitions)
+        ]
+    except Exception as error:  # whatever its own rules raise, such as a partition that is too small
+        raise DataError(
+            "{name}: cannot make the partitions: {why}", name=name, why=first_line(error)
+        ) from error
+
+
+def _natural(partitioner: Any) -> Mapping[int, str]:
+    """Return the ids of clients by the number of their partition, where a column says them."""
+    return getattr(partitioner, "partition_id_to_natural_id", None) or {}
+
+
+def _encoded(values: Sequence[Any], where: Callable[[int], object]) -> list[tuple[object, Path | bytes]]:
+    """Return images' files or bytes, and their places."""
+    found: list[tuple[object, Path | bytes]] = []
+    for row, value in enumerate(values):
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if content is None and isinstance(value, dict) and isinstance(value.get("path"), str):
+            content = existing(Path(value["path"]))
+        if not isinstance(content, bytes | Path):
+            raise DataError(
+                "{where}: wanted an image; got {got}.", where=where(row), got=type(content).__name__
+            )
+        found.append((where(row), content))
+    return found
 
 
 def _named(value: Any, classes: Sequence[str]) -> Any:
@@ -133,5 +225,9 @@ def _named(value: Any, classes: Sequence[str]) -> Any:
     return classes[value] if value in range(len(classes)) else value
 
 
-def _fingerprints(parts: dict[str | None, Any]) -> dict[str, str]:
-    return {str(part): str(getattr(rows, "_fingerprint", "")) for part, rows in parts.items()}
+def _fingerprints(parts: Sequence[_Part]) -> dict[str, str]:
+    """Return what tells sets of rows apart, by their splits and clients."""
+    return {
+        " ".join(filter(None, [str(one.split), one.client])): str(getattr(one.rows, "_fingerprint", ""))
+        for one in parts
+    }

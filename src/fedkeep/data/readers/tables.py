@@ -248,15 +248,16 @@ def raw_from(
     standardise: bool,
     meta: dict[str, Any],
     kinds: Mapping[str, str] | None = None,
+    inputs: Mapping[str, RawColumn] | None = None,
 ) -> Raw:
-    """Return a table's columns; the arguments are those of :func:`raw_table`."""
+    """Return a table's columns; the arguments are those of :func:`raw_table`, and ``inputs`` come in place of text and features."""
     if task is not None:
         check_choice("Wanted the task", task, TASKS, DataError)
     names = {"split": split, "time": time, "opted_in": opted_in}
     split, time, opted_in = (usual if name is None else name for usual, name in names.items())
     parts = table.repeated(split, SPLIT) if split in table.columns else None
-    inputs = names_in(text or "text" if features is None else features)
-    if answers := [name for name in names_in(label) if name in inputs]:
+    read = names_in(text or "text" if features is None else features) if inputs is None else []
+    if answers := [name for name in names_in(label) if name in read]:
         raise DataError(
             "The column {label!r} is named as {input} and as label: a model would read its answer. Name another.",
             label=answers[0],
@@ -268,7 +269,9 @@ def raw_from(
     columns: dict[str, RawColumn] = {
         "label": faults.within(lambda: _labels(table, label, label_separator, task, label_names, standardise))
     }
-    if features is None:
+    if inputs is not None:
+        columns |= inputs
+    elif features is None:
         columns["text"] = texts_of(table.each(text or "text", TEXT), tokens, vocabulary, max_length)
     else:
         if not features:
@@ -280,7 +283,7 @@ def raw_from(
                 got=", ".join(both),
                 features=features,
             )
-        x = features_of(table, inputs, kinds or {}, faults, standardise=standardise)
+        x = features_of(table, read, kinds or {}, faults, standardise=standardise)
         if x is not None:
             columns["x"] = x
     if time in table.columns:
