@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from click.testing import Result
 from typer.main import get_command
 
 from fedkeep import __version__
@@ -82,6 +83,45 @@ def test_a_misspelt_command(fedkeep: Command) -> None:
     result = fedkeep("ruun")
     assert result.exit_code == 2
     assert "No such command 'ruun'. Did you mean 'run'?" in result.stderr
+
+
+def said(result: Result) -> str:
+    """Return what click's box says, in one line."""
+    assert result.exit_code == 2
+    return " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_an_unknown_command_is_told_which_there_are(fedkeep: Command) -> None:
+    told = said(fedkeep("train", "toy.toml"))
+    assert all(name in told for name in COMMANDS)
+    assert "init" in said(fedkeep("flower", "begin"))
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("--epochs", "run.epochs"),
+        ("--device", "run.device"),
+        ("--batch-size", "method.batch_size"),
+        ("--lr", "method.optimizer.learning_rate"),
+    ],
+)
+def test_a_setting_given_as_an_option_is_told_its_key(fedkeep: Command, option: str, key: str) -> None:
+    assert f"--set {key}=VALUE" in said(fedkeep("run", "toy.toml", option, "5"))
+
+
+def test_a_misspelt_option_is_told_the_near_one(fedkeep: Command) -> None:
+    assert "'--out'" in said(fedkeep("run", "toy.toml", "--output", "x"))
+
+
+def test_a_setting_torn_in_two_is_told_to_be_one_word(fedkeep: Command) -> None:
+    assert "--set run.epochs=VALUE" in said(fedkeep("run", "toy.toml", "--set", "run.epochs", "5"))
+
+
+def test_a_missing_option_is_told_with_its_meaning(fedkeep: Command) -> None:
+    told = said(fedkeep("predict", "models"))
+    assert "--data FILE" in told
+    assert "table" in told
 
 
 def test_a_path_begins_at_home_wherever_it_stands(

@@ -45,13 +45,36 @@ def change(old: str, new: str, path: str = "toy.toml") -> None:
         ("run toy.toml --resume", "runs/toy-0 holds no run: ", ""),
         ("evaluate nowhere", "nowhere holds no run: ", ""),
         ("personalize nowhere", "nowhere holds no run: ", ""),
-        ("report nowhere", "nowhere is no run directory: it has no run.json.", ""),
+        ("report nowhere", "nowhere holds no run: ", ""),
+        ("evaluate toy.toml", "toy.toml holds no run: it is a file.", "and writes one."),
+        ("evaluate .", ". holds no run: ", "that do: made."),
+        ("evaluate mad", "mad holds no run: ", "Did you mean 'made'?"),
+        (
+            "predict made --data x.csv",
+            "made holds no exported models: ",
+            "fedkeep export made --all --out FOLDER.",
+        ),
+        ("predict mad --data x.csv", "mad holds no exported models: ", "Did you mean 'made'?"),
+        ("run rows.csv", "rows.csv is a table, not a configuration. fedkeep start rows.csv", ""),
+        ("run toi.toml", "There is no configuration 'toi.toml': ", "Did you mean 'toy.toml'?"),
+        ("run toy", "There is no configuration 'toy': ", "Did you mean 'toy.toml'?"),
+        ("run .", ". holds no run: ", "that do: made."),
+        ("start row.csv", "Wanted the data file row.csv, ", "Did you mean 'rows.csv'?"),
+        ("start no/row.csv", "Wanted the data file no/row.csv, ", "There is no folder no either."),
+        (
+            "run toy.toml --set epochs=4",
+            "toy.toml with epochs = 4:\n  epochs: unknown key. Did you mean run.epochs",
+            "",
+        ),
         ("run toy.toml --out no.toml/r", "Cannot make the run's folder no.toml/r: ", ""),
     ],
 )
 def test_what_is_not_there(refused: Refused, words: str, begins: str, ends: str) -> None:
     Path("no.toml").write_text("name = 'Toy\n", encoding="utf-8")
     Path("no-text").write_bytes(b"\xff\xfe\x00")
+    Path("rows.csv").write_text("user,label\n", encoding="utf-8")
+    Path("made").mkdir()
+    Path("made/run.json").write_text("{}", encoding="utf-8")
     message = refused(*words.split())
     assert message.startswith(f"Error: {begins}")
     assert message.endswith(ends)
@@ -75,7 +98,7 @@ def test_what_is_not_there(refused: Refused, words: str, begins: str, ends: str)
             'kind = "furl"\nbatch_sizes = 3',
             (
                 "method.batch_sizes: unknown key. Did you mean 'batch_size'? Known here: private, private_scale, "
-                "private_init, epochs, batch_size, merge_single, clip_norm, clip_over, weighting."
+                "private_init, epochs, batch_size, merge_single, clip_norm, clip_over, weighting, kind, "
             ),
         ),
         ("users = 6", "user = 6", "data.user: unknown key. Did you mean 'users'? Known here: "),

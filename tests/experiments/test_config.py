@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import Optimizer
+from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import (
     Config,
     DataConfig,
@@ -113,11 +114,41 @@ def test_all_faults_are_named_at_once() -> None:
     ],
 )
 def test_values_that_do_not_fit(key: str, value: str, message: str) -> None:
-    assert fault(MINIMAL, {key: value}).startswith(f"mine.toml:\n  {message}")
+    assert fault(MINIMAL, {key: value}).startswith(f"mine.toml with {key} = {value}:\n  {message}")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("epochs", ["run.epochs"]),
+        ("learning_rate", ["method.optimizer.learning_rate"]),
+        ("method.momentum", ["method.optimizer.momentum"]),
+        ("run.reader", ["data.reader"]),
+    ],
+)
+def test_a_key_of_another_table_is_named_in_full(key: str, meant: list[str]) -> None:
+    if key.startswith("method."):  # its keys are the method's options
+        with raises(ConfigError) as caught:
+            build_method(parse_config(MINIMAL, "mine.toml", {key: "1"}).method)
+        told = str(caught.value)
+    else:
+        told = fault(MINIMAL, {key: "1"})
+    assert f"{key}: unknown key. Did you mean " in told
+    assert all(name in told for name in meant)
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [('label = "way', "quotation marks"), ("label = way", "quotation marks"), ("label way", "")],
+)
+def test_a_line_that_is_no_toml_is_shown(line: str, advice: str) -> None:
+    told = fault(f'[data]\n{line}\nuser = "user"\n')
+    assert f"`{line}`" in told
+    assert advice in told
 
 
 def test_rounds_or_epochs() -> None:
-    assert fault(MINIMAL, {"run.epochs": "2"}) == "mine.toml:\n  run: Give either rounds or epochs."
+    assert fault(MINIMAL, {"run.epochs": "2"}).endswith(":\n  run: Give either rounds or epochs.")
     assert parse_config(MINIMAL.replace("rounds = 3", "epochs = 2")).run.epochs == 2.0
 
 

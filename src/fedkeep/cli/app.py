@@ -45,6 +45,7 @@ from fedkeep.cli.reproduce import reproduce
 from fedkeep.cli.run import run
 from fedkeep.cli.start import start
 from fedkeep.cli.sweep import sweep
+from fedkeep.cli.usage import advised
 from fedkeep.cli.worth import worth
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import FedkeepError
@@ -121,6 +122,8 @@ class Commands(TyperGroup):
                 traceback.print_exc()
             complain(f"Error: {error}")
             raise typer.Exit(2) from error
+        except click.UsageError as error:
+            raise advised(error) from error
         except KeyboardInterrupt as stop:
             if ctx.params.get("debug"):
                 traceback.print_exc()

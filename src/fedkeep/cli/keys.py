@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -22,6 +22,8 @@ from fedkeep.experiments.sources import offered_readers
 from fedkeep.remote.node_config import OwnDevice
 from fedkeep.remote.policy import RoundPolicy
 
+APART = ("rounds", "device", "audit")
+"""Tables that are for other commands than those which train."""
 EVERY = "all commands that take a configuration"
 READ_BY = {
     "run": "fedkeep run, compare, sweep, deploy, and others that train",
@@ -115,6 +117,28 @@ def explained(asked: str) -> list[tuple[str, KeyTable | Key, str]]:
     Raises:
         ConfigError: there is none; near ones are named.
     """
+    known = _everything()
+    found = [name for name in known if name == asked] or _ending(asked, known)
+    if found:
+        return [(name, *known[name]) for name in found]
+    near = _near(asked, known)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigError(f"There is no key, table or kind {asked[:80]!r}.{hint} All tables: fedkeep explain.")
+
+
+def keys_meant(asked: str) -> list[str]:
+    """Return the full names of a run's keys that a name or its initials mean, as ``epochs`` or ``lr``; likely ones first."""
+    known = {
+        name: what
+        for name, what in _everything().items()
+        if isinstance(what[0], Key) and name.partition(".")[0] not in APART
+    }
+    found = _ending(asked, known) or [name for name in known if asked == _initials(name)]
+    return sorted(found, key=lambda name: (name.count("."), not name.startswith("run.")))
+
+
+def _everything() -> dict[str, tuple[KeyTable | Key, str]]:
+    """Return every table, kind and key by its full name, and the commands that read it."""
     known: dict[str, tuple[KeyTable | Key, str]] = {}
     everything = tables()
     for name, made in kinds().items():
@@ -124,19 +148,26 @@ def explained(asked: str) -> list[tuple[str, KeyTable | Key, str]]:
         if name:
             known[name] = table, table.read_by
         known |= {_joined(name, key): (one, table.read_by) for key, one in table.keys.items()}
-    found = [name for name in known if name == asked] or [
-        name for name in known if name.endswith(f".{asked}")
-    ]
-    if found:
-        return [(name, *known[name]) for name in found]
+    return known
+
+
+def _ending(asked: str, known: Iterable[str]) -> list[str]:
+    return [name for name in known if name.endswith(f".{asked}")]
+
+
+def _near(asked: str, known: Iterable[str]) -> list[str]:
+    """Return at most three names that look like one, or whose last part has its letters as initials."""
     above, _, last = asked.rpartition(".")
     beside = [name for name in known if name.rpartition(".")[0].endswith(above)]
     lasts = {name.rpartition(".")[2]: name for name in sorted(beside, key=len, reverse=True)}
-    near = [name for one, name in lasts.items() if last == "".join(part[:1] for part in one.split("_"))]
+    near = [name for one, name in lasts.items() if last == _initials(one)]
     near += [lasts[one] for one in difflib.get_close_matches(last, lasts, 3, 0.6)]
     near += difflib.get_close_matches(asked, known, 3, 0.6)
-    hint = f" Did you mean {' or '.join(dict.fromkeys(near[:3]))}?" if near else ""
-    raise ConfigError(f"There is no key, table or kind {asked[:80]!r}.{hint} All tables: fedkeep explain.")
+    return list(dict.fromkeys(near[:3]))
+
+
+def _initials(name: str) -> str:
+    return "".join(part[:1] for part in name.rpartition(".")[2].split("_"))
 
 
 def keys_of(owner: Any, usual: Mapping[str, Any] = {}) -> dict[str, Key]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
-from fedkeep.core.errors import ConfigError, check_choice
+from fedkeep.core.errors import ConfigError, check_choice, near_path
 
 if TYPE_CHECKING:
     from fedkeep.experiments.config import Config
@@ -107,6 +107,8 @@ def find_config(
     Raises:
         ConfigError: there is none, or it doesn't fit.
     """
+    from fedkeep.core.run_files import read_info
+    from fedkeep.data.readers.load import FORMATS
     from fedkeep.experiments.config import parse_config, parse_overrides, read_config
     from fedkeep.experiments.load import folder_of_data, run_folder_config
     from fedkeep.experiments.plugins import builtin_names, builtin_text, near_names
@@ -114,7 +116,7 @@ def find_config(
     changes = parse_overrides(overrides or []) | ({} if seed is None else {"seed": str(seed)})
     path = Path(named)
     try:
-        is_run, is_file = (path / "run.json").is_file(), path.is_file()
+        is_run, is_file, is_folder = (path / "run.json").is_file(), path.is_file(), path.is_dir()
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise ConfigError(f"There is no configuration {named[:80]!r}: {error.strerror}.") from error
     if is_run:
@@ -122,6 +124,11 @@ def find_config(
         if changes:
             config = parse_config(text, named, changes)
         return Found(config, config.to_toml() if changes else text, path.name, path, folder_of_data(path))
+    if is_file and path.name.endswith(FORMATS):
+        raise ConfigError(
+            "{file} is a table, not a configuration. fedkeep start {file} looks at it and writes one.",
+            file=path,
+        )
     if is_file:
         config, text = read_config(path, changes)
         return Found(config, text, safe_name(config.name or path.stem), beside=path.resolve().parent)
@@ -132,10 +139,14 @@ def find_config(
             f"There is no run to resume in {named[:80]!r}, nor a configuration of this name. Name the run's folder, or "
             f"its configuration and --out FOLDER."
         )
+    if key not in names and is_folder:
+        read_info(path)
     if key not in names:
+        near = near_path(path.with_name(f"{path.name.removesuffix('.toml')}.toml")) if path.name else ""
         raise ConfigError(
-            f"There is no configuration {named[:80]!r}: no such file, and no built-in one (they are "
-            f"{', '.join(names)}).{near_names(key.removesuffix('.toml'), names)}"
+            "There is no configuration {named!r}: no such file, and none built in (fedkeep list names those).{near}",
+            named=named,
+            near=near_names(key.removesuffix(".toml"), names, near),
         )
     text = builtin_text(key)
     config = parse_config(text, key, changes)

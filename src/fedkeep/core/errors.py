@@ -41,9 +41,13 @@ import string
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
+MOST_FILES = 10_000
+"""How many files of a folder are looked through for a name like the one that was wanted."""
 INSIDE = ("fedkeep", "torch", "contextlib")
 """Packages whose functions stand between a warning and whoever asked for what it is about."""
 
@@ -212,6 +216,20 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the choice nearest to ``word``, or an empty string."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def near_path(path: Path) -> str:
+    """Return what to say of a path that is not there: what its folder holds of nearly that name, or that there is no such
+    folder; or an empty string.
+    """
+    try:
+        names = [one.name for one in islice(path.parent.iterdir(), MOST_FILES)]
+    except FileNotFoundError:
+        return f" There is no folder {str(path.parent)[:300]} either."
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f" Did you mean {str(path.with_name(near[0]))!r}?" if near else ""
 
 
 def visible(text: str) -> str:

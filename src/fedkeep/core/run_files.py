@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import RunError
+from fedkeep.core.errors import RunError, near_path
 from fedkeep.core.records import NONE, Extent
 from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
 
@@ -18,6 +19,8 @@ SERVER = re.compile(r"server-([1-9]\d{0,17})\.safetensors")
 EXAMPLES = re.compile(r"examples-([1-9]\d{0,17})\.safetensors")
 
 
+MOST_NAMED = 5
+"""How many runs are named that stand in a folder that is none itself."""
 GROWING = ("records", "timings", "ledger")
 """Files of a run's folder, ``NAME.jsonl``, that only grow: a commit says how much of each belongs to it."""
 
@@ -111,15 +114,25 @@ def read_info(folder: Path) -> dict[str, Any]:
         RunError: there is no run, it is damaged, or it was written by another fedkeep.
     """
     if not (folder / "run.json").exists():
-        raise RunError(
-            "{file} holds no run: there is no run.json in it. Name the folder that a run wrote.", file=folder
-        )
+        raise RunError("{file} holds no run: {why}", file=folder, why=_what_instead(folder))
     info = read_sealed(folder / "run.json")
     if not isinstance(info.get("run"), str) or not info["run"]:
         raise RunError(
             "{file} is damaged: it lacks the run's id. Restore the run from a copy.", file=folder / "run.json"
         )
     return info
+
+
+def _what_instead(folder: Path) -> str:
+    """Return what there is in place of a run's folder, and what to name."""
+    if folder.is_file():
+        train = f" fedkeep run {folder} trains a configuration and writes one." * (folder.suffix == ".toml")
+        return f"it is a file. Name the folder that a run wrote.{train}"
+    if not folder.exists():
+        return f"there is no such folder. Name the folder that a run wrote.{near_path(folder)}"
+    found = sorted(str(one.parent) for one in islice(folder.glob("*/run.json"), MOST_NAMED))
+    inside = f" It holds others that do: {', '.join(found)}." if found else ""
+    return f"there is no run.json in it. Name the folder that a run wrote.{inside}"
 
 
 def numerics_of(info: Mapping[str, Any]) -> int:

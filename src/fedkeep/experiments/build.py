@@ -305,7 +305,7 @@ def build_method(config: MethodConfig) -> Method:
         raise ConfigError(f"method.server_optimizer: {config.kind!r} has no server optimiser.")
     also = LOCAL | (SERVER if has_server else {})
     given = {"local", "server", "loss", "optimizer", "server_optimizer", "adapt"}
-    options = check_options("method", make, config.options, given, also)
+    options = check_options("method", make, config.options, given, also, MethodConfig)
     usual = inspect.signature(make).parameters.get("local")
     local = usual.default if usual is not None else Phase()
     loss = build_loss(config.loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -291,7 +292,8 @@ def parse_config(
         check_bounds(content)
     except ValueError as error:  # a key of many parts, or a text that is no TOML
         raise ConfigError(f"{where} with --set is no configuration: {error}.") from error
-    found: Config = made_of(Config, content, where)
+    given = ", ".join(_short(f"{key} = {value}") for key, value in (overrides or {}).items())
+    found: Config = made_of(Config, content, f"{where} with {given}" if given else where)
     return found
 
 
@@ -304,9 +306,21 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
         return from_toml(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where} is no valid TOML: {error}.") from error
+        raise ConfigError(
+            "{where} is no valid TOML: {why}.{line}", where=where, why=error, line=_line_of(text, str(error))
+        ) from error
     except ValueError as error:
         raise ConfigError(f"{where} is no configuration: {error}.") from error
+
+
+def _line_of(text: str, why: str) -> str:
+    """Return the line that is no TOML, and what mostly mends it."""
+    found = re.search(r"at line (\d+)", why)
+    if found is None:
+        return ""
+    line = _short(text.split("\n")[int(found[1]) - 1].strip())
+    quoting = re.match(r"Illegal character '\\n'|Invalid value", why)
+    return f" The line is `{line}`.{' A text stands between two quotation marks.' if quoting else ''}"
 
 
 def parse_overrides(given: list[str]) -> dict[str, str]:

@@ -149,6 +149,7 @@ def check_options(
     options: Mapping[str, Any],
     given: Collection[str] = (),
     also: Mapping[str, Any] | None = None,
+    table: Any = None,
 ) -> dict[str, Any]:
     """Return ``options`` as arguments of ``function``: names known, none missing, types as annotated.
 
@@ -158,6 +159,7 @@ def check_options(
         options: the table's further keys.
         given: arguments that fedkeep fills in itself.
         also: types of further keys that are known, e.g. those of an argument that is put together of them.
+        table: the class of the keys that the table has whatever the function is.
 
     Raises:
         ConfigError: names the key, what was wanted and what was got.
@@ -168,7 +170,8 @@ def check_options(
     checked = {}
     for key, value in options.items():
         if key not in known:
-            raise ConfigError(f"{what}.{key[:80]}: {_unknown(key, known)}")
+            elsewhere = _deeper(key, table, what)
+            raise ConfigError(f"{what}.{key[:80]}: {_unknown(key, [*known, *_fields(table)], elsewhere)}")
         checked[key] = _fitted(f"{what}.{key}", hints.get(key, Any), value)
     empty = inspect.Parameter.empty
     needed = [n for n in known if n in parameters and parameters[n].default is empty and n not in options]
@@ -317,7 +320,7 @@ def _fault(error: Any, kind: Any, content: Any) -> _Fault:
     what = error["type"]
     place, got, tried = _place(error["loc"], content, what in (*UNKNOWN, "missing"))
     if what in UNKNOWN:
-        return _Fault(place, _unknown(place[-1], _known(place[:-1], kind)))
+        return _Fault(place, _unknown(place[-1], _known(place[:-1], kind), _deeper(place[-1], kind)))
     if what == "missing":
         return _Fault(place, "missing.")
     if what == "own_check":
@@ -373,9 +376,21 @@ def _value(value: Any) -> str:
     return type(value).__name__ if "\n" in repr(value) else shown(value)
 
 
-def _unknown(key: str, known: Sequence[str]) -> str:
+def _unknown(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
+    """Return what to say of an unknown key: the known ones, and the full names of those that tables elsewhere have."""
     others = f" Known here: {', '.join(known)}." if known else " It takes no options."
-    return f"unknown key.{did_you_mean(key[:40], known)}{others}"
+    near = f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key[:40], known)
+    return f"unknown key.{near}{others}"
+
+
+def _deeper(key: str, kind: Any, place: str = "") -> list[str]:
+    """Return the full names of keys of this name in the tables of a class, and in theirs."""
+    found = []
+    for name, hint in _fields(kind).items():
+        inner = _class_in(hint)
+        here = f"{place}.{name}" if place else name
+        found += [f"{here}.{key}"] * (key in _fields(inner)) + _deeper(key, inner, here)
+    return sorted(found, key=lambda name: name.count("."))
 
 
 def _known(place: Sequence[str], kind: Any) -> list[str]:

@@ -20,7 +20,7 @@ from torch import nn
 
 from fedkeep.core.declared import declared
 from fedkeep.core.describe import check_kind, differences
-from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
+from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean, near_path
 from fedkeep.core.files import (
     check_tensors,
     expanded,
@@ -42,6 +42,14 @@ from fedkeep.methods import Method
 if TYPE_CHECKING:
     from fedkeep.data.preparation import Encoding
     from fedkeep.experiments.config import Config
+
+
+def _to_export(folder: Path) -> str:
+    """Return how to come by exported models, where a folder holds none."""
+    if (folder / "run.json").is_file():
+        return f"It holds a run, whose models are written by fedkeep export {folder} --all --out FOLDER."
+    near = "" if folder.exists() else near_path(folder)
+    return f"Name the folder that fedkeep export, or Run.export, wrote.{near}"
 
 
 class Exported:
@@ -68,7 +76,10 @@ class Exported:
         self.name = str(self.folder)
         if not (self.folder / INFO).exists():
             raise RunError(
-                f"{self.folder} holds no exported models: there is no {INFO} in it. Write it with fedkeep export."
+                "{folder} holds no exported models: there is no {info} in it. {advice}",
+                folder=self.folder,
+                info=INFO,
+                advice=_to_export(self.folder),
             )
         self.info: Mapping[str, Any] = read_sealed(self.folder / INFO)
 

@@ -146,11 +146,17 @@ def builtin_text(name: str) -> str:
     return files[wanted].read_text(encoding="utf-8")
 
 
-def near_names(wanted: str, names: Sequence[str]) -> str:
-    """Return the end of a message about a name that is not there: what may have been meant, or must be installed."""
+def near_names(wanted: str, names: Sequence[str], otherwise: str = "") -> str:
+    """Return the end of a message about a name that is not there: what may have been meant, or must be installed.
+
+    Args:
+        wanted: the name.
+        names: those that there are.
+        otherwise: what to say where none of them is near.
+    """
     group = [n for n in names if n.startswith(f"{wanted.rstrip('/')}/")]
     hint = f" Did you mean one of {', '.join(group)}?" if group else did_you_mean(wanted[:80], names)
-    return hint + papers_hint()
+    return (hint or otherwise) + papers_hint()
 
 
 class Offered(Mapping[str, T]):

@@ -217,8 +217,6 @@ def _is_of(path: Path, about: dict[str, Any], commit: Commit, notes: list[str]) 
 def _read_info(path: Path) -> dict[str, Any]:
     from fedkeep.report.forms import Info, check
 
-    if not path.exists():
-        raise RunError("{folder} is no run directory: it has no run.json.", folder=path.parent)
     info = read_info(path.parent)
     check(Info, info, path)
     return info

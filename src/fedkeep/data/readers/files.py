@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-from fedkeep.core.errors import DataError, Spot, did_you_mean, shown
+from fedkeep.core.errors import DataError, Spot, did_you_mean, near_path, shown
 from fedkeep.core.files import expanded
 
 NAMING = {
@@ -33,7 +33,10 @@ def existing(path: Path) -> Path:
         if not path.is_file():
             where = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
             raise DataError(
-                "Wanted the data file {file}, which {where}. Check the path.", file=path, where=where
+                "Wanted the data file {file}, which {where}. Check the path.{near}",
+                file=path,
+                where=where,
+                near="" if path.exists() else near_path(path),
             )
         if path.stat().st_size == 0:
             raise DataError("The data file {file} is empty. Fetch it again.", file=path)

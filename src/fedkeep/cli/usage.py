@@ -1,0 +1,55 @@
+"""What to type instead, where a command line has words that a command doesn't take."""
+
+from __future__ import annotations
+
+import click
+
+MOST = 3
+"""How many keys of a configuration are named."""
+
+
+def advised(error: click.UsageError) -> click.UsageError:
+    """Return an error of click's that also says what to type, where that is known."""
+    advice = _advice(error)
+    if not advice:
+        return error
+    what = error.message if isinstance(error, click.NoSuchOption) else error.format_message()
+    return click.UsageError(f"{what.rstrip('.')}. {advice}", ctx=error.ctx)
+
+
+def _advice(error: click.UsageError) -> str:
+    if error.ctx is None:
+        return ""
+    command = error.ctx.command
+    if isinstance(error, click.MissingParameter):
+        return _meaning(error.param, error.ctx)
+    if isinstance(command, click.Group) and not isinstance(error, click.BadParameter | click.NoSuchOption):
+        return f"The commands are {', '.join(command.list_commands(error.ctx))}."
+    settings = next((one for one in command.params if "--set" in one.opts), None)
+    if settings is None:
+        return ""
+    if isinstance(error, click.NoSuchOption):
+        return _setting(error)
+    given = error.ctx.params.get(settings.name or "") or ()
+    torn = next((one for one in given if "=" not in one), None)
+    return "" if torn is None else f"--set wants one word: --set {torn}=VALUE, without spaces."
+
+
+def _meaning(parameter: click.Parameter | None, context: click.Context) -> str:
+    """Return how an option or argument is written, and what it means."""
+    text = getattr(parameter, "help", None)
+    if parameter is None or not text:
+        return ""
+    name = parameter.make_metavar(context)
+    written = f"{parameter.opts[0]} {name}" if isinstance(parameter, click.Option) else name
+    return f"Wanted {written}: {text}"
+
+
+def _setting(error: click.NoSuchOption) -> str:
+    """Return the settings of a configuration that an unknown option may mean."""
+    from fedkeep.cli.keys import keys_meant
+
+    names = keys_meant(error.option_name.lstrip("-").replace("-", "_"))[:MOST]
+    if not names:
+        return ""
+    return f"For a setting of the configuration write {' or '.join(f'--set {name}=VALUE' for name in names)}."
