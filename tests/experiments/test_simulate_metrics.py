@@ -141,7 +141,7 @@ def test_a_configuration(tmp_path: Path) -> None:
             "macro_f1",
             "metrics must be a list of names; got one, 'macro_f1'. Put it into a list: ['macro_f1'].",
         ),
-        (["f1"], "metrics must be of 'balanced_accuracy' or 'macro_f1'; got 'f1'."),
+        (["f1"], "metrics must be of 'balanced_accuracy', 'macro_f1' or 'mean_iou'; got 'f1'."),
         (["macro_f1"] * 2, "metrics names one twice: ['macro_f1', 'macro_f1']."),
     ],
 )

@@ -1,4 +1,4 @@
-"""Balanced accuracy and macro-F1, by hand, and as scikit-learn has them."""
+"""Balanced accuracy, macro-F1 and mean IoU, by hand, and as scikit-learn has them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from fedkeep.core.errors import DataError
-from fedkeep.metrics import balanced_accuracy, macro_f1
+from fedkeep.metrics import balanced_accuracy, macro_f1, mean_iou
 
 
 def test_by_hand() -> None:
-    """Recalls 2/3, 1/2; F1 of class 0: 4/(3 + 3), of class 1: 2/(2 + 2)."""
+    """Recalls 2/3, 1/2; F1 of class 0: 4/(3 + 3), of class 1: 2/(2 + 2); IoU 2/(3 + 3 − 2), 1/(2 + 2 − 1)."""
     label, predicted = [0, 0, 0, 1, 1], [0, 0, 1, 1, 0]
     assert balanced_accuracy(label, predicted) == pytest.approx((2 / 3 + 1 / 2) / 2, abs=1e-15)
     assert macro_f1(label, predicted) == pytest.approx((2 / 3 + 1 / 2) / 2, abs=1e-15)
+    assert mean_iou(label, predicted) == pytest.approx((2 / 4 + 1 / 3) / 2, abs=1e-15)
 
 
 def test_who_never_sees_the_rare_class() -> None:
@@ -34,6 +35,7 @@ def test_classes_that_are_a_label_or_a_prediction_alone() -> None:
     label, predicted = torch.tensor([0, 0, 2]), torch.tensor([0, 3, 0])
     assert balanced_accuracy(label, predicted) == pytest.approx((1 / 2 + 0) / 2, abs=1e-15)
     assert macro_f1(label, predicted) == pytest.approx((2 / 4 + 0 + 0) / 3, abs=1e-15)
+    assert mean_iou(label, predicted) == pytest.approx((1 / 3 + 0 + 0) / 3, abs=1e-15)
 
 
 def test_no_prediction_is_wrong_and_no_class() -> None:
@@ -44,6 +46,7 @@ def test_no_prediction_is_wrong_and_no_class() -> None:
 def test_without_examples() -> None:
     assert math.isnan(balanced_accuracy([], []))
     assert math.isnan(macro_f1([], []))
+    assert math.isnan(mean_iou([], []))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of predictions that are no label, and of a single class
@@ -56,6 +59,8 @@ def test_as_scikit_learn() -> None:
         assert balanced_accuracy(label, predicted) == pytest.approx(expected, abs=1e-12)
         expected = metrics.f1_score(label, predicted, average="macro", zero_division=0)
         assert macro_f1(label, predicted) == pytest.approx(expected, abs=1e-12)
+        expected = metrics.jaccard_score(label, predicted, average="macro", zero_division=0)
+        assert mean_iou(label, predicted) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(

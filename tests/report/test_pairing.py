@@ -191,7 +191,7 @@ def test_a_metric_without_a_value_for_an_example_is_refused(folder: Callable[...
         "gain in RMSE stands in the report too."
     )
     assert refusal(ours, theirs, "acuracy") == (
-        "The metric must be 'accuracy', 'loss', 'balanced_accuracy' or 'macro_f1'; got 'acuracy'. Did you mean "
+        "The metric must be 'accuracy', 'loss', 'balanced_accuracy', 'macro_f1' or 'mean_iou'; got 'acuracy'. Did you mean "
         "'accuracy'?"
     )
     errors = {**results({"own": RIGHT["own"]}), "own/score": torch.ones(5, dtype=torch.float64)}

@@ -42,7 +42,7 @@ MetricOption = Annotated[
     str | None,
     typer.Option(
         "--metric",
-        help="accuracy or loss (fedkeep compare also takes balanced_accuracy or macro_f1); by default accuracy, for a "
+        help="accuracy or loss (fedkeep compare also takes balanced_accuracy, macro_f1 or mean_iou); by default accuracy, for a "
         "regression loss.",
     ),
 ]

@@ -244,6 +244,11 @@ def completed(
 
 def _wrong_axes(label: Column, kind: Kind | None) -> str:
     got = "a ragged column" if isinstance(label, Ragged) else f"shape {label.shape}"
+    if kind is not None and kind.axes == 3:
+        return (
+            f"Wanted a mask of classes per example, shape (examples, height, width), as meta['task'] is {kind.name!r}; got "
+            f"{got}."
+        )
     if kind is not None and kind.axes == 2:
         return (
             f"Wanted a row of labels per example, shape (examples, labels), as meta['task'] is {kind.name!r}; got "
@@ -251,7 +256,8 @@ def _wrong_axes(label: Column, kind: Kind | None) -> str:
         )
     return (
         f"Wanted one label per example, shape (examples,); got {got}. Name it otherwise, or say meta['task'] = "
-        f"'tokens' where each token has a label, 'next_token' where it is the token that follows. Several labels are "
+        f"'tokens' where each token has a label, 'next_token' where it is the token that follows, 'pixels' where each pixel "
+        f"has one. Several labels are "
         f"a column and a task each: meta['tasks'], with the loss terms.multi_task."
     )
 
@@ -321,7 +327,8 @@ def check_labels(columns: Mapping[str, Column], meta: Mapping[str, Any], owner: 
         outside &= label != kind.ignored
     if outside.any():
         row = int(np.argwhere(outside)[0][0])
-        ignored = "" if kind.ignored is None else f", and {kind.ignored} for tokens that do not count"
+        what = "pixels" if kind.axes == 3 else "tokens"
+        ignored = "" if kind.ignored is None else f", and {kind.ignored} for {what} that do not count"
         raise DataError(
             "Wanted labels 0 to {largest} ({classes} classes){ignored}; got {got} in row {row} (client {client!r}) and "
             "{more} more out of range. Correct the labels or meta['classes'].",

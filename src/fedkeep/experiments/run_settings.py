@@ -51,8 +51,8 @@ class RunSettings:
         min_clients: how many clients of a cohort must take part; with fewer the run stops with an error.
         trackers: where every record is sent once its round is committed: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``,
             ``"package.module:Class"``, or a tracker (``fedkeep.trackers.Tracker``).
-        metrics: measured beside the usual ones where labels are classes: ``"balanced_accuracy"``, ``"macro_f1"``
-            (``fedkeep.metrics``); over all examples, as mean over clients, and for each client.
+        metrics: measured beside the usual ones where labels are classes: ``"balanced_accuracy"``, ``"macro_f1"``,
+            ``"mean_iou"`` (``fedkeep.metrics``); over all examples, as mean over clients, and for each client.
 
     Raises:
         ConfigError: a value that no run has.

@@ -20,7 +20,7 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.methods.class_weights import NO_LABEL, checked_weights, class_weighted_mean
 from fedkeep.methods.labels import label_of, output_of
 from fedkeep.tasks.multi_label import check_labels
-from fedkeep.tasks.multiclass import check_classes, check_tokens
+from fedkeep.tasks.multiclass import PIXELS, check_classes, check_pixels, check_tokens
 from fedkeep.tasks.regression import check_regression
 
 
@@ -183,8 +183,8 @@ def example_mean(values: Tensor, weight: Tensor | None, keep: Tensor | None = No
 class CrossEntropy(Term):
     """−log softmax(net(batch))[label], the mean over examples (KTEPS eq. 5).
 
-    With a label for each token, (B, T), the model gives logits (B, T, classes), and the mean is over the tokens of the
-    mini-batch whose label is not negative.
+    With a label for each token, (B, T), the model gives logits (B, T, classes); with one for each pixel, (B, H, W), it gives
+    (B, classes, H, W). The mean is then over the tokens or pixels of the mini-batch whose label is not negative.
 
     Attributes:
         label: the column that holds the class, 0-based; negative: this example has no label for this task.
@@ -216,8 +216,13 @@ class CrossEntropy(Term):
             )
         weight, tokens = batch.get("weight"), label.dim() > 1
         if tokens:
-            check_tokens(logits, label)
-            weight = None if weight is None else weight[:, None].expand_as(label).flatten()
+            if label.dim() == PIXELS.axes:
+                check_pixels(logits, label)
+                logits = PIXELS.classes_last(logits)
+            else:
+                check_tokens(logits, label)
+            each = (-1, *[1] * (label.dim() - 1))
+            weight = None if weight is None else weight.reshape(each).expand_as(label).flatten()
             logits, label = logits.flatten(0, -2), label.flatten()
         check_classes(logits)
         keep = None if self.task is None and not tokens else label >= 0

@@ -24,6 +24,7 @@ from fedkeep.metrics.scores import (
     auc,
     balanced_accuracy,
     macro_f1,
+    mean_iou,
     per_client,
 )
 
@@ -41,6 +42,7 @@ __all__ = [
     "knn_r2",
     "linear_cka",
     "macro_f1",
+    "mean_iou",
     "per_client",
     "principal_components",
     "silhouette",

@@ -144,9 +144,28 @@ def macro_f1(label: Classes, predicted: Classes) -> float:
     return float(np.mean(2 * hits / (labels + predictions))) if len(hits) else math.nan
 
 
+def mean_iou(label: Classes, predicted: Classes) -> float:
+    """Return the mean intersection over union TP / (TP + FP + FN) of the classes that occur, as a label or as a prediction.
+
+    As scikit-learn's ``jaccard_score(average="macro", zero_division=0)``; of segmentation it is called mIoU.
+
+    Args:
+        label, predicted: as of ``balanced_accuracy``.
+
+    Returns:
+        A fraction; NaN without examples.
+
+    Raises:
+        DataError: as of ``balanced_accuracy``.
+    """
+    hits, labels, predictions = _counts(label, predicted)
+    return float(np.mean(hits / (labels + predictions - hits))) if len(hits) else math.nan
+
+
 CLASS_METRICS: Mapping[str, Callable[[Classes, Classes], float]] = {
     "balanced_accuracy": balanced_accuracy,
     "macro_f1": macro_f1,
+    "mean_iou": mean_iou,
 }
 """Metrics of labels and predicted classes, by name."""
 

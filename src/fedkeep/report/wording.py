@@ -21,13 +21,23 @@ _NAMES = {
     "balanced_accuracy_user_mean": "Balanced accuracy, mean over users",
     "macro_f1": "Macro-F1",
     "macro_f1_user_mean": "Macro-F1, mean over users",
+    "mean_iou": "Mean IoU",
+    "mean_iou_user_mean": "Mean IoU, mean over users",
     "knn_agreement": "k-NN agreement",
     "chance_agreement": "agreement by chance",
     "knn_r2": "k-NN R²",
     "linear_cka": "linear CKA",
 }
 _LOWER = ("loss", "error", "mse", "seconds", "bytes")
-_FRACTIONS = ("accuracy_", "auc_", "balanced_accuracy", "macro_f1", "knn_agreement", "chance_agreement")
+_FRACTIONS = (
+    "accuracy_",
+    "auc_",
+    "balanced_accuracy",
+    "macro_f1",
+    "mean_iou",
+    "knn_agreement",
+    "chance_agreement",
+)
 _NO_PERCENT = ("silhouette", "linear_cka", "knn_r2")
 
 

@@ -13,7 +13,7 @@ from fedkeep.core.errors import DataError, check_choice
 from fedkeep.tasks.binary import BINARY
 from fedkeep.tasks.kind import Baseline, Kind, Means, Metric, Task
 from fedkeep.tasks.multi_label import MULTI_LABEL
-from fedkeep.tasks.multiclass import MULTICLASS, NEXT_TOKEN, TOKENS
+from fedkeep.tasks.multiclass import MULTICLASS, NEXT_TOKEN, PIXELS, TOKENS
 from fedkeep.tasks.ranking import RANKING
 from fedkeep.tasks.regression import REGRESSION
 
@@ -23,6 +23,7 @@ __all__ = [
     "MULTICLASS",
     "MULTI_LABEL",
     "NEXT_TOKEN",
+    "PIXELS",
     "RANKING",
     "REGRESSION",
     "TOKENS",
@@ -38,7 +39,8 @@ __all__ = [
 ]
 
 KINDS: Mapping[str, Kind] = {
-    kind.name: kind for kind in (MULTICLASS, BINARY, REGRESSION, RANKING, TOKENS, NEXT_TOKEN, MULTI_LABEL)
+    kind.name: kind
+    for kind in (MULTICLASS, BINARY, REGRESSION, RANKING, TOKENS, NEXT_TOKEN, PIXELS, MULTI_LABEL)
 }
 """The table of tasks, by name."""
 

@@ -172,6 +172,10 @@ def as_many_values(classes: int) -> int:
     return classes
 
 
+def _as_it_is(output: Tensor) -> Tensor:
+    return output
+
+
 def _no_fault(score: Tensor) -> str:
     return ""
 
@@ -187,7 +191,8 @@ class Kind:
     Attributes:
         name: in ``meta["task"]``, records and configurations.
         loss: the loss that fits, as in ``method.loss.kind``.
-        axes: a label's axes, 2 where an example has several labels in a row.
+        axes: a label's axes, 2 where an example has several labels in a row, 3 where each pixel has one.
+        classes_last: brings a model's output to a tensor whose last axis is the classes, and the others a label's.
         whole: whether labels are integers; else they are numbers.
         has_classes: whether a label is a class, so that ``metrics.CLASS_METRICS`` are defined.
         one_class: whether an example has one label, which is a class; else ``unlike_classes`` says what labels are.
@@ -221,6 +226,7 @@ class Kind:
     name: str
     loss: str = "cross_entropy"
     axes: int = 1
+    classes_last: Callable[[Tensor], Tensor] = _as_it_is
     whole: bool = True
     has_classes: bool = True
     one_class: bool = False

@@ -1,5 +1,5 @@
-"""The task ``multiclass``: one of several classes for each example; and ``tokens`` and ``next_token``: a class for each
-token of an example, where each with a label is a result.
+"""The task ``multiclass``: one of several classes for each example; ``tokens`` and ``next_token``: a class for each token
+of an example; and ``pixels``: one for each pixel of an image. Each token or pixel with a label is a result.
 """
 
 from __future__ import annotations
@@ -181,3 +181,54 @@ NEXT_TOKEN = replace(
     headline=PERPLEXITY,
 )
 """The token that follows, for each token of an example."""
+
+
+def check_pixels(output: Tensor, label: Tensor) -> None:
+    """Raise MethodError unless the model gave logits for each pixel: (B, classes, H, W)."""
+    if output.dim() != 4 or output.movedim(1, -1).shape[:-1] != label.shape:
+        raise MethodError(
+            "Labels are masks {shape}, one class for each pixel, so the model's logits must be (B, classes, H, W) with "
+            "the mask's height and width; it gave {got}. Bring them to the mask's size, e.g. by "
+            "torch.nn.functional.interpolate.",
+            shape=tuple(label.shape),
+            got=tuple(output.shape),
+        )
+
+
+def _check_masks(label: Array, columns: Mapping[str, Any], classes: int | None) -> None:
+    """Refuse masks of another size than the images that they belong to."""
+    images = {
+        name: column.shape[2:] for name, column in columns.items() if name != "label" and _of_images(column)
+    }
+    if images and label.shape[1:] not in images.values():
+        name, size = next(iter(images.items()))
+        raise DataError(
+            "Wanted masks of the size of the images {column!r}, {height} × {width}; got {got_height} × {got_width}. Bring "
+            "both to one size, masks without mixing classes (nearest neighbour).",
+            column=name,
+            height=size[0],
+            width=size[1],
+            got_height=label.shape[1],
+            got_width=label.shape[2],
+        )
+
+
+def _of_images(column: Any) -> bool:
+    return isinstance(column, np.ndarray) and column.ndim == 4
+
+
+def classes_last_of_pixels(output: Tensor) -> Tensor:
+    """Return logits (B, classes, H, W) as (B, H, W, classes)."""
+    return output.movedim(1, -1)
+
+
+PIXELS = replace(
+    TOKENS,
+    name="pixels",
+    axes=3,
+    classes_last=classes_last_of_pixels,
+    unlike_classes="of pixels",
+    check_labels=_check_masks,
+    check_output=check_pixels,
+)
+"""A class for each pixel of an image: a mask (H, W), −100 where a pixel does not count."""

@@ -90,9 +90,23 @@ def macro_f1_pooled(client: Array, label: Array, predicted: Array) -> Pooled:
     return _of_classes(client, label, predicted, lambda hits, labels, guesses: (2 * hits, labels + guesses))
 
 
+def mean_iou_pooled(client: Array, label: Array, predicted: Array) -> Pooled:
+    """Return the mean intersection over union of the classes that are a label or a prediction, as ``metrics.mean_iou``.
+
+    Without a client as for ``macro_f1_pooled``.
+
+    Args:
+        client, label, predicted: as for ``balanced_accuracy_pooled``.
+    """
+    return _of_classes(
+        client, label, predicted, lambda hits, labels, guesses: (hits, labels + guesses - hits)
+    )
+
+
 CLASSES_POOLED: Mapping[str, Callable[[Array, Array, Array], Pooled]] = {
     "balanced_accuracy": balanced_accuracy_pooled,
     "macro_f1": macro_f1_pooled,
+    "mean_iou": mean_iou_pooled,
 }
 """What ``metrics.CLASS_METRICS`` are without each client in turn, by name."""
 
