@@ -14,7 +14,7 @@ import fedkeep
 from fedkeep import FederatedData, Phase, sgd
 from fedkeep.core.errors import DataError, MethodError
 from fedkeep.metrics import mean_iou
-from fedkeep.report import read_run
+from fedkeep.report.runs import read_run
 from tests.refusals import raises
 
 SIDE, CLASSES = 6, 3
