@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,17 @@ from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, run_config
-from fedkeep.experiments.comparing import Plan, data_sets, found, plan, plans, published, run, run_all
+from fedkeep.experiments.comparing import (
+    Plan,
+    data_sets,
+    found,
+    plan,
+    plans,
+    published,
+    read_groups,
+    run,
+    run_all,
+)
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.methods import METHODS
 from fedkeep.report.standings import not_beating, plain_rows, said, table
@@ -482,6 +494,47 @@ def test_several_data_sets_are_compared_each_in_a_folder_and_all_in_one_table(tm
     run(planned(tmp_path / "one", ("furl", "fedavg"), (0,), references=False), progress=False)
     with pytest.raises(ConfigError, match=r"on one data set.*--out"):
         plans(sets, (), (0,), tmp_path / "one")
+
+
+def test_groups_of_users_are_shown_apart(tmp_path: Path) -> None:
+    made = planned(tmp_path / "c", seeds=(0,), references=False)
+    ids = [str(one) for one in made.data.ids]
+    rows = [f"{one},{'north' if n < 5 else 'south'},{n % 2 or ''}" for n, one in enumerate(ids[:-1])]
+    (tmp_path / "groups.csv").write_text("\n".join(["who,region,odd", *rows]))
+    groups = read_groups(tmp_path / "groups.csv")
+    assert groups["odd"] == dict.fromkeys(ids[1:-1:2], "1")
+    made = planned(tmp_path / "c", seeds=(0,), references=False, groups=groups)
+    result, _ = run(made, progress=False)
+    assert list(result.further) == ["by-region", "by-odd"]
+    shown, _ = result.further["by-region"]
+    assert shown.columns == ("method", "south (6 users)", "north (5 users)")
+    assert "1 user without a group" in shown.note
+    frame = pq.read_table(tmp_path / "c" / "tables" / "clients.parquet").to_pylist()
+    north = {
+        m: np.mean([r["value"] for r in frame if r["method"] == m and r["client"] in ids[:5]])
+        for m in ("furl", "fedavg")
+    }
+    text = (tmp_path / "c" / "tables" / "by-region.csv").read_text()
+    for line in csv.DictReader(text.splitlines()):
+        if line["column"].startswith("north"):
+            assert float(line["mean"]) == pytest.approx(north[line["method"]])
+    assert "By region" in (tmp_path / "c" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("who\na\n", ("one column", "who")),
+        ("who,g\na,1\na,2\n", ("'a'", "more than once")),
+        ("who,g\nnobody,1\n", ("nobody", "'g'")),
+    ],
+)
+def test_groups_that_are_refused(tmp_path: Path, text: str, facts: tuple[str, ...]) -> None:
+    (tmp_path / "groups.csv").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        planned(tmp_path / "c", groups=read_groups(tmp_path / "groups.csv"))
+    assert all(fact in str(error.value) for fact in facts)
+    assert not (tmp_path / "c").exists()
 
 
 def test_every_method_has_a_published_name() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.report.across import average_ranks, plain_side_by_side, ranks, side_by_side
+from fedkeep.report.across import average_ranks, by_group, plain_side_by_side, ranks, side_by_side
 from fedkeep.report.standings import in_paper, write_document, write_table
 from tests.report.test_standings import made
 
@@ -50,6 +50,19 @@ def test_columns_of_unlike_numbers_say_which_they_are() -> None:
     assert average_ranks([error]) == {"a": 2.0, "b": 1.0}
     means = {r["method"]: r["mean"] for r in plain_side_by_side({"y": error})}
     assert means == pytest.approx({"a": 0.6, "b": 0.2})
+
+
+def test_groups_of_users_by_hand() -> None:
+    """Of users 0 and 2 a has 8 and 4 of ten right, so 60 %; of user 1 2 of ten. User 3 has no group."""
+    c = made([8, 2, 4, 9], [1, 5, 2, 9], seeds=2)
+    groups = by_group(c, {"0": "x", "1": "y", "2": "x", "9": "z"})
+    assert list(groups) == ["x (2 users)", "y (1 user)"]
+    x, y = groups.values()
+    assert [round(s.mean, 9) for s in x.standings] == [0.6, 0.15]
+    assert [round(s.mean, 9) for s in y.standings] == [0.2, 0.5]
+    assert (x.users, y.users) == (2, 1)
+    assert x.models[0].clients == ("0", "2")
+    assert [s.is_best for s in y.standings] == [False, True]
 
 
 def write(folder: Path) -> None:

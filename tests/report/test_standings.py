@@ -17,6 +17,7 @@ from fedkeep.report.charts import Ranks
 from fedkeep.report.drawing import to_svg
 from fedkeep.report.standings import (
     Compared,
+    Found,
     beating,
     compared,
     gains_table,
@@ -60,6 +61,7 @@ def made(*right: list[int], seeds: int = 1, unit: str = "points") -> Compared:
         standings=tuple(standings(models)),
         users=users,
         seeds=models[0].seeds,
+        models=tuple(models),
     )
 
 
@@ -117,6 +119,18 @@ def test_rows_of_a_csv_file_hold_plain_numbers() -> None:
     assert (rows[0]["bold"], rows[1]["bold"], rows[0]["p_corrected"]) == ("yes", "no", "")
     assert float(rows[1]["seed_1"]) == pytest.approx(0.45)
     assert (rows[0]["users"], rows[0]["seeds"]) == ("12", "2")
+
+
+def test_a_row_for_each_method_seed_and_user() -> None:
+    found = Found(title="", groups=(), compared=(made([8, 2], [1, 5], seeds=2, unit="in nats"),), gains=())
+    rows = found.clients_frame().to_pylist()
+    assert [(r["method"], r["seed"], r["client"]) for r in rows][:3] == [
+        ("a", 0, "0"),
+        ("a", 0, "1"),
+        ("a", 1, "0"),
+    ]
+    assert [round(r["value"], 9) for r in rows] == [0.2, 0.8, 0.2, 0.8, 0.9, 0.5, 0.9, 0.5]  # losses
+    assert {(r["examples"], r["task"], r["metric"]) for r in rows} == {(10, None, MULTICLASS.loss_name)}
 
 
 def test_the_figure_has_the_best_first_and_fills_what_is_not_told_apart() -> None:

@@ -63,6 +63,14 @@ def compare(
             help="Trials of each method before its seeds: of rates, and of its strength (lam, mu); the best on valid stays.",
         ),
     ] = 0,
+    groups: Annotated[
+        Path | None,
+        typer.Option(
+            "--groups",
+            metavar="FILE",
+            help="Show groups of users apart: a table with a row a user, its id and one or more columns of groups.",
+        ),
+    ] = None,
     metric: MetricOption = None,
     data: DataOption = None,
     overrides: SetOption = None,
@@ -83,8 +91,16 @@ def compare(
         [(n, one.config, one.data_folder(data)) for n, one in zip(names, found, strict=True)]
     )
     folder = out or Path("comparisons") / ("-".join(sets)[:80] if len(sets) > 1 else found[0].label)
+    grouped = comparing.read_groups(groups) if groups else None
     plans = comparing.plans(
-        sets, _names(methods), _seeds(seeds), folder, references=references, metric=metric, tune=tune
+        sets,
+        _names(methods),
+        _seeds(seeds),
+        folder,
+        references=references,
+        metric=metric,
+        tune=tune,
+        groups=grouped,
     )
     several = len(plans) > 1
     for plan in plans:
@@ -142,6 +158,8 @@ def _show(found: Found) -> None:
         show_table(said(c), shown.columns, _starred(shown), note=shown.note.replace("Bold", "With *", 1))
         for line in few(c.users, len(c.seeds)):
             say(line)
+    for table, _ in found.further.values():
+        show_table(table.title, table.columns, _starred(table), note=table.note.replace("Bold", "With *", 1))
     if found.gains:
         gains = gains_table(found.gains)
         show_table("Against references", gains.columns, gains.rows, note=gains.note.partition(" Bold")[0])

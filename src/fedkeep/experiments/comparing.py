@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, Round
 from fedkeep.core.files import is_free, write_whole
 from fedkeep.core.run_files import numerics_of, read_info
 from fedkeep.data import FederatedData
+from fedkeep.data.readers.cells import CLASS, ID
+from fedkeep.data.readers.load import load_table
 from fedkeep.experiments.build import build_data, run_config, simulation_of
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.learned import still_improving
@@ -42,11 +45,12 @@ from fedkeep.experiments.worth import counting_side
 from fedkeep.methods import METHODS
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report import wording
-from fedkeep.report.across import write_across
+from fedkeep.report.across import by_group, plain_side_by_side, side_by_side, write_across
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, check_spread, own_side
 from fedkeep.report.runs import RunFiles, read_run
 from fedkeep.report.standings import Found, find, write
+from fedkeep.report.tables import Table
 from fedkeep.report.wording import lower_is_better
 from fedkeep.tasks import tasks_in
 from fedkeep.version import NUMERICS
@@ -63,6 +67,8 @@ TUNED = (
     "Methods share the settings of the configuration, but for those with a configuration of their own. Each had {number} "
     "trials of rates, and of its own strength where it has one, with seed {seed}; the best on valid was taken."
 )
+GROUP = replace(CLASS, read=lambda cell: "" if cell in (None, "") else CLASS.read(cell))
+"""A group's name, or nothing."""
 PLAN, TRIALS, FAULT = "compare.json", "tuned.json", "fault.txt"
 
 
@@ -157,6 +163,7 @@ class Plan:
         trials: by method, what is tried before, and which settings it has; none: methods have their settings already.
         chosen: by method, the settings that its trials gave.
         among: the data set's name, where there are several.
+        groups: by what users are grouped, each user's group by id; see ``read_groups``.
     """
 
     out: Path
@@ -171,6 +178,7 @@ class Plan:
     trials: Mapping[str, tuple[tuple[Cell, Settings], ...]] = field(default_factory=dict)
     chosen: Mapping[str, str] = field(default_factory=dict)
     among: str = ""
+    groups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[Cell]:
@@ -197,6 +205,7 @@ def plan(
     metric: str | None = None,
     tune: int = 0,
     among: str = "",
+    groups: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Plan:
     """Return what is to be run, checked before anything is: every method fits, and the folder is free or holds this.
 
@@ -211,6 +220,7 @@ def plan(
         metric: see ``Plan``.
         tune: trials of each method, with the first seed; the best on ``valid`` gives the settings for all seeds. 0: none.
         among: the data set's name, where there are several.
+        groups: users' groups, whose numbers are shown apart, as of ``read_groups``.
 
     Raises:
         ConfigError: data differ or have no test examples, or trials none to be judged by, a name is not known, the folder is another comparison's, models can't be compared by
@@ -278,7 +288,9 @@ def plan(
         title=title,
         left_out=left_out,
         among=among,
+        groups=groups or {},
     )
+    _check_groups(made)
     if tune:
         made = replace(made, trials={v.config.name: tuple(_trials(made, v, tune)) for v in variants})
     _check_folder(made)
@@ -432,7 +444,59 @@ def found(plan: Plan) -> Found:
     )
     known = {v.config.name: v.config.method.kind for v in plan.variants}
     names = {label: published(kind) for label, kind in known.items() if label == kind and kind in METHODS}
-    return replace(made, chosen=plan.chosen, published=names)
+    further = dict(_by_groups(plan, made))
+    return replace(made, chosen=plan.chosen, published=names, further=further)
+
+
+def read_groups(path: Path) -> dict[str, dict[str, str]]:
+    """Return users' groups: of a table with a row a user, whose first column names the user, every other one.
+
+    An empty cell is no group.
+
+    Raises:
+        DataError: the file is missing or malformed.
+        ConfigError: it has one column, or a user twice.
+    """
+    table = load_table(path, None)
+    first, *others = table.columns
+    if not others:
+        raise ConfigError(
+            f"{path} has one column, {first!r}. Wanted a row a user: a column of ids, and one or more with the user's group."
+        )
+    users = table.each(first, ID)
+    if twice := [user for user, n in Counter(users).items() if n > 1]:
+        raise ConfigError(
+            f"{path} names {twice[0]!r} more than once in its column {first!r}. Wanted a row a user."
+        )
+    return {name: {u: g for u, g in zip(users, table.each(name, GROUP), strict=True) if g} for name in others}
+
+
+def _check_groups(plan: Plan) -> None:
+    if plan.groups and plan.metric in CLASS_METRICS:
+        raise ConfigError(
+            f"{plan.metric} is over all examples, so groups of users have none of their own. Leave out --groups."
+        )
+    known = set(plan.data.ids)
+    for name, group in plan.groups.items():
+        if not known & group.keys():
+            raise ConfigError(
+                f"No user has a group by {name!r}: its table names {next(iter(group), None)!r}, the data {plan.data.ids[0]!r}. "
+                f"Wanted the users' ids, as in the data, in its first column."
+            )
+
+
+def _by_groups(plan: Plan, made: Found) -> Iterator[tuple[str, tuple[Table, list[dict[str, Any]]]]]:
+    """Yield a table for each task and each way in which users are grouped."""
+    for c in made.compared:
+        for name, group in plan.groups.items():
+            columns = by_group(c, group)
+            left = c.users - sum(own.users for own in columns.values())
+            shown = side_by_side(columns, rank=False)
+            note = f"{shown.note} {wording.count(left, 'user')} without a group." if left else shown.note
+            tail = f", {wording.printable(c.task)}" if c.task else ""
+            shown = replace(shown, title=f"By {wording.printable(name)}{tail}", note=note)
+            rows = plain_side_by_side(columns)
+            yield f"by-{_folder_name(name)}{f'-{_folder_name(c.task)}' if c.task else ''}", (shown, rows)
 
 
 def published(kind: str) -> str:

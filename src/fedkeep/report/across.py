@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedkeep.metrics.worth.best import standings
 from fedkeep.report import wording
 from fedkeep.report.blocks import Content, Section, Text
 from fedkeep.report.page import write_content
@@ -101,6 +105,26 @@ def plain_side_by_side(columns: Mapping[str, Compared]) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def by_group(c: Compared, group: Mapping[str, str]) -> dict[str, Compared]:
+    """Return the comparison of each group's users alone, the largest group first.
+
+    Args:
+        c: the comparison of all users, by a metric that is a mean over users.
+        group: of users that have one, by id.
+    """
+    users = c.models[0].clients
+    places: dict[str, list[int]] = {}
+    for place, user in enumerate(users):
+        if user in group:
+            places.setdefault(group[user], []).append(place)
+    found = {}
+    for name, own in sorted(places.items(), key=lambda one: (-len(one[1]), one[0])):
+        models = tuple(model.only(np.array(own)) for model in c.models)
+        key = f"{name} ({wording.count(len(own), 'user')})"
+        found[key] = replace(c, standings=tuple(standings(models)), users=len(own), models=models)
+    return found
 
 
 def by_data(found: Mapping[str, Found]) -> dict[str, Compared]:

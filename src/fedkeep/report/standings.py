@@ -5,18 +5,21 @@ Bold: a method that may be the best; not just the largest number.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import write_whole
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.metrics.worth.best import Standing, level, standings
-from fedkeep.metrics.worth.gains import FEW
+from fedkeep.metrics.worth.gains import FEW, Paired
 from fedkeep.report import facts, measured, pairing, wording
 from fedkeep.report.blocks import Block, Content, Figure, Section, Text
 from fedkeep.report.charts import VERDICTS, Rank, Ranks
@@ -40,6 +43,9 @@ from fedkeep.report.worth import (
 )
 from fedkeep.tasks import KINDS, Kind
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _NEEDS = {kind.counting.name: kind.counting.needs for kind in KINDS.values() if kind.counting is not None}
 """What counting does without, by its name."""
 
@@ -57,6 +63,7 @@ class Compared:
         standings: where each stands.
         users: how many.
         seeds: that each was run with.
+        models: each method's results, as ``pairing.pair`` returns them.
     """
 
     task: str | None
@@ -67,6 +74,7 @@ class Compared:
     standings: tuple[Standing, ...]
     users: int
     seeds: tuple[int, ...]
+    models: tuple[Paired, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def best(self) -> int:
@@ -147,6 +155,7 @@ def compared(sides: Sequence[Side], metric: str | None = None) -> Iterator[Compa
             standings=tuple(standings(models)),
             users=len(models[0].clients),
             seeds=models[0].seeds,
+            models=tuple(models),
         )
 
 
@@ -425,6 +434,7 @@ class Found:
         how: how methods came to their settings.
         chosen: by method, what its trials gave; none: there were no trials.
         published: names of methods for papers, by their labels.
+        further: more tables of methods, each with its rows as plain values, by the name of their files.
     """
 
     title: str
@@ -435,6 +445,35 @@ class Found:
     how: str = ""
     chosen: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
+    further: Mapping[str, tuple[Table, list[dict[str, Any]]]] = field(default_factory=dict)
+
+    def clients_frame(self) -> pa.Table:
+        """Return a row for each method, seed, user and task, as a table of pyarrow; ``.to_pandas()`` makes a data frame.
+
+        Columns: method, seed, client, task (null where the data have one), metric, value (the mean over the user's test
+        examples; of a metric over all examples the user's share in it) and examples.
+        """
+        import pyarrow as pa
+
+        columns: dict[str, list[Any]] = {}
+        for c in self.compared:
+            sign = -1 if c.metric == "loss" else 1
+            for label, model in zip(c.labels, c.models, strict=True):
+                values = sign * model.means(model.ours.astype(np.float64))
+                for seed, own in zip(model.seeds, values, strict=True):
+                    rows = {
+                        "method": [label] * c.users,
+                        "seed": [seed] * c.users,
+                        "client": model.clients,
+                        "task": [c.task] * c.users,
+                        "metric": [c.kind.loss_name if c.metric == "loss" else c.metric] * c.users,
+                        "value": own.tolist(),
+                        "examples": model.examples.tolist(),
+                    }
+                    for name, cells in rows.items():
+                        columns.setdefault(name, []).extend(cells)
+        types = {"seed": pa.int64(), "value": pa.float64(), "examples": pa.int64()}
+        return pa.table(columns, pa.schema([(name, types.get(name, pa.string())) for name in columns]))
 
     def table(self, c: Compared) -> Table:
         """Return a line for each method, with the settings that were chosen for it."""
@@ -485,6 +524,7 @@ def content(found: Found) -> Content:
     every = measured.runs_table([Scene("", groups, tuple(metrics))])
     sections = [
         Section("comparison", "Comparison", tuple(_comparison(found))),
+        Section("groups", "Groups of users", tuple(shown for shown, _ in found.further.values())),
         Section("references", "Against the references", tuple(_references(found))),
         Section("curves", "Learning curves", (*measured.curves(groups, metrics), *_adapting(groups))),
         Section("worth", "Who gains, who loses", tuple(_worth(told)), folded=True),
@@ -513,6 +553,8 @@ def content(found: Found) -> Content:
 
 def write(found: Found, folder: Path) -> Path:
     """Write ``report.html`` (.md, .json), ``tables/`` and ``figures/`` into a folder; return the page's path."""
+    from pyarrow import parquet
+
     from fedkeep.report.drawing import write_figure
 
     made = content(found)
@@ -536,7 +578,12 @@ def write(found: Found, folder: Path) -> Path:
     costs = _costs(found)
     plain = [dict(zip(costs.columns, row, strict=True)) for row in costs.rows]
     write_table(folder / "tables", "costs", costs, plain, in_paper(costs, found.published))
+    for name, (shown, rows) in found.further.items():
+        write_table(folder / "tables", name, shown, rows, in_paper(shown, found.published))
     write_document(folder / "tables")
+    sink = io.BytesIO()
+    parquet.write_table(found.clients_frame(), sink)
+    write_whole(folder / "tables" / "clients.parquet", sink.getvalue())
     curves = [b for s in made.sections if s.key == "curves" for b in s.blocks]
     figures |= {f"curves-{i}": b for i, b in enumerate(curves, 1) if isinstance(b, Figure)}
     for name, figure in figures.items():

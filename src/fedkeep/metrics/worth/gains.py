@@ -90,6 +90,23 @@ class Paired:
                     got=found.shape,
                 )
 
+    def only(self, chosen: Array) -> Paired:
+        """Return the results of some clients alone.
+
+        Args:
+            chosen: (k,) their places in ``clients``, in rising order.
+        """
+        rows = np.isin(self.client, chosen)
+        return Paired(
+            clients=tuple(self.clients[c] for c in chosen),
+            seeds=self.seeds,
+            client=np.searchsorted(chosen, self.client[rows]),
+            ours=self.ours[:, rows],
+            theirs=self.theirs[:, rows],
+            trained=None if self.trained is None else self.trained[chosen],
+            valid=None if self.valid is None else self.valid[:, chosen],
+        )
+
     @cached_property
     def examples(self) -> Array:
         """(K,) numbers of test examples."""
