@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from fedkeep import Phase, averaging, methods, sgd
+from fedkeep import Method, Phase, averaging, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params
 from fedkeep.methods.pfedhn import EMBEDDING, PullBack
@@ -172,9 +176,37 @@ def test_a_client_adapts_the_model_that_it_is_sent() -> None:
 
 def test_a_hypernetwork_that_is_too_large_is_refused_before_memory_is_taken() -> None:
     numbers = sum(p.numel() for p in Deep().parameters())
+    fits = 17 * 100 + 101 * 100 + 101 * 2 + 3 * numbers  # (100, 100, 2) from an embedding of 16
     with pytest.raises(MethodError, match=r"hidden=\[100, 100, 2\].*raise limit") as error:
-        run_of(methods.pfedhn(limit=2 * numbers + 1), rounds=1)
-    assert f"{100 * numbers:,}" in str(error.value)
-    run_of(methods.pfedhn((100, 100, 2), limit=2 * numbers, local=LOCAL), rounds=1)
-    with pytest.raises(MethodError, match="smaller model"):
+        run_of(methods.pfedhn(limit=fits), rounds=1)
+    assert f"{17 * 100 + 2 * 101 * 100 + 101 * numbers:,}" in str(error.value)
+    run_of(methods.pfedhn((100, 100, 2), limit=fits, local=LOCAL), rounds=1)
+    with pytest.raises(MethodError, match=r"hidden=\[100, 100, 1\]"):
+        run_of(methods.pfedhn((100, 100, 2), limit=fits - 1), rounds=1)
+    with pytest.raises(MethodError, match="smaller one"):
         run_of(methods.pfedhn(limit=numbers - 1), rounds=1)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the bytes of the largest tensor that is made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for value in tree_leaves(made):
+            self.bytes = max(self.bytes, value.nbytes if isinstance(value, Tensor) else 0)
+        return made
+
+
+@pytest.mark.parametrize(
+    ("method", "width"),
+    [(methods.pfedhn(), 1_000), (methods.pfedhn((10_100, 10_100, 2)), 30)],
+    ids=["outputs of a model of a million numbers", "layers before the outputs"],
+)
+def test_refusing_makes_nothing_larger_than_the_model(method: Method, width: int) -> None:
+    model = nn.Sequential(nn.Linear(3, width), nn.Linear(width, width), nn.Linear(width, 3))
+    largest = max(p.nbytes for p in model.parameters())
+    with Largest() as made, pytest.raises(MethodError, match="hypernetwork has"):
+        simulate(model, method, classes(kind="f4"), rounds=1, engine="sequential")
+    assert 0 < made.bytes <= largest

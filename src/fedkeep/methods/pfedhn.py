@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -98,16 +99,20 @@ class FirstHypernetwork:
         return state
 
     def _check_size(self, outputs: int) -> None:
-        *inner, last = (self.embedding, *self.hidden)
-        if outputs * last <= self.limit:
+        *others, last = (self.embedding, *self.hidden)
+        inner = sum((width + 1) * wide for width, wide in pairwise((*others, last)))
+        numbers = inner + outputs * (last + 1)
+        if numbers <= self.limit:
             return
-        fitting = self.limit // outputs
-        narrow = ", ".join(map(str, (*inner[1:], fitting)))
-        advice = f"Narrow its last layer, pfedhn(hidden=[{narrow}])" if fitting else "Take a smaller model"
+        before = sum((width + 1) * wide for width, wide in pairwise(others))
+        own = outputs + (others[-1] + 1 if others else 0)  # what a unit of the last layer has
+        fitting = min((self.limit - before - outputs) // own, last - 1)
+        narrow = ", ".join(map(str, (*others[1:], fitting)))
+        advice = f"Narrow it, pfedhn(hidden=[{narrow}])" if others and fitting > 0 else "Take a smaller one"
         raise MethodError(
-            f"pFedHN's hypernetwork has {last} weights for each of the model's {outputs:,} numbers, {outputs * last:,} in "
-            f"all, and training holds several times that in memory; its limit is {self.limit:,}. {advice}, raise limit, "
-            f"or take fedamp, which relates clients without a hypernetwork."
+            f"pFedHN's hypernetwork has {numbers:,} numbers, {last + 1} for each of the model's {outputs:,} and {inner:,} "
+            f"before them, and training holds several times that in memory; its limit is {self.limit:,}. {advice}, raise "
+            f"limit, or take fedamp, which relates clients without a hypernetwork."
         )
 
 
@@ -183,8 +188,8 @@ def pfedhn(
         hidden: widths of the hypernetwork's layers; none: θ_k is linear in v_k.
         embedding: numbers of each v_k.
         seed: of φ and v.
-        limit: so many numbers φ has at most: it has as many for each of the model's as its last layer is wide, and training
-            holds six to seven times that. The run is refused before memory is taken.
+        limit: so many numbers φ has at most: it has one more for each of the model's than its last layer is wide, and
+            training holds six to seven times that. The run is refused before memory is taken.
         local: as in ``methods``; its steps are the algorithm's K.
         server: what the server does; its optimiser's rate is the algorithm's α.
 
