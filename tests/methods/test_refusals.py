@@ -103,6 +103,10 @@ def sparse() -> nn.Module:
             ("The model is a script of torch.jit. Give the module that it was made from."),
         ),
         (
+            lambda: nn.Sequential(nn.Linear(3, 2), torch.jit.script(nn.Linear(2, 2))),
+            ("The layer '1' is a script of torch.jit. Give the module that it was made from."),
+        ),
+        (
             lambda: torch.compile(Logits()),
             (
                 "The model is what torch.compile returns, which hides what columns its "

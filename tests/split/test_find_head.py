@@ -105,11 +105,6 @@ FOUND: dict[str, tuple[Callable[[], nn.Module], str, bool]] = {
         "score",
         False,
     ),
-    "a script before it": (
-        lambda: Model(lambda m, x: m.fc2(m.inner(x)), inner=torch.jit.script(nn.Sequential(nn.Linear(4, 6)))),
-        "fc2",
-        True,
-    ),
     "a scale behind it": (lambda: Scaled(), "fc2", False),
     "a tuple": (lambda: Model(lambda m, x: (m.fc2(m.body(x)), None)), "fc2", True),
     "a checkpoint": (
@@ -122,7 +117,6 @@ FOUND: dict[str, tuple[Callable[[], nn.Module], str, bool]] = {
 
 @pytest.mark.filterwarnings(
     "ignore:None of the inputs have requires_grad:UserWarning",
-    "ignore:.torch.jit.script:DeprecationWarning",
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
 @pytest.mark.parametrize("name", FOUND)
@@ -158,9 +152,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "checkpoint",
     ),
     "frozen": (frozen, "frozen"),
-    "a script at the end": (
-        lambda: Model(lambda m, x: m.inner(x), inner=torch.jit.script(nn.Sequential(nn.Linear(4, 3)))),
-        "script",
+    "re-entrant checkpoint of all": (
+        lambda: Model(
+            lambda m, x: checkpoint(lambda t: m.fc2(m.body(t)), x.requires_grad_(), use_reentrant=True)
+        ),
+        "use_reentrant=False",
     ),
     "by chance of the position": (lambda: Model(lambda m, x: m.fc2(m.body(x).mean(0))), "first axis"),
 }
@@ -168,7 +164,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.filterwarnings(
     "ignore:None of the inputs have requires_grad:UserWarning",
-    "ignore:.torch.jit.script:DeprecationWarning",
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
 @pytest.mark.parametrize("name", REFUSED)

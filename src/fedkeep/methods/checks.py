@@ -53,6 +53,8 @@ def check_plain(model: nn.Module) -> None:
                 f"{who} is a {kind}, which spreads every batch over several devices. Give the module that it holds "
                 f"(.module); simulate's device says where to train."
             )
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise MethodError(f"{who} is a script of torch.jit. Give the module that it was made from.")
         for leaf, value in (*layer._parameters.items(), *layer._buffers.items()):
             full = f"{name}.{leaf}" if name else leaf
             if value is not None and nn.parameter.is_lazy(value):
@@ -83,8 +85,6 @@ def check_plain(model: nn.Module) -> None:
                 name=name,
                 kind=type(value).__name__,
             )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise MethodError("The model is a script of torch.jit. Give the module that it was made from.")
     if hasattr(model, "_orig_mod"):
         raise MethodError(
             "The model is what torch.compile returns, which hides what columns its forward takes. Give the module that "

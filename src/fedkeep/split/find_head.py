@@ -79,7 +79,7 @@ def watched(module: nn.Module, arguments: Mapping[str, Any]) -> Seen:
     watch = _Watch(names, seen)
     handles = []
     for name, layer in module.named_modules():
-        if not name or isinstance(layer, torch.jit.ScriptModule):  # a script takes no hooks
+        if not name:
             continue
 
         def enter(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
@@ -210,9 +210,8 @@ def _last(module: nn.Module, seen: Seen) -> str:
         )
     if not seen.uses:
         raise MethodError(
-            f"No parameter of {kind} is seen in what forward computes: it uses none, or they are inside a "
-            f"torch.jit.script. Give the module as it was before, or say which layer is the head: "
-            f"method.but(head='NAME')."
+            f"No parameter of {kind} is seen in what forward computes. Let it call the model's layers, or say which is "
+            f"the head: method.but(head='NAME')."
         )
     own = {n for n, p in module.named_parameters(recurse=False) if p.dim() < 2}  # a bias, a scale
     uses = [use for use in seen.uses if not own.intersection(use[0])]
@@ -245,11 +244,6 @@ def _check_called(module: nn.Module, seen: Seen, head: Head, given: bool) -> Non
     own = {n for n, _ in module.get_submodule(name).named_parameters(f"{name}", remove_duplicate=False)}
     if not own:
         raise MethodError(f"The head {name!r} of {kind} has no parameters. {ADVICE}")
-    if isinstance(module.get_submodule(name), torch.jit.ScriptModule):
-        raise MethodError(
-            f"The head {name!r} of {kind} is a script of torch.jit, whose input nobody sees. Give the module that it was "
-            f"made from."
-        )
     if (calls := seen.calls.get(name, 0)) != 1:
         raise MethodError(f"The head {name!r} of {kind} is called {calls} times in one forward. {ADVICE}")
     for first, others in aliases(module).items():
@@ -298,13 +292,6 @@ def _check_replayed(
             raise MethodError(
                 f"A forward of {kind} whose head {name!r} is given the same features gives another output. {ADVICE}"
             )
-        if not torch.equal(
-            logits_of(_without_scripts(module, layer, features, _again(arguments), name)), again
-        ):
-            raise MethodError(
-                f"{kind} calls a script of torch.jit with parameters after its head {name!r}. Give the module that it was "
-                f"made from."
-            )
         other = logits_of(_with_output(module, layer, _again(arguments), _shifted(seen.gave[name])))
     same = (other == seen.output).reshape(-1, seen.output.shape[-1] if seen.output.dim() > 1 else 1).all(0)
     if bool(same.any()) and seen.output.numel():
@@ -317,21 +304,6 @@ def _check_replayed(
             f"The head {name!r} of {kind} is given features of shape {tuple(features.shape)}, whose first axis is not "
             f"that of the {examples} examples. Let forward put it first."
         )
-
-
-def _without_scripts(
-    module: nn.Module, layer: nn.Module, features: Tensor, arguments: Mapping[str, Tensor], name: str
-) -> Any:
-    """Return what a model gives for features where scripts, whose uses nobody sees, have other parameters."""
-    scripts = [m for m in module.modules() if isinstance(m, torch.jit.ScriptModule)]
-    own = {id(p): p for script in scripts for p in script.parameters()}
-    before = {key: p.clone() for key, p in own.items()}
-    for value in own.values():
-        value.add_(1.0)
-    found = put_in(layer, features.clone(), partial(_run, module, arguments), name)
-    for key, value in own.items():
-        value.copy_(before[key])
-    return found
 
 
 def _shifted(output: Tensor) -> Tensor:
@@ -373,7 +345,11 @@ def _check_gradients(module: nn.Module, seen: Seen, head: Head) -> None:
         else [None]
     )
     if all(slope is None for slope in slopes):
-        raise MethodError(f"No gradient reaches the head {name!r} of {kind}. {ADVICE}")
+        raise MethodError(
+            f"No gradient reaches the head {name!r} of {kind} (detached, or within a re-entrant checkpoint). Take "
+            f"checkpoint(..., use_reentrant=False), leave detach() out, or say which other layer is the head: "
+            f"method.but(head='NAME')."
+        )
     features = the_tensor(*seen.given[name], name)
     bare = {n for n, p in module.named_parameters(recurse=False) if p.dim() < 2}
     before = [names[0] for names, within in seen.uses if name not in within and not bare.intersection(names)]
