@@ -66,9 +66,9 @@ def predict_table(
     by_row = client is None
     must = [column] if by_row and not shared else [user] if by_row and user else []
     names = [name for own in wanted.values() for name in own]
-    naming = {
-        column: " Name the column of users: --user COLUMN; or --client ID, whose model predicts every row."
-    }
+    naming = dict.fromkeys(
+        names, " The models were trained on it: add it, or rename the one that holds it."
+    ) | {column: " Name the column of users: --user COLUMN; or --client ID, whose model predicts every row."}
     table = load_table(file, [*names, *must], [column] if by_row else [], naming)
     if decimal := config.data.options.get("decimal"):
         table = replace(table, decimal=str(decimal))

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from fedkeep.core.errors import DataError
-from fedkeep.data import CharVocabulary, WordVocabulary, read_table
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.data import CharVocabulary, WordVocabulary, read_frame, read_table
 from fedkeep.data.preparation import Rules, prepared
 from fedkeep.data.readers import load
 from fedkeep.data.readers.cells import Cells, Table
@@ -500,3 +500,43 @@ def test_many_different_numbers_are_predicted_as_numbers(tmp_path: Path) -> None
     assert 'task = "multiclass"' in said
     for answer in ("regression", "multiclass"):
         assert read(tmp_path, rows, features=["f"], task=answer).meta["task"] == answer
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [("user", "who"), ("label", "kind"), ("text", "words"), ("time", "when"), ("features", ["size"])],
+)
+def test_a_missing_column_is_told_with_the_argument_that_names_it(
+    tmp_path: Path, argument: str, given: str | list[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("user,text,label\na,x,1\n", encoding="utf-8")
+    (name,) = [given] if isinstance(given, str) else given
+    with raises(DataError, said=f"{argument} = ", column=name) as caught:
+        read_table(path, **{argument: given})  # type: ignore[arg-type]
+    assert "'user'" in str(caught.value)  # one of those that there are
+
+
+def test_a_frame_is_told_its_own_argument_of_clients() -> None:
+    frame = pa.table({"user": ["a", "b"], "size": [1.0, 2.0], "label": [0, 1]})
+    with raises(ConfigError, said="client", user="user"):
+        read_frame(frame, user="user")
+    with raises(DataError, said="client = 'COLUMN'", column="client"):
+        read_frame(frame)
+
+
+def test_a_misspelt_file_is_told_the_near_one(tmp_path: Path) -> None:
+    (tmp_path / "trips.csv").write_text("user,text,label\na,x,1\n", encoding="utf-8")
+    with raises(DataError, said=str(tmp_path / "trips.csv"), file=tmp_path / "trip.csv"):
+        read_table(tmp_path / "trip.csv")
+    with raises(DataError, said=f"no folder {tmp_path / 'none'} "):
+        read_table(tmp_path / "none" / "trips.csv")
+
+
+def test_labels_that_are_no_numbers_are_told_what_the_task_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("user,size,label\na,1,bus\na,2,walk\nb,3,\n", encoding="utf-8")
+    with raises(DataError, said="task = 'multiclass'", column="label"):
+        read_table(path, features=["size"], task="regression")
+    with raises(DataError, said="fill in their labels", column="label", got=""):
+        read_table(path, features=["size"])

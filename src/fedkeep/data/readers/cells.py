@@ -246,6 +246,8 @@ def _decimal_class(cell: Any) -> str:
 
 
 def _advice_on_class(cell: Any) -> str:
+    if cell in (None, ""):
+        return " Take such rows out, or fill in their labels."
     fraction = isinstance(cell, float) and math.isfinite(cell)
     more = "; where each is a class, task='multiclass' or label_names" if fraction else ""
     return f" For numbers as labels say task='regression'{more}."

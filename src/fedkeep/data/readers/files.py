@@ -17,18 +17,12 @@ from typing import IO, Any, cast
 from fedkeep.core.errors import DataError, Spot, did_you_mean, near_path, shown
 from fedkeep.core.files import expanded
 
-NAMING = {
-    "user": " Name yours under [data], or as an argument: user = 'COLUMN'.",
-    "label": " Name yours under [data], or as an argument: label = 'COLUMN'.",
-    "text": " Name yours under [data], or as an argument: text = 'COLUMN', or of numbers features = ['COLUMN', ...].",
-}
-"""What to do where a column is missing that has its usual name."""
 LATIN = "cp1252"
 LONGEST_LINE = 1 << 26  # bytes; a gzipped file of a megabyte may hold a line of a gigabyte
 
 
-def existing(path: Path) -> Path:
-    """Return the path of a file that exists and isn't empty."""
+def existing(path: Path, *, named: bool = False) -> Path:
+    """Return the path of a file that exists and isn't empty; ``named``: its name is the user's, so it may be misspelt."""
     try:
         if not path.is_file():
             where = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
@@ -36,7 +30,7 @@ def existing(path: Path) -> Path:
                 "Wanted the data file {file}, which {where}. Check the path.{near}",
                 file=path,
                 where=where,
-                near="" if path.exists() else near_path(path),
+                near=near_path(path) if named and not path.exists() else "",
             )
         if path.stat().st_size == 0:
             raise DataError("The data file {file} is empty. Fetch it again.", file=path)
@@ -45,8 +39,26 @@ def existing(path: Path) -> Path:
     return path
 
 
+def naming_of(columns: Mapping[str, str | Sequence[str] | None], *, frame: bool = False) -> dict[str, str]:
+    """Return by a column's name what to do where it is missing.
+
+    Args:
+        columns: by argument the names that it gives, or None.
+        frame: whether they are a data frame's, which no configuration names.
+    """
+    found: dict[str, str] = {}
+    place = "name yours" if frame else "name yours under [data], or as an argument"
+    for argument, given in columns.items():
+        several = argument == "features" or not isinstance(given, str | None)
+        form = f"{argument} = {'[{0}, ...]' if several else '{0}'}".format("'COLUMN'")
+        numbers = ", or of numbers features = ['COLUMN', ...]" if argument == "text" else ""
+        advice = f" It is wanted as {argument}: {place}: {form}{numbers}."
+        found |= dict.fromkeys([given] if isinstance(given, str) else given or (), advice)
+    return found
+
+
 def check_names(
-    file: object, names: Collection[str], wanted: Sequence[str], naming: Mapping[str, str] = NAMING
+    file: object, names: Collection[str], wanted: Sequence[str], naming: Mapping[str, str] = {}
 ) -> None:
     """Raise DataError at the first wanted column that is missing; ``naming`` says by name what to do then."""
     for name in wanted:

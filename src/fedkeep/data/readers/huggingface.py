@@ -11,7 +11,7 @@ from fedkeep.core.errors import DataError, Spot, first_line
 from fedkeep.data.preparation import Plain, Raw, encoded_alone
 from fedkeep.data.preparation.texts import AnyVocabulary
 from fedkeep.data.readers.cells import Cells, Table
-from fedkeep.data.readers.files import check_names, existing
+from fedkeep.data.readers.files import check_names, existing, naming_of
 from fedkeep.data.readers.pictures import decoded
 from fedkeep.data.readers.tables import columns_of, raw_from
 from fedkeep.tasks import of_numbers
@@ -85,6 +85,9 @@ def raw_huggingface(
     named_user = None if partitioned else user
     inputs = features if image is None else [image]
     wanted, usual = columns_of(named_user, label, text, inputs, time=time, opted_in=opted_in)
+    words = text or "text" if inputs is None else None
+    others = {"features": features, "image": image, "time": time, "opted_in": opted_in}
+    naming = naming_of({"user": named_user, "label": label, "text": words, **others})
     columns: dict[str, list[Any]] = {}
     places: list[tuple[_Part, int]] = []
     for one in parts:
@@ -99,7 +102,7 @@ def raw_huggingface(
         if image in rows.column_names and type(rows.features.get(image)).__name__ == "Image":
             rows = rows.cast_column(image, datasets.Image(decode=False))  # files are smaller than pixels
         names = list(rows.column_names)
-        check_names(name, names, wanted)
+        check_names(name, names, wanted, naming)
         classes = None
         if isinstance(label, str) and not of_numbers(task):
             feature = rows.features[label]  # of several labels in a cell it is a list's

@@ -176,7 +176,7 @@ def npz_images(
         DataError: the file is missing or damaged, lacks an array, or one has another shape or type; or a label has no
             name.
     """
-    file = existing(expanded(path))
+    file = existing(expanded(path), named=True)
     pixels, labels, *named = read_npz(file, [images, label, *([] if names is None else [names])])
     if pixels.ndim == 3:
         pixels = pixels[..., None]

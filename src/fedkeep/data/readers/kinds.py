@@ -83,8 +83,14 @@ class Faults:
             )
 
 
-def field_of(table: Table, name: str, declared: str | None = None) -> Field:
+def field_of(table: Table, name: str, declared: str | None = None, advice: str = "") -> Field:
     """Return a column as numbers, of the kind declared or, where none is, of that which its cells show.
+
+    Args:
+        table: where it stands.
+        name: its own.
+        declared: one of `KINDS`, of a date with its form; None: it is found.
+        advice: what to do where a text is of another kind; empty: as for features.
 
     Raises:
         DataError: it holds two kinds, too many different texts, nothing, or another kind than declared. A row is named.
@@ -95,7 +101,7 @@ def field_of(table: Table, name: str, declared: str | None = None) -> Field:
     if declared:
         check_choice(f"The kind of the column {name!r} must be", kind, KINDS, DataError)
     values = _arrow(table, name)
-    looked = _Column(table, name, values, form)
+    looked = _Column(table, name, values, form, advice or (_DECLARED if kind else _FOUND.format(name)))
     if kind == "category":
         return looked.category(most=None)
     if types.is_boolean(values.type):
@@ -147,7 +153,8 @@ def _is_plain(value: object) -> bool:
     return value is None or (isinstance(value, str | int | float | Decimal) and not isinstance(value, bool))
 
 
-_TWO = ' Correct it, leave the cell empty, or say kinds = {{ {!r} = "category" }}.'
+_DECLARED = " Correct it, or leave the cell empty."
+_FOUND = ' Correct it, leave the cell empty, or say kinds = {{ {!r} = "category" }}.'
 
 
 def _wrong(table: Table, row: int, name: str, wanted: str, got: object, advice: str) -> DataError:
@@ -167,6 +174,7 @@ class _Column:
     name: str
     values: Any
     form: str
+    advice: str
     number: NDArray[np.int64] | None = (
         None  # of each row's value, where values are the different ones; -1: none
     )
@@ -306,7 +314,7 @@ class _Column:
         for what, like in (("number", numeric), ("date", dated)):
             if kind == what or (not kind and 2 * self.often(like & there) >= self.often(there)):
                 row = int(np.argmax(there & ~like)) if (there & ~like).any() else 0
-                raise self.wrong(row, f"a {what}", self.values[row].as_py(), _TWO.format(self.name))
+                raise self.wrong(row, f"a {what}", self.values[row].as_py(), self.advice)
         if kind:
             row = int(np.argmax(there))
             raise self.wrong(
@@ -450,13 +458,13 @@ def _truths(text: Any, known: Any) -> Any | None:
     return None
 
 
-def numbers_of(table: Table, name: str) -> NDArray[np.float64]:
-    """Return a column of numbers, of which none is missing.
+def numbers_of(table: Table, name: str, advice: str = "") -> NDArray[np.float64]:
+    """Return a column of numbers, of which none is missing; ``advice`` is as of ``field_of``.
 
     Raises:
         DataError: a cell is no number, or is empty.
     """
-    found = field_of(table, name, "number").values
+    found = field_of(table, name, "number", advice).values
     if (empty := np.flatnonzero(np.isnan(found))).size:
         row = int(empty[0])
         got = table.columns[name].tolist()[row]

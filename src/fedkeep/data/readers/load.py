@@ -21,7 +21,6 @@ from fedkeep.core.errors import DataError, Spot, first_line, warn
 from fedkeep.data.readers.cells import Cells, Table
 from fedkeep.data.readers.files import (
     LATIN,
-    NAMING,
     check_names,
     encoding_of,
     existing,
@@ -39,7 +38,7 @@ def load_table(
     path: Path,
     wanted: Sequence[str] | None,
     optional: Sequence[str] = (),
-    naming: Mapping[str, str] = NAMING,
+    naming: Mapping[str, str] = {},
 ) -> Table:
     """Read the columns ``wanted`` (None: all), and those of ``optional`` that there are; ``naming`` is as of ``check_names``.
 
@@ -51,7 +50,7 @@ def load_table(
         raise DataError(
             "Wanted a file that ends in one of {wanted}; got {got}.", wanted=", ".join(FORMATS), got=path.name
         )
-    existing(path)
+    existing(path, named=True)
     kind = suffix.removesuffix(".gz")
     if kind == ".jsonl":
         table = _read_json_lines(path, wanted, optional, naming)
@@ -66,7 +65,9 @@ def load_table(
     return table
 
 
-def frame_table(frame: Any, wanted: Sequence[str], optional: Sequence[str]) -> Table:
+def frame_table(
+    frame: Any, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str] = {}
+) -> Table:
     """Take the columns ``wanted``, and those of ``optional`` that there are, of a data frame; truth values are 1 and 0.
 
     Raises:
@@ -76,7 +77,7 @@ def frame_table(frame: Any, wanted: Sequence[str], optional: Sequence[str]) -> T
 
     found = _arrow(frame)
     what = "The data frame"
-    chosen = _chosen(what, found.column_names, wanted, optional, {})
+    chosen = _chosen(what, found.column_names, wanted, optional, naming)
     if not found.num_rows:
         raise DataError("{what} has no row.", what=what)
     cells = {}
@@ -86,10 +87,12 @@ def frame_table(frame: Any, wanted: Sequence[str], optional: Sequence[str]) -> T
     return Table(cells, lambda row: f"{what}, row {row}")
 
 
-def other_columns(frame: Any, named: Sequence[str], others: Collection[str]) -> list[str]:
+def other_columns(
+    frame: Any, named: Sequence[str], others: Collection[str], naming: Mapping[str, str]
+) -> list[str]:
     """Return the names of a data frame's columns but those ``named``, which must be there, and ``others``."""
     names = _arrow(frame).column_names
-    check_names("The data frame", names, named, {})
+    check_names("The data frame", names, named, naming)
     return [name for name in names if name not in {*named, *others}]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -119,7 +119,12 @@ def _one_column(parts: Sequence[Cells]) -> Cells:
 
 
 def load_many(
-    files: Sequence[Path], wanted: Sequence[str], optional: Sequence[str], client: str | None, split: str
+    files: Sequence[Path],
+    wanted: Sequence[str],
+    optional: Sequence[str],
+    client: str | None,
+    split: str,
+    naming: Mapping[str, str] = {},
 ) -> Table:
     """Read a table for each client: its file's name is the client where no column is, and may tell the split.
 
@@ -127,13 +132,14 @@ def load_many(
         files: the tables.
         wanted, optional: columns, as of ``load_table``.
         client, split: the names of columns that are made where the files have none; None: no client is wanted.
+        naming: as of ``load_table``.
 
     Raises:
         DataError: as of ``load_table``; or a file tells its split twice, or has other columns than the first.
     """
     loose = [client] if client == "user" else []  # one that was named must be there
     named_ones = [name for name in wanted if name not in loose]
-    own = [load_table(file, named_ones, [*loose, *optional]) for file in files]
+    own = [load_table(file, named_ones, [*loose, *optional], naming) for file in files]
     if client is not None and not any(client in table.columns for table in own):
         check_once(files)
     made = [_with_names(file, table, client, split) for file, table in zip(files, own, strict=True)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, check_choice
+from fedkeep.core.errors import ConfigError, DataError, check_choice
 from fedkeep.core.files import expanded
 from fedkeep.data.columns import check_max_length
 from fedkeep.data.federated import FederatedData
@@ -39,7 +39,7 @@ from fedkeep.data.readers.cells import (
     Table,
     labels_between,
 )
-from fedkeep.data.readers.files import digest_of, sha256
+from fedkeep.data.readers.files import digest_of, naming_of, sha256
 from fedkeep.data.readers.kinds import Faults, Field, field_of, numbers_of, times_of
 from fedkeep.data.readers.load import frame_table, load_table, other_columns
 from fedkeep.data.readers.many import files_of, is_of_many, joined, load_many
@@ -123,16 +123,20 @@ def raw_table(
     import pyarrow
 
     wanted, usual = columns_of(user, label, text, features, split=split, time=time, opted_in=opted_in)
+    frame = not isinstance(path, str | os.PathLike)
+    given = {"label": label, "text": text or "text" if features is None else None, "features": features}
+    others = {"split": split, "time": time, "opted_in": opted_in}
+    naming = naming_of({"client" if frame else "user": user, **given, **others}, frame=frame)
     if isinstance(path, str | os.PathLike):
-        table, source = _loaded(expanded(path), wanted, usual, user, split or "split")
+        table, source = _loaded(expanded(path), wanted, usual, user, split or "split", naming)
         if test_path is not None:
-            tests, more = _loaded(expanded(test_path), wanted, usual, user, split or "split")
+            tests, more = _loaded(expanded(test_path), wanted, usual, user, split or "split", naming)
             table, source = _with_tests(table, tests, split or "split"), source | more
         meta = {"name": expanded(path).name.split(".")[0], "source": source}
     else:
         if test_path is not None:
             raise DataError("test_path is of files; of data frames give one with a column of splits.")
-        table, meta = frame_table(path, wanted, usual), {"name": "frame"}
+        table, meta = frame_table(path, wanted, usual, naming), {"name": "frame"}
     if decimal is not None:
         check_choice("Wanted as decimal, the mark before decimals,", decimal, (".", ","), DataError)
         table = replace(table, decimal=decimal)
@@ -178,22 +182,33 @@ def read_frame(
 
     Raises:
         DataError: as of ``read_table``; or a column that nobody named holds no numbers.
+        ConfigError: the column of clients is given as ``user``, as of ``read_table``.
     """
+    if "user" in options:
+        raise ConfigError(
+            "A data frame's column of clients is named as client; got user={user!r}.", user=options["user"]
+        )
     if not {"features", "text"} & options.keys():
         others = {options.get(name) or name for name in ("split", "time", "opted_in")}
-        options["features"] = other_columns(frame, [client, *names_in(label)], others)
+        naming = naming_of({"client": client, "label": label}, frame=True)
+        options["features"] = other_columns(frame, [client, *names_in(label)], others, naming)
     return read_table(frame, user=client, label=label, **options)
 
 
 def _loaded(
-    place: Path, wanted: Sequence[str], usual: Sequence[str], user: str | None, split: str
+    place: Path,
+    wanted: Sequence[str],
+    usual: Sequence[str],
+    user: str | None,
+    split: str,
+    naming: Mapping[str, str],
 ) -> tuple[Table, dict[str, str]]:
     """Return a file's table, or those of many files as one, and the sha256 of what was read by its name."""
     if not is_of_many(place):
-        return load_table(place, wanted, usual), {place.name: sha256(place)}
+        return load_table(place, wanted, usual, naming), {place.name: sha256(place)}
     files = files_of(place)
     common = Path(os.path.commonpath([file.parent for file in files]))
-    return load_many(files, wanted, usual, user, split), {common.name: digest_of(common, files)}
+    return load_many(files, wanted, usual, user, split, naming), {common.name: digest_of(common, files)}
 
 
 def _with_tests(table: Table, tests: Table, split: str) -> Table:
@@ -372,6 +387,9 @@ def _holds_numbers(table: Table, label: str) -> bool:
     )
 
 
+_NUMERIC_LABEL = " With task = 'regression' a label is a number: correct it, or say task = 'multiclass' for labels that are classes."
+
+
 def _labels(
     table: Table,
     name: str | Sequence[str],
@@ -383,7 +401,7 @@ def _labels(
     if not isinstance(name, str):
         return _columns_of_labels(table, tuple(name), task, label_names)
     if of_numbers(task):
-        values = numbers_of(table, name)
+        values = numbers_of(table, name, _NUMERIC_LABEL)
         table.single(values[:, None], [name])
         return Target(values=values, standardise=standardise)
     names = None if label_names is None else tuple(map(str, label_names))
