@@ -256,7 +256,7 @@ class Net:
         """Switch dropout and batch statistics on (training) or off (evaluation)."""
         if self.switches:
             self.module.train() if mode else self.module.eval()
-        else:
+        elif any(layer.training is not mode for layer in self._caller.modules()):
             self._caller.train(mode)
 
     @contextmanager

@@ -48,7 +48,7 @@ def fold(
         The sum.
     """
     before = [each for each in (total, held) if each is not None]
-    if _takes(given) and all(map(_takes, before)) and (held is None or held.dtype == given.dtype):
+    if _takes(given, *before) and (held is None or held.dtype == given.dtype):
         found = torch.empty(given.shape, dtype=torch.float64, device=given.device) if total is None else total
         place = native.address(given)
         _call(FOLD, given, place, native.address(held), native.address(found), total is None, weight, share)
@@ -64,7 +64,7 @@ def fold(
 def mean(total: Tensor, weight: float, kind: torch.dtype) -> Tensor:
     """Return a sum in double precision divided by a weight, in another floating type."""
     found = torch.empty_like(total, dtype=kind)
-    if _takes(total) and _takes(found):
+    if _takes(total, found):
         place = native.address(found)
         _call(MEAN, found, place, 0, native.address(total), False, weight)
         return found
@@ -80,9 +80,11 @@ def pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
     return list(zip(*(t.view(-1).split(PIECE) for t in tensors), strict=True))  # type: ignore[no-untyped-call]
 
 
-def _takes(values: Tensor) -> bool:
-    plain = native.in_memory(values)  # what traces values has a type of its own
-    return plain and values.is_cpu and values.dtype in KINDS and values.is_contiguous() and native.available()
+def _takes(*tensors: Tensor) -> bool:
+    for t in tensors:  # what traces values has a type of its own
+        if not (native.in_memory(t) and t.is_cpu and t.dtype in KINDS and t.is_contiguous()):
+            return False
+    return native.available()
 
 
 def _call(
