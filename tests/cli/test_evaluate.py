@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sys
@@ -9,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from fedkeep.core.records import read_records
+from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run_directory import RunDirectory
 from tests.cli.conftest import Command
 
@@ -47,6 +50,27 @@ def test_every_user(fedkeep: Command, run_folder: Path) -> None:
     shown = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.startswith("user-")}
     assert shown.keys() == recorded.keys()
     assert {name: int(cells[1]) for name, cells in shown.items()} == {c: r.n for c, r in recorded.items()}
+
+
+def test_every_users_result_as_a_file(
+    fedkeep: Command, run_folder: Path, refused: Callable[..., str]
+) -> None:
+    for name in ("users.parquet", "users.csv"):
+        result = fedkeep("evaluate", "r", "--out", name)
+        assert result.exit_code == 0, result.output
+    rows = pq.read_table("users.parquet").to_pylist()
+    wanted = load_run(run_folder).clients_frame().to_pylist()
+    assert rows == wanted
+    with Path("users.csv").open(encoding="utf-8") as file:
+        read = list(csv.DictReader(file))
+    assert [(r["client"], int(r["examples"]), float(r["accuracy"])) for r in read] == [
+        (r["client"], r["examples"], r["accuracy"]) for r in wanted
+    ]
+    for wrong in ("users.xlsx", "nowhere/users.csv"):
+        message = refused("evaluate", "r", "--out", wrong)
+        assert ".parquet" in message
+        assert wrong in message
+        assert not Path(wrong).exists()
 
 
 def test_an_unfinished_run_is_said_to_be_one(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments import long_jobs, progress
+from fedkeep.experiments.forecast import Forecast
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.progress import Stand, make_progress
 
@@ -80,7 +81,7 @@ def test_side_by_side_each_in_a_process_of_its_own(
 
 
 def test_lines_about_what_runs_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    board = long_jobs._Lines(2)
+    board = long_jobs._Lines(2, Forecast(["", ""], 2), {"a": "", "b": ""})
     for done in range(3):
         board.told("a", Stand("rounds", done, 7))
     assert capsys.readouterr().err == ""
@@ -95,19 +96,8 @@ def test_lines_about_what_runs_come_now_and_then(capsys: pytest.CaptureFixture[s
     assert list(board.running) == ["b"]
 
 
-def test_the_time_left_by_hand() -> None:
-    assert long_jobs.time_left(60, 2, 8) == ", about 3 min 00 s left"  # 30 s each, six to go
-    assert long_jobs.time_left(60, 0, 8) == ""
-    assert long_jobs.time_left(60, 2, 2.3) == ""  # 9 s
-    board = long_jobs._Lines(4)
-    board.began -= 30
-    board.number = 1
-    board.running = {"b": Stand("rounds", 5, 10)}
-    assert board.left() == ", about 50.0 s left"  # one and a half took 30 s
-
-
 def test_bars_of_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    board = long_jobs._Bars(2)
+    board = long_jobs._Bars(2, Forecast(["", ""], 2), {"a": "", "b": ""})
     try:
         board.told("a", Stand("rounds", 3, 7))
         board.told("b", Stand("rounds", 1, 7))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from fedkeep.cli.output import metrics_table, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, RoundOption, RunArgument, at_round
-from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.errors import ConfigError, DataError, did_you_mean
 from fedkeep.report.wording import metric_name, number
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from fedkeep.experiments.run import Run, Stage
 
 
@@ -26,6 +30,10 @@ def evaluate(
         ),
     ] = "own",
     per_client: Annotated[bool, typer.Option("--per-client", help="Show every user too.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write every user's result there; .parquet or .csv."),
+    ] = None,
     round: RoundOption = "best",
     data: DataOption = None,
     device: DeviceOption = "cpu",
@@ -39,12 +47,33 @@ def evaluate(
         raise DataError(
             f"--split wants one of {', '.join(SPLITS)}; got {split!r}.{did_you_mean(split, SPLITS)}"
         )
+    if out is not None and (out.suffix not in (".parquet", ".csv") or not out.parent.is_dir()):
+        raise ConfigError(
+            f"--out wants a file that ends in .parquet or .csv, in a folder that is there; got {out}."
+        )
     loaded = at_round(load_run(run, data_folder=data_folder(data), device=device), round)
     warn_of_unfinished([run])
     metrics = loaded.evaluate(split, stage=cast("Stage", stage))
     metrics_table(f"{run}: after {loaded.moment}{_marked(stage)}", {split: metrics})
     if per_client:
         show_clients(loaded, split, cast("Stage", stage))
+    if out is not None:
+        write_frame(loaded.clients_frame(split, stage=cast("Stage", stage)), out)
+
+
+def write_frame(frame: pa.Table, out: Path) -> None:
+    """Write a table of pyarrow as Parquet or CSV, by the file's ending; all of it or nothing."""
+    from fedkeep.core.files import write_whole
+    from fedkeep.report.tables import to_csv
+
+    if out.suffix == ".csv":
+        write_whole(out, to_csv(frame.to_pylist()).encode())
+        return
+    from pyarrow import parquet
+
+    sink = io.BytesIO()
+    parquet.write_table(frame, sink)
+    write_whole(out, sink.getvalue())
 
 
 def _marked(stage: str) -> str:

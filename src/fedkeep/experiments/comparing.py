@@ -395,11 +395,13 @@ def _run(plans: Sequence[Plan], jobs: int, progress: bool | None) -> list[tuple[
         plan.out.mkdir(parents=True, exist_ok=True)
         write_whole(plan.out / PLAN, (json.dumps(_about(plan), indent=1) + "\n").encode())
     trials = [c for plan in plans for own in plan.trials.values() for c, _ in own if not c.finished]
-    run_long_jobs(trials, jobs, progress)
+    later = [_kind(cell) for plan in plans for cell in plan.cells if trials and not cell.finished]
+    run_long_jobs(trials, jobs, progress, kind=_kind, later=later)
     plans = [_tuned(plan) for plan in plans]
     for plan in plans:
         _check_folder(plan)
-    run_long_jobs([cell for plan in plans for cell in plan.cells if not cell.finished], jobs, progress)
+    cells = [cell for plan in plans for cell in plan.cells if not cell.finished]
+    run_long_jobs(cells, jobs, progress, kind=_kind)
     made = [(found(plan), plan.out) for plan in plans]
     return [(each, write(each, out)) for each, out in made]
 
@@ -508,6 +510,11 @@ def _improving(run: RunFiles, plan: Plan) -> bool:
     task = tasks_in(plan.data.meta)[0]
     best = summarize(run.records, task.headline, lower_is_better(task.headline))
     return best is not None and still_improving(run.records, best)
+
+
+def _kind(cell: Cell) -> str:
+    """Return what cells have in common that take about as long: method and data set."""
+    return f"{cell.among}/{cell.label}"
 
 
 def _cell(variant: Variant, seed: int, out: Path, data: Path | None, among: str = "") -> Cell:

@@ -1,7 +1,7 @@
 """Long jobs, one after another or side by side, and what is seen of them meanwhile.
 
 Side by side, each has a process of its own with one thread, and its progress is shown here: a bar for each on a
-terminal, else a line for each that finishes and one now and then for those that run. Lines estimate the time left.
+terminal, else a line for each that finishes and one now and then for those that run. Lines forecast the time left.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import multiprocessing
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from multiprocessing.queues import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fedkeep.core.errors import FedkeepError
+from fedkeep.experiments.forecast import Forecast
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import Stand, tell_elsewhere
 
 EVERY = 300.0  # seconds between two lines about what runs
-SOON = 10.0  # seconds; a shorter time left is not worth saying
 
 
 class LongJob(Protocol):
@@ -36,11 +36,17 @@ class LongJob(Protocol):
         ...
 
 
+Job = TypeVar("Job", bound=LongJob)
+
+
 def run_long_jobs(
-    jobs: Sequence[LongJob],
+    jobs: Sequence[Job],
     workers: int = 1,
     progress: bool | None = None,
     finished: Callable[[], object] | None = None,
+    *,
+    kind: Callable[[Job], str] = lambda job: "",
+    later: Iterable[str] = (),
 ) -> None:
     """Compute jobs, ``workers`` at a time.
 
@@ -49,22 +55,27 @@ def run_long_jobs(
         workers: how many at a time; with 1, they run in this process.
         progress: whether bars are shown; None: if standard error is a terminal.
         finished: called after every job.
+        kind: of a job; those of one kind take about as long.
+        later: the kinds of jobs that come after these, whose time is told too.
 
     Raises:
         FedkeepError: of the first that failed, after those that ran beside it; those that wait are not begun.
         RunError: a process was killed.
     """
     if workers <= 1 or len(jobs) <= 1:
-        began = time.monotonic()
+        forecast = Forecast([*map(kind, jobs), *later])
         for number, job in enumerate(jobs, 1):
-            left = time_left(time.monotonic() - began, number - 1, len(jobs))
-            _say(f"{number} of {len(jobs)}{left}: {job.name}")
+            _say(f"{number} of {len(jobs)}{forecast.words()}: {job.name}")
+            forecast.begun(job.name, kind(job))
             job(alone=True, progress=progress)
+            forecast.over(job.name)
             if finished is not None:
                 finished()
         return
     queue: SimpleQueue[Any] = multiprocessing.get_context("spawn").SimpleQueue()
-    board = _Bars(len(jobs)) if (sys.stderr.isatty() if progress is None else progress) else _Lines(len(jobs))
+    shows = _Bars if (sys.stderr.isatty() if progress is None else progress) else _Lines
+    kinds = {job.name: kind(job) for job in jobs}
+    board = shows(len(jobs), Forecast([*kinds.values(), *later], workers), kinds)
     listener = threading.Thread(target=_listen, args=(queue, board), name="progress of jobs", daemon=True)
     listener.start()
     try:
@@ -83,17 +94,6 @@ def run_long_jobs(
         board.close()
 
 
-def time_left(seconds: float, done: float, count: float) -> str:
-    """Return ``", about 12 min 30 s left"`` from how long ``done`` of ``count`` jobs took; empty: not known, or soon.
-
-    Tasks are taken to be alike, so it is an estimate.
-    """
-    from fedkeep.report.wording import duration
-
-    left = seconds * (count - done) / done if done > 0 else 0.0
-    return f", about {duration(left)} left" if left >= SOON else ""
-
-
 _QUEUE: list[SimpleQueue[Any]] = []  # of a worker process
 
 
@@ -103,6 +103,7 @@ def _know(queue: SimpleQueue[Any]) -> None:
 
 def _work(job: LongJob) -> None:
     (queue,) = _QUEUE
+    queue.put((job.name, None))
     tell_elsewhere(lambda stand: queue.put((job.name, stand)))
     job(alone=False, progress=None)
 
@@ -115,18 +116,22 @@ def _listen(queue: SimpleQueue[Any], board: _Lines) -> None:
 class _Lines:
     """Shows how far jobs have come, in lines of text; safe to call from several threads."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, forecast: Forecast, kinds: Mapping[str, str]) -> None:
         self.count, self.number, self.began = count, 0, time.monotonic()
+        self.forecast, self.kinds = forecast, kinds
         self.last = self.began
         self.running: dict[str, Stand] = {}
         self.over: set[str] = set()
         self.lock = threading.Lock()
 
-    def told(self, name: str, stand: Stand) -> None:
-        """Take note of how far a job has come; what comes late is not shown."""
+    def told(self, name: str, stand: Stand | None) -> None:
+        """Take note of how far a job has come, None: it begins; what comes late is not shown."""
         with self.lock:
-            if name not in self.over:
+            if stand is None:
+                self.forecast.begun(name, self.kinds[name])
+            elif name not in self.over:
                 self.running[name] = stand
+                self.forecast.came(name, stand.done / stand.total if stand.total else 0.0, stand.title)
                 self.show(name)
 
     def finished(self, name: str) -> None:
@@ -134,12 +139,16 @@ class _Lines:
         with self.lock:
             self.number += 1
             self.leave(name)
-            self.say(f"{self.number} of {self.count} finished after {self.after()}{self.left()}: {name}")
+            self.forecast.over(name)
+            self.say(
+                f"{self.number} of {self.count} finished after {self.after()}{self.forecast.words()}: {name}"
+            )
 
     def failed(self, name: str) -> None:
         """Say that a job failed, as others may run on for long before its error is shown."""
         with self.lock:
             self.leave(name)
+            self.forecast.over(name, finished=False)
             others = ", ".join(self.running)
             self.say(f"{name} failed." + (f" Still running: {others}." if others else ""))
 
@@ -148,11 +157,6 @@ class _Lines:
         from fedkeep.report.wording import duration
 
         return duration(time.monotonic() - self.began)
-
-    def left(self) -> str:
-        """Return about how long it will take; what runs counts by its share of rounds."""
-        shares = sum(s.done / s.total for s in self.running.values() if s.total)
-        return time_left(time.monotonic() - self.began, self.number + shares, self.count)
 
     def leave(self, name: str) -> None:
         """Forget a job."""
@@ -165,7 +169,7 @@ class _Lines:
             return
         self.last = time.monotonic()
         where = (f"{job}: {s.title}, {s.done:g} of {s.total}" for job, s in self.running.items())
-        self.say(f"after {self.after()}{self.left()}: {'; '.join(where)}")
+        self.say(f"after {self.after()}{self.forecast.words()}: {'; '.join(where)}")
 
     def say(self, text: str) -> None:
         """Write a line."""
@@ -178,11 +182,11 @@ class _Lines:
 class _Bars(_Lines):
     """A bar for every running job and one for all."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, forecast: Forecast, kinds: Mapping[str, str]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        super().__init__(count)
+        super().__init__(count, forecast, kinds)
         self.rich = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(20),

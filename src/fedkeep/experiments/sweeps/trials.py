@@ -38,7 +38,7 @@ def run(sweep: Sweep, jobs: int = 1, progress: bool | None = None) -> None:
         waiting = {method: list(_waiting(sweep, method)) for method in sweep.configs}
         turns = max(map(len, waiting.values()))
         tasks = [own[turn] for turn in range(turns) for own in waiting.values() if turn < len(own)]
-        run_long_jobs(tasks, jobs, progress)
+        run_long_jobs(tasks, jobs, progress, kind=lambda task: task.method)
 
 
 def _waiting(sweep: Sweep, method: str) -> Iterator[TrialJob]:
