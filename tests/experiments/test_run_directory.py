@@ -77,6 +77,7 @@ def test_records_hold_what_is_reproducible_and_timings_the_rest(tmp_path: Path) 
     assert {(r.split, r.metric) for r in read_records(tmp_path / "a" / "timings.jsonl")} == {
         ("time", "seconds"),
         ("time", "aggregate_seconds"),
+        ("time", "judge_seconds"),
     }
     assert not any(r.split == "time" for r in read_records(tmp_path / "a" / "records.jsonl"))
 

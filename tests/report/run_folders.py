@@ -121,6 +121,7 @@ def write_run_folder(
             Record(rounds, float(i), "valid", None, metric, value, 1400),
             Record(rounds, float(i), "time", None, "seconds", 2.5, 1),
             Record(rounds, float(i), "time", None, "aggregate_seconds", 0.004, 10),
+            Record(rounds, float(i), "time", None, "judge_seconds", 1.5, 10),
             Record(rounds, float(i), "traffic", None, "upload_bytes", 21504.0, 10),
             Record(rounds, float(i), "traffic", None, "download_bytes", 21504.0, 10),
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
@@ -88,6 +89,7 @@ class Drive:
                 self._announce(run.pending)
             while run.server.round < run.rounds:
                 report = self._round()
+                began = time.perf_counter()
                 judged = [] if run.pending is None else self.judged(run.pending)
                 records = judged + self._measured(report)
                 run.pending, done = None, run.server.round
@@ -99,7 +101,7 @@ class Drive:
                         records += judged
                 shown |= {"loss": report.loss} | headlines(judged)
                 run.history += records
-                timings = self._timings(report)
+                timings = self._timings(report, time.perf_counter() - began)
                 self._commit(records, timings)
                 self.told(records, timings)
                 bar.update(done, shown)
@@ -136,13 +138,14 @@ class Drive:
         run.server = after
         return report
 
-    def _timings(self, report: RoundReport) -> list[Record]:
+    def _timings(self, report: RoundReport, judging: float) -> list[Record]:
         done = self.conductor.server.round
         return [
             Record(done, self._epoch(done), "time", None, metric, value, report.clients)
             for metric, value in (
                 ("seconds", report.seconds),
                 ("aggregate_seconds", report.aggregate_seconds),
+                ("judge_seconds", judging),
             )
         ]
 

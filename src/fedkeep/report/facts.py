@@ -37,7 +37,7 @@ def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
                 wording.size(_total(run, "download_bytes", each=True)),
                 wording.size(_total(run, "upload_bytes", each=True)),
                 wording.duration(mean_std(aggregate)[0]),
-                wording.duration(_total(run, "seconds")),
+                wording.duration(_wall(run)),
             )
         )
     columns = (
@@ -52,7 +52,8 @@ def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
     )
     note = (
         "1 kB = 1000 bytes. Totals add up what was recorded: bytes of one client times the clients of a round; "
-        "refused ones have downloaded too. Bytes per client and round are their mean."
+        "refused ones have downloaded too. Bytes per client and round are their mean. Time is wall clock, of rounds and of "
+        "judging after them."
     )
     if any(len(g.runs) > 1 for g in groups):
         note += " Of several seeds the first is shown."
@@ -130,6 +131,12 @@ def bytes_each(run: RunFiles, way: Literal["down", "up"]) -> float | None:
     total = _total(run, metric, each=True)
     known: float | None = run.info.get(f"bytes_{way}")
     return known if total is None or not clients else total / clients
+
+
+def _wall(run: RunFiles) -> float | None:
+    """Return the seconds of all rounds, and of judging after them; None where nothing was recorded."""
+    rounds, judging = _total(run, "seconds"), _total(run, "judge_seconds")
+    return rounds if rounds is None else rounds + (judging or 0.0)
 
 
 def _half_bytes(run: RunFiles, half: str) -> int | None:
