@@ -128,7 +128,7 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_nothing_to_resume(tmp_path: Path) -> None:
     for out in (tmp_path / "none", tmp_path):
-        with raises(RunError, said=f"{out} holds no run: there is no run.json in it."):
+        with raises(RunError, said=f"{out} holds no run: "):
             run(out, resume=True)
     assert files(tmp_path) == {}
 
