@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 from functools import cache
@@ -151,3 +152,48 @@ def test_private_factors_of_adapters_help_and_send_less() -> None:
 def test_recommendation_finds_the_users_films() -> None:
     found = example("recommendation").main()
     assert found["hr10"] > found["shared"] + 0.2
+
+
+def lines(text: str) -> int:
+    """Return how many lines a user writes."""
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+@pytest.mark.slow
+def test_a_folder_of_images_becomes_a_table_in_latex() -> None:
+    module = example("images_to_latex")
+    assert lines(module.NETWORK + module.CONFIG) + 1 <= 40  # and one command
+    found = module.main()
+    assert r"\begin{tabular}" in found
+    rows = {row.split(" & ")[0]: row for row in found.splitlines() if " & " in row}
+    norms, heads, one = (
+        float(re.findall(r"([\d.]+) \$\\pm", rows[name])[0]) for name in ("FedBN", "FedRep", "FedAvg")
+    )
+    assert min(norms, heads) > one + 10
+
+
+@pytest.mark.slow
+def test_a_file_of_leafs_is_learned() -> None:
+    module = example("leaf_format")
+    assert lines(module.CONFIG) <= 10
+    assert module.main() > 0.9
+
+
+@pytest.mark.slow
+def test_a_banks_table_needs_no_line() -> None:
+    assert example("bank").main() > 0.9
+
+
+@pytest.mark.slow
+def test_a_series_is_split_by_date() -> None:
+    found = example("time_series").main()
+    assert found["early"] == 0
+    assert found["rmse"] < 6  # counting each shop's days has 11.5
+
+
+def test_ten_lines_of_a_training_script_change() -> None:
+    module = example("training_script")
+    before, after = (set(inspect.getsource(f).splitlines()) for f in (module.alone, module.together))
+    assert len(after - before) <= 10
+    found = module.main()
+    assert found["a head for each clinic"] > found["one model"] + 0.3

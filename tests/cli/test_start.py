@@ -62,6 +62,15 @@ def test_a_banks_table_runs_at_once(at: Path) -> None:
     assert (again.exit_code, "is there already" in again.stderr) == (2, True)
 
 
+def test_an_amount_is_a_label_where_nothing_says_more(at: Path) -> None:
+    for name, wanted in (("defaulted", "income"), ("default", "default")):
+        rows = [f"{n % 4},{n * 10},{n % 2}" for n in range(40)]
+        (at / "t.csv").write_text("\n".join([f"user,income,{name}", *rows]) + "\n")
+        assert fedkeep("start", "t.csv").exit_code == 0
+        assert written(at / "t.toml")["data"]["label"] == wanted
+        (at / "t.toml").unlink()
+
+
 def test_numbers_and_texts_to_predict_from(at: Path) -> None:
     rows = [f'b{n % 4},{n % 5},"{n % 5 * 1000 + n:,}"' for n in range(80)]
     (at / "house.csv").write_text("\n".join(["branch,rooms,price", *rows]))

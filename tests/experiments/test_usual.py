@@ -65,6 +65,14 @@ def test_each_kind_of_data_has_a_model(kind: str) -> None:
     assert swaps_of(model) is not None
 
 
+def test_several_labels_have_the_usual_model() -> None:
+    columns = {"x": np.ones((12, 3), np.float32), "label": np.tile([[0, 1], [1, 1]], (6, 1))}
+    data = FederatedData.from_columns(list("ab") * 6, columns, meta={"task": "multi_label"}).split_per_user()
+    made = settled(alone(reader="saved", folder="d"), data)
+    assert (made.model.kind, made.method.loss.kind) == ("mlp", "binary_cross_entropy")
+    assert build_model(made, data)(data.batch(range(4))["x"]).shape == (4, 2)
+
+
 def test_data_without_a_usual_model_are_said() -> None:
     for data in (
         of("signal", np.ones((12, 3))),

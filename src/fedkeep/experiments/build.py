@@ -519,7 +519,12 @@ def usual_model(encoding: Encoding) -> str:
     tasks = tasks_in(encoding.meta)
     found = next((model for column, model in USUAL_MODELS.items() if column in encoding.columns), None)
     deep = found == "mlp" and "features" not in encoding.sizes
-    if found is None or deep or len(tasks) > 1 or tasks[0].kind.axes > 1:
+    if (
+        found is None
+        or deep
+        or len(tasks) > 1
+        or not (tasks[0].kind.axes == 1 or of_several(tasks[0].kind.name))
+    ):
         columns = ", ".join(n for n in encoding.columns if n != "label")
         raise ConfigError(
             f"model.kind: there is no usual model for the columns {columns} and the task "

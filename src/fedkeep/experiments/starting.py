@@ -25,11 +25,14 @@ CLIENTS = re.compile(
     r"station|branch|group|owner|kunde|nutzer)(s|_?id|_?no|_?nr|_?name|_?number)?",
     re.IGNORECASE,
 )
-LABELS = re.compile(
-    r"(label|target|class|outcome|y|response|rating|score|churn(ed)?|default|species|quality|diagnosis|result|"
-    r"income|price|ziel)s?",
-    re.IGNORECASE,
+LABELS = tuple(
+    re.compile(rf"({words})s?", re.IGNORECASE)
+    for words in (
+        r"label|target|class|outcome|y|response|rating|score|churn(ed)?|default|species|quality|diagnosis|result|ziel",
+        r"income|price",
+    )
 )
+"""Names of what is predicted, those first that are hardly ever anything else."""
 MOST_CLASSES = 20
 """More different numbers than this are a number to predict."""
 EXAMPLES = 4_000_000
@@ -96,7 +99,7 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
     others = [name for name in names if name != client]
     if not others:
         raise DataError("{file} has one column only; a label is wanted beside the clients.", file=path)
-    label = label or next((n for n in others if LABELS.fullmatch(n)), others[-1])
+    label = label or next((n for names in LABELS for n in others if names.fullmatch(n)), others[-1])
     decimal = table.decimal
     found = Start(path, client, label, "multiclass", rows, different[client], decimal)
     _label(found, table)
