@@ -210,7 +210,7 @@ def test_names_of_states_are_hashes() -> None:
 def test_an_unknown_user(fedkeep: Command, refused: Callable[..., str]) -> None:
     folder_of(fedkeep)
     assert refused("personalize", "r", "--client", "user-1", "--client", "usr-3") == (
-        "Error: No client of these data has the id 'usr-3' (6 clients). Did you mean 'user-3'?"
+        "Error: No client of these data has the id 'usr-3'; there are 6, such as 'user-0', 'user-1', 'user-2'. Did you mean 'user-3'?"
     )
     assert not Path("r/fitted").exists()
 

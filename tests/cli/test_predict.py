@@ -240,8 +240,9 @@ def test_several_tasks_are_columns_of_their_own() -> None:
 
 def test_what_does_not_fit_is_said(trained: Callable[..., Run], refused: Callable[..., str]) -> None:
     trained()
-    assert "m holds no model of 'anna' (3 clients). Did you mean 'ann'?" in refused(
-        "predict", "m", "--client", "anna", "--data", "new.csv"
+    assert (
+        "m holds no model of 'anna'; there are 3, such as '../eve', 'ann', 'bo'. Did you mean 'ann'?"
+        in refused("predict", "m", "--client", "anna", "--data", "new.csv")
     )
     Path("bare.csv").write_text("height,width\n0.5,x\n")
     assert (

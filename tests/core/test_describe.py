@@ -16,8 +16,9 @@ import torch
 
 import fedkeep
 from fedkeep import Method, Phase
-from fedkeep.core.describe import describe, differences, digest
+from fedkeep.core.describe import check_kind, describe, differences, digest
 from fedkeep.core.errors import ConfigError, did_you_mean
+from tests.refusals import raises
 
 
 def test_methods_are_described_to_the_last_field() -> None:
@@ -175,3 +176,11 @@ def test_a_remote_device_cannot_have_a_function_of_the_script(tmp_path: Path) ->
 def environment() -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
     return {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def test_a_class_or_a_function_in_place_of_what_it_makes_is_told_to_be_called() -> None:
+    for given in (torch.nn.Linear, test_a_class_or_a_function_in_place_of_what_it_makes_is_told_to_be_called):
+        with raises(ConfigError, said=f"call it, {given.__name__}(...)", name="model"):
+            check_kind("model", given, torch.nn.Module, "a torch.nn.Module")
+    with raises(ConfigError, call=""):
+        check_kind("model", int, torch.nn.Module, "a torch.nn.Module")

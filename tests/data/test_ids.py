@@ -300,7 +300,7 @@ def test_an_integer_is_an_id_wherever_a_run_is_asked_for_clients() -> None:
         given = {int(name): {"user": torch.full((2,), 9.0)}}
         found = adapt_clients(replace(run, method=run.method.adapting(phases=still)), [name], start=given)
         assert found.own(name)["user"].tolist() == [9.0, 9.0]
-    with pytest.raises(DataError, match="No client of these data has the id '0'"):
+    with pytest.raises(DataError, match=f"No client of these data has the id '0'.* {str(run.clients[0])!r}"):
         run.evaluate("test", clients=[0])
     with pytest.raises(DataError, match="^Wanted different clients; '2' is named more than once.$"):
         run.evaluate("test", clients=[3, "2", 2])

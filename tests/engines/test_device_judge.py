@@ -339,7 +339,7 @@ def test_orders_that_are_not_in_the_order_of_the_data() -> None:
 
 @pytest.mark.parametrize("client", [6, -1, "user-6"])
 def test_a_client_that_is_not_there(client: int | str) -> None:
-    with pytest.raises(DataError, match=f"No client of these data has the id '{client}' \\(6 clients\\)."):
+    with pytest.raises(DataError, match=f"No client of these data has the id '{client}'; there are 6, "):
         RUN.evaluate(clients=["user-0", client])
 
 

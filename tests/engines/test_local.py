@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeep import Client, Method, Phase, Split, adam, declare, methods, sgd
+from fedkeep import Client, Method, Phase, Split, adam, declare, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.data import FederatedData, Ragged
+from fedkeep.data import FederatedData, Ragged, toy
 from fedkeep.engines import LocalResult, Stream, local_run
 from fedkeep.engines.batches import batches
 from fedkeep.engines.lanes import model_error
@@ -372,6 +372,11 @@ def test_received_parameters_carry_no_graph() -> None:
         ),
         (RuntimeError("shapes "), 1000, "1000 examples: shapes. Check its forward and the data's columns."),
         (
+            IndexError("Target 2 is out of bounds."),
+            15,
+            "15 examples: Target 2 is out of bounds. It gives no score for the class 2: let its last layer have",
+        ),
+        (
             torch.OutOfMemoryError("none left"),
             8,
             "8 examples: none left. Use a smaller batch_size, or another device.",
@@ -381,3 +386,14 @@ def test_received_parameters_carry_no_graph() -> None:
 def test_what_helps_a_model_that_failed(error: Exception, examples: int, message: str) -> None:
     found = str(model_error("Client 'a', round 2", examples, error))
     assert found.startswith(f"Client 'a', round 2: the model failed on a batch of {message}")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "auto"])
+@pytest.mark.parametrize("inputs", [4, 5])
+def test_a_model_of_another_size_is_told_what_an_example_has(engine: str, inputs: int) -> None:
+    """Inputs of another size are told the columns, too few outputs how many there must be."""
+    data = toy(features=4, classes=3)
+    with pytest.raises(MethodError) as caught:
+        simulate(torch.nn.Linear(inputs, 2), methods.fedavg(), data, rounds=1, engine=engine)
+    told = "at least 3 outputs" if inputs == 4 else "x (4,) float32, label () int64"
+    assert told in str(caught.value)

@@ -79,7 +79,7 @@ def test_bad_calls(options: dict[str, Any], kind: type[Exception], message: str)
     [
         ({"model": Logits}, "model must be a torch.nn.Module; got <class 'tests.tiny.Logits'>."),
         ({"method": "furl"}, "method must be a method, e.g. fedkeep.methods.fedavg(); got 'furl'."),
-        ({"data": [1]}, "data must be a data set, e.g. fedkeep.FederatedData.from_columns(...); got [1]."),
+        ({"data": [1]}, "data must be a fedkeep.FederatedData, e.g. FederatedData.from_columns(...), "),
     ],
 )
 def test_arguments_of_another_kind(given: dict[str, Any], message: str) -> None:

@@ -182,6 +182,12 @@ def train(
     from fedkeep.flower.link import Control
     from fedkeep.flower.local import train_at
 
+    if not (project / "pyproject.toml").is_file():
+        raise ConfigError(
+            "{project} is no project: it has no pyproject.toml. Name the folder that fedkeep flower init wrote, such as "
+            "visits/project.",
+            project=project,
+        )
     project = project.resolve()
     given = parse_overrides(settings or [])
     if "out" in given:

@@ -137,8 +137,16 @@ def check_kind(name: str, given: object, kind: type, wanted: str) -> None:
     """Raise ConfigError unless an argument is of a kind, which ``wanted`` says in words."""
     if not isinstance(given, kind):
         raise ConfigError(
-            "{name} must be {wanted}; got {got}.",
+            "{name} must be {wanted}; got {got}.{call}",
             name=name,
             wanted=wanted,
             got=textwrap.shorten(repr(given), 80),
+            call=_to_call(given, kind),
         )
+
+
+def _to_call(given: object, kind: type) -> str:
+    """Return what to say of a class or a function in place of what it makes."""
+    made = issubclass(given, kind) if inspect.isclass(given) else inspect.isfunction(given)
+    what = "a class" if inspect.isclass(given) else "a function"
+    return f" This is {what}: call it, {getattr(given, '__name__', '')}(...)." if made else ""

@@ -218,6 +218,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def some_of(names: Iterable[str], most: int = 3) -> str:
+    """Return the first of some names, as a message shows them: ``'a', 'b', 'c'``."""
+    return ", ".join(shown(name) for name in islice(names, most))
+
+
 def near_path(path: Path) -> str:
     """Return what to say of a path that is not there: what its folder holds of nearly that name, or that there is no such
     folder; or an empty string.

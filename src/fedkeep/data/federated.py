@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError, check_choice, did_you_mean
+from fedkeep.core.errors import DataError, check_choice, did_you_mean, some_of
 from fedkeep.core.files import expanded
 from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
@@ -271,9 +271,10 @@ class FederatedData:
         if position < 0:
             near = did_you_mean(wanted, self.ids) if len(self) <= 10_000 else ""
             raise DataError(
-                "No client of these data has the id {wanted!r} ({clients:,} clients).{near}",
+                "No client of these data has the id {wanted!r}; there are {clients:,}, such as {some}.{near}",
                 wanted=wanted,
                 clients=len(self),
+                some=some_of(self.ids),
                 near=near,
             )
         return position

@@ -29,7 +29,7 @@ from fedkeep.data.columns import offsets_of
 from fedkeep.engines.batches import batch_bytes, load_batch
 from fedkeep.engines.centralised import WithClient
 from fedkeep.engines.client_step import Job, outputs
-from fedkeep.engines.lanes import MODEL_ERRORS, model_error
+from fedkeep.engines.lanes import MODEL_ERRORS, columns_of, model_error
 from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.tables.local_rows import allowed
 from fedkeep.engines.tally import Judged, Judgement, Leaves, Tallies, tallied
@@ -244,7 +244,7 @@ class Window:
             with net.judging(params) as values:
                 return [use(way.predict(net, values, batch), batch, owner, piece.places)]
         except MODEL_ERRORS as error:
-            raise model_error(self._whose(owner), len(owner), error) from error
+            raise model_error(self._whose(owner), len(owner), error, columns=columns_of(batch)) from error
 
     def _recalled(self, way: Way, params: Params, place: int) -> Params:
         """Return what one client's prediction makes of the client's own examples."""

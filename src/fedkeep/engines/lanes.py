@@ -15,6 +15,7 @@ opted-in examples whose loss reads what such a phase made passes it on: what it 
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,14 +111,42 @@ def group_of(split: Split, name: str) -> Group:
     return "private" if split.is_private(name) else "federated"
 
 
-def model_error(who: str, examples: int, error: Exception, more: str = "") -> MethodError:
-    """Return the error of a model that failed on a batch, with what usually helps."""
+def columns_of(batch: Batch, axes: int = 1) -> str:
+    """Return the columns of an example, each with its shape and type: ``x (4,) float32, label () int64``.
+
+    Args:
+        batch: columns by name; those of fedkeep's own (``weight``, ``client``, a leading ``_``) are left out.
+        axes: how many of the first axes are not an example's.
+    """
+    own = {n: v for n, v in batch.items() if not n.startswith("_") and n not in ("weight", "client")}
+    return ", ".join(
+        f"{name} {tuple(one.shape[axes:])} {str(one.dtype).removeprefix('torch.')}"
+        for name, one in own.items()
+    )
+
+
+def model_error(who: str, examples: int, error: Exception, more: str = "", columns: str = "") -> MethodError:
+    """Return the error of a model that failed on a batch, with what usually helps.
+
+    Args:
+        who: whose batch.
+        examples: how many it has.
+        error: what was raised.
+        more: a sentence to end with.
+        columns: what an example of it is, as of :func:`columns_of`.
+    """
     advice = "Check its forward and the data's columns"
     if isinstance(error, torch.OutOfMemoryError):
         advice = "Use a smaller batch_size, or another device"
     elif isinstance(error, torch.AcceleratorError):
         advice = (
             "An id or a label may be beyond what the model was made for: on device='cpu' the error says which"
+        )
+    elif found := re.fullmatch(r"Target (\d+) is out of bounds\.?", str(error)):
+        least = int(found[1]) + 1
+        advice = (
+            f"It gives no score for the class {found[1]}: let its last layer have at least {least} outputs, one for each "
+            "class, or number labels from 0"
         )
     elif isinstance(error, IndexError):
         advice += ": an id or a label may be beyond what it was made for"
@@ -126,6 +155,8 @@ def model_error(who: str, examples: int, error: Exception, more: str = "") -> Me
             "; batch normalisation needs more than one example: merge_single = True lets a last one join the "
             "mini-batch before it, as with torch's own layers, and a client with a single one must be left out"
         )
+    elif columns:
+        advice += f": an example has {columns}"
     batch = f"a batch of {examples} example{'s' * (examples != 1)}"
     return MethodError(
         "{who}: the model failed on {batch}: {why}. {advice}.{more}",
@@ -729,7 +760,10 @@ class Pass(ABC):
             return self.phase.loss(self.lanes.net, params, batch, received)
         except MODEL_ERRORS as error:
             raise model_error(
-                str(self.lanes.draws[position]), len(next(iter(batch.values()))), error
+                str(self.lanes.draws[position]),
+                len(next(iter(batch.values()))),
+                error,
+                columns=columns_of(batch),
             ) from error
 
     @torch.no_grad()

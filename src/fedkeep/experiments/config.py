@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, near_path
 from fedkeep.core.optim import Optimizer
 from fedkeep.data.preparation import Rules
 from fedkeep.experiments.config_tables import Names, Open, Rate, Strict, Table, made_of
@@ -250,8 +250,8 @@ def read_config(path: Path, overrides: Mapping[str, str] | None = None) -> tuple
     return config, config.to_toml() if overrides else text
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a configuration file.
+def read_text(path: Path, advice: str = "") -> str:
+    """Return the text of a configuration file; ``advice`` is what to do where it is missing.
 
     Raises:
         ConfigError: it is missing, no text, or too long to be one.
@@ -267,7 +267,10 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"Cannot read the configuration {path}: {reason}. `fedkeep list` names the built-in ones."
+            "Cannot read the configuration {path}: {reason}.{advice}",
+            path=path,
+            reason=reason,
+            advice=f"{advice}{near_path(path)}" if isinstance(error, FileNotFoundError) else "",
         ) from error
     return text
 

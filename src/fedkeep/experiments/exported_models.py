@@ -20,7 +20,7 @@ from torch import nn
 
 from fedkeep.core.declared import declared
 from fedkeep.core.describe import check_kind, differences
-from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean, near_path
+from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean, near_path, some_of
 from fedkeep.core.files import (
     check_tensors,
     expanded,
@@ -132,8 +132,12 @@ class Exported:
         client = as_id(client)
         if client not in self.clients:
             raise RunError(
-                f"{self.folder} holds no model of {client!r} ({len(self.clients)} clients)."
-                f"{did_you_mean(client, self.clients)}"
+                "{folder} holds no model of {client!r}; there are {clients:,}, such as {some}.{near}",
+                folder=self.folder,
+                client=client,
+                clients=len(self.clients),
+                some=some_of(self.clients),
+                near=did_you_mean(client, self.clients),
             )
         path = self.folder / "clients" / state_name(client)
         values = self._shared | load_verified(path, self.clients[client])

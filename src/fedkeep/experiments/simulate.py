@@ -201,7 +201,12 @@ class Simulation:
     ) -> None:
         check_kind("model", model, nn.Module, "a torch.nn.Module")
         check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
-        check_kind("data", data, FederatedData, "a data set, e.g. fedkeep.FederatedData.from_columns(...)")
+        check_kind(
+            "data",
+            data,
+            FederatedData,
+            "a fedkeep.FederatedData, e.g. FederatedData.from_columns(...), or from_datasets({client: dataset})",
+        )
         check_whole({"seed": seed})
         data = labelled(divided(data), method)
         if before is not None:

@@ -63,13 +63,16 @@ class NodeConfig(Strict):
     link: dict[str, Any] | None = None
 
 
+TO_HAVE_ONE = " It is a device's own file: fedkeep flower init writes one for each node, to be taken there."
+
+
 def read_node_config(path: Path) -> NodeConfig:
     """Read a device's configuration.
 
     Raises:
         ConfigError: the file is missing or no TOML, a key is unknown, or a value doesn't fit; all faults are named.
     """
-    found: NodeConfig = made_of(NodeConfig, parse_toml(read_text(path), str(path)), str(path))
+    found: NodeConfig = made_of(NodeConfig, parse_toml(read_text(path, TO_HAVE_ONE), str(path)), str(path))
     return found
 
 

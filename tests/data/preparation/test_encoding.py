@@ -309,3 +309,11 @@ def replace_columns(source: Raw, client: list[str], **values: Any) -> Raw:
 def test_new_examples_that_do_not_fit(columns: dict[str, Any], facts: dict[str, Any]) -> None:
     with raises(DataError, **facts):
         Encoding.of(merged(SUMMARIES)).batch(**columns)
+
+
+def test_values_without_names_and_one_example_alone_are_told_their_form() -> None:
+    encoding = Encoding.of(merged(SUMMARIES))
+    with raises(DataError, said="by name", got="ndarray"):
+        encoding.examples(np.zeros((2, 1)))  # type: ignore[arg-type]
+    with raises(DataError, said="a list of one", shape=(1,)):
+        encoding.batch(x=[1.0])

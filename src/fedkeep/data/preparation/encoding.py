@@ -155,6 +155,12 @@ class Encoding:
         Raises:
             DataError: there is no such column, or a value does not fit it.
         """
+        if not isinstance(columns, Mapping):
+            raise DataError(
+                "Wanted examples as columns by name, {{{known!r}: …}}; got {got}.",
+                known=next(iter(self.columns), "x"),
+                got=type(columns).__name__,
+            )
         for name in columns:
             if name not in self.columns:
                 known = f"{', '.join(self.columns)}.{did_you_mean(name, self.columns)}"
@@ -249,8 +255,13 @@ def _numbers(
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError("{wanted}; got {got}", wanted=wanted, got=first_line(error)) from error
     if array.dtype.kind not in "biuf" or array.ndim != 1 + len(shape) or array.shape[1:] != shape:
+        one = " Give one example as a list of one." if array.shape == shape and shape else ""
         raise DataError(
-            "{wanted}; got {got} of shape {shape}.", wanted=wanted, got=array.dtype, shape=array.shape
+            "{wanted}; got {got} of shape {shape}.{one}",
+            wanted=wanted,
+            got=array.dtype,
+            shape=array.shape,
+            one=one,
         )
     made = array.astype(dtype)
     if made.dtype.kind in "biu" and not np.array_equal(made, array):

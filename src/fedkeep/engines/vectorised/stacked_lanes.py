@@ -31,7 +31,7 @@ from fedkeep.engines.client_step import (
     finish,
 )
 from fedkeep.engines.dropout import Noise
-from fedkeep.engines.lanes import MODEL_ERRORS, Lanes, Pass, Step, model_error, slopes
+from fedkeep.engines.lanes import MODEL_ERRORS, Lanes, Pass, Step, columns_of, model_error, slopes
 from fedkeep.engines.tables.local_rows import Examples, LocalTable, local_tables
 
 
@@ -209,7 +209,8 @@ class StackedPass(Pass):
         several = len(names) > 1
         who = f"Client{'s' * several} {', '.join(map(repr, names[:3]))}{more}, round {self.lanes.round}"
         examples = next(iter(batch.values())).shape[1]
-        return model_error(who, examples, error, " engine='sequential' says which client it is." * several)
+        hint = " engine='sequential' says which client it is." * several
+        return model_error(who, examples, error, hint, columns_of(batch, axes=2))
 
     @torch.no_grad()
     def clip(self, grads: Params, bound: float) -> Params:
