@@ -27,12 +27,18 @@ class Loopback:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.serve, self.contexts = serve, {context.node_id: context for context in contexts}
         self.keys: dict[int, bytes] = {}
+        self.began: dict[int, str] = {}
         self.carried: dict[str, bytes] = {}
         self.replies: dict[str, Message] = {}
 
     def get_nodes(self) -> list[NodeInfo]:
         return [
-            NodeInfo(node_id=node, public_key=self.keys.get(node, b"key %d" % node)) for node in self.contexts
+            NodeInfo(
+                node_id=node,
+                public_key=self.keys.get(node, b"key %d" % node),
+                last_activated_at=self.began.get(node, ""),
+            )
+            for node in self.contexts
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:

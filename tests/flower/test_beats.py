@@ -47,7 +47,7 @@ guard.EVERY = 0.2
 sys.argv = ["guard.py", *{words!r}, "--runtime-api-address", {address!r}, "--token", "secret"]
 guard.main()
 """
-AT_NODE = ("flwr-clientapp", "--insecure")
+AT_LINK = ("--at-link", "--insecure")
 # In every process that Python starts with this folder on its path: to import Flower's command takes longer than allowed.
 SLOW = """
 import sys
@@ -93,7 +93,7 @@ def node(
         server.shutdown()
 
 
-def slow_start(address: str, folder: Path, words: Sequence[str] = AT_NODE) -> subprocess.Popen[str]:
+def slow_start(address: str, folder: Path, words: Sequence[str] = AT_LINK) -> subprocess.Popen[str]:
     (folder / "flwr").mkdir()
     (folder / "flwr" / "__init__.py").write_text("import time\ntime.sleep(600)\n")
     code = START.format(guard=guard.__file__, address=address, words=list(words))

@@ -45,37 +45,10 @@ def main(grid, context):
 MODULES = ("evil.py", "torch.py", "safetensors.py", "fedkeep/__init__.py")
 
 
-def test_every_command_that_may_run_a_bundle_is_ours(tmp_path):
-    guard.install(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == sorted(set(TASK_TYPE_TO_COMMAND.values()))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(__import__("sys").path)}
-    done = subprocess.run(
-        [tmp_path / "flwr-agentapp", "--token", "x"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr == "This device runs fedkeep's ClientApp alone; flwr-agentapp was not started.\n"
-
-
-def test_the_heartbeat_does_not_wait_for_torch():
-    """Until a message is there, hardly more than Flower is imported; a busy device takes tens of seconds for torch."""
-    code = (
-        "import runpy, sys; import flwr.supernode.cli as cli;"
-        "cli.flwr_clientapp = lambda: print(*sorted({'torch', 'numpy'} & set(sys.modules)), "
-        "*(name for name in sorted(sys.modules) if name.startswith('fedkeep')));"
-        "sys.argv = ['guard.py', 'flwr-clientapp', '--token', 'x'];"
-        f"runpy.run_path({guard.__file__!r}, run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) - {"numpy"} == {  # numpy is Flower's
-        "fedkeep",
-        "fedkeep.flower",
-        "fedkeep.flower.inner",
-        "fedkeep.version",
-    }
+@pytest.mark.parametrize("command", sorted(set(TASK_TYPE_TO_COMMAND.values()) - {guard.COMMAND}))
+def test_no_other_app_than_a_client_app_is_started_for_a_bundle(command):
+    with pytest.raises(SystemExit, match=f"fedkeep's ClientApp alone; {command} was not started"):
+        guard.serve([command, "--token", "x"])
 
 
 @pytest.mark.slow
@@ -115,14 +88,16 @@ def asked(link, project, said):
 
 def test_commands_do_not_put_the_folder_that_they_run_in_on_the_path(tmp_path):
     """Python's -P; else a file of a package's name in that folder would be imported in its place."""
-    guard.install(tmp_path)
-    assert all(" -P " in path.read_text() for path in tmp_path.iterdir())
+    guard.install_at_link(tmp_path)
+    assert " -P " in (tmp_path / guard.SERVER).read_text()
+    assert guard.started_by(guard.EXEC)[1] == "-P"
 
 
 # Flower's own loader, replaced as the command replaces it, is given a signed bundle and then an unsigned one.
 LOADS = """
-import os, runpy, sys
+import os, sys
 from pathlib import Path
+from fedkeep.flower import guard
 import flwr.supernode.cli as cli
 from flwr.supernode.runtime import run_clientapp as runtime
 
@@ -140,8 +115,7 @@ def serve():
     print(sorted(client_app.signed) == sorted({texts!r}))
 
 cli.flwr_clientapp = serve
-sys.argv = ["guard.py", "flwr-clientapp", "--token", "x"]
-runpy.run_path({guard!r}, run_name="__main__")
+guard.serve(["flwr-clientapp", "--token", "x"])
 """
 
 
@@ -158,7 +132,7 @@ def test_an_unsigned_bundle_is_refused_and_of_a_signed_one_nothing_is_loaded_but
     (tmp_path / "project" / SIGNATURE).unlink()
     unsigned.write_bytes(build_fab_from_disk(tmp_path / "project"))
     texts = [federation_of(text).text for text in (CONFIG, SECURE)]
-    code = LOADS.format(bundles=[str(signed), str(unsigned)], guard=guard.__file__, texts=texts)
+    code = LOADS.format(bundles=[str(signed), str(unsigned)], texts=texts)
     environment = {
         **os.environ,
         guard.TRUSTED: str(tmp_path / "keys" / "signer.pub"),

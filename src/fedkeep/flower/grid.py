@@ -46,16 +46,28 @@ class GridTransport:
         self.grid, self.limit, self.lifetime, self.names = grid, limit, lifetime, names or {}
         self._numbers: dict[str, int] = {}  # by name
         self._unsent: dict[str, str] = {}
+        self._began: dict[int, str] = {}  # when the node of a number came
+        self._sent: dict[str, int] = {}  # by ticket, to which number
         self._keys: Mapping[str, str] = {}
         self._faulty: float | None = None  # since when the link has answered nothing but faults
 
     def nodes(self) -> Sequence[str]:
         """Return the nodes that the link takes to be there, by name; a second one of a key has its number, too.
 
-        One that came back under another number is gone for one look, as what it was sent before is lost.
+        One that came back under another number is gone for one look, as what it was sent before is lost. Where one was
+        started again under its number, that is told of each message that it was sent before.
         """
-        known = tuple((self._numbers[name], key) for name, key in self._keys.items())
-        there = self._asked(lambda: ((n.node_id, n.public_key.hex()) for n in self.grid.get_nodes()), known)
+        known = tuple((n, key, self._began.get(n, "")) for n, key in self._known())
+        found = self._asked(
+            lambda: ((n.node_id, n.public_key.hex(), n.last_activated_at) for n in self.grid.get_nodes()),
+            known,
+        )
+        there = [(number, key) for number, key, _ in found]
+        for number, _, began in found:
+            if self._began.get(number, began) != began:
+                lost = [ticket for ticket, to in self._sent.items() if to == number]
+                self._unsent |= dict.fromkeys(lost, "The node was started again")
+        self._began = {number: began for number, _, began in found}
         before, self._numbers, self._keys = {n: name for name, n in self._numbers.items()}, {}, {}
         for number, key in sorted(
             there, key=lambda node: node[0] not in before
@@ -65,6 +77,9 @@ class GridTransport:
             self._numbers[name], self._keys[name] = number, key
         names = before.values()
         return [name for name, number in self._numbers.items() if number in before or name not in names]
+
+    def _known(self) -> list[tuple[int, str]]:
+        return [(self._numbers[name], key) for name, key in self._keys.items()]
 
     def key(self, node: str) -> str:
         """Return what stands for the key by which the link knows a node."""
@@ -92,6 +107,9 @@ class GridTransport:
         ]
         tickets: list[str | None] = [*self._asked(lambda: self.grid.push_messages(made))] if made else []
         tickets += [None] * (len(made) - len(tickets))  # Flower returns [] where a proxy found them too large
+        for ticket, (node, _) in zip(tickets, named, strict=True):
+            if ticket:
+                self._sent[ticket] = self._number(node)
         return [ticket or self._refused(node) for ticket, (node, _) in zip(tickets, named, strict=True)]
 
     def _number(self, node: str) -> int:
@@ -104,6 +122,8 @@ class GridTransport:
         waiting = [ticket for ticket in tickets if ticket not in known]
         if waiting:
             replies += [_reply(m) for m in self._asked(lambda: self.grid.pull_messages(waiting))]
+        for reply in replies:
+            self._sent.pop(reply.ticket, None)
         return replies
 
     def now(self) -> float:

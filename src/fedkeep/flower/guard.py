@@ -1,14 +1,15 @@
-"""What stands in for ``flwr-clientapp`` on a device: the installed ClientApp, and no code of a delivered bundle.
+"""What stands in for Flower's processes on a device: the installed ClientApp, and no code of a delivered bundle.
 
 Flower unpacks a bundle, puts it first on the path and imports the app that it names, so a bundle with a module named
 ``fedkeep`` would be trusted with everything on the device. Here the bundle is checked for its signature and not even
-unpacked. The node then trains what was signed, and no other experiment that a server names. ``fedkeep device run`` puts
-commands that run this file before Flower's own; those that would run other apps of a bundle refuse.
+unpacked. The node then trains what was signed, and no other experiment that a server names. ``fedkeep device run`` starts
+Flower's node by this file, and that starts its SuperExec by it, too (``stay``): no command runs for a bundle, and other
+apps than a ClientApp are refused.
 
-Flower 1.41 starts another process where one was silent for 30 seconds, and to import Flower and torch takes longer on a
-busy device: each new process would make it busier still. So this is run as a file, and tells the node that it lives
-before it imports anything but Python's own library; it ends as soon as the node has no use for its answer. At a link
-of ours it stands in for ``flwr-serverapp`` likewise, for the signs of life alone: there Flower's own code serves.
+At a link of ours it stands in for ``flwr-serverapp``, for the signs of life alone: there Flower's own code serves. Flower
+1.41 starts another process where one was silent for 30 seconds, and to import Flower and torch takes longer on a busy
+machine: each new process would make it busier still. So this is run as a file, and tells who has started it that it lives
+before it imports anything but Python's own library; it ends as soon as nobody has a use for its answer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any, NoReturn
 TRUSTED = "FEDKEEP_TRUSTED"
 """Environment variable: the public keys whose projects are answered, separated as in ``PATH``."""
 COMMAND, SERVER = "flwr-clientapp", "flwr-serverapp"
-AT_LINK = "--at-link"
+NODE, EXEC, AT_LINK = "flower-supernode", "flower-superexec", "--at-link"
 EVERY = 10.0
 """Seconds between two signs of life: Flower's node or link waits 30 for the first, and 60 for each further one."""
 LAST = 10.0
@@ -40,42 +41,44 @@ _signed: dict[str, Any] = {}
 """``Node.signed`` of this process's message: nothing until a bundle has been found signed."""
 
 
-def install(folder: Path) -> None:
-    """Write into a folder, which is to be the first of ``PATH``, every command that SuperExec may start for a bundle.
+def started_by(word: str) -> list[str]:
+    """Return the command that runs this file for ``NODE``, ``EXEC`` or ``AT_LINK``.
 
-    Raises:
-        RunError: this version of Flower starts apps in another way.
+    Python's -P keeps files of a package's name in the folder that it runs in from being imported in its place.
     """
-    from fedkeep.flower import inner
-
-    if COMMAND not in (commands := inner.commands()):
-        inner.refuse(f"it has no command {COMMAND}")
-    for command in sorted(commands):
-        _write(folder / command, command)
+    return [sys.executable, "-P", os.path.abspath(__file__), word]
 
 
 def install_at_link(folder: Path) -> None:
     """Write into a folder, which is to be the first of a link's ``PATH``, the command that starts server apps."""
-    _write(folder / SERVER, AT_LINK)
-
-
-def _write(path: Path, word: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    words = shlex.join([sys.executable, "-P", os.path.abspath(__file__), word])
-    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / SERVER
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(started_by(AT_LINK))} "$@"\n', encoding="utf-8")
     path.chmod(0o755)
 
 
 def main() -> None:
-    """Do what the command does that the first argument names; a device serves a message by the installed ClientApp."""
-    command = sys.argv.pop(1)
-    if command == AT_LINK:
+    """Be the process that the first argument names."""
+    word = sys.argv.pop(1)
+    if word == AT_LINK:
         _end_with_parent(os.getppid())
         _serve_at_link(_keep_alive(sys.argv[1:]))
-    elif command == COMMAND:
-        _serve(_keep_alive(sys.argv[1:]))
+        return
+    from fedkeep.flower import stay
+
+    if word == NODE:
+        stay.run_node(sys.argv[1:], started_by(EXEC))
+    elif word == EXEC:
+        stay.run_exec(serve)
     else:
-        sys.exit(f"This device runs fedkeep's ClientApp alone; {command} was not started.")
+        sys.exit(f"There is no process {word!r} of a device.")
+
+
+def serve(words: Sequence[str]) -> None:
+    """Serve a message by the installed ClientApp, in a process of its own; other apps of a bundle are refused."""
+    if words[0] != COMMAND:
+        sys.exit(f"This device runs fedkeep's ClientApp alone; {words[0]} was not started.")
+    _serve(_keep_alive(words[1:]))
 
 
 def _end_with_parent(parent: int) -> None:

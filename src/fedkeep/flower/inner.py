@@ -12,11 +12,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 SERVER, CLIENT = "flwr.superlink.runtime.run_serverapp", "flwr.supernode.runtime.run_clientapp"
+NODE, NODE_LINK = "flwr.supernode.start_client_internal", "flwr.supernode.fleet_http_connection"
+EXEC, LAUNCH = (
+    "flwr.supercore.superexec.run_superexec",
+    "flwr.supercore.superexec.executor.subprocess_executor",
+)
 REPLACED = {
     SERVER: ("make_task_heartbeat_fn_http",),
     CLIENT: ("install_from_fab", "get_project_dir", "get_load_client_app_fn", "push_task_output"),
+    NODE: ("subprocess", "time"),
+    NODE_LINK: ("FleetHttpClient",),
+    EXEC: ("time",),
+    LAUNCH: ("subprocess",),
 }
-"""What is replaced in the modules that run apps: a server app's own signs of life, and how a bundle becomes an app."""
+"""What is replaced in the modules that run apps: a server app's own signs of life, how a bundle becomes an app, how a
+node and its SuperExec start processes and wait, and how a node says that it is there."""
 
 
 def nested_bytes(records: Any) -> list[bytes]:
@@ -38,11 +48,50 @@ def bundle_of(project: Path) -> bytes:
     return made
 
 
-def commands() -> set[str]:
-    """Return the commands that a node or link may start for a bundle."""
-    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+def run_node() -> None:
+    """Do what the command ``flower-supernode`` does."""
+    from flwr.supernode.cli import flower_supernode
 
-    return set(TASK_TYPE_TO_COMMAND.values())
+    flower_supernode()
+
+
+def run_exec() -> None:
+    """Do what the command ``flower-superexec`` does."""
+    from flwr.supercore.cli import flower_superexec
+
+    flower_superexec()
+
+
+def leave_exit_handlers() -> None:
+    """Forget what Flower was to do at this process's end: in a forked child it is the parent's to do."""
+    from flwr.supercore.exit.exit_handler import registered_exit_handlers
+
+    registered_exit_handlers.clear()
+
+
+def announcing(address_of: Callable[[], int | None], note: Callable[[int], None]) -> type:
+    """Return Flower's client of a link; a node that was here before says first that it is gone.
+
+    Args:
+        address_of: returns the number under which the link may still take an earlier process of this node to be there.
+        note: is given the number under which the link knows it now.
+    """
+    import httpx
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, DeactivateNodeRequest
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    class Announcing(FleetHttpClient):
+        def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802
+            if (before := address_of()) is not None:
+                try:
+                    self.DeactivateNode(DeactivateNodeRequest(node_id=before))
+                except httpx.HTTPStatusError:  # it is gone already, or the link is a new one
+                    note(0)
+            answer = super().ActivateNode(request)
+            note(answer.node_id)
+            return answer
+
+    return Announcing
 
 
 def run_server_app() -> None:
@@ -59,8 +108,8 @@ def run_client_app() -> None:
     flwr_clientapp()
 
 
-def replace(module: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Put a function in the place of one of ``REPLACED``, and return that.
+def replace(module: str, name: str, ours: Any) -> Any:
+    """Put a function, or what has those that are called, in the place of one of ``REPLACED``, and return that.
 
     Raises:
         RunError: there is none.
@@ -68,8 +117,8 @@ def replace(module: str, name: str, function: Callable[..., Any]) -> Callable[..
     there = importlib.import_module(module)  # by its whole name: Flower's packages name functions so, too
     if not hasattr(there, name):
         refuse(f"{module} has no {name}")
-    before: Callable[..., Any] = getattr(there, name)
-    setattr(there, name, function)
+    before = getattr(there, name)
+    setattr(there, name, ours)
     return before
 
 

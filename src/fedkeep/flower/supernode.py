@@ -40,9 +40,7 @@ from fedkeep.flower.processes import (
     check_reachable,
     listed,
     past_proxies,
-    program,
     proxy_before,
-    search_path,
 )
 from fedkeep.flower.signed import public_key
 
@@ -130,7 +128,7 @@ class SuperNode:
     def command(self) -> list[str]:
         """Return the command that starts the node."""
         return [
-            str(program("flower-supernode")),
+            *guard.started_by(guard.NODE),
             "--superlink",
             self.link.address,
             "--root-certificates",
@@ -144,7 +142,7 @@ class SuperNode:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment that the command needs, and write the commands that stand before Flower's own.
+        """Return the environment that the command needs.
 
         Raises:
             ConfigError: a path holds a sign by which another one would be taken.
@@ -153,16 +151,13 @@ class SuperNode:
             raise ConfigError(
                 f"A node configuration's path holds no quotation mark, for Flower's sake; got {self.config}."
             )
-        commands = self.home / "bin"
         ours = {
-            "PATH": search_path(commands),
             guard.TRUSTED: listed(map(self._beside, self.link.trusted)),
             **past_proxies(),
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
         }
-        guard.install(commands)
         return {**os.environ, **ours}
 
     def _beside(self, path: str) -> Path:
