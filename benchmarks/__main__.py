@@ -20,6 +20,8 @@ NAMES = (
     "own_models",
     "attacks",
     "many_adapters",
+    "tables",
+    "judging",
 )
 
 

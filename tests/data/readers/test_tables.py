@@ -540,3 +540,23 @@ def test_labels_that_are_no_numbers_are_told_what_the_task_may_be(tmp_path: Path
         read_table(path, features=["size"], task="regression")
     with raises(DataError, said="fill in their labels", column="label", got=""):
         read_table(path, features=["size"])
+
+
+def test_items_of_a_table_of_ones_own(tmp_path: Path) -> None:
+    content = b"user,film,stars\na,900,4.5\nb,17,3.0\na,17,1.0\n"
+    about = {"item": "film", "label": "stars", "task": "regression", "standardise": False}
+    data = read(tmp_path, content, "t.csv", **about)
+    assert data.columns["item"].tolist() == [1, 0, 0]  # type: ignore[union-attr]
+    assert (data.meta["items"], data.meta["item_ids"]) == (2, [17, 900])
+    assert set(data.columns) == {"item", "label"}
+    refused(tmp_path, content.replace(b"17", b"1.5"), "t.csv", line=3, column="film", got=1.5, settings=about)
+    refused(tmp_path, content, "t.csv", label="film", input="item", settings=about | {"label": "film"})
+
+
+@pytest.mark.parametrize("name", ["opt_in", "Opted In", "optedin", "opt-out", "consent", "optd_in"])
+def test_a_column_that_seems_to_say_who_agreed(tmp_path: Path, name: str) -> None:
+    content = f"user,a,label,{name}\na,1,0,1\nb,2,0,0\n".encode()
+    with pytest.warns(UserWarning, match=f"opted_in = '{name}'"):
+        read(tmp_path, content, "t.csv", features=["a"])
+    assert "opted_in" in read(tmp_path, content, "t.csv", features=["a"], opted_in=name).columns
+    read(tmp_path, content.replace(name.encode(), b"option"), "t.csv", features=["a"])

@@ -7,9 +7,11 @@ where a file is malformed, Python's own reader goes through it to name the line.
 from __future__ import annotations
 
 import csv
+import re
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, Spot, first_line, warn
+from fedkeep.data.checks import OPTED_IN
 from fedkeep.data.readers.cells import Cells, Table
 from fedkeep.data.readers.files import (
     LATIN,
@@ -32,6 +35,7 @@ from fedkeep.data.readers.files import (
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet", ".xlsx")
 BLOCK = 1 << 24  # bytes; a row must fit in
+CONSENT = re.compile(r"opt(ed)?[\W_]*(in|out)|consent(ed)?", re.IGNORECASE)
 
 
 def load_table(
@@ -125,7 +129,20 @@ def _chosen(
     if wanted is None:
         return [name for name in names if name]
     check_names(path, names, wanted, naming)
+    if OPTED_IN in optional and OPTED_IN not in names:
+        _tell_of_consent(path, [name for name in names if name not in wanted])
     return [name for name in dict.fromkeys((*wanted, *optional)) if name in names]
+
+
+def _tell_of_consent(path: object, names: Sequence[str]) -> None:
+    """Warn of a column that nobody reads and that seems to say which rows may be trained on."""
+    if like := next(
+        (n for n in names if CONSENT.fullmatch(n) or get_close_matches(n, [OPTED_IN], cutoff=0.85)), None
+    ):
+        warn(
+            f"{path} has a column {like!r} and none {OPTED_IN!r}, so every row may be trained on. If it says which rows opted "
+            f"in, name it: opted_in = {like!r}."
+        )
 
 
 def _read_delimited(

@@ -17,6 +17,7 @@ from fedkeep.data.federated import FederatedData
 from fedkeep.data.preparation import (
     About,
     Features,
+    Keys,
     Labels,
     LabelSets,
     Raw,
@@ -58,6 +59,7 @@ def raw_table(
     user: str | None = "user",
     text: str | None = None,
     features: Sequence[str] | None = None,
+    item: str | None = None,
     label: str | Sequence[str] = "label",
     label_separator: str = "|",
     split: str | None = None,
@@ -89,6 +91,8 @@ def raw_table(
         features: names of columns instead of a text; together they become ``x``, float32. Each holds numbers, truth
             values (yes and no, 1 and 0), dates, which become days since 1970, or categories, of which each becomes a
             column of 0 and 1. A cell may be empty: a number is then its feature's mean, and a further column says so.
+        item: name of a column of whole numbers that name things, e.g. films, which are numbered in their order; then neither a
+            text nor features have to be named.
         label: name of the column of labels. Integers stay as they are, and must be numbered closely: more than a
             thousand classes of which fewer than one in ten occurs are refused (give ``label_names`` then). Other
             labels are numbered in sorted order; with task "regression" they are numbers. With task "multi_label" a cell
@@ -122,7 +126,10 @@ def raw_table(
     """
     import pyarrow
 
+    if item is not None and text is None and features is None:
+        features = []
     wanted, usual = columns_of(user, label, text, features, split=split, time=time, opted_in=opted_in)
+    wanted += [] if item is None else [item]
     frame = not isinstance(path, str | os.PathLike)
     given = {"label": label, "text": text or "text" if features is None else None, "features": features}
     others = {"split": split, "time": time, "opted_in": opted_in}
@@ -145,6 +152,7 @@ def raw_table(
         user=user,
         text=text,
         features=features,
+        item=item,
         label=label,
         label_separator=label_separator,
         split=split,
@@ -263,6 +271,7 @@ def raw_from(
     standardise: bool,
     meta: dict[str, Any],
     kinds: Mapping[str, str] | None = None,
+    item: str | None = None,
     inputs: Mapping[str, RawColumn] | None = None,
 ) -> Raw:
     """Return a table's columns; the arguments are those of :func:`raw_table`, and ``inputs`` come in place of text and features."""
@@ -272,11 +281,11 @@ def raw_from(
     split, time, opted_in = (usual if name is None else name for usual, name in names.items())
     parts = table.repeated(split, SPLIT) if split in table.columns else None
     read = names_in(text or "text" if features is None else features) if inputs is None else []
-    if answers := [name for name in names_in(label) if name in read]:
+    if answers := [name for name in names_in(label) if name in (*read, item)]:
         raise DataError(
             "The column {label!r} is named as {input} and as label: a model would read its answer. Name another.",
             label=answers[0],
-            input="text" if features is None else "features",
+            input="item" if answers[0] == item else "text" if features is None else "features",
         )
     if task is None and label_names is None and isinstance(label, str) and _holds_numbers(table, label):
         task = REGRESSION.name
@@ -284,12 +293,14 @@ def raw_from(
     columns: dict[str, RawColumn] = {
         "label": faults.within(lambda: _labels(table, label, label_separator, task, label_names, standardise))
     }
+    if item is not None:
+        columns["item"] = faults.within(lambda: _keys(table, item))
     if inputs is not None:
         columns |= inputs
     elif features is None:
         columns["text"] = texts_of(table.each(text or "text", TEXT), tokens, vocabulary, max_length)
     else:
-        if not features:
+        if not features and item is None:
             raise DataError("Wanted the names of numeric columns as features; got none.")
         given = {"text": text, "vocabulary": vocabulary}
         if both := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
@@ -298,7 +309,7 @@ def raw_from(
                 got=", ".join(both),
                 features=features,
             )
-        x = features_of(table, read, kinds or {}, faults, standardise=standardise)
+        x = features_of(table, read, kinds or {}, faults, standardise=standardise) if read else None
         if x is not None:
             columns["x"] = x
     if time in table.columns:
@@ -358,6 +369,20 @@ def features_of(
         levels={name: one.levels for name, one in fields.items() if one.kind == "category"},
         standardise=standardise,
     )
+
+
+def _keys(table: Table, name: str) -> Keys:
+    """Return a column of whole numbers that name things."""
+    found = table.times(name)
+    if found.dtype.kind == "f":
+        row = int(np.argmax(found % 1 != 0))
+        raise DataError(
+            "{place}: wanted a whole number in the column of items {column!r}; got {got}.",
+            place=table.where(row),
+            column=name,
+            got=found[row],
+        )
+    return Keys(values=found.astype(np.int64))
 
 
 def _holds_numbers(table: Table, label: str) -> bool:
