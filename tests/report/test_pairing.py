@@ -104,7 +104,7 @@ def test_a_model_is_paired_with_the_shared_part_example_by_example(folder: Calla
 
 
 def test_what_clients_adapt_afterwards_is_their_own_model(folder: Callable[..., Path]) -> None:
-    later = {"method": "fine_tuned", "split_table": [], "identity": {"method": {"adapt": {"phases": [{}]}}}}
+    later = {"method": "fine_tuned", "split_table": [], "identity": {"method": {"adapt": {"everyone": True}}}}
     (group,) = groups(folder("FT-0", examples("own", "adapted"), **later))
     own = own_side(group)
     shared = shared_side(own)
@@ -118,6 +118,14 @@ def test_what_clients_adapt_afterwards_is_their_own_model(folder: Callable[..., 
         "FT-1: 'fine_tuned' gives clients models of their own only after adapting, and the run keeps no results of "
         "these. Run it with evaluate_adapted = true."
     )
+
+
+def test_what_only_new_clients_adapt_is_not_waited_for(folder: Callable[..., Path]) -> None:
+    """FedPAC's rounds send each client a head of its own; a client that was in none fits one afterwards."""
+    adapt = {"phases": [{}], "everyone": False}
+    info = {"method": "fedpac", "split_table": [], "identity": {"method": {"adapt": adapt}}}
+    (group,) = groups(folder("FedPAC-0", examples("own"), **info))
+    assert own_side(group).model == "own"
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,9 @@ def _is_private(run: RunFiles) -> bool:
 
 
 def _adapts_later(run: RunFiles) -> bool:
-    """Tell whether rounds leave nothing with a client, and the method adapts afterwards."""
+    """Tell whether rounds leave nothing with a client, and every one of them adapts as the method's last step."""
     found: Any = run.info.get("identity")
-    for key in ("method", "adapt", "phases"):
+    for key in ("method", "adapt", "everyone"):
         found = found.get(key) if isinstance(found, dict) else None
     return bool(found) and not _is_private(run)
 
