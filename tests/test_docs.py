@@ -6,10 +6,13 @@ import importlib
 import inspect
 import json
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -147,6 +150,40 @@ def test_private_factors_of_adapters_help_and_send_less() -> None:
     (shared, all_bytes), (private, few_bytes) = example("transformer_adapters").main().values()
     assert private > shared + 0.1
     assert few_bytes < 0.6 * all_bytes
+
+
+ALONE = """
+import sys, numpy, peft, torch
+folder, rows = sys.argv[1:]
+model = peft.AutoPeftModelForCausalLM.from_pretrained(folder).eval()
+found = numpy.load(rows)
+ids, mask = torch.from_numpy(found["ids"]), torch.from_numpy(found["mask"])
+labels = ids.masked_fill(mask == 0, -100)
+with torch.no_grad():
+    print(float(torch.exp(model(input_ids=ids, attention_mask=mask, labels=labels).loss)))
+assert "fedkeep" not in sys.modules
+"""
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)  # peft's use of it
+@pytest.mark.slow
+def test_adapters_of_authors_stand_in_folders_that_peft_opens_alone(tmp_path: Path) -> None:
+    """A process without fedkeep finds the perplexity of the new author's test sentences that fedkeep found."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    made = example("authors_to_peft")
+    found = made.main(tmp_path)
+    assert found["author-11, own"] < 0.8 * found["author-11, shared"]
+    data = made.write(range(10, 12))
+    rows = data.rows(data.index("author-11"), "test")
+    columns = {"ids": data.columns["input_ids"][rows], "mask": data.columns["attention_mask"][rows]}
+    np.savez(tmp_path / "rows.npz", **columns)
+    words = [sys.executable, "-c", ALONE, str(tmp_path / "author-11"), str(tmp_path / "rows.npz")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) == pytest.approx(found["author-11, own"], rel=1e-4)
 
 
 def test_recommendation_finds_the_users_films() -> None:

@@ -295,6 +295,23 @@ def test_what_is_refused() -> None:
         fedkeep.save_adapter(adapted(), "unused", name="own")
 
 
+@pytest.mark.parametrize(
+    "base", [nn.Linear(3, 4), nn.Linear(5, 3), nn.Conv1d(3, 3, 1)], ids=["out", "in", "conv"]
+)
+def test_an_adapter_of_another_base_is_refused(tmp_path: Path, base: nn.Module) -> None:
+    fedkeep.save_adapter(fedkeep.adapters(nn.ModuleDict({"body": nn.Linear(3, 3)}), 2, "body"), tmp_path)
+    with pytest.raises(ConfigError, match="body"):
+        fedkeep.load_adapter(nn.ModuleDict({"body": base}), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", ""])
+def test_a_damaged_adapter_is_named(tmp_path: Path, text: str) -> None:
+    fedkeep.save_adapter(adapted(), tmp_path)
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        fedkeep.load_adapter(Encoder(), tmp_path)
+
+
 # transformers of peft's use of it, and peft of GPT-2's layers
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
@@ -369,3 +386,66 @@ def test_transformers_and_peft(tmp_path: Path) -> None:
         )
         run = fedkeep.simulate(wrapped, methods.furl("*lora_B*", local=LOCAL), data, rounds=1, cohort=2)
         assert all("lora_A" in n for n in run.server)
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
+@pytest.mark.slow  # importing transformers and peft takes half a minute on a busy machine
+def test_a_peft_model_is_saved_and_loaded_as_peft_does(tmp_path: Path) -> None:
+    peft, x = pytest.importorskip("peft"), torch.randn(5, 3)
+
+    def wrapped(rank: int = 2, model: nn.Module | None = None, **more: Any) -> Any:
+        torch.manual_seed(rank)
+        return peft.get_peft_model(model or plain(), peft.LoraConfig(r=rank, target_modules=["body"], **more))
+
+    for number, more in enumerate(({}, {"use_dora": True}, {"modules_to_save": ["head"]})):
+        folder, model = tmp_path / str(number), wrapped(**more).eval()
+        values = {n: torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
+        fedkeep.save_adapter(model, folder, values)
+        assert not any(torch.equal(p, values[n]) for n, p in model.named_parameters() if n in values)
+        theirs = peft.PeftModel.from_pretrained(plain(), folder).eval()  # alone
+        ours = fedkeep.load_adapter(wrapped(**more), folder).eval()
+        assert torch.equal(ours(x), theirs(x))
+        assert all(torch.equal(p, values[n]) for n, p in ours.named_parameters() if n in values)
+        assert not torch.allclose(ours(x), plain()(x), atol=0.1)
+
+    with pytest.raises(ConfigError, match=r"no adapter 'own'.*'default'"):
+        fedkeep.save_adapter(wrapped(), tmp_path / "none", name="own")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(ConfigError, match=r"r = 2.*3"):
+        fedkeep.load_adapter(wrapped(3), tmp_path / "0")
+    other = nn.ModuleDict({"inner": nn.ModuleDict({"body": nn.Linear(3, 4)})})
+    with pytest.raises(ConfigError, match=r"another model.*body.*not there"):
+        fedkeep.load_adapter(wrapped(model=other), tmp_path / "0")
+
+
+@pytest.mark.slow  # importing transformers takes half a minute on a busy machine
+def test_a_perplexity_is_the_same_with_a_mask_and_without_one_and_as_by_hand() -> None:
+    """Sentences of 3 to 7 words of 7, padded on the right; a pad has no label, and none is told to follow a word."""
+    transformers = pytest.importorskip("transformers")
+    rng, rows = np.random.default_rng(0), 24
+    mask = (np.arange(7) < rng.integers(3, 8, (rows, 1))).astype(np.int64)
+    ids = rng.integers(1, 50, (rows, 7)) * mask
+    label = fedkeep.data.next_tokens(ids, mask)
+    assert (label != -100).sum() == (mask.sum(1) - 1).sum()
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    ).eval()
+    found = []
+    for more in ({"attention_mask": mask}, {}):
+        data = FederatedData.from_columns(
+            np.repeat(np.arange(4), 6),
+            {"input_ids": ids, "label": label, **more},
+            ["test"] * 5 + ["train"] + (["train"] * 5 + ["test"]) * 3,
+            {"task": "next_token", "classes": 50},
+        )
+        run = fedkeep.simulate(model, methods.fedavg(local=LOCAL), data, rounds=0, cohort=2)
+        found.append(run.evaluate("test")["perplexity"])
+    chosen = [0, 1, 2, 3, 4, 11, 17, 23]
+    losses = []
+    with torch.no_grad():
+        for row in chosen:  # each sentence alone, without its pads
+            words = torch.from_numpy(ids[row][: mask[row].sum()])
+            logits = model(input_ids=words[None]).logits[0, :-1]
+            losses += nn.functional.cross_entropy(logits, words[1:], reduction="none").tolist()
+    assert found == pytest.approx([np.exp(np.mean(losses))] * 2, rel=1e-5)

@@ -7,6 +7,8 @@ B = 0 at first. A layer ``X`` keeps its own weights, frozen, as ``X.base_layer.w
 
 from __future__ import annotations
 
+import copy
+import importlib
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -151,10 +153,11 @@ def save_adapter(
 ) -> None:
     """Write an adapter, and what else is trained, as ``peft`` does: two files that ``PeftModel`` reads.
 
-    Of a layer that stands at several places ``PeftModel`` adapts the first alone.
+    Where the model was read from a folder or a hub, the file names it, and ``peft.AutoPeftModel`` needs nothing else. Of a
+    layer that stands at several places ``PeftModel`` adapts the first alone.
 
     Args:
-        model: what ``adapters`` returned.
+        model: what ``adapters`` returned, or a ``PeftModel``, whose adapter may be of any kind.
         folder: where to.
         params: values to write instead of the module's own, e.g. ``run.parameters(client)``.
         name: of the adapter.
@@ -162,6 +165,9 @@ def save_adapter(
     Raises:
         ConfigError: the model has no such adapter, or its layers differ in rank or α.
     """
+    if is_peft(model):
+        _save_peft(model, expanded(folder), params or {}, name)
+        return
     layers = {n: m for n, m in model.named_modules() if isinstance(m, Adapted) and name in m.scaling}
     kinds = {
         (
@@ -195,7 +201,7 @@ def save_adapter(
     config = {
         "peft_type": "LORA",
         "task_type": None,
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": getattr(model, "name_or_path", None) or None,
         "inference_mode": True,
         "r": rank,
         "lora_alpha": scale * rank,
@@ -211,22 +217,20 @@ def save_adapter(
 
 
 def load_adapter(model: nn.Module, folder: str | Path, *, name: str = "default") -> nn.Module:
-    """Return a copy of a model with a LoRA adapter that ``save_adapter`` or ``peft`` wrote.
+    """Return a copy of a model with an adapter that ``save_adapter`` or ``peft`` wrote.
+
+    Args:
+        model: any module, which takes LoRA alone; or a ``PeftModel``, whose adapter of this name has the file's values then.
+        folder: that holds the adapter.
+        name: of the adapter in the model.
 
     Raises:
         ConfigError: the folder holds another kind of adapter, or one that does not fit the model.
     """
-    try:
-        config = json.loads((expanded(folder) / CONFIG).read_text("utf-8"))
-        found = {n.removeprefix(PREFIX): v for n, v in read_tensors(expanded(folder) / WEIGHTS).items()}
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "Wanted {config} and {weights} in {folder}: {error}",
-            config=CONFIG,
-            weights=WEIGHTS,
-            folder=folder,
-            error=error,
-        ) from error
+    config, found = _read(expanded(folder))
+    if is_peft(model):
+        return _load_peft(model, folder, config, found, name)
+    found = {n.removeprefix(PREFIX): v for n, v in found.items()}
     special = [k for k in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern") if config.get(k)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or special:
         raise ConfigError(
@@ -260,6 +264,83 @@ def load_adapter(model: nn.Module, folder: str | Path, *, name: str = "default")
                     wanted=tuple(own.shape),
                 )
             own.copy_(value)
+    return made
+
+
+def is_peft(model: nn.Module) -> bool:
+    """Tell whether a model is a ``PeftModel``, without importing ``peft``."""
+    return any(
+        kind.__module__.split(".")[0] == "peft" and kind.__name__ == "PeftModel"
+        for kind in type(model).__mro__
+    )
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what an adapter's two files hold."""
+    try:
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"{CONFIG} holds no object.")
+        return config, dict(read_tensors(folder / WEIGHTS))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "Wanted {config} and {weights} in {folder}: {error}",
+            config=CONFIG,
+            weights=WEIGHTS,
+            folder=folder,
+            error=error,
+        ) from error
+
+
+def _peft_config(model: Any, name: str) -> Any:
+    if name not in model.peft_config:
+        raise ConfigError(
+            "The PeftModel has no adapter {name!r}; it has {known}. Say which with name=.",
+            name=name,
+            known=", ".join(map(repr, model.peft_config)),
+        )
+    return model.peft_config[name]
+
+
+def _save_peft(model: nn.Module, folder: Path, params: Mapping[str, Tensor], name: str) -> None:
+    peft = importlib.import_module("peft")
+    config = copy.copy(_peft_config(model, name))
+    config.inference_mode = True
+    values = {**model.state_dict(), **params}
+    written = peft.get_peft_model_state_dict(model, state_dict=values, adapter_name=name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / WEIGHTS, {n: v.detach().contiguous() for n, v in written.items()})
+    config.save_pretrained(str(folder))
+
+
+def _load_peft(
+    model: nn.Module, folder: str | Path, config: Mapping[str, Any], found: dict[str, Tensor], name: str
+) -> nn.Module:
+    peft = importlib.import_module("peft")
+    own = _peft_config(model, name).to_dict()
+    for key in ("peft_type", "r", "lora_alpha", "use_dora", "use_rslora"):
+        if key in own and config.get(key, own[key]) != own[key]:
+            raise ConfigError(
+                "{folder} holds an adapter with {key} = {got}; the model's adapter {name!r} has {wanted}.",
+                folder=folder,
+                key=key,
+                got=config[key],
+                name=name,
+                wanted=own[key],
+            )
+    made = copied(model)
+    wanted = peft.get_peft_model_state_dict(made, adapter_name=name)
+    for tensor in sorted({*wanted, *found}):
+        shapes = [tuple(side[tensor].shape) if tensor in side else "not there" for side in (found, wanted)]
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                "{folder} holds an adapter of another model: {tensor!r} is {got}; the model wants {wanted}.",
+                folder=folder,
+                tensor=tensor,
+                got=shapes[0],
+                wanted=shapes[1],
+            )
+    peft.set_peft_model_state_dict(made, found, adapter_name=name)
     return made
 
 
