@@ -206,8 +206,9 @@ def test_the_package_says_that_it_is_typed_and_which_version_it_is() -> None:
     assert (SOURCE / "py.typed").exists()
     assert set(fedkeep.__all__) <= set(dir(fedkeep))
     assert all(getattr(fedkeep, name) is not None for name in fedkeep.__all__)
-    with pytest.raises(AttributeError, match="no_such_name"):
+    with pytest.raises(AttributeError, match="no_such_name") as caught:
         fedkeep.no_such_name  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("no_such_name", fedkeep)  # Python names a near one
     for page, wanted in (
         ("CHANGELOG.md", fedkeep.__version__),
         ("CITATION.cff", f"version: {fedkeep.__version__}\n"),

@@ -6,6 +6,7 @@ run.evaluate("test")
 A name is imported when it is first used, so that the command line can answer without loading torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,9 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"fedkeep.{path}":
                 raise
-            raise AttributeError(f"module 'fedkeep' has no attribute {name!r}") from None
+            raise AttributeError(
+                f"module 'fedkeep' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+            ) from None
     globals()[name] = found
     return found
 

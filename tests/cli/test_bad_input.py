@@ -198,7 +198,9 @@ def test_a_loss_that_becomes_nan(refused: Refused, fedkeep: Command) -> None:
 @pytest.mark.usefixtures("run_folder")
 def test_a_run_folder_that_exists(refused: Refused) -> None:
     before = states(Path("r"))
-    assert refused("run", "toy.toml", "--out", "r").startswith("Error: r already exists and is not empty.")
+    told = refused("run", "toy.toml", "--out", "r")
+    assert told.startswith("Error: r already exists and is not empty.")
+    assert "fedkeep run r --resume" in told
     assert states(Path("r")) == before
 
 

@@ -133,6 +133,7 @@ def test_side_by_side(fedkeep: Command) -> None:
             ["--range", "method.optimizer.learning_rate={low=2.0,high=1.0}"],
             "the range is empty: low is 2.0, high is",
         ),
+        (["--range", "method.batch_size=8,16"], "--range method.batch_size wants a range: "),
         (["--range", "method.mu={low=0.1,high=1.0}"], "The space does not fit furl: method.mu: unknown key."),
         (
             ["--range", RATE, "--methods", "furl,fedavgg"],

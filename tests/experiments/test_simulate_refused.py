@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
-from fedkeep import FederatedData, Phase, methods, sgd, simulate
+from fedkeep import FederatedData, Method, Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError, SplitError
+from fedkeep.data import toy
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import EarlyStopping
 from fedkeep.store import Default, MemoryStore
@@ -233,3 +235,10 @@ def test_evaluations_that_would_see_no_example() -> None:
     with pytest.raises(DataError, match="evaluate_every = 1 wants examples"):
         simulate(Logits(), methods.fedavg(), data, rounds=1, evaluate_every=1)
     simulate(Logits(), methods.fedavg(), data, rounds=1)
+
+
+@pytest.mark.parametrize(("method", "unmet"), [(methods.furl("user"), "user"), (methods.fedrep(), "head.*")])
+def test_where_no_head_is_found_the_names_that_were_looked_for_are_told(method: Method, unmet: str) -> None:
+    with raises(MethodError, said=f"no parameter of Linear matches '{unmet}'", model="Linear") as caught:
+        simulate(torch.nn.Linear(4, 3), method, toy(), rounds=1)
+    assert "'weight', 'bias'" in str(caught.value)

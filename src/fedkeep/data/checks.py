@@ -303,8 +303,8 @@ def check_columns(columns: Mapping[str, Column], owner: Callable[[int], str]) ->
             row = int(wrong[0])
             value = column[row].ravel()[~np.isfinite(column[row].ravel())][0]
             raise DataError(
-                "Column {column!r} holds {got} in row {row} (client {client!r}) and in {more} more rows. Drop these "
-                "rows or fill in a number.",
+                "Column {column!r} holds {got} in row {row} (client {client!r}), and {more} more rows hold such values. "
+                "Drop these rows or fill in a number.",
                 column=name,
                 got=float(value),
                 row=row,

@@ -151,7 +151,7 @@ def items_of(data: FederatedData) -> int:
     """
     if "item" not in data.columns or isinstance(data.columns["item"], Ragged) or "items" not in data.meta:
         raise DataError(
-            "Wanted a column 'item' with an item's number, and meta['items'], how many there are; the data have the "
+            "Items are ranked of a run on people's items, such as films: wanted a column 'item' with an item's number, and meta['items'], how many there are; the data have the "
             "columns {columns}.",
             columns=sorted(data.columns),
         )

@@ -379,9 +379,15 @@ def _check_free(folder: Path) -> None:
     if folder.exists() and (
         not folder.is_dir() or any(p.name != "lock" and p.suffix != ".part" for p in folder.iterdir())
     ):
+        is_run = (folder / "run.json").is_file()
+        resume = (
+            f" It holds a run: fedkeep run {folder} --resume goes on with it, in Python resume=True." * is_run
+        )
         raise RunError(
-            f"{folder} already exists and is not empty. Resume that run (resume=True, on the command line --resume), "
-            f"or name another folder."
+            "{folder} already exists and is not empty.{resume} For a new run name another folder: --out FOLDER, in "
+            "Python out=...",
+            folder=folder,
+            resume=resume,
         )
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeep.core.copying import copied
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, shown
 from fedkeep.core.heads import ADVICE, Head
 from fedkeep.core.net import Takes, every_tensor, logits_of
 from fedkeep.core.params import Batch
@@ -107,7 +107,21 @@ def fitted(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
         lacks.add(CLASSIFIER)
     if not (lacks or steps):
         return method
-    head = _head(method, model, batch())
+    try:
+        head = _head(method, model, batch())
+    except MethodError as error:
+        if not lacks & {*method.split.private}:
+            raise
+        unmet = ", ".join(map(repr, sorted(lacks)))
+        raise MethodError(
+            "{why} {method!r} looks for a head as no parameter of {model} matches {unmet}; they are {names}. Or give it "
+            "patterns of these: private=...",
+            why=error,
+            method=method.name,
+            model=type(model).__name__,
+            unmet=unmet,
+            names=shown(list(every_tensor(model)), 200),
+        ) from error
     changes = {text: _named(text, model, head) for text in lacks}
     if CLASSIFIER in lacks:
         changes[f"{CLASSIFIER}.*"] = (f"{head.layer}.*",)

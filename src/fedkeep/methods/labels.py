@@ -24,7 +24,7 @@ def label_of(batch: Batch, column: str) -> Tensor:
     if column not in batch:
         raise MethodError(
             f"The loss wants the column {column!r}; the data have {sorted(batch)}.{did_you_mean(column, batch)} Name "
-            f"it so, or say in the loss which column it is."
+            f"it so, or say in the loss which column it is, e.g. fedkeep.methods.terms.cross_entropy('COLUMN')."
         )
     return batch[column]
 

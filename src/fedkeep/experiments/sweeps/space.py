@@ -140,7 +140,15 @@ def read_space(path: Path | None, given: Mapping[str, str], methods: Sequence[st
             raise ConfigError(f"{where}: {OWN}.{name}: there is no such method.{did_you_mean(name, known)}")
     shared = dict(_leaves(content))
     for key, text in given.items():
-        value = parse_toml(f"value = {text}", f"--range {key}")["value"]
+        try:
+            value = parse_toml(f"value = {text}", f"--range {key}")["value"]
+        except ConfigError as error:
+            raise ConfigError(
+                "--range {key} wants a range: '{key}={{low=0.01,high=1.0,log=true}}' or '{key}={{choices=[1,2]}}', in "
+                "quotation marks; got {got!r}.",
+                key=key,
+                got=text,
+            ) from error
         shared |= dict(_leaves(_nested(key, value)))
     found = {}
     for method in methods:
