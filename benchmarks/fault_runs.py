@@ -178,4 +178,5 @@ def lasting(folder: Path) -> dict[str, bytes]:
         found[STORE] = repr([(client, attempt >> NONCE_BITS, row) for client, attempt, row in rows]).encode()
     commit = json.loads((folder / "commit.json").read_text(encoding="utf-8"))
     kept = {key: value for key, value in commit.items() if key not in ("timings", "ledger", "seal")}
+    kept["best"] = {key: value for key, value in commit["best"].items() if key != "ledger"}
     return found | {"commit.json": json.dumps(kept).encode()}

@@ -51,7 +51,7 @@ class Fedkeep:
         file = self.store._file
         assert file is not None
         if not flush:
-            file.query("PRAGMA synchronous = OFF")
+            file.database.query("PRAGMA synchronous = OFF")
 
     def read(self, clients: list[int]) -> Params:
         return self.store.read(clients)

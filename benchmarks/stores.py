@@ -142,7 +142,7 @@ class _Nothing:
 def _unchecked(wanted: bool) -> contextlib.AbstractContextManager[Any]:
     found = contextlib.ExitStack()
     if wanted:
-        found.enter_context(patch("fedkeep.store.sqlite.zlib", _Nothing))
+        found.enter_context(patch("fedkeep.store.version_file.zlib", _Nothing))
     return found
 
 

@@ -145,6 +145,7 @@ kind = "linear"
 kind = "furl"
 private = "user"
 epochs = 5
+batch_size = 16
 weighting = "uniform"
 optimizer = { learning_rate = 0.5 }
 [run]
@@ -159,7 +160,7 @@ def members(config: Config, data: FederatedData) -> dict[str, Finding]:
     run = simulate(
         build_model(config, data), build_method(config.method), data, rounds=5, cohort=6, engine="vectorised"
     )
-    return {f.measure: f for f in attack(config, SHADOWS, run=run).findings if f.protection == "split"}
+    return {f.measure: f for f in attack(config, SHADOWS, run=run.last).findings if f.protection == "split"}
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ threading.Thread(target=kill_an_actor, daemon=True).start()
 
 def check(code):
     """Run code that trains two rows in a process of its own; return what it wrote."""
+    pytest.importorskip("ray")
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=900, check=False
     )
