@@ -157,7 +157,9 @@ def verdict_on(maker: Any, key: str) -> tuple[str, str]:
             before = signal.signal(signal.SIGALRM, _late)
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
             try:
-                with warnings.catch_warnings():  # a warning is no crash, whatever the caller makes of warnings
+                with (
+                    warnings.catch_warnings()
+                ):  # a warning is no crash, whatever the caller makes of warnings
                     warnings.simplefilter("default")
                     trial()
             finally:

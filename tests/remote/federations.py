@@ -86,7 +86,14 @@ class Devices:
     def start(self, number: int) -> Node:
         """Return a new process of a node."""
         data = self.data.select(list(range(number, len(self.data), self.count)))
-        terms = Terms(owner="ann", leaves="clients", judge_adapted=True, judge_opted_out=True, simulated_noise=True, patience=0.1)
+        terms = Terms(
+            owner="ann",
+            leaves="clients",
+            judge_adapted=True,
+            judge_opted_out=True,
+            simulated_noise=True,
+            patience=0.1,
+        )
         return Node(Ready(data=data), self.folder / str(number), terms, self.experiment)
 
     def restart(self, name: str) -> None:
