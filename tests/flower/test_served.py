@@ -78,10 +78,14 @@ def test_a_table_privacy_protects_the_run():
     assert federation_of(TEXT.replace(PRIVACY, "").replace('sampling = "poisson"\n', "")).privacy is None
 
 
-def test_devices_are_told_seed_model_method_and_preparation_alone():
-    told = parse_config(federation_of(TEXT).text).model_dump(exclude_unset=True)
-    assert set(told) == {"data", "seed", "model", "method", "preparation", "run"}
-    assert (told["data"], told["run"]) == ({"reader": "devices"}, {"rounds": 0})
+def test_devices_are_told_seed_model_method_preparation_and_what_protects_them_alone():
+    config = parse_config(federation_of(TEXT).text)
+    told = config.model_dump(exclude_unset=True)
+    assert set(told) == {"data", "seed", "model", "method", "preparation", "run", "privacy"}
+    cohort = federation_of(TEXT).cohort
+    assert told["data"] == {"reader": "devices"}
+    assert told["run"] == {"rounds": 0, "cohort": cohort, "sampling": "poisson"}
+    assert config.privacy == federation_of(TEXT).privacy
     assert told["preparation"] == {"clients_a_word": 5, "standardise": False}  # of sums noise says nothing
 
 

@@ -72,3 +72,46 @@ def test_a_run_of_another_configuration_than_the_signed_one_gets_no_client(tmp_p
     assert not list((place.folder / "nodes").glob("*/state/*.db"))
     train(text.replace("rounds = 1", "rounds = 2"), "run")
     assert len(list((place.folder / "nodes").glob("*/state/*.db"))) == 2
+
+
+PRIVATE = (
+    CONFIG.replace('private_scale = "fedavg"', "private_scale = 1.0").replace(
+        "cohort = 4", 'cohort = 4\nsampling = "poisson"'
+    )
+    + "[privacy]\nclip = 1.0\nnoise = 1.0\ndelta = 1e-3\nheaviest = 12\nbudget = 1000.0\n"
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("noise = 1.0", "noise = 0.5"),
+        ("clip = 1.0", "clip = 2.0"),
+        ("delta = 1e-3", "delta = 1e-2"),
+        ("cohort = 4", "cohort = 5"),
+        ('sampling = "poisson"\n', ""),
+        (PRIVATE[PRIVATE.index("[privacy]") :], ""),
+    ],
+)
+def test_differential_privacy_that_a_server_changes_is_not_what_was_signed(
+    change, tmp_path, monkeypatch, capsys
+):
+    place, grid = federation(tmp_path / "place", PRIVATE)
+    monkeypatch.setattr(client_app, "signed", experiments_in(signed_files(tmp_path, PRIVATE)))
+    changed = PRIVATE.replace(*change)
+    if "[privacy]" not in changed:  # that sampling goes with it alone
+        changed = changed.replace('"poisson"', '"shuffled"')
+    assert changed != PRIVATE
+    made = replace(federation_of(changed), clients=6)
+    with pytest.raises(ConfigError, match="and the experiment that the"):
+        serve_run(made, GridTransport(grid), tmp_path / "run", progress=False, poll=0.01, patience=0.1)
+    assert not list((place.folder / "nodes").glob("*/state/*.db"))
+
+
+def test_differential_privacy_that_was_signed_is_trained(tmp_path, monkeypatch):
+    text = PRIVATE.replace("rounds = 3", "rounds = 1")
+    place, grid = federation(tmp_path / "place", text)
+    monkeypatch.setattr(client_app, "signed", experiments_in(signed_files(tmp_path, text)))
+    made = replace(federation_of(text), clients=6)
+    serve_run(made, GridTransport(grid), tmp_path / "run", progress=False, poll=0.01, patience=0.1)
+    assert len(list((place.folder / "nodes").glob("*/state/*.db"))) == 2

@@ -1,6 +1,7 @@
 """A device's processes stay: forks for messages, looks that become rarer, and a node that is there again at once."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -175,3 +176,23 @@ stay.run_exec(print)
     assert {"torch", "fedkeep.remote.node", "fedkeep.flower.client_app", inner.CLIENT} <= set(
         done.stdout.split()
     )
+
+
+def test_a_nodes_own_process_holds_no_torch(tmp_path):
+    """It stays beside the one that does: both together are to be small."""
+    code = """
+import sys
+from fedkeep.flower import inner, stay
+inner.replace = lambda *_: None
+inner.run_node = lambda: stay.Joined(stay.Path(sys.argv[1]), "link:1").note(7)
+stay.run_node(["--superlink", "link:1"], [sys.executable])
+print("torch" in sys.modules, stay.Joined(stay.Path(sys.argv[1]), "link:1").before())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "FLWR_HOME": str(tmp_path)},
+    )
+    assert done.stdout == "False 7\n"

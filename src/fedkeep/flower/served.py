@@ -31,7 +31,7 @@ from fedkeep.remote.tally import AGAIN, Limits, Signed
 
 NO_DATA = {"reader": "devices"}
 """Stands for ``[data]``, which a server does not have."""
-SENT = {"seed", "model", "method", "preparation"}
+SENT = {"seed", "model", "method", "preparation", "privacy"}
 """What devices are told of a configuration."""
 POLICY = [f.name for f in fields(RoundPolicy)]
 
@@ -73,11 +73,12 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
 
 
 def sent_of(config: Config) -> str:
-    """Return what devices are told of a configuration."""
+    """Return what devices are told of a configuration; with differential privacy also what ε goes by."""
     here = {
         "rounds": 0,
-        **({} if config.run.accelerate else {"accelerate": False}),
-    }  # or devices' layers would be others
+        **({} if config.run.accelerate else {"accelerate": False}),  # or devices' layers would be others
+        **({} if config.privacy is None else {"cohort": config.run.cohort, "sampling": config.run.sampling}),
+    }
     return to_toml({"data": NO_DATA, "run": here, **config.model_dump(exclude_unset=True, include=SENT)})
 
 

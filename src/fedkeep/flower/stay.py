@@ -192,11 +192,11 @@ class Joined:
         return number if number and told == self.where else None
 
     def note(self, number: int) -> None:
-        """Remember a number; 0: none."""
-        from fedkeep.core.files import write_whole
-
+        """Remember a number; 0: none. Nothing is imported for it: the node's own process holds no torch."""
+        beside = self.path.with_suffix(".new")
         with contextlib.suppress(OSError):  # a full disk costs the next start its minute
-            write_whole(self.path, json.dumps({**self.where, "node": number}).encode())
+            beside.write_text(json.dumps({**self.where, "node": number}), encoding="utf-8")
+            beside.replace(self.path)
 
 
 def run_node(words: Sequence[str], command: Sequence[str]) -> None:
