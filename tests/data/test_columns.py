@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.columns import Ragged, Repeated, offsets_of
+from fedkeep.data.columns import Ragged, Repeated, offsets_of, stable_order
 from fedkeep.data.ids import group_rows
 from tests.refusals import raises
 
@@ -117,3 +117,10 @@ def test_a_column_of_repeated_values_is_as_its_rows_are() -> None:
     (ids, number), (wanted, of_row) = group_rows(column), group_rows(words)
     assert ids == wanted
     assert np.array_equal(number, of_row)
+
+
+@pytest.mark.parametrize("most", [1, 100, 1 << 16, (1 << 16) + 1, 1 << 33])
+def test_the_order_is_the_stable_one(most: int) -> None:
+    keys = np.random.default_rng(0).integers(0, most, 5000)
+    assert np.array_equal(stable_order(keys), np.argsort(keys, kind="stable"))
+    assert len(stable_order(keys[:0])) == 0

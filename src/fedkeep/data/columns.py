@@ -162,6 +162,19 @@ def is_missing(value: object) -> bool:
     return value is None or nan or type(value).__name__ in ("NAType", "NaTType")
 
 
+def stable_order(keys: NDArray[np.int64]) -> Rows:
+    """Return the order that sorts keys of at least 0, where equal ones keep theirs: ``argsort(kind="stable")``, faster.
+
+    NumPy sorts 16 bits by counting; larger keys are sorted by their low 16 bits first, then by the next.
+    """
+    order = np.argsort((keys & 0xFFFF).astype(np.uint16), kind="stable")
+    most, shift = int(keys.max(initial=0)), 16
+    while most >> shift:
+        order = order[np.argsort(((keys[order] >> shift) & 0xFFFF).astype(np.uint16), kind="stable")]
+        shift += 16
+    return order
+
+
 def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
     """Return where each of consecutive pieces starts and the last ends: (0, l₀, l₀ + l₁, …), int64."""
     offsets = np.zeros(len(lengths) + 1, np.int64)

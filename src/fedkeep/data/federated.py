@@ -22,7 +22,7 @@ from fedkeep.core.files import expanded
 from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
 from fedkeep.data.checks import as_columns, as_split, check_columns, check_labels, completed
-from fedkeep.data.columns import Column, Ragged, Rows, as_offsets, check_offsets, offsets_of
+from fedkeep.data.columns import Column, Ragged, Rows, as_offsets, check_offsets, offsets_of, stable_order
 from fedkeep.data.datasets import OfClient, columns_of_datasets
 from fedkeep.data.ids import RangeIds, as_id, check_ids, group_rows
 from fedkeep.tasks import KINDS, Kind
@@ -149,7 +149,7 @@ class FederatedData:
         check_columns(given, owner)
         check_labels(given, completed_meta, owner)
         place = number * 3 + parts  # by client, then split
-        order = np.argsort(place, kind="stable")
+        order = stable_order(place)
         counts = np.bincount(place, minlength=3 * len(names)).reshape(-1, 3)
         return cls(
             take(given, order),
@@ -440,7 +440,9 @@ class FederatedData:
 
 def take(columns: Mapping[str, Column], rows: Rows) -> dict[str, Column]:
     """Return these rows of every column."""
-    return {name: c.take(rows) if isinstance(c, Ragged) else c[rows] for name, c in columns.items()}
+    return {
+        name: c.take(rows) if isinstance(c, Ragged) else c.take(rows, axis=0) for name, c in columns.items()
+    }
 
 
 def best_possible(columns: Mapping[str, Column], rows: Rows, task: Kind) -> dict[str, float | None]:

@@ -272,16 +272,12 @@ class _Column:
 
     def plain_numbers(self, kind: str) -> Field | None:
         """Return texts of which each is empty or a number without marks between thousands; None where some are not."""
-        import pyarrow
         from pyarrow import compute
 
         if kind not in ("", "number") or self.table.decimal != ".":
             return None
-        try:
-            found = compute.cast(
-                compute.if_else(compute.equal(self.values, ""), None, self.values), "float64"
-            )
-        except pyarrow.ArrowInvalid:
+        # pyarrow reads to the end of a block after the first text that is no number
+        if _plain(self.values.slice(0, 1000)) is None or (found := _plain(self.values)) is None:
             return None
         # of none there is more to say, and pyarrow reads "inf" and "nan"
         if found.null_count == len(found) or not compute.all(compute.is_finite(found)).as_py():
@@ -390,6 +386,17 @@ class _Column:
                 f" Say {both}.",
             )
         return forms[month_first and not day_first]
+
+
+def _plain(text: Any) -> Any | None:
+    """Return texts as floats, null where they are empty; None where pyarrow reads no number in some."""
+    import pyarrow
+    from pyarrow import compute
+
+    try:
+        return compute.cast(compute.if_else(compute.equal(text, ""), None, text), "float64")
+    except pyarrow.ArrowInvalid:
+        return None
 
 
 def _known(text: Any, missing: Sequence[str]) -> Any:

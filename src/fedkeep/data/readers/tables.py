@@ -349,7 +349,9 @@ def features_of(
         )
     own = Faults() if faults is None else faults
     fields: dict[str, Field] = {}
-    values = np.empty((len(table.columns[names[0]]), len(names)))
+    values = np.empty(
+        (len(table.columns[names[0]]), len(names)), order="F"
+    )  # whoever reads on, reads columns
     for place, name in enumerate(names):
         one = own.within(lambda n=name: field_of(table, n, kinds.get(n)))  # type: ignore[misc]
         if one is None:
