@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import fedkeep
 from fedkeep.core import errors
-from fedkeep.core.errors import ConfigError, DataError, Spot, check_choice, check_whole
+from fedkeep.core.errors import ConfigError, DataError, Spot, check_choice, check_whole, near_path, some_of
 from tests.refusals import raises
 
 
@@ -81,6 +81,15 @@ def test_checks_of_choices_and_whole_numbers_name_what_was_got() -> None:
         check_choice("Wanted", "tain", ("a", "b", "train"), DataError)
     with raises(ConfigError, name="k", got=2.5):
         check_whole({"n": 1, "k": 2.5})
+
+
+def test_a_path_that_is_not_there_is_told_a_near_one(tmp_path: Path) -> None:
+    (tmp_path / "trips.csv").touch()
+    assert f"Did you mean {str(tmp_path / 'trips.csv')!r}?" in near_path(tmp_path / "trip.csv")
+    assert near_path(tmp_path / "other") == ""
+    assert f"no folder {tmp_path / 'none'}" in near_path(tmp_path / "none" / "trips.csv")
+    assert near_path(tmp_path / "trips.csv" / "inside") == ""  # a file is no folder
+    assert some_of(iter("abcd"), 2) == "'a', 'b'"
 
 
 def test_a_sentence_with_facts_names_each_once() -> None:
