@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,12 @@ def test_frames_of_other_libraries(library: str) -> None:
         (FRAME.slice(0, 0), {"client": "who"}, {}),
         (FRAME.append_column("km", [[1.0] * 4]), {"client": "who"}, {"column": "km"}),
         ([1, 2], {"client": "who"}, {"got": "list"}),
+        (
+            SimpleNamespace(columns=["who", "km", "km"]),
+            {"client": "who"},
+            {"column": "km"},
+        ),  # as pandas lets one
+        (SimpleNamespace(columns=3), {"client": "who"}, {"got": "SimpleNamespace"}),
     ],
 )
 def test_frames_that_do_not_fit(frame: Any, options: dict[str, Any], facts: dict[str, Any]) -> None:

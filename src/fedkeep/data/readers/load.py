@@ -10,7 +10,7 @@ import csv
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -106,6 +106,8 @@ def _arrow(frame: Any) -> Any:
     try:
         return pyarrow.table(frame)
     except Exception as error:  # a frame's library raises whatever it likes
+        names = getattr(frame, "columns", ())
+        _check_once("The data frame", names if isinstance(names, Iterable) else ())
         raise DataError(
             "Wanted the path of a table, or a data frame of pandas, polars or pyarrow; got {got}: {why}",
             got=type(frame).__name__,
@@ -121,17 +123,21 @@ def _chosen(
     naming: Mapping[str, str],
 ) -> list[str]:
     """Return the names of the columns to read, all where ``wanted`` is None; DataError where one is missing, or two have the same name."""
-    twice = sorted(name for name, times in Counter(names).items() if times > 1)
-    if twice:
-        raise DataError(
-            "{file} has several columns {column!r}. Rename or drop all but one.", file=path, column=twice[0]
-        )
+    _check_once(path, names)
     if wanted is None:
         return [name for name in names if name]
     check_names(path, names, wanted, naming)
     if OPTED_IN in optional and OPTED_IN not in names:
         _tell_of_consent(path, [name for name in names if name not in wanted])
     return [name for name in dict.fromkeys((*wanted, *optional)) if name in names]
+
+
+def _check_once(path: object, names: Iterable[Any]) -> None:
+    """Raise DataError where two columns have the same name."""
+    if twice := sorted(str(name) for name, times in Counter(map(str, names)).items() if times > 1):
+        raise DataError(
+            "{file} has several columns {column!r}. Rename or drop all but one.", file=path, column=twice[0]
+        )
 
 
 def _tell_of_consent(path: object, names: Sequence[str]) -> None:
