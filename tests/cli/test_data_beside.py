@@ -34,6 +34,10 @@ def test_no_command_needs_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for command in (["run", "../t.toml", "--out", "r"], ["evaluate", "r"], ["check", "r"]):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, result.output
+    monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path / "elsewhere"))  # where other data are
+    for command in (["evaluate", "r"], ["export", "r", "--all", "--out", "m"], ["check", "r"]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
     (tmp_path / "t.csv").rename(tmp_path / "moved.csv")
     assert CliRunner().invoke(app, ["evaluate", "r"]).exit_code == 2
 

@@ -207,7 +207,8 @@ def test_an_unknown_device(tmp_path: Path) -> None:
     assert fault(ConfigError, tmp_path / "r", device="warp").startswith("The device 'warp' cannot be used: ")
 
 
-def test_the_folder_of_data_is_asked_for(tmp_path: Path) -> None:
+def test_the_folder_of_data_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
     toy(users=5).save(tmp_path / "data" / "mine")
     saved = config(data={"reader": "saved", "folder": "mine"})
     run = run_config(saved, folder=tmp_path / "data", out=tmp_path / "r")

@@ -40,7 +40,6 @@ def evaluate(
 ) -> None:
     """Judge every user's model, as it predicts, at the run's best round. RUN is the folder that fedkeep run wrote."""
     from fedkeep.data import SPLITS
-    from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
 
     if split not in SPLITS:
@@ -51,7 +50,7 @@ def evaluate(
         raise ConfigError(
             f"--out wants a file that ends in .parquet or .csv, in a folder that is there; got {out}."
         )
-    loaded = at_round(load_run(run, data_folder=data_folder(data), device=device), round)
+    loaded = at_round(load_run(run, data_folder=data, device=device), round)
     warn_of_unfinished([run])
     metrics = loaded.evaluate(split, stage=cast("Stage", stage))
     metrics_table(f"{run}: after {loaded.moment}{_marked(stage)}", {split: metrics})

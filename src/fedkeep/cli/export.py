@@ -31,12 +31,11 @@ def export(
 
     Load one with fedkeep.load_model(DIR, ID). RUN is the folder that fedkeep run wrote; nothing in it changes.
     """
-    from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
 
     if bool(client) == everyone:
         raise ConfigError("Say whose models: --client ID, which may be repeated, or --all.")
-    loaded = at_round(load_run(run, data_folder=data_folder(data)), round)
+    loaded = at_round(load_run(run, data_folder=data), round)
     warn_of_unfinished([run])
     ids = loaded.export(out, client, onnx=onnx)
     say(

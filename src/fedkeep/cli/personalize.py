@@ -55,7 +55,6 @@ def personalize(
     that evaluate, export and predict know them; with --all so for every client, those who took part from what they kept.
     """
     from fedkeep.data.ids import as_id
-    from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
 
     if everyone and (client or k is not None):
@@ -65,7 +64,7 @@ def personalize(
     if workers > 1 and not everyone:
         raise ConfigError("--workers goes with --all.")
     ks = parse_k(k or K)
-    loaded = load_run(run, data_folder=data_folder(data), device=device)
+    loaded = load_run(run, data_folder=data, device=device)
     warn_of_unfinished([run])
     if new is not None:
         _new(loaded, run, new)

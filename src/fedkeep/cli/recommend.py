@@ -43,10 +43,9 @@ def recommend(
     import pyarrow.csv
 
     from fedkeep.core.files import write_whole
-    from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.load import load_run
 
-    loaded = at_round(load_run(run, data_folder=data_folder(data), device=device), round)
+    loaded = at_round(load_run(run, data_folder=data, device=device), round)
     warn_of_unfinished([run])
     found = loaded.full_ranking(split, ks=(n,), liked=liked, clients=client)
     names = {"hr": "HR", "ndcg": "NDCG", "recall": "Recall", "mrr": "MRR"}

@@ -42,12 +42,11 @@ def worth(
     References are the shared part alone, where the runs kept it (run.evaluate_shared), and --against; without --against
     those of RUN... that are fedavg, local or fine_tuned.
     """
-    from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.worth import worth_of
     from fedkeep.report.page import finite
     from fedkeep.report.worth import limits, plain, sentences, tenths, worth_table
 
-    found = worth_of(runs, against or (), metric, references=references, data_folder=data_folder(data))
+    found = worth_of(runs, against or (), metric, references=references, data_folder=data)
     warn_of_unfinished(dict.fromkeys([*runs, *(against or ())]))
     if as_json:
         typer.echo(

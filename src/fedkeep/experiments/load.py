@@ -64,10 +64,12 @@ def run_folder_config(folder: Path) -> tuple[Config, str]:
 
 
 def folder_of_data(folder: Path) -> Path | None:
-    """Return the folder that a run's data were read from; None where it has none, or it is gone."""
+    """Return the folder that a run's data were read from; where it has none, or it is gone, that of FEDKEEP_DATA."""
+    from fedkeep.experiments.sources import data_folder
+
     place = read_info(folder).get("data_folder")
     found = folder / place if isinstance(place, str) else None
-    return found if found is not None and found.is_dir() else None
+    return found if found is not None and found.is_dir() else data_folder(None)
 
 
 def load_run(
@@ -85,7 +87,8 @@ def load_run(
         folder: the run's folder.
         model, method: as they were given to ``simulate``, where the run was made without a configuration.
         data: the data; with a configuration it reads them where None.
-        data_folder: the folder of data; None: the one that the run was made with.
+        data_folder: the folder of data; None: the one that the run was made with, or, where it is gone, that of the
+            variable FEDKEEP_DATA.
         device: where to compute.
 
     Raises:
