@@ -4,8 +4,8 @@
 
 Every method is tried with every model, each with a split of that model: its user parameters, or its head, or all below
 it. What does not fit is named with the error. The verdict on a thing that left is the worst one; ``unchanged`` means
-that no bit of it changes with anything that must stay on a device. Data are generated. Writes ``results/audits.json``
-and a table, ``results/audits.md``.
+that no bit of it changes with anything that must stay on a device. Data are generated. Writes ``results/audits.json``,
+whose lines name the commit that they are of, and a table, ``results/audits.md``.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def tried(kind: str, name: str) -> dict[str, Any]:
         report = audit(model, built(kind, network, model), network.data(), rounds=ROUNDS)
     except FedkeepError as error:
         return {"does_not_fit": str(error)}
-    return line(report, time.process_time() - began)
+    return {**line(report, time.process_time() - began), "commit": commit()}
 
 
 def written(table: dict[str, dict[str, Any]]) -> tuple[dict[str, list[str]], float]:
@@ -275,7 +275,13 @@ def main() -> None:
     torch.set_num_threads(1)
     chosen = [name.replace("; ", ", ") for name in given.models.split(",")]
     kinds = given.methods.split(",")
-    known = json.loads((RESULTS / "audits.json").read_text(encoding="utf-8"))["audits"] if given.again else {}
+    known: dict[str, dict[str, Any]] = {}
+    if given.again:
+        old = json.loads((RESULTS / "audits.json").read_text(encoding="utf-8"))
+        known = {
+            kind: {name: {"commit": old["commit"], **one} for name, one in row.items()}
+            for kind, row in old["audits"].items()
+        }
     table: dict[str, dict[str, Any]] = {**known, **{kind: known.get(kind, {}) for kind in kinds}}
     for name in chosen:
         for kind in kinds:

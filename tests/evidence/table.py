@@ -183,6 +183,8 @@ CODES: dict[str, Callable[[Tensor], Tensor]] = {
     "only the norm": lambda u: u.norm(),
     "only the sum": lambda u: u.sum(),
     "only the largest": lambda u: u.max(),
+    "only weakly": lambda u: 1 + 1e-3 * u[0],
+    "only weakly, of all": lambda u: 1 + 1e-3 * (u * torch.tensor([1.0, -2.0, 3.0])).sum(),
 }
 
 
@@ -259,8 +261,11 @@ def _carried(carrier: str) -> Case:
 
 
 BLIND = {one["name"]: one for one in cases()}
-AS_DECLARED = ("detached_ratio", "sorted_places")
-"""Ratios and orders of gradients of what a split declares: the channel itself tells, of FURL's user vector, too."""
+AS_DECLARED = {
+    "detached_ratio": "a ratio of two gradients of what the split declares; FURL's own tell the same of its vector",
+    "sorted_places": "an order of gradients of what the split declares; FURL's own tell the same of its vector",
+}
+"""Blind cases that leak and stand outside of the table, and why."""
 
 
 def _blind(name: str) -> Case:
@@ -273,6 +278,7 @@ def _blind_ones(leaks: bool) -> dict[str, Callable[[], Case]]:
     return {f"blind: {name}": lambda name=name: _blind(name) for name in names}
 
 
+OUTSIDE: dict[str, Callable[[], Case]] = {name: lambda name=name: _blind(name) for name in AS_DECLARED}
 LEAKY: dict[str, Callable[[], Case]] = {
     **_blind_ones(True),
     **{f"planted: {name}": lambda name=name: _leaks(name) for name in LEAKS},
@@ -318,6 +324,19 @@ LEAKY: dict[str, Callable[[], Case]] = {
 
 
 # --- harmless ones
+
+
+class Tempered(Plain):
+    """Harmless: a private number that moves the loss so little that the loss is a line in it."""
+
+    def __init__(self, scale: float, own: int) -> None:
+        super().__init__()
+        self.user, self.scale = nn.Parameter(torch.zeros(own)), scale
+        self.layers = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits * (1 + self.scale * (self.user * x[:, : len(self.user)]).sum(1, keepdim=True))
 
 
 class Beside(Plain):
@@ -402,5 +421,9 @@ HARMLESS: dict[str, Callable[[], Case]] = {
     "a count of steps": lambda: Case(Beside("ema", lambda x: torch.ones(())), FURL, numbers()),
     "texts": lambda: Case(Reads(lambda text, length: 0.0), FURL, texts()),
     "texts, some opted out": lambda: Case(Reads(lambda text, length: 1.0), FURL, texts(opted_out=True)),
+    **{
+        f"a weak temperature of {own}": lambda own=own: Case(Tempered(1e-3, own), FURL, numbers())
+        for own in (1, 3)
+    },
     "a linear model": lambda: Case(models.Linear(FEATURES, CLASSES), FURL, numbers()),
 }

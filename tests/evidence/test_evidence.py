@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from benchmarks.evidence import counted, judged
+from benchmarks.evidence import counted, judged, strictly
 from fedkeep.audit import audit
 from fedkeep.audit.images import (
     carries_exactly,
@@ -15,10 +16,11 @@ from fedkeep.audit.images import (
     describe_copy,
     made_singly,
     may_carry,
+    stands,
     statistics,
 )
 from fedkeep.prove import prove
-from tests.evidence.table import HARMLESS, LEAKY
+from tests.evidence.table import AS_DECLARED, HARMLESS, LEAKY, OUTSIDE
 
 FEW = 2
 DRAW = random.Random(0)  # noqa: S311
@@ -57,6 +59,15 @@ def test_what_is_counted() -> None:
     assert (found["proved"], found["not proved"], found["false leaks"]) == (1, ["d"], [])
 
 
+def test_what_stands_outside_of_the_table_is_counted_strictly() -> None:
+    caught, passed = {"audit": False, "proof": True}, {"audit": True, "proof": True}
+    found = strictly({"a": caught}, {"detached_ratio": passed})
+    assert (found["leaky"], found["pass both"]) == (2, ["detached_ratio"])
+    assert "declares" in found["why they stand outside"]["detached_ratio"]
+    assert set(AS_DECLARED) == set(OUTSIDE)
+    assert not set(OUTSIDE) & set(LEAKY)
+
+
 VALUES = np.random.default_rng(0).standard_normal((12, 5))
 LOSS = 1 + 0.1 * np.random.default_rng(1).standard_normal((12, 1))
 
@@ -86,6 +97,38 @@ def test_a_code_is_found_behind_the_decimals() -> None:
     assert describe_code(VALUES, LOSS.round(1) + (VALUES[:, :1] + 8) / 1000)
     assert describe_copy(VALUES, VALUES[:, :0], LOSS.round(1) + (VALUES[:, 2:3] + 8) / 1000)
     assert not describe_copy(VALUES, VALUES[:, :0], LOSS)
+
+
+def test_a_slope_is_told_from_a_code() -> None:
+    value, draw = VALUES[:, :1], np.random.default_rng(3)
+
+    def stays(made: Callable[[np.ndarray, float], np.ndarray]) -> bool:
+        """Tell whether what is made of the value, and of the examples, is a code."""
+        here, elsewhere = 1 + made(value, 1.0), 2 + made(value, -0.4)
+        assert describe_code(value, here)
+        return stands(
+            describe_code, value, here, lambda: elsewhere, lambda s: (s * value, 1 + made(s * value, 1.0))
+        )
+
+    assert not stays(lambda u, slope: np.tanh(1e-3 * slope * u))  # as a weak gate or temperature moves a loss
+    assert stays(lambda u, slope: 1e-3 * slope * u)  # far away it still is a line
+    assert stays(lambda u, slope: np.clip(1e-3 * u, -0.01, 0.01))  # with other examples it is the same line
+    assert stays(
+        lambda u, slope: slope * u + 1e-5 * draw.standard_normal(u.shape)
+    )  # a smooth function would bend
+    broken = np.zeros((0, 0))
+    assert stands(describe_code, value, 1 + 1e-3 * value, lambda: broken, lambda s: (s * value, broken))
+
+
+@pytest.mark.parametrize("name", ["a weak temperature of 1", "a weak temperature of 3"])
+def test_a_loss_that_slopes_is_no_leak(name: str) -> None:
+    assert audit(*HARMLESS[name](), rounds=1).leaks == ()
+    assert prove(*HARMLESS[name]()).ok
+
+
+@pytest.mark.parametrize("name", ["loss: only weakly", "loss: only weakly, of all"])
+def test_a_weak_code_in_a_loss_is_caught(name: str) -> None:
+    assert [one.leaves for one in audit(*LEAKY[name](), rounds=1).leaks] == ["loss"]
 
 
 def test_draws_stop_only_where_none_to_come_can_make_a_finding() -> None:

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
-from fedkeep import Optimize, Phase, averaging, methods, sgd
+from fedkeep import Optimize, Phase, averaging, methods, models, sgd
 from fedkeep.audit.canaries import with_opt_out
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
+from fedkeep.data import many_user_text
 from fedkeep.engines.lanes import LanePass
 from fedkeep.engines.tables import local_rows
 from fedkeep.methods import Finish, Finished, Global, Reduced, Start, Started
@@ -57,6 +58,29 @@ def test_uploads_are_reached_by_declared_channels_alone(name: str, verdict: str)
     assert {i.falsifier for i in uploads} == {AGREES}
     assert proof.verdict("weight") == "independent"
     assert proof.ok
+
+
+class Measures(models.TextClassifier):
+    """Writes the padded length of a mini-batch into a federated weight, on the way to its features."""
+
+    def features(self, text: Tensor, text_length: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.embedding.weight.add_(1e-3 * text.shape[1])
+        return super().features(text, text_length)
+
+
+@pytest.mark.parametrize(("kind", "ok"), [(models.TextClassifier, True), (Measures, False)])
+def test_what_may_tell_of_examples_may_tell_of_their_lengths(kind: Any, ok: bool) -> None:
+    method = methods.fedcp(local=Phase(batch_size=4))
+    proof = prove(
+        kind(200, 4, embedding_dim=3, hidden=3),
+        method,
+        many_user_text(users=3, examples=16, classes=4, choices=3),
+    )
+    assert proof.ok is ok
+    assert proof.verdict("upload/classifier.0.weight") == "declared"
+    assert (proof.verdict("upload/embedding.weight") == "declared") is ok
 
 
 @pytest.mark.parametrize("name", ["furl", "kteps"])

@@ -5,7 +5,7 @@ What changes with a canary is found by changing it, and no search could find mor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,58 @@ def describe_code(canaries: Array, left: Array, *, singly: bool = False) -> str:
     if canaries.shape[1] > 1 and follows:
         return "carries a value, by a map that only grows or falls"
     return ""
+
+
+SLOPE, SAME = 0.1, 0.1
+"""A change below this part of what left may be a slope; maps are the same that differ by less than this part."""
+FAR = (32.0, 1024.0, 32768.0)
+"""Sizes of larger values."""
+Describe = Callable[[Array, Array], str]
+
+
+def stands(
+    describe: Describe,
+    values: Array,
+    left: Array,
+    elsewhere: Callable[[], Array],
+    far: Callable[[float], tuple[Array, Array]],
+) -> bool:
+    """Tell whether what looks like a code is one, and not the slope of a loss, as smooth functions are lines nearby.
+
+    A change of a tenth of what left would bend a smooth function. A smaller one is a code where it is one with larger
+    values, or by the same map with other examples; a loss's slope is made of these.
+
+    Args:
+        describe: says what what left is of the values, ``describe_code`` or ``describe_image``; it did.
+        values: (draws, k).
+        left: (draws, m) what left.
+        elsewhere: makes what leaves with other examples, (draws, m); of another shape: it cannot be told.
+        far: makes larger values, and what leaves with these, in as many draws.
+    """
+    if describe(values, left[:, _wide(left)]):
+        return True
+    other = elsewhere()
+    if other.shape != left.shape:
+        return True
+    here, there = digits(left), digits(other)
+    spread = here - here.mean(0)
+    off = spread - (there - there.mean(0))
+    same = np.sqrt((off**2).sum(0)) <= SAME * np.sqrt((spread**2).sum(0))
+    if describe(values, here[:, same]):
+        return True
+    for scale in FAR:
+        large, out = far(scale)
+        if _wide(out).any():
+            return bool(describe(large, out[:, _wide(out)]))
+    return False
+
+
+def _wide(left: Array) -> NDArray[np.bool_]:
+    """Tell of which numbers the changes are large beside all that left, (m,): some may be small differences of these."""
+    finite = np.isfinite(left).all(0)
+    change = np.ptp(np.where(finite, left, 0.0), axis=0)
+    found: NDArray[np.bool_] = change > SLOPE * np.abs(left[:, finite]).max(initial=0.0)
+    return found
 
 
 def statistics(values: Array) -> Array:

@@ -8,11 +8,20 @@ import numpy as np
 import torch
 
 from fedkeep.audit.bench import Item, Items, changed, judging, unjudged
-from fedkeep.audit.canaries import Source, drawn, planted, sources
+from fedkeep.audit.canaries import Source, drawn, planted, replaced, sources
 from fedkeep.audit.findings import Finding
-from fedkeep.audit.images import DRAWS, describe_code, may_carry, statistics
+from fedkeep.audit.images import (
+    DRAWS,
+    IN_LAST_BITS,
+    describe_code,
+    describe_image,
+    may_carry,
+    stands,
+    statistics,
+)
 from fedkeep.audit.looking import Looking, Step, image_of
 from fedkeep.core.params import Params
+from fedkeep.data import FederatedData
 from fedkeep.remote.messages import Packet
 
 
@@ -116,13 +125,42 @@ def _look_at(
             audit.note(item.label, str(source), "running statistics", of=source.declared)
         else:
             how = image(item, moving=False) if item.kind != "judged" else ""
+            if item.kind == "loss" and how and not _image_stands(audit, step, source, item, *drawn[False]):
+                how = ""
             audit.note(item.label, str(source), of=source.declared, image=how, direct=direct)
+
+
+def _image_stands(
+    audit: Looking, step: Step, source: Source, item: Item, canaries: np.ndarray, found: Sequence[Items]
+) -> bool:
+    """Tell whether a loss is an image of what a client keeps, and does not only slope with it, see ``stands``."""
+
+    def left(found: Sequence[Items]) -> np.ndarray:
+        return np.stack([one[item].double().reshape(-1).numpy() for one in found])
+
+    def elsewhere() -> np.ndarray:
+        return left(_drawn(audit, step, source, {}, moving=False, data=_other_examples(audit))[1])
+
+    def far(scale: float) -> tuple[np.ndarray, np.ndarray]:
+        large, found = _drawn(audit, step, source, {}, moving=False, scale=scale)
+        return large, left(found)
+
+    def describe(canaries: np.ndarray, left: np.ndarray) -> str:
+        words = describe_image(canaries, left)
+        return words if words != IN_LAST_BITS else ""
+
+    return stands(describe, canaries, left(found), elsewhere, far)
+
+
+def _other_examples(audit: Looking) -> FederatedData:
+    return replaced(audit.data, np.arange(audit.data.examples), 9)
 
 
 KEPT = "what the client keeps"
 SIGNS = (0, 0, 1, -1, 0, 0, 0, 0, 0, 0, 0, 0)
 """Of draws of all that a client keeps: those with one sign are for bits of sums, norms and largest values."""
 SIZES = (10.0, 0.05)
+NOTHING = np.zeros((0, 0))
 FEW, MANY = 4, 8
 """Draws for bits: in each round, and in the last one; codes want all, unless these tell that there is none."""
 
@@ -152,8 +190,8 @@ def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
     coded = [(source, values) for source in known if kind and (values := _numbers(source, rows)).size]
     left = [item for item in before if item.kind == kind and before[item].is_floating_point()]
 
-    def asked(row: Params) -> Items:
-        return audit.bench.once(work, {**step.kept, audit.client: row}, method=audit.still)
+    def asked(row: Params, data: FederatedData | None = None) -> Items:
+        return audit.bench.once(work, {**step.kept, audit.client: row}, method=audit.still, data=data)
 
     told = list[Items]()
     for row in rows:
@@ -176,7 +214,21 @@ def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
         audit.note(item.label, KEPT, f"with some of {len(told) + len(large)} draws", of=names)
     for source, values in coded if len(told) == len(rows) else ():
         for label, out in _outs(audit, left, told):
-            if how := describe_code(values, out):
+            if not (how := describe_code(values, out)):
+                continue
+
+            def elsewhere(label: str = label) -> np.ndarray:
+                data = _other_examples(audit)
+                return dict(_outs(audit, left, [asked(row, data) for row in rows])).get(label, NOTHING)
+
+            def far(
+                scale: float, source: Source = source, label: str = label
+            ) -> tuple[np.ndarray, np.ndarray]:
+                large = [drawn(first, audit.trainable, 100 + k, s, scale) for k, s in enumerate(signs)]
+                outs = dict(_outs(audit, left, [asked(row) for row in large]))
+                return _numbers(source, large), outs.get(label, NOTHING)
+
+            if stands(describe_code, values, out, elsewhere, far):
                 audit.note(label, str(source), of=source.declared, image=how)
 
 
@@ -246,20 +298,29 @@ def _readable(how: str) -> bool:
 
 
 def _drawn(
-    audit: Looking, step: Step, source: Source, before: dict[bool, Items], *, moving: bool
+    audit: Looking,
+    step: Step,
+    source: Source,
+    before: dict[bool, Items],
+    *,
+    moving: bool,
+    scale: float = 1.0,
+    data: FederatedData | None = None,
 ) -> tuple[np.ndarray, list[Items]]:
     """Return several canaries, (draws, k), and what leaves with each; the first are the values that stand there."""
     first = step.kept[audit.client]
     names = [n for n in source.names if first[n].is_floating_point() and first[n].numel()]
     if not names:
         return np.zeros((0, 0)), [step.have]
-    rows = [planted(first, names, audit.trainable, seed) for seed in range(2, DRAWS)]
+    rows = [planted(first, names, audit.trainable, seed, scale) for seed in range(2, DRAWS)]
     both = {n: rows[0][n] + rows[1][n] - first[n] for n in names}
     rows = [*rows, {**first, **both}]
     work, method = unjudged(step.work, audit.client), audit.bench.method if moving else audit.frozen
     if moving not in before:
-        before[moving] = audit.bench.once(work, step.kept, method=method)
-    found = [audit.bench.once(work, {**step.kept, audit.client: row}, method=method) for row in rows]
+        before[moving] = audit.bench.once(work, step.kept, method=method, data=data)
+    found = [
+        audit.bench.once(work, {**step.kept, audit.client: row}, method=method, data=data) for row in rows
+    ]
     canaries = [torch.cat([row[n].double().reshape(-1) for n in names]).numpy() for row in (first, *rows)]
     return np.stack(canaries), [before[moving], *found]
 

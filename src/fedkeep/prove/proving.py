@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from fedkeep.audit.images import (
     describe_copy,
     made_singly,
     may_carry,
+    stands,
     statistics,
 )
 from fedkeep.core.errors import FedkeepError
@@ -170,14 +172,60 @@ def _carried(found: dict[str, str], made: Rounds, seed: int, allowed: Allowed) -
         if not known:
             continue
         summed = [np.concatenate([values, statistics(values)], 1) for _, values in known]
+        again = _Again(made, taken, order, seed)
         draws = (_first_step(made, replace(taken, kept=row)) for row in told)
         every = _until(draws, summed) if order is None else _judgings(made, order, told)
         for label in every[0] if every else ():
             if all(label in one and one[label] for one in every) and (left := _columns(every, label)).size:
                 for source, values in known if len(every) == len(told) else ():
-                    if _tells(source, values, left, label, allowed):
+                    if _tells(source, values, left, label, allowed, again):
                         found[label] = CARRIES
                 found.setdefault(label, AGREES)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Draws of what a client keeps, told once more: beside other examples, or larger. See ``images.stands``.
+
+    Attributes:
+        made: the rounds.
+        taken: the client's part in one.
+        order: what it is asked to judge; None: it tells its loss.
+        seed: of the draws.
+    """
+
+    made: Rounds
+    taken: Taken
+    order: Order | None
+    seed: int
+
+    def rows(self, scale: float = 1.0) -> list[Params]:
+        """Return what the client keeps, with other values of a scale."""
+        trainable = self.made.job.net.trainable()
+        return [drawn(self.taken.kept, trainable, self.seed + 10 + k, 0, scale) for k in range(CODES)]
+
+    def left(self, rows: Sequence[Params], data: FederatedData | None = None) -> np.ndarray:
+        """Return the loss or the sums of judging that the client then tells, (draws, numbers); (0, 0): it broke down."""
+        job = self.made.job if data is None else replace(self.made.job, data=data)
+        if self.order is None:
+            told = [
+                {"": {n: v for n, v in again.items() if n == "loss"}}
+                for row in rows
+                if (again := _again(self.made, replace(self.taken, kept=row), data, replayed=True))
+            ]
+        else:
+            told = [{"": one["judged"]} for one in _judgings(replace(self.made, job=job), self.order, rows)]
+        return _columns(told, "") if len(told) == len(rows) else np.zeros((0, 0))
+
+    def elsewhere(self) -> np.ndarray:
+        """Return what is told with other examples."""
+        data = self.made.job.data
+        return self.left(self.rows(), replaced(data, np.arange(data.examples), self.seed + 40))
+
+    def far(self, source: Source, scale: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return larger values of a source, and what is told with these."""
+        rows = self.rows(scale)
+        return _values(source, rows), self.left(rows)
 
 
 Told = dict[str, Items]
@@ -213,13 +261,17 @@ def _values(source: Source, told: Sequence[Params]) -> np.ndarray:
     return _columns([{"": {n: row[n] for n in names}} for row in told], "")
 
 
-def _tells(source: Source, values: np.ndarray, left: np.ndarray, label: str, allowed: Allowed) -> bool:
+def _tells(
+    source: Source, values: np.ndarray, left: np.ndarray, label: str, allowed: Allowed, again: _Again
+) -> bool:
     """Tell whether what left carries a value of a source, and nothing says that it may."""
     if allowed.by(label, source.declared, copied=True):
         return False
     if label.startswith("upload/"):
         return source.kind == "private parameter" and carries_exactly(values, left)
-    return bool(describe_code(values, left, singly=label == "judged"))
+    describe = partial(describe_code, singly=label == "judged")
+    far = partial(again.far, source)
+    return bool(describe(values, left)) and stands(describe, values, left, again.elsewhere, far)
 
 
 def _copied(found: dict[str, str], made: Rounds, seed: int) -> None:
@@ -449,7 +501,9 @@ class Judge:
         if (found := beyond or raw) is not None and not by:
             node, which = found
             return _undeclared(label, *node.path(_lowest(which)), label, by=words, falsifier=said)
-        if said in (LENGTHS_CHANGE, CARRIES, COPIES, SINGLY) or (beyond is None and said == CHANGES):
+        # lengths are of examples: what is made of these, and may tell of them, may change with their lengths
+        lengths = said == LENGTHS_CHANGE and not (raw and self.allowed.by(label, ("examples",)))
+        if lengths or said in (CARRIES, COPIES, SINGLY) or (beyond is None and said == CHANGES):
             return _undeclared(label, f"{said}, with the channels replayed", by=words, falsifier=said)
         words += [by] * (found is not None)
         verdict: Verdict = "declared" if words else "independent"
