@@ -250,6 +250,6 @@ def test_a_folder_that_is_none(refused: Callable[..., str], command: str) -> Non
 
 
 def test_each_command_has_help_with_an_example(fedkeep: Command) -> None:
-    for command in ("status", "forget", "export", "adapt", "evaluate", "predict", "run"):
+    for command in ("status", "forget", "export", "adapt", "evaluate", "predict", "serve", "run"):
         shown = fedkeep("device", command, "--help")
         assert f"Example: fedkeep device {command} " in shown.stdout

@@ -361,6 +361,59 @@ def predict(
     write_predictions(found, out, as_json)
 
 
+@device.command(epilog="Example: fedkeep device serve node.toml --token-file token")
+@needs_flower
+def serve(
+    config: NodeArgument,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help="Holds the token. [default: one is made and shown]"
+        ),
+    ] = None,
+    published: PublishedOption = None,
+    client: ClientsOption = None,
+    shared: SharedOption = False,
+    adapted: AdaptedOption = False,
+    run: RunOption = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 9095,
+    host: Annotated[
+        str, typer.Option("--host", help="An address of this machine; others than loopback's have no TLS.")
+    ] = "127.0.0.1",
+) -> None:
+    """Answer programs of this machine over HTTP by its clients' models, as fedkeep device predict does.
+
+    POST /predict with Authorization: Bearer TOKEN and JSON, {"rows": [{"age": 41, ...}]}; the page / is there to try it.
+    """
+    import secrets
+
+    from fedkeep.flower.publishing import models_of
+    from fedkeep.remote import web
+
+    token = secrets.token_urlsafe(24) if token_file is None else _token(token_file)
+    models = models_of(config, published, run)
+    _tell_unfit(models)
+    with models.opened(client, adapted=adapted) as exported:
+        only = client[0] if client is not None and len(client) == 1 else models.only
+        with web.serve(exported, token, port=port, host=host, only=only, shared=shared) as server:
+            name = f"[{host}]" if ":" in host else host
+            say(f"Round {models.published.round} of the run {models.published.run}. Ctrl-C ends it.")
+            say(f"http://{name}:{server.server_port}/" + (f"#{token}" if token_file is None else ""))
+            sys.stdout.flush()
+            with suppress(KeyboardInterrupt):
+                server.serve_forever()
+
+
+def _token(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"There is no token in {path}. Write one there, for its owner alone: "
+            f"(umask 077; openssl rand -hex 24 > {path})"
+        ) from error
+
+
 def _tell_unfit(models: Models) -> None:
     for client, fault in models.unfit.items():
         complain(f"Client {client!r} is left out: {fault}")

@@ -90,13 +90,9 @@ def write_predictions(found: Sequence[Predicted], out: Path | None, as_json: boo
 
 
 def _line(row: Predicted) -> str:
-    said: dict[str, Any] = {"client": row.client}
-    for each in row.tasks:
-        own = {"prediction": each.value} | (
-            {"probabilities": each.probabilities} if each.probabilities else {}
-        )
-        said |= own if each.task is None else {each.task: own}
-    return json.dumps(said, ensure_ascii=False, allow_nan=False) + "\n"
+    from fedkeep.experiments.predicting import as_json
+
+    return json.dumps(as_json(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _csv(rows: Sequence[Predicted]) -> str:

@@ -87,6 +87,17 @@ def predict_table(
     return [found[row] for row in range(len(owners))]
 
 
+def as_json(row: Predicted) -> dict[str, Any]:
+    """Return a row's prediction as JSON: ``client``, ``prediction``, ``probabilities``; of several tasks by their names."""
+    said: dict[str, Any] = {"client": row.client}
+    for each in row.tasks:
+        own = {"prediction": each.value} | (
+            {"probabilities": each.probabilities} if each.probabilities else {}
+        )
+        said |= own if each.task is None else {each.task: own}
+    return said
+
+
 @dataclass(frozen=True)
 class Scored:
     """How predictions compare with a table's labels.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -290,14 +290,29 @@ class Models:
         Raises:
             FedkeepError: as for ``predict_table`` and ``of``.
         """
-        if client is None and user is None and not shared and len(self.run.data) == 1:
-            client = str(self.run.data.ids[0])
+        if client is None and user is None and not shared:
+            client = self.only
+        with self.opened(None if client is None else [client], adapted=adapted) as exported:
+            return predict_table(exported, file, client=client, user=user, shared=shared)
+
+    @property
+    def only(self) -> str | None:
+        """The client of a device that has one; else None."""
+        return str(self.run.data.ids[0]) if len(self.run.data) == 1 else None
+
+    @contextmanager
+    def opened(self, clients: Iterable[str] | None = None, *, adapted: bool = False) -> Iterator[Exported]:
+        """Yield the models that predict here, until the block is left; without ``clients`` of all who have one.
+
+        Raises:
+            FedkeepError: as for ``of``.
+        """
         known = [name for name in map(str, self.run.data.ids) if adapted or self._is_ready(name)]
         with TemporaryDirectory(prefix="fedkeep-") as place:  # for its owner alone
-            self.export(Path(place) / "models", known if client is None else [client], adapted=adapted)
+            self.export(Path(place) / "models", known if clients is None else clients, adapted=adapted)
             exported = Exported(Path(place) / "models")
             exported.name, exported.advice = "This device", f"Let it adapt: {ADAPT}"
-            return predict_table(exported, file, client=client, user=user, shared=shared)
+            yield exported
 
     def export(
         self, out: Path, clients: Iterable[str] | None = None, *, adapted: bool = False, onnx: bool = False
