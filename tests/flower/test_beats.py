@@ -211,17 +211,17 @@ def test_a_link_waits_for_a_server_app_whose_import_takes_longer_than_flower_wai
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "sitecustomize.py").write_text(SLOW)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "slow"), *sys.path]))
-    text = "[model]\nkind = 'mlp'\n"  # a server app that has begun says at once what is missing
+    text = "[model]\nkind = 'mlp'\n"
     local = Local(folder=tmp_path / "all", config_text=text, data={}, clients={})
     local.prepare()
     link, began = Link(local.folder, local.folder / "keys"), time.monotonic()
     with link.processes:
         link.start()
         run = link.submit(local.folder / "project", {"status": str(local.status)})
-        while read_status(local.status).state in ("starting", "running"):
+        while read_status(local.status).state == "starting":
             assert time.monotonic() < began + 200, link.state_of(run)
             time.sleep(0.5)
-    assert read_status(local.status).text == "config.toml:\n  method: missing.\n  run: missing."
+    assert read_status(local.status).state == "running"
 
 
 def test_a_process_ends_when_its_node_is_gone(tmp_path: Path) -> None:
