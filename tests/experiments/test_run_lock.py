@@ -36,7 +36,9 @@ def test_a_run_that_another_process_has_just_made_is_not_overwritten(
 ) -> None:
     out = tmp_path / "run"
     just_before_the_lock(monkeypatch, lambda: run(out, rounds=1))
-    with pytest.raises(RunError, match="already exists and is not empty"):
+    with pytest.raises(
+        RunError, match="already exists and is not empty. It holds a run: resume=True goes on"
+    ):
         run(out)
     assert read_info(out)["rounds"] == 1
 

@@ -379,10 +379,8 @@ def _check_free(folder: Path) -> None:
     if folder.exists() and (
         not folder.is_dir() or any(p.name != "lock" and p.suffix != ".part" for p in folder.iterdir())
     ):
-        is_run = (folder / "run.json").is_file()
-        resume = (
-            f" It holds a run: fedkeep run {folder} --resume goes on with it, in Python resume=True." * is_run
-        )
+        command = f"fedkeep run {folder} --resume" if (folder / "config.toml").is_file() else "resume=True"
+        resume = f" It holds a run: {command} goes on with it." if (folder / "run.json").is_file() else ""
         raise RunError(
             "{folder} already exists and is not empty.{resume} For a new run name another folder: --out FOLDER, in "
             "Python out=...",
