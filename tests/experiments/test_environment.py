@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
+import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import fedkeep
 from fedkeep.experiments import environment
@@ -28,3 +33,44 @@ def test_an_installed_package_has_no_commit(tmp_path: Path, monkeypatch: pytest.
         environment, "__file__", str(tmp_path / "lib" / "fedkeep" / "experiments" / "environment.py")
     )
     assert environment.commit() is None
+
+
+MINE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(4, 3)
+    def forward(self, x):
+        return self.head(x.tanh())  # {comment}
+"""
+
+
+def test_a_run_whose_modules_code_has_changed_is_read_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another comment is no change; another activation is, though every value still fits."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def written(text: str) -> Any:
+        (tmp_path / "of_a_stranger.py").write_text(text)
+        importlib.invalidate_caches()
+        sys.modules.pop("of_a_stranger", None)
+        torch.manual_seed(0)
+        return importlib.import_module("of_a_stranger").Net()
+
+    data = fedkeep.data.toy(users=4, examples=10, features=4, classes=3)
+    method = fedkeep.methods.fedavg()
+    fedkeep.simulate(written(MINE), method, data, rounds=1, cohort=2, out=tmp_path / "run")
+    given: dict[str, Any] = {"method": method, "data": data}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedkeep.load_run(tmp_path / "run", model=written(MINE.replace("{comment}", "of tanh")), **given)
+    changed = written(MINE.replace("tanh()", "relu()"))
+    with pytest.warns(UserWarning, match=r"of_a_stranger\.Net.*run"):
+        fedkeep.load_run(tmp_path / "run", model=changed, **given)
+    with pytest.warns(UserWarning, match=r"of_a_stranger\.Net"):
+        fedkeep.simulate(changed, method, data, rounds=1, cohort=2, out=tmp_path / "run", resume=True)
+    assert environment.code_of(torch.nn.Linear(2, 2)) == {}

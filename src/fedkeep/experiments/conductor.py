@@ -21,7 +21,7 @@ from fedkeep.core.params import Params, prefixed, under
 from fedkeep.core.records import Record
 from fedkeep.engines import Centralised, Engine, Sampler, first_global
 from fedkeep.engines.first_values import declared
-from fedkeep.experiments.environment import environment
+from fedkeep.experiments.environment import code_of, environment, warn_of_changed_code
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.trackers import Tracker, named_trackers
@@ -219,6 +219,7 @@ class Conductor:
             **({} if self.method.head is None else {"head": self.method.head.layer}),
             "accelerated": asdict(swaps_of(module)),
             "environment": environment(device),
+            "code": code_of(module),
             "data": {
                 "name": self.members.meta.get("name", "data"),
                 "task": kinds_of(tasks),
@@ -247,6 +248,8 @@ class Conductor:
         """
         directory = self.directory
         if directory is not None:
+            known = directory.read_info().get("code") or {}
+            warn_of_changed_code(directory.folder, known, self.net.module)
             state = directory.recover(self.versions, store if isinstance(store, SqliteStore) else None)
             extra, done = directory.extra, directory.round
             if state is not None:
