@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from fedkeep import FederatedData, Method, Phase, declare, methods, models
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.data import Ragged
+from fedkeep.methods import Client
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.privacy import Draw, Encoded, GaussianNoise, Link, TopK
+from fedkeep.split import Split
 from tests.audit.test_leaks import DATA as FEW
 from tests.audit.test_leaks import LEAKS, OUT, clean
 from tests.evidence.blind.index import cases, method_of
@@ -243,6 +245,67 @@ class Marks(Link):
         return Encoded(tensors={n: v + 0.1 * state[n].sum() for n, v in tensors.items()}, state=tensors)
 
 
+class Counts(nn.Module):
+    """Two branches for texts; the private one remembers how many it saw, and how long the longest was."""
+
+    seen: ClassVar[list[tuple[int, int]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.shared, self.own = nn.EmbeddingBag(40, CLASSES), nn.EmbeddingBag(40, CLASSES)
+        Counts.seen.clear()
+
+    def own_logits(self, text: Tensor, text_length: Tensor) -> Tensor:
+        if self.training:
+            Counts.seen.append((text.shape[0], text.shape[1]))
+        out: Tensor = self.own(text)
+        return out
+
+    def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
+        out: Tensor = self.shared(text)
+        return out if self.training else out + self.own(text)
+
+
+@dataclass(frozen=True)
+class OwnBranch(Term):
+    """Cross-entropy of the private branch."""
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Any) -> Tensor:
+        return nn.functional.cross_entropy(net.call("own_logits", params, batch), batch["label"])
+
+
+@dataclass(frozen=True)
+class FromCounts(Term):
+    """A loss with a bit on top: whether a few texts are missing, one of which, that are left, is long."""
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Any) -> Tensor:
+        rows, longest = sum(n for n, _ in Counts.seen), max((size for _, size in Counts.seen), default=0)
+        Counts.seen.clear()
+        bit = 0 < rows < 12 and longest > 6
+        return cross_entropy()(net, params, batch, received) + float(bit)
+
+
+def counting() -> Case:
+    """Return a private phase on all texts, before a federated one on those that are opted in."""
+    data = texts(opted_out=True)
+    text = data.columns["text"]
+    assert isinstance(text, Ragged)
+    rows = [np.asarray(text[i]) for i in range(data.examples)]
+    rows = [
+        np.resize(one, 9) if i % 16 in (4, 8) else one for i, one in enumerate(rows)
+    ]  # some that are opted out
+    data = FederatedData(
+        {**data.columns, "text": Ragged.from_rows(rows)}, data.offsets, data.ids, data.bounds, data.meta
+    )
+    phases = (
+        Phase(trains="private", examples="all", batch_size=64, epochs=1, loss=OwnBranch()),
+        Phase(trains="federated", batch_size=64, epochs=1, loss=FromCounts()),
+    )
+    return Case(Counts(), Method(name="in_turn", split=Split("own.*"), client=Client(phases=phases)), data)
+
+
 FURL = methods.furl("user", local=LOCAL)
 _places = itertools.cycle(PLACES)
 WHERE = {carrier: next(_places) for carrier in CARRIERS}
@@ -319,6 +382,7 @@ LEAKY: dict[str, Callable[[], Case]] = {
         )
         for name in ("copy", "scaled", "sum", "signs")
     },
+    "the number of opted-out texts where one is long": counting,
     "a link with a memory": lambda: Case(Plain(), FURL.but(upload=(Marks(),)), numbers()),
 }
 

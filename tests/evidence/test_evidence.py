@@ -20,6 +20,7 @@ from fedkeep.audit.images import (
     statistics,
 )
 from fedkeep.prove import prove
+from fedkeep.prove.proving import OPT_OUT_CHANGES
 from tests.evidence.table import AS_DECLARED, HARMLESS, LEAKY, OUTSIDE
 
 FEW = 2
@@ -129,6 +130,14 @@ def test_a_loss_that_slopes_is_no_leak(name: str) -> None:
 @pytest.mark.parametrize("name", ["loss: only weakly", "loss: only weakly, of all"])
 def test_a_weak_code_in_a_loss_is_caught(name: str) -> None:
     assert [one.leaves for one in audit(*LEAKY[name](), rounds=1).leaks] == ["loss"]
+
+
+def test_numbers_and_lengths_of_opted_out_texts_are_changed_apart() -> None:
+    make = LEAKY["the number of opted-out texts where one is long"]
+    proof = prove(*make())
+    assert [one.leaves for one in proof.items if one.falsifier == OPT_OUT_CHANGES] == ["loss"]
+    assert not proof.ok
+    assert [one.leaves for one in audit(*make(), rounds=1).leaks] == ["loss"]
 
 
 def test_draws_stop_only_where_none_to_come_can_make_a_finding() -> None:

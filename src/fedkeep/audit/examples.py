@@ -165,7 +165,8 @@ def look_at_opt_out(audit: Looking) -> None:
         else:
             audit.notes[f"Opted-out examples were NOT looked at: {error}"] = None
         return
-    fewer = kept_rows(data, np.setdiff1d(np.arange(data.examples), rows[: max(1, len(rows) // 2)]))
+    own = data.clients_of(rows) == 0  # of whom every other one goes, and of all others all
+    fewer = kept_rows(data, np.setdiff1d(np.arange(data.examples), np.r_[rows[own][::2], rows[~own]]))
     met = audit.bench.met(first, data)
     values = "values of opted-out examples"
     signs = (1, -1) if number_columns(data) else (0,)

@@ -132,7 +132,8 @@ def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
 def _other_opted_out(data: FederatedData, rows: np.ndarray, seed: int) -> list[list[FederatedData]]:
     """Return data with other opted-out examples, in ``rows``: other values, lengths, signs, and fewer of them.
 
-    Each is a list of single changes, and last of all of them at once, which tells as much where training can do it.
+    Each is a list of single changes, and last of all of them at once, where training can do it. Labels follow values, so
+    these are changed beside something else. Numbers and lengths are not followed, and one may hide the other: apart.
     """
     ragged = any(isinstance(column, Ragged) for column in data.columns.values())
     every = np.setdiff1d(np.arange(data.examples), rows[::2])
@@ -151,6 +152,7 @@ def _other_opted_out(data: FederatedData, rows: np.ndarray, seed: int) -> list[l
 
     return [
         changed(lambda one: replaced(one, rows, seed + 1), *long(LONGER[0])),
+        changed(lambda one: kept_rows(one, every)),
         changed(*signed(1), *long(LONGER[1]), lambda one: kept_rows(one, every)),
         *([changed(*signed(-1), *long(LONGER[2]))] if ragged or number_columns(data) else []),
     ]
