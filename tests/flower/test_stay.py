@@ -178,6 +178,28 @@ stay.run_exec(print)
     )
 
 
+def test_a_device_tells_of_the_code_that_runs_not_of_what_was_installed_since():
+    code = """
+import sys
+from pathlib import Path
+from fedkeep.flower import inner, stay
+inner.replace = lambda *_: None
+read = []
+
+def message():
+    from fedkeep.remote import fingerprint
+    before, Path.read_bytes = Path.read_bytes, lambda path: read.append(path) or b""
+    told = fingerprint.code()
+    Path.read_bytes = before
+    print(len(read), told == fingerprint.code.__wrapped__())
+
+inner.run_exec = message
+stay.run_exec(print)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 True\n"
+
+
 def test_a_nodes_own_process_holds_no_torch(tmp_path):
     """It stays beside the one that does: both together are to be small."""
     code = """

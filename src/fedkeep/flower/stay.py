@@ -133,6 +133,9 @@ def run_exec(serve: Callable[[Sequence[str]], None]) -> None:
     """Be a SuperExec that has imported what messages need, and forks for each."""
     for name in WARM:
         import_module(name)
+    import_module(
+        "fedkeep.remote.fingerprint"
+    ).code()  # of what runs: files may be another version's by the next message
     gc.collect()
     gc.freeze()  # children share what is there, as collecting would write to it
     pace = Pace()
