@@ -30,6 +30,15 @@ def written(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+def test_a_table_of_nothing_that_a_model_reads_is_refused_and_nothing_written(at: Path) -> None:
+    rows = [{"user": f"u{n % 3}", "beats": [0.1, n], "same": 1, "label": n % 2} for n in range(30)]
+    Path("t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = fedkeep("start", "t.jsonl")
+    assert result.exit_code == 2
+    assert all(fact in result.stderr for fact in ("'user'", "'label'", "'beats'", "'same'", "number"))
+    assert not Path("t.toml").exists()
+
+
 def test_a_banks_table_runs_at_once(at: Path) -> None:
     draw = np.random.default_rng(0)
     rows = ["Kunde;Alter;Einkommen;Beruf;seit;aktiv;id;Kredit"]

@@ -78,7 +78,8 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
         client, label: the columns of client ids and of labels; None: by their names and values.
 
     Raises:
-        DataError: the table cannot be read; no column can be that of clients; or a column that was named is missing.
+        DataError: the table cannot be read; no column can be that of clients; a column that was named is missing; or a
+            model could read none.
     """
     table = load_table(path, None) if not path.is_dir() else _one_a_client(path)
     if path.is_dir():
@@ -124,7 +125,14 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
         found.text = texts[0]
         del found.left[texts[0]]
     if not found.fields and found.text is None:
-        found.faults.append("No column is left that a model could read.")
+        raise DataError(
+            "{file} has no column that a model could read, beside {client!r} and {label!r}. {why}",
+            file=path,
+            client=client,
+            label=label,
+            why=" ".join(f"{name!r}: {each.rstrip('.')}." for name, each in found.left.items())
+            or "Add one that describes the examples.",
+        )
     return found
 
 
