@@ -167,5 +167,5 @@ def test_speed() -> None:
     check_line(PAGE, r"convolutions (\S+) times", images[0])
     readme = text_of(README)
     assert f"{min(lstm):.0f} to {max(lstm):.0f} times" in readme
-    assert f"For convolutions it is {images[0]:.0f} times" in readme
+    assert f"for 10 to 160 clients; convolutions {images[0]:.0f} times" in readme
     check_line(PAGE, r"median of twelve is (\d\.\d)", results("own-models")["median"])
