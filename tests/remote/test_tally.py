@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from fedkeep.methods import Sent
 from fedkeep.remote.device_file import Counts, DeviceFile, file_of
 from fedkeep.remote.messages import Answers, Refused, Work, message_of
 from fedkeep.remote.node import Node
-from fedkeep.remote.tally import Limits, Signed, smallest_block
+from fedkeep.remote.tally import Limits, Signed, Tally, smallest_block
 from tests.flower.test_apps import CONFIG
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, classes
@@ -192,3 +193,31 @@ class TestSums:
                 blocks[inside] = blocks.get(inside, 0) + 1
         blocks.pop((False,) * len(sums), None)
         assert smallest_block(sums) == min(blocks.values())
+
+
+def tally_of(counts: dict[str, int], least: int) -> Tally:
+    """Return the tally of a run that has asked for nothing yet."""
+    file, asked = cast(Any, SimpleNamespace(sums=lambda split: [])), cast(Any, SimpleNamespace(sums=[]))
+    return Tally(file, Limits(), least, asked, lambda split: counts)
+
+
+@pytest.mark.parametrize(("least", "admitted"), [(1, True), (2, True), (3, False)])
+def test_a_sum_of_two_examples_leaves_where_two_are_enough(least: int, admitted: bool) -> None:
+    tally = tally_of({"a": 2, "b": 0}, least)
+    assert tally.admits("test", ["a", "b"]) is admitted
+    assert len(tally.asked.sums) == (least == 2)
+
+
+def test_a_sum_of_one_example_does_not_leave_where_two_are_wanted() -> None:
+    assert not tally_of({"a": 1}, 2).admits("test", ["a"])
+
+
+def test_a_sum_over_nobodys_examples_leaves_as_it_tells_of_none() -> None:
+    assert tally_of({"b": 0}, 2).admits("test", ["b"])
+
+
+def test_sums_of_one_message_differ_by_as_many_examples_as_those_of_two() -> None:
+    tally = tally_of({"a": 3, "b": 1}, 2)
+    assert tally.admits("test", ["a", "b"])
+    assert not tally.admits("test", ["a"])
+    assert tally.admits("valid", ["a"])  # other examples
