@@ -65,7 +65,7 @@ def test_the_readme_says_what_was_measured() -> None:
         for names in (("W1",), ("W3", "W4"))
     ]
     check_line(
-        r"is (\S+) to (\S+) times .* LSTM, (\S+) to (\S+) times",
+        r"is (\S+) to (\S+) times .* LSTM .* convolutions (\S+) to (\S+) times\. With",
         *(edge(of) for of in ratios for edge in (min, max)),
     )
-    assert f"all {len(METHODS)} methods" in text
+    assert f"has all {len(METHODS)}." in text
