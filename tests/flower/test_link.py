@@ -53,7 +53,7 @@ def test_what_other_programs_read_is_utf_8_whatever_the_systems_encoding(tmp_pat
 
     monkeypatch.setattr(Path, "write_text", noting)
     Link(tmp_path / "Zoë", tmp_path / "keys")
-    guard.install(tmp_path / "commands")
+    guard.install_at_link(tmp_path / "commands")
     assert given
     assert set(given.values()) == {"utf-8"}
 
