@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -23,7 +25,7 @@ from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
 
 LONGEST = 600.0  # seconds until a round counts as stuck
-GUARD = "guard.py flwr-clientapp"  # in the words of a process that serves a message
+EXEC = "guard.py flower-superexec"  # in the words of a node's process that serves messages, each by a fork of itself
 SHIFTED = """
 import datetime, sys
 from flwr.supernode import node_auth_http_interceptor as signing
@@ -112,10 +114,10 @@ class Harm:
         """End the process that serves a message, a little after it began."""
         end, found = time.monotonic() + 120, list[int]()
         while not found and time.monotonic() < end:
-            found = [p for p in marked(self.link.processes.mark) if GUARD in _words(p)]
-            time.sleep(0.05)
-        time.sleep(self.draw.random() * 6)
-        alive = [process for process in found if GUARD in _words(process)]
+            found = [p for p in marked(self.link.processes.mark) if EXEC in _words(_parent(p))]
+            time.sleep(0.005)
+        time.sleep(self.draw.random() * 0.5)
+        alive = [process for process in found if EXEC in _words(process)]
         for process in alive[:1]:
             os.kill(process, signal.SIGKILL)
         return f"{min(1, len(alive))} of {len(found)} client apps"
@@ -166,12 +168,18 @@ class Harm:
         return f"{name}, {pieces} pieces"
 
     def full_disk(self) -> str:
-        """Let no file of a node's client app grow, until the server has heard of it."""
+        """Let no file grow that a node's process for messages or its forks write, until the server has heard of it."""
         name = self._node()
-        command = self.place.folder / "nodes" / name / "flower" / "bin" / "flwr-clientapp"
-        kept = command.read_text()
-        full = kept.replace("exec ", "ulimit -f 0\nexec ").replace('"$@"', '"$@" >/dev/null 2>&1')
-        return self._until_told(name, lambda: command.write_text(full), lambda: command.write_text(kept))
+        folder = f"FLWR_HOME={self.nodes[name].home}"
+        alive = marked(self.link.processes.mark)
+        ours = [p for p in alive if EXEC in _words(p) and folder in _words(p, "environ")]
+
+        def limit(most: int) -> None:
+            for process in ours:
+                with contextlib.suppress(ProcessLookupError):  # a fork whose message was served
+                    resource.prlimit(process, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+        return self._until_told(name, lambda: limit(0), lambda: limit(resource.RLIM_INFINITY))
 
     def damage_state(self) -> str:
         """Change bytes of a node's private states, until the server has heard of it."""
@@ -279,11 +287,18 @@ class Harm:
         return "; ".join(event["text"][:120] for event in self._events()[-3:])
 
 
-def _words(process: int) -> str:
+def _words(process: int, of: str = "cmdline") -> str:
     try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return Path(f"/proc/{process}/{of}").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
+
+
+def _parent(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 KINDS: dict[str, Callable[[Harm], str]] = {

@@ -56,6 +56,29 @@ def test_each_message_has_a_process_of_its_own_and_none_ends_the_one_that_stays(
     assert done.stderr.count("ValueError: of the child alone") == 1
 
 
+FULL = """
+import os, sys, time
+from fedkeep.flower.stay import Forks, Pace
+
+class Full:
+    def flush(self):
+        raise OSError(28, "No space left on device")
+
+forks = Forks(lambda words: os.write(2, b"served"), Pace())
+sys.stdout = Full()
+forks.Popen(["flwr-clientapp", "one"])
+while forks.running:
+    forks.reap()
+    time.sleep(0.01)
+sys.stdout = None
+"""
+
+
+def test_a_log_on_a_full_disk_keeps_no_message_from_being_served():
+    done = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "served")
+
+
 def test_a_childs_end_does_nothing_that_is_the_parents():
     """Flower closes its connections at exit, and asks its servers to stop."""
     ends = """

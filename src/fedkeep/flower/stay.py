@@ -89,7 +89,8 @@ class Forks:
         """Begin to serve a message."""
         self.pace.busy()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(OSError):  # a log on a disk that is full
+                stream.flush()
         if child := os.fork():
             self.running.add(child)
             return
