@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.fault_flower [--faults 50] [--seed 0]`` goes on where it was stopped and writes
 ``results/faults-flower.json``, together with the faults in memory of ``results/faults-remote.json``. A leg is one
-training with ``LEG`` faults, one a round; at its end the server's values and every private state are compared, to the
+training with ``LEG`` faults, one after another; at its end the server's values and every private state are compared, to the
 bit, with a simulation that nothing happened to. It computes with as many threads as the nodes do, as sums differ with
 that in their last bit. ``--recheck`` compares the legs that differed again; their folders are kept. The claim: no
 private state is lost or mixed, no run goes on from a wrong place, and every run ends.
@@ -35,6 +35,7 @@ from fedkeep.flower.local import federation, local_of, rounds_done
 from fedkeep.remote.device_file import DeviceFile
 
 LEG = 5
+ROUNDS = 5 * LEG  # a few pass between two faults
 NODES, CLIENTS = 2, 4
 CONFIG = """name = "faults"
 seed = {seed}
@@ -113,7 +114,7 @@ def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
     """Train once, with faults; return a line of each."""
     shutil.rmtree(folder, ignore_errors=True)
     draw = random.Random(f"{seed}/{leg}")  # noqa: S311
-    text = CONFIG.format(seed=leg, clients=CLIENTS, rounds=LEG + 2, clip="" if leg % 2 else "clip_norm = 5.0")
+    text = CONFIG.format(seed=leg, clients=CLIENTS, rounds=ROUNDS, clip="" if leg % 2 else "clip_norm = 5.0")
     place = local_of(folder, text, None, NODES)
     kinds = [draw.choice(list(KINDS)) for _ in range(LEG)]
     lines = []
@@ -122,7 +123,7 @@ def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
         try:
             harm.begin()
             for number, kind in enumerate(kinds):
-                harm.await_round(number + 1)
+                harm.await_round(1)
                 line = {
                     "number": leg * LEG + number,
                     "leg": leg,
@@ -133,7 +134,7 @@ def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
                 }
                 say(json.dumps(line))
                 lines.append(line)
-            harm.await_end(LEG + 2)
+            harm.await_end(ROUNDS)
             wrong = ""
         except (StuckError, FedkeepError) as error:
             wrong = f"did not end: {error}"

@@ -97,7 +97,7 @@ class Harm:
 
     def do(self, kind: str) -> dict[str, Any]:
         """Do something at a random instant of a round, and wait until a round is finished after it."""
-        delay = self.draw.random() * 10
+        delay = self.draw.random() * 5
         time.sleep(delay)
         before, began = rounds_done(self.place.run), time.monotonic()
         what = KINDS[kind](self)
