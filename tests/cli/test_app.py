@@ -83,6 +83,8 @@ def test_a_misspelt_command(fedkeep: Command) -> None:
     result = fedkeep("ruun")
     assert result.exit_code == 2
     assert "No such command 'ruun'. Did you mean 'run'?" in result.stderr
+    told = " ".join(line.strip("│ ") for line in fedkeep("train", "my.toml").stderr.splitlines())
+    assert "Begin with start, which looks at a table, or with run, which trains." in told
 
 
 def said(result: Result) -> str:

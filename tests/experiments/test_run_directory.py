@@ -110,6 +110,17 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert again.evaluate() == first.evaluate()
 
 
+def test_a_new_run_is_told_how_far_the_one_in_its_folder_is(tmp_path: Path) -> None:
+    stopped(tmp_path / "half", 2)
+    with raises(
+        RunError, said="not finished; it stands after round 2 of 4. resume=True", folder=tmp_path / "half"
+    ):
+        run(tmp_path / "half")
+    (tmp_path / "half" / "run.json").write_text("{")
+    with raises(RunError, said="cannot be read", folder=tmp_path / "half"):
+        run(tmp_path / "half")
+
+
 def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run(out, rounds=1)

@@ -14,6 +14,7 @@ from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import sealed_bytes
 from fedkeep.experiments.analyses import write_analyses
 from tests.experiments.runs import run, stopped
+from tests.refusals import raises
 from tests.tiny import files
 
 pytestmark = pytest.mark.usefixtures("same_id")
@@ -36,9 +37,7 @@ def test_a_run_that_another_process_has_just_made_is_not_overwritten(
 ) -> None:
     out = tmp_path / "run"
     just_before_the_lock(monkeypatch, lambda: run(out, rounds=1))
-    with pytest.raises(
-        RunError, match="already exists and is not empty. It holds a run: resume=True goes on"
-    ):
+    with raises(RunError, said="finished run, which resume=True", folder=out):
         run(out)
     assert read_info(out)["rounds"] == 1
 

@@ -24,7 +24,12 @@ def _advice(error: click.UsageError) -> str:
     if isinstance(error, click.MissingParameter):
         return _meaning(error.param, error.ctx)
     if isinstance(command, click.Group) and not isinstance(error, click.BadParameter | click.NoSuchOption):
-        return f"The commands are {', '.join(command.list_commands(error.ctx))}."
+        first = (
+            ""
+            if error.ctx.parent
+            else " Begin with start, which looks at a table, or with run, which trains."
+        )
+        return f"The commands are {', '.join(command.list_commands(error.ctx))}.{first}"
     settings = next((one for one in command.params if "--set" in one.opts), None)
     if settings is None:
         return ""

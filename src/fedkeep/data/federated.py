@@ -271,7 +271,8 @@ class FederatedData:
         if position < 0:
             near = did_you_mean(wanted, self.ids) if len(self) <= 10_000 else ""
             raise DataError(
-                "No client of these data has the id {wanted!r}; there are {clients:,}, such as {some}.{near}",
+                "No client of these data has the id {wanted!r}; there are {clients:,}, such as {some}.{near} All are in "
+                "data.ids, in Python; of a run in run.data.ids.",
                 wanted=wanted,
                 clients=len(self),
                 some=some_of(self.ids),

@@ -379,14 +379,25 @@ def _check_free(folder: Path) -> None:
     if folder.exists() and (
         not folder.is_dir() or any(p.name != "lock" and p.suffix != ".part" for p in folder.iterdir())
     ):
-        command = f"fedkeep run {folder} --resume" if (folder / "config.toml").is_file() else "resume=True"
-        resume = f" It holds a run: {command} goes on with it." if (folder / "run.json").is_file() else ""
         raise RunError(
-            "{folder} already exists and is not empty.{resume} For a new run name another folder: --out FOLDER, in "
+            "{folder} already exists and is not empty.{holds} For a new run name another folder: --out FOLDER, in "
             "Python out=...",
             folder=folder,
-            resume=resume,
+            holds=_held(folder) if (folder / "run.json").is_file() else "",
         )
+
+
+def _held(folder: Path) -> str:
+    """Return what to say of the run in a folder: how far it is, and how it is gone on with."""
+    command = f"fedkeep run {folder} --resume" if (folder / "config.toml").is_file() else "resume=True"
+    try:
+        info = read_info(folder)
+        if info.get("status") == "finished":
+            return f" It holds a finished run, which {command} shows again."
+        stands = f"after round {read_commit(folder, info).round} of {info.get('rounds')}"
+    except RunError as error:
+        return f" It holds a run that cannot be read: {error}"
+    return f" It holds a run that is not finished; it stands {stands}. {command} goes on with it."
 
 
 def new_run_id() -> str:

@@ -63,7 +63,10 @@ class NodeConfig(Strict):
     link: dict[str, Any] | None = None
 
 
-TO_HAVE_ONE = " It is a device's own file: fedkeep flower init writes one for each node, to be taken there."
+TO_HAVE_ONE = (
+    " It is a device's own file: the federation's owner makes one for each node by fedkeep flower init. Ask the owner for "
+    "this device's."
+)
 
 
 def read_node_config(path: Path) -> NodeConfig:

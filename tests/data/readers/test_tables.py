@@ -321,7 +321,9 @@ def test_a_missing_column(tmp_path: Path, name: str) -> None:
 def test_a_missing_text_may_be_of_another_name_or_numbers(tmp_path: Path) -> None:
     rows = [without(row, "text") | {"words": row["text"]} for row in ROWS]
     said = refused(tmp_path, rows, "t.csv", column="text")
-    assert said.endswith("text = 'COLUMN', or of numbers features = ['COLUMN', ...].")
+    assert (
+        "text = 'COLUMN', or of numbers features = ['COLUMN', ...]. Named for nothing yet: 'words'." in said
+    )
     assert read(tmp_path, rows, "t.csv", text="words").examples == 3
 
 
@@ -515,6 +517,23 @@ def test_a_missing_column_is_told_with_the_argument_that_names_it(
     with raises(DataError, said=f"{argument} = ", column=name) as caught:
         read_table(path, **{argument: given})  # type: ignore[arg-type]
     assert "'user'" in str(caught.value)  # one of those that there are
+
+
+def test_a_missing_column_is_told_with_the_columns_that_nothing_names(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("user,size,way\na,1,x\n", encoding="utf-8")
+    with raises(DataError, said="Named for nothing yet: 'way'.", column="kind"):
+        read_table(path, features=["size"], label="kind")
+    with raises(DataError, column="kind") as caught:
+        read_table(path, features=["size", "way"], label="kind")
+    assert "Named for nothing" not in str(caught.value)
+
+
+def test_a_text_as_label_of_a_regression_is_told_where_the_task_stands(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("user,size,way\na,1,walk\n", encoding="utf-8")
+    with raises(DataError, said="under [data]", column="way", got="walk"):
+        read_table(path, features=["size"], label="way", task="regression")
 
 
 def test_a_frame_is_told_its_own_argument_of_clients() -> None:

@@ -14,10 +14,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-from fedkeep.core.errors import DataError, Spot, did_you_mean, near_path, shown
+from fedkeep.core.errors import DataError, Spot, did_you_mean, near_path, shown, some_of
 from fedkeep.core.files import expanded
 
 LATIN = "cp1252"
+FEW = 5
+"""Columns that nothing names, as many of which a message shows."""
 LONGEST_LINE = 1 << 26  # bytes; a gzipped file of a megabyte may hold a line of a gigabyte
 
 
@@ -58,19 +60,31 @@ def naming_of(columns: Mapping[str, str | Sequence[str] | None], *, frame: bool 
 
 
 def check_names(
-    file: object, names: Collection[str], wanted: Sequence[str], naming: Mapping[str, str] = {}
+    file: object,
+    names: Collection[str],
+    wanted: Sequence[str],
+    naming: Mapping[str, str] = {},
+    usual: Collection[str] = (),
 ) -> None:
-    """Raise DataError at the first wanted column that is missing; ``naming`` says by name what to do then."""
+    """Raise DataError at the first wanted column that is missing; ``naming`` says by name what to do then, and ``usual``
+    are columns that are read where they are there.
+    """
     for name in wanted:
         if name not in names:
             raise DataError(
-                "{file} has no column {column!r}; it has {there}.{near}{advice}",
+                "{file} has no column {column!r}; it has {there}.{near}{advice}{free}",
                 file=file,
                 column=name,
                 there=sorted(names),
                 near=did_you_mean(name, names),
                 advice=naming.get(name, ""),
+                free=_unnamed(sorted({*names} - {*wanted, *usual})) if name in naming else "",
             )
+
+
+def _unnamed(names: Sequence[str]) -> str:
+    """Return what to say of the columns that nothing names yet, of which one may be meant; empty where there are none, or many."""
+    return f" Named for nothing yet: {some_of(names, FEW)}." if 0 < len(names) <= FEW else ""
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

@@ -96,7 +96,7 @@ def other_columns(
 ) -> list[str]:
     """Return the names of a data frame's columns but those ``named``, which must be there, and ``others``."""
     names = _arrow(frame).column_names
-    check_names("The data frame", names, named, naming)
+    check_names("The data frame", names, named, naming, others)
     return [name for name in names if name not in {*named, *others}]
 
 
@@ -126,7 +126,7 @@ def _chosen(
     _check_once(path, names)
     if wanted is None:
         return [name for name in names if name]
-    check_names(path, names, wanted, naming)
+    check_names(path, names, wanted, naming, optional)
     if OPTED_IN in optional and OPTED_IN not in names:
         _tell_of_consent(path, [name for name in names if name not in wanted])
     return [name for name in dict.fromkeys((*wanted, *optional)) if name in names]

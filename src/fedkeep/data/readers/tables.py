@@ -414,7 +414,10 @@ def _holds_numbers(table: Table, label: str) -> bool:
     )
 
 
-_NUMERIC_LABEL = " With task = 'regression' a label is a number: correct it, or say task = 'multiclass' for labels that are classes."
+_NUMERIC_LABEL = (
+    " With task = 'regression' a label is a number: correct it, or say task = 'multiclass' for labels that are classes, in a "
+    "configuration under [data]."
+)
 
 
 def _labels(
