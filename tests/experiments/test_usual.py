@@ -19,7 +19,7 @@ from fedkeep.experiments.build import build_data, build_method, build_model, run
 from fedkeep.experiments.config import Config, LossConfig, builtin_config, parse_config
 from fedkeep.experiments.plugins import builtin_names
 from fedkeep.experiments.simulate import simulate
-from fedkeep.methods import METHODS, Phase, apfl, fedavg
+from fedkeep.methods import METHODS, Phase, apfl, fedavg, mixture
 from fedkeep.methods.phase import UsualSize
 from fedkeep.methods.usual import OWN, usual_of
 from fedkeep.models import MLP, BagOfWords
@@ -41,6 +41,7 @@ def of(column: str, values: object, **meta: object) -> FederatedData:
 TEXTS = Ragged(np.ones(24, np.uint16), np.arange(0, 25, 2))
 KINDS = {
     "mlp": of("x", np.ones((12, 3), np.float32)),
+    "gru": of("x", np.ones((12, 5, 3), np.float32)),
     "bag_of_words": of("text", TEXTS, vocabulary=9),
     "matrix_factorization": of("item", np.arange(12) % 3, items=3, task="regression"),
     "resnet": PICTURES,
@@ -65,6 +66,19 @@ def test_each_kind_of_data_has_a_model(kind: str) -> None:
     assert swaps_of(model) is not None
 
 
+@pytest.mark.parametrize("kind", ["mlp", "gru", "resnet"])
+def test_a_usual_model_does_without_its_head(kind: str) -> None:
+    data = KINDS[kind]
+    run = simulate(
+        build_model(settled(alone(reader="saved", folder="d"), data), data),
+        mixture(),
+        data,
+        rounds=1,
+        engine="sequential",
+    )
+    assert np.isfinite(run.evaluate("train")["loss"])
+
+
 def test_several_labels_have_the_usual_model() -> None:
     columns = {"x": np.ones((12, 3), np.float32), "label": np.tile([[0, 1], [1, 1]], (6, 1))}
     data = FederatedData.from_columns(list("ab") * 6, columns, meta={"task": "multi_label"}).split_per_user()
@@ -76,7 +90,7 @@ def test_several_labels_have_the_usual_model() -> None:
 def test_data_without_a_usual_model_are_said() -> None:
     for data in (
         of("signal", np.ones((12, 3))),
-        of("x", np.ones((12, 3, 2))),
+        of("x", np.ones((12, 3, 2, 2))),
         of("text", TEXTS, task="tokens"),
     ):
         with pytest.raises(ConfigError, match="no usual model"):

@@ -98,6 +98,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "matrix_factorization": models.MatrixFactorization,
     "linear": models.Linear,
     "mlp": models.MLP,
+    "gru": models.SequenceClassifier,
     "cnn": models.CNN,
     "resnet": models.ResNet,
     "cifar_cnn": models.CifarCNN,
@@ -149,7 +150,7 @@ def build_model(config: Config, data: FederatedData | Encoding, folder: Path | N
 def _check_sizes(options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     """Raise ConfigError where a size is given that the data do not fit."""
     for name, wanted in sizes.items():
-        got, exact = options.get(name), name in ("features", "channels", "side")
+        got, exact = options.get(name), name in ("features", "step_features", "channels", "side")
         if isinstance(got, int) and (got < wanted or (exact and got != wanted)):
             raise ConfigError(
                 f"model.{name}: wanted {'' if exact else 'at least '}{wanted}, as the data have; got {got}. Leave it "
@@ -518,6 +519,8 @@ def usual_model(encoding: Encoding) -> str:
     """
     tasks = tasks_in(encoding.meta)
     found = next((model for column, model in USUAL_MODELS.items() if column in encoding.columns), None)
+    if found == "mlp" and "step_features" in encoding.sizes:
+        found = "gru"
     deep = found == "mlp" and "features" not in encoding.sizes
     if (
         found is None

@@ -1,6 +1,7 @@
 """What trains a kind of model where nobody says it: one record, read by every run.
 
-Tables, texts, images and rankings were tried on public sets (``benchmarks.first_runs``), and chosen on all of a kind together.
+Tables, texts, images and rankings were tried on public sets (``benchmarks.first_runs``), and chosen on all of a kind together;
+series on a made problem alone (``tests/experiments/test_series.py``).
 All of it is plain SGD, which every method takes. What a phase leaves open is filled in where a method meets its
 model (``Method.fitted``), and stands in ``run.json`` with the rest of the method.
 """
@@ -54,10 +55,12 @@ OWN = Usual(rate_of_numbers=0.1, batch_size=32)
 """Of models of one's own."""
 TABLES = Usual()
 WORDS = Usual(rates=(("*embedding.*", 3.0),))
+SERIES = Usual(rate=0.5)
 IMAGES = Usual(batch_size=16)
 USUAL: Mapping[type[nn.Module], Usual] = {
     models.Linear: TABLES,
     models.MLP: TABLES,
+    models.SequenceClassifier: SERIES,
     models.BagOfWords: WORDS,
     models.TextClassifier: WORDS,
     models.DocumentModel: WORDS,

@@ -1,9 +1,11 @@
-"""Networks: FURL's document model and its multi-task form, text classifiers, CNNs, mixtures, linear, factorisation, MLP."""
+"""Networks: FURL's document model and its multi-task form, text classifiers, CNNs, mixtures, linear, factorisation,
+MLP, a GRU for series of numbers.
+"""
 
 from fedkeep.models.cnn import CNN, CifarCNN, FashionCNN
 from fedkeep.models.linear import Linear, MatrixFactorization
 from fedkeep.models.mixture import ConfidenceGate, Gate, MixtureOfExperts
-from fedkeep.models.plain import MLP, ResNet
+from fedkeep.models.plain import MLP, ResNet, SequenceClassifier
 from fedkeep.models.text import BagOfWords, DocumentModel, MultiTaskDocument, TextClassifier
 
 __all__ = [
@@ -20,5 +22,6 @@ __all__ = [
     "MixtureOfExperts",
     "MultiTaskDocument",
     "ResNet",
+    "SequenceClassifier",
     "TextClassifier",
 ]

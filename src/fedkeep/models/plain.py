@@ -1,4 +1,4 @@
-"""Networks that `model.kind = "auto"` takes for tables of numbers and for images: small, normed, with body and head."""
+"""Networks that `model.kind = "auto"` takes for tables, series and images: small, normed, with body and head."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fedkeep.core.declared import declare
 from fedkeep.core.errors import DataError
 from fedkeep.models.cnn import scaled
 from fedkeep.models.linear import outputs
+from fedkeep.nn import GRU
 
 GROUPS = 4
 REGIONS = 4
@@ -36,6 +37,35 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, shape (B, classes), or predictions (B,) for regression, for x of shape (B, features)."""
         return outputs(self.head(self.encoder(x)))
+
+
+class SequenceClassifier(nn.Module):
+    """Series of numbers x → bidirectional GRU → last forward ‖ last backward state → head.
+
+    The names of its parts, for patterns: ``encoder.*`` and ``head.*``. Series have any number of steps.
+
+    Args:
+        step_features: numbers in a step.
+        classes: number of labels; 1 for regression, and outputs are then predictions (B,) in place of logits.
+        hidden: GRU units per direction; features have 2·hidden entries.
+    """
+
+    def __init__(self, step_features: int, classes: int, *, hidden: int = 64) -> None:
+        super().__init__()
+        self.encoder = GRU(step_features, hidden, bidirectional=True)
+        self.head = nn.Linear(2 * hidden, classes)
+
+    def forward(self, x: Tensor, x_length: Tensor | None = None) -> Tensor:
+        """Return logits, shape (B, classes), or predictions (B,) for regression.
+
+        Args:
+            x: (B, L, step_features); what stands behind a series' end is not read.
+            x_length: (B,) int64 from 1 to L; None: all L.
+
+        Raises:
+            DataError: a shape or a length is wrong.
+        """
+        return outputs(self.head(self.encoder.pooled(x.to(next(self.encoder.parameters()).dtype), x_length)))
 
 
 class ResidualBlock(nn.Module):
@@ -96,6 +126,6 @@ class ResNet(nn.Module):
                 wanted=self.channels,
                 got=tuple(image.shape[1:]),
             )
-        kind = self.head.weight.dtype
+        kind = next(self.encoder.parameters()).dtype
         pixels = image.to(kind) / 127.5 - 1 if not image.is_floating_point() else scaled(image, kind)
         return outputs(self.head(self.encoder(pixels)))

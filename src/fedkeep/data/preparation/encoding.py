@@ -86,7 +86,7 @@ class Encoding:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that it fixes: vocabulary, classes (1 for regression), items, features, channels and side."""
+        """The sizes that it fixes: vocabulary, classes (1 for regression), items, features (of a step), channels, side."""
         meta, sizes = self.meta, {}
         if (vocabulary := meta.get("vocabulary")) is not None:
             sizes["vocabulary"] = int(vocabulary["size"] if isinstance(vocabulary, Mapping) else vocabulary)
@@ -98,6 +98,8 @@ class Encoding:
             sizes["features"] = len(x.columns)
         if isinstance(x, PlainCode) and not x.ragged and len(x.shape) == 1:
             sizes["features"] = x.shape[0]
+        if isinstance(x, PlainCode) and not x.ragged and len(x.shape) == 2:
+            sizes["step_features"] = x.shape[1]
         if isinstance(image, PlainCode) and not image.ragged and len(image.shape) == 3:
             sizes |= {"channels": image.shape[0], "side": image.shape[1]}
         return sizes
