@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from torch import nn
 
+from fedkeep.core.arguments import accepted
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import PARTITIONS
 from fedkeep.experiments.build import LOCAL, MODELS, REDUCTIONS, SERVER, offered_methods
 from fedkeep.experiments.config import Config, MethodConfig, PartitionConfig
-from fedkeep.experiments.config_tables import Table, accepted
+from fedkeep.experiments.config_tables import Table
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.sources import offered_readers
 from fedkeep.remote.node_config import OwnDevice

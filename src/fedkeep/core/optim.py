@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fedkeep.core.arguments import telling_arguments
 from fedkeep.core.errors import ConfigError, check_choice, did_you_mean
 from fedkeep.core.params import Params
 
@@ -313,6 +314,10 @@ def _check_mapping(name: str, given: object, example: str) -> None:
         )
 
 
+_telling = telling_arguments({"lr": "learning_rate={got}"})
+
+
+@_telling
 def sgd(
     learning_rate: float = 0.1,
     *,
@@ -337,6 +342,7 @@ def sgd(
     )
 
 
+@_telling
 def adam(
     learning_rate: float = 1e-3,
     *,
@@ -362,6 +368,7 @@ def adam(
     )
 
 
+@_telling
 def adagrad(
     learning_rate: float = 1e-2,
     *,

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedkeep import data as data_room
 from fedkeep import models
+from fedkeep.core.arguments import accepted
 from fedkeep.core.declared import declared
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, DataError, check_choice, first_line
@@ -25,7 +26,7 @@ from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.data.seen import Seen
 from fedkeep.engines.rehearsal import fit
 from fedkeep.experiments.config import AUTO, Config, LossConfig, MethodConfig, ReduceConfig, parse_config
-from fedkeep.experiments.config_tables import accepted, check_options
+from fedkeep.experiments.config_tables import check_options
 from fedkeep.experiments.continuing import Before, Origin, encoding_in
 from fedkeep.experiments.personalize import add_curve, check_task
 from fedkeep.experiments.plugins import Offered, imported, is_own, says_it_returns

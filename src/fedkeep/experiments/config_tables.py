@@ -14,11 +14,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from types import UnionType
-from typing import Annotated, Any, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
+from fedkeep.core.arguments import accepted
 from fedkeep.core.errors import ConfigError, FedkeepError, did_you_mean, shown
 
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -178,27 +179,6 @@ def check_options(
     if needed:
         raise ConfigError(f"{what}: missing {', '.join(needed)}.")
     return checked
-
-
-def accepted(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arguments that a function takes by name, with their types; those of a typed ``**others`` too."""
-    hints = _hints(function)
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind in kinds:
-            found[name] = hints.get(name, Any)
-        elif parameter.kind is inspect.Parameter.VAR_KEYWORD and get_origin(hints.get(name)) is Unpack:
-            found |= get_type_hints(get_args(hints[name])[0])
-    return found
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    called = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
-    try:
-        return get_type_hints(called)
-    except NameError:  # a module's own annotation that can't be resolved: its options go unchecked
-        return {}
 
 
 def _fitted(place: str, wanted: Any, value: Any) -> Any:

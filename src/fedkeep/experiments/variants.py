@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from fedkeep.core.arguments import accepted
 from fedkeep.core.errors import ConfigError, FedkeepError, MethodError, NonFiniteError, first_line
 from fedkeep.core.net import tensors_of
 from fedkeep.data import SPLITS, FederatedData
@@ -26,7 +27,6 @@ from fedkeep.experiments.build import (
     settled,
 )
 from fedkeep.experiments.config import Config, MethodConfig
-from fedkeep.experiments.config_tables import accepted
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Method
 

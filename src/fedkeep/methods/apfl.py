@@ -24,7 +24,7 @@ from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, copy_of, with_copy
 from fedkeep.methods.features import extended
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Term
 from fedkeep.split import Split
@@ -105,6 +105,7 @@ class PredictMixture:
         return net(mixed(net, params, self.alpha), batch)
 
 
+@telling
 def apfl(
     alpha: float = 0.5,
     *,

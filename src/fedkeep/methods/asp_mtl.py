@@ -36,7 +36,7 @@ from fedkeep.methods.features import (
     pooled_features,
     width,
 )
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean, unit
 from fedkeep.split import updated_buffers
@@ -182,6 +182,7 @@ class AdversarialLoss(Around):
         return total
 
 
+@telling
 def asp_mtl(
     tasks: int = 16,
     adversarial: float = 0.05,

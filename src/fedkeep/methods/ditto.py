@@ -12,10 +12,11 @@ from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, PulledCopy, predict_copy, with_copy
 from fedkeep.methods.fedprox import Proximal
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 
 
+@telling
 def ditto(
     lam: float = 0.1,
     *,

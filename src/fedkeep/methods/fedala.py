@@ -30,7 +30,7 @@ from fedkeep.methods.checks import check_count, check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import extended, nested
-from fedkeep.methods.phase import Patterns, Phase, matching
+from fedkeep.methods.phase import Patterns, Phase, matching, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term
 from fedkeep.split import Split
@@ -130,6 +130,7 @@ def predict_mixture(net: Net, params: Params, batch: Batch) -> Any:
     return net({**params, **mixed(params)}, batch)
 
 
+@telling
 def fedala(
     layers: Patterns = "head.*",
     *,

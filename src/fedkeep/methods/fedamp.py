@@ -28,7 +28,7 @@ from fedkeep.methods.client import Client, Finish, Finished, Sent
 from fedkeep.methods.copies import COPY, PREFIX, PulledCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.declared import reveals
 from fedkeep.methods.fedprox import Proximal
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Reduction, Roster, Server
 from fedkeep.split import Upload
 
@@ -144,6 +144,7 @@ def publish_parameters(done: Finish) -> Finished:
     return Finished(params={n: v for n, v in copy_of(done.trained).items() if n in done.net.trainable()})
 
 
+@telling
 def fedamp(alpha: float = 1.0, sigma: float = 1.0, *, lam: float = 1.0, local: Phase = Phase()) -> Method:
     """Return FedAMP. The server keeps a model for each client, and sees each client's own.
 

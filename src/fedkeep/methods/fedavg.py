@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 
 
+@telling
 def fedavg(*, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return FedAvg, or FedOpt (Reddi et al., 2021) with another optimiser: ``averaging(adam(0.01))``.
 

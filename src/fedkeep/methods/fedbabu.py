@@ -14,11 +14,12 @@ from typing import Literal
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client
-from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.phase import Patterns, Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
+@telling
 def fedbabu(
     private: Patterns = "head.*",
     *,

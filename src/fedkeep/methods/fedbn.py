@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedkeep.core.errors import MethodError
 from fedkeep.methods.base import Method
 from fedkeep.methods.fedper import fedper
-from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.phase import Patterns, Phase, telling
 from fedkeep.methods.server import Server, averaging
 
 
@@ -35,6 +35,7 @@ def batch_norm_names(module: nn.Module) -> tuple[str, ...]:
     return names
 
 
+@telling
 def fedbn(
     private: Patterns = "*norm*", *, local: Phase = Phase(), server: Server = averaging(by="uniform")
 ) -> Method:

@@ -40,7 +40,7 @@ from fedkeep.methods.features import (
     pooled_features,
     width,
 )
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy, unit
 from fedkeep.split.find_head import is_layer
@@ -192,6 +192,7 @@ def publish_half(done: Finish) -> Finished:
     return Finished(params={n: (v + sent[n]) / 2 for n, v in own.items()})
 
 
+@telling
 def fedcp(
     lam: float = 5.0, *, classifier: str = "classifier", local: Phase = Phase(), server: Server = Server()
 ) -> Method:

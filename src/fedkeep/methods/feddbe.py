@@ -29,7 +29,7 @@ from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import Known, extended, features, head, pooled, width
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Roster, Server
 from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.split import Split
@@ -136,6 +136,7 @@ def predict_with_bias(net: Net, params: Params, batch: Batch) -> Tensor:
     return head(net, params, features(net, params, batch) + params[BIAS], batch)
 
 
+@telling
 def feddbe(
     kappa: float = 1.0,
     *,

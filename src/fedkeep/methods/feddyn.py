@@ -21,7 +21,7 @@ from fedkeep.methods.checks import check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Sent, zeros_like_trainable
 from fedkeep.methods.declared import reveals, unfit
 from fedkeep.methods.fedprox import Proximal
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
 from fedkeep.methods.terms import Term, dot
 
@@ -73,6 +73,7 @@ class MoveDynamic:
         return self.step(server, replace(reduced, changes=changes, rows={}, tables={})).but(state=h)
 
 
+@telling
 def feddyn(alpha: float = 0.1, *, local: Phase = Phase(), server: Server = averaging(by="uniform")) -> Method:
     """Return FedDyn. As α → 0 clients train as FedAvg's, but the server does not step as FedAvg's: −h/α adds
     Σ |P|/m · mean change over all rounds so far, whatever α is.

@@ -24,7 +24,7 @@ from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, width
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Around, Term, cross_entropy
 
@@ -101,6 +101,7 @@ class FusionLoss(Around):
         return self.loss(Known(net, output), params, batch, received)
 
 
+@telling
 def fedfusion(
     operator: Operator = "multi", *, local: Phase = Phase(), server: Server | None = None
 ) -> Method:

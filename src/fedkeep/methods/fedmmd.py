@@ -21,7 +21,7 @@ from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client
 from fedkeep.methods.dependence import mmd2
 from fedkeep.methods.features import WithFeatures, as_received, pooled_features
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term, cross_entropy
 
@@ -49,6 +49,7 @@ class TwoStreams(WithFeatures):
         return mmd2(found, frozen, batch.get("weight"))
 
 
+@telling
 def fedmmd(lam: float = 0.01, *, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return FedMMD, for a model with ``features`` and ``head``; 0 for ``lam`` is FedAvg."""
     phase = local.but(loss=TwoStreams(lam=float(lam), loss=local.loss))

@@ -30,7 +30,7 @@ from fedkeep.methods.client import Client, Finish, Finished, Sent
 from fedkeep.methods.features import as_received, one_hot, pooled_features
 from fedkeep.methods.fedproto import NearPrototypes, NoPrototypes, NoSums, new_prototypes
 from fedkeep.methods.labels import class_of
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Reduction, Roster, Server, WeightedMean
 from fedkeep.methods.simplex import least
 from fedkeep.methods.terms import Around, Term, cross_entropy
@@ -193,6 +193,7 @@ def objective(shares: Tensor, spreads: Tensor, i: int) -> Tensor:
     return spreads.diag() + apart @ apart.T
 
 
+@telling
 def fedpac(
     lam: float = 1.0,
     *,

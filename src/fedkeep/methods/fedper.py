@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.client import Client
-from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.phase import Patterns, Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
+@telling
 def fedper(private: Patterns = "head.*", *, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return FedPer. There is no global model: a head that nobody trained predicts nothing.
 

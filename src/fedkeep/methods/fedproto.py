@@ -27,7 +27,7 @@ from fedkeep.methods.client import Client, Finish, Finished
 from fedkeep.methods.declared import reveals, unfit
 from fedkeep.methods.features import WithFeatures, no_counts, one_hot, pooled_features, width
 from fedkeep.methods.labels import class_of
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Roster, Server, WeightedMean
 from fedkeep.methods.terms import Term, cross_entropy, example_mean
 from fedkeep.split import Split
@@ -117,6 +117,7 @@ def predict_nearest(net: Net, params: Params, batch: Batch) -> Tensor:
     return (squares.amin(1, keepdim=True) - squares).clamp_min(lowest)
 
 
+@telling
 def fedproto(
     lam: float = 1.0,
     *,

@@ -19,7 +19,7 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term
 
@@ -55,6 +55,7 @@ class Proximal(Term):
         return 0.5 * self.mu * torch.stack(squares).sum()
 
 
+@telling
 def fedprox(mu: float = 0.01, *, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return FedProx; ``mu`` is searched in the paper over 0.001, 0.01, 0.1 and 1, and 0 is FedAvg."""
     phase = local.but(loss=local.loss + Proximal(mu=float(mu)))

@@ -14,11 +14,12 @@ from typing import Literal
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client, Init
-from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.phase import Patterns, Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
+@telling
 def fedrecon(
     private: Patterns = "user",
     *,

@@ -12,11 +12,12 @@ from __future__ import annotations
 from fedkeep.core.optim import Optimizer
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.phase import Patterns, Phase, telling
 from fedkeep.methods.server import Server, averaging
 from fedkeep.split import Split
 
 
+@telling
 def fedrep(
     private: Patterns = "head.*",
     *,

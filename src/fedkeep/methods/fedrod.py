@@ -25,7 +25,7 @@ from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
 from fedkeep.methods.client import Client, Start, Started
 from fedkeep.methods.features import Known, features, head, no_counts, one_hot
 from fedkeep.methods.labels import class_of
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy
 
@@ -94,6 +94,7 @@ class Count:
         return class_of(batch, self.label)
 
 
+@telling
 def fedrod(
     *, classifier: str = "classifier", label: str = "label", local: Phase = Phase(), server: Server = Server()
 ) -> Method:

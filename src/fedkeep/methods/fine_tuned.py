@@ -12,11 +12,12 @@ from __future__ import annotations
 from fedkeep.core.optim import Optimizer
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.fedavg import fedavg
-from fedkeep.methods.phase import EarlyStopping, Phase
+from fedkeep.methods.phase import EarlyStopping, Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
+@telling
 def fine_tuned(
     *,
     local: Phase = Phase(),

@@ -14,11 +14,12 @@ from typing import Literal
 from fedkeep.core.errors import MethodError
 from fedkeep.methods.base import Adapt, Method, private_part
 from fedkeep.methods.client import Client, Init, by_share, newest
-from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.phase import Patterns, Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
+@telling
 def furl(
     private: Patterns = "user",
     *,

@@ -30,7 +30,7 @@ from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, drawn_for, extended, features, head, no_counts, pooled, width
 from fedkeep.methods.fedrod import Count, NoCounts
 from fedkeep.methods.labels import class_of
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean, unit
 from fedkeep.split import Split
@@ -110,6 +110,7 @@ class GenericAndPersonal(Around):
         return value + example_mean(angle, weight) + self.lam * example_mean(far, weight)
 
 
+@telling
 def gpfl(
     lam: float = 0.01,
     *,

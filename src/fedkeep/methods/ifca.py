@@ -25,7 +25,7 @@ from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_count, check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.declared import reveals
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, MeanByGroup, Optimize, Roster, Server, WeightedMean, averaging
 from fedkeep.split import Split
 
@@ -110,6 +110,7 @@ def predict_with_pick(net: Net, params: Params, batch: Batch) -> Any:
     return net({**params, **under(f"{SERVER}{j}/", params)}, batch)
 
 
+@telling
 def ifca(
     clusters: int = 2,
     *,

@@ -22,7 +22,7 @@ from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import one_hot, pooled_features
 from fedkeep.methods.labels import check_rows, class_of
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 
 KEYS, CLASSES, WEIGHT = "keys", "classes", "weight"
@@ -93,6 +93,7 @@ class Memorize:
         return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()
 
 
+@telling
 def knn_per(
     neighbours: int = 10,
     *,

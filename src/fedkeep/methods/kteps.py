@@ -27,7 +27,7 @@ from fedkeep.methods.client import Client, Tables
 from fedkeep.methods.dependence import SINGLE, hsic
 from fedkeep.methods.features import Known
 from fedkeep.methods.labels import check_rows
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, CrossEntropy, Term, cross_entropy, example_mean
 from fedkeep.privacy import GaussianNoise
@@ -161,6 +161,7 @@ class KtepsOptions(TypedDict, total=False):
     server: Server
 
 
+@telling
 def kteps(
     diversity: float = 0.01,
     transfer: float = 0.01,

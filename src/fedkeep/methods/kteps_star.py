@@ -11,10 +11,12 @@ from typing import Literal, Unpack
 
 from fedkeep.methods.base import Method
 from fedkeep.methods.kteps import KtepsOptions, kteps
+from fedkeep.methods.phase import telling
 from fedkeep.privacy import Projection
 from fedkeep.privacy.projection import WORDS
 
 
+@telling
 def kteps_star(
     start: int = 2,
     end: int = 150,

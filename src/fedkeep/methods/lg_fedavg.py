@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from fedkeep.methods.base import Method
 from fedkeep.methods.fedper import fedper
-from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.phase import Patterns, Phase, telling
 from fedkeep.methods.server import Server
 
 
+@telling
 def lg_fedavg(
     private: Patterns = "encoder.*", *, local: Phase = Phase(), server: Server = Server()
 ) -> Method:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.split import Split
 
 
+@telling
 def local(*, local: Phase = Phase()) -> Method:
     """Return local training: all parameters private, started from the module's values, trained on all own examples."""
     phase = local.but(examples="all")

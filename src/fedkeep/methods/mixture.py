@@ -30,7 +30,7 @@ from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, drawn_for, pooled_by, width
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.labels import class_of
-from fedkeep.methods.phase import EarlyStopping, Phase
+from fedkeep.methods.phase import EarlyStopping, Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, CrossEntropy, Sum, Term, example_mean
 from fedkeep.models.mixture import MixtureOfExperts
@@ -200,6 +200,7 @@ class Experts:
         return declare(whole, lookup=tables)
 
 
+@telling
 def mixture(
     *,
     tune_global: Literal["local_copy", "frozen", "gate_only"] = "local_copy",

@@ -24,7 +24,7 @@ from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client, Finish, Finished
 from fedkeep.methods.features import WithFeatures, as_received, pooled_features
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term, cross_entropy, example_mean
 
@@ -67,6 +67,7 @@ def keep_model(done: Finish) -> Finished:
     return Finished(state=dict(done.trained))
 
 
+@telling
 def moon(
     mu: float = 1.0, *, temperature: float = 0.5, local: Phase = Phase(), server: Server = Server()
 ) -> Method:

@@ -14,10 +14,11 @@ from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, PulledCopy, predict_copy, publish_own, with_copy
 from fedkeep.methods.fedprox import Proximal
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server, averaging
 
 
+@telling
 def mr_mtl(lam: float = 0.1, *, local: Phase = Phase(), server: Server = averaging(by="uniform")) -> Method:
     """Return MR-MTL. What leaves is the client's own model, so only opted-in examples train it.
 

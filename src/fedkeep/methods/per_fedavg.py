@@ -29,7 +29,7 @@ from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.checks import check_choice, check_least, check_positive
 from fedkeep.methods.client import Client
 from fedkeep.methods.fit import batch_norms
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.nn.operation import functorch_active
@@ -144,6 +144,7 @@ def halves(batch: Batch, least: int = 1) -> tuple[Batch, Batch]:
     return {**batch, "weight": first}, {**batch, "weight": second}
 
 
+@telling
 def per_fedavg(
     rate: float = 0.01,
     *,

@@ -28,7 +28,7 @@ from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client, Sent
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Reduction, Roster, Server, averaging, check_uniform
 from fedkeep.split import Upload
 
@@ -173,6 +173,7 @@ class MoveHypernetwork:
         )
 
 
+@telling
 def pfedhn(
     hidden: Sequence[int] = (100, 100, 100),
     *,

@@ -22,7 +22,7 @@ from fedkeep.methods.checks import check_count, check_positive
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.declared import reveals
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Term
 from fedkeep.split import updated_buffers
@@ -62,6 +62,7 @@ class Pulled(Apart):
         return super().__call__(net, params, batch, received)
 
 
+@telling
 def pfedme(
     lam: float = 15.0,
     *,

@@ -23,7 +23,7 @@ from fedkeep.methods.client import Client
 from fedkeep.methods.copies import PREFIX, copy_of, with_copy
 from fedkeep.methods.features import Known, drawn_for, extended, features, head, linear, pooled, width
 from fedkeep.methods.labels import check_rows
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.split import Split
@@ -79,6 +79,7 @@ class MixtureLoss(Around):
         return self.loss(Known(net, mixed), params, batch, received)
 
 
+@telling
 def pfl_da(*, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return PFL-DA, for a classifier with ``features`` and ``head`` whose head is its part ``classifier``.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Self, get_args
 
+from fedkeep.core.arguments import telling_arguments
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import MethodError, check_whole
 from fedkeep.core.optim import Optimizer
@@ -17,6 +18,13 @@ from fedkeep.split import Split
 Patterns = str | tuple[str, ...] | list[str]
 Use = Literal["opted_in", "support", "query", "all"]
 OPTIMIZERS = "one of fedkeep's optimisers, e.g. fedkeep.sgd(0.1)"
+OF_OPTIMIZER = {
+    "lr": "optimizer=fedkeep.sgd({got})",
+    "learning_rate": "optimizer=fedkeep.sgd({got})",
+    "momentum": "optimizer=fedkeep.sgd(0.1, momentum={got})",
+    "weight_decay": "optimizer=fedkeep.sgd(0.1, weight_decay={got})",
+}
+"""How a phase is given what belongs to its optimiser."""
 
 
 class Changeable:
@@ -53,6 +61,7 @@ class UsualSize(int):
     """A size of mini-batches that nobody named: the usual one for the model takes its place."""
 
 
+@telling_arguments(OF_OPTIMIZER)
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """One pass of local training.
@@ -139,6 +148,15 @@ class Phase:
         if self.trains == "federated":
             return [n for n in names if not split.is_private(n)]
         return matching("trains", (self.trains,) if isinstance(self.trains, str) else self.trains, names)
+
+
+telling = telling_arguments(
+    {
+        name: f"local=fedkeep.Phase({form})"
+        for name, form in ({one.name: f"{one.name}={{got}}" for one in fields(Phase)} | OF_OPTIMIZER).items()
+    }
+)
+"""Decorates what makes a method: an argument that belongs to its phase, or to the phase's optimiser, is told how it is written."""
 
 
 def matching(what: str, patterns: Sequence[str], names: list[str]) -> list[str]:

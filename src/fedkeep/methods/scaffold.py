@@ -22,7 +22,7 @@ from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Client, Finish, Finished, zeros_like_trainable
 from fedkeep.methods.declared import GRADIENTS, reveals, unfit
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
 from fedkeep.methods.terms import Term, dot
 
@@ -63,6 +63,7 @@ class MoveControl:
         return self.step(server, reduced).but(state=control)
 
 
+@telling
 def scaffold(*, local: Phase = Phase(), server: Server = averaging(by="uniform")) -> Method:
     """Return SCAFFOLD. What a client sends tells its control, so the server can follow every c_k.
 
