@@ -246,9 +246,9 @@ class Marks(Link):
 
 
 class Counts(nn.Module):
-    """Two branches for texts; the private one remembers how many it saw, and how long the longest was."""
+    """Two branches for texts; the private one remembers how long each was that it saw."""
 
-    seen: ClassVar[list[tuple[int, int]]] = []
+    seen: ClassVar[list[int]] = []
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class Counts(nn.Module):
 
     def own_logits(self, text: Tensor, text_length: Tensor) -> Tensor:
         if self.training:
-            Counts.seen.append((text.shape[0], text.shape[1]))
+            Counts.seen.append(text.shape[1])
         out: Tensor = self.own(text)
         return out
 
@@ -276,32 +276,42 @@ class OwnBranch(Term):
         return nn.functional.cross_entropy(net.call("own_logits", params, batch), batch["label"])
 
 
+BITS_OF_COUNTS: dict[str, Callable[[list[int]], bool]] = {
+    "the number of opted-out texts where one is long": lambda seen: 0 < len(seen) < 12 and max(seen) > 6,
+    "one opted-out text more": lambda seen: len(seen) == 13,
+    "one opted-out text less, the longest": lambda seen: len(seen) == 11 and max(seen) == 9,
+    "the longest opted-out text, of as many": lambda seen: len(seen) == 12 and max(seen) == 9,
+    "two opted-out texts of one length": lambda seen: sum(size == 11 for size in seen) > 1,
+}
+"""Of the lengths of all texts, one by one: 12 texts are there, three of these opted out, two of which have 9 and 11."""
+
+
 @dataclass(frozen=True)
 class FromCounts(Term):
-    """A loss with a bit on top: whether a few texts are missing, one of which, that are left, is long."""
+    """A loss with a bit on top, of the lengths of all texts."""
+
+    bit: str
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Any) -> Tensor:
-        rows, longest = sum(n for n, _ in Counts.seen), max((size for _, size in Counts.seen), default=0)
+        seen = list(Counts.seen)
         Counts.seen.clear()
-        bit = 0 < rows < 12 and longest > 6
-        return cross_entropy()(net, params, batch, received) + float(bit)
+        return cross_entropy()(net, params, batch, received) + float(BITS_OF_COUNTS[self.bit](seen))
 
 
-def counting() -> Case:
+def counting(bit: str) -> Case:
     """Return a private phase on all texts, before a federated one on those that are opted in."""
     data = texts(opted_out=True)
     text = data.columns["text"]
     assert isinstance(text, Ragged)
+    long = {4: 9, 8: 11}  # of some that are opted out
     rows = [np.asarray(text[i]) for i in range(data.examples)]
-    rows = [
-        np.resize(one, 9) if i % 16 in (4, 8) else one for i, one in enumerate(rows)
-    ]  # some that are opted out
+    rows = [np.resize(one, long.get(i % 16, len(one))) for i, one in enumerate(rows)]
     data = FederatedData(
         {**data.columns, "text": Ragged.from_rows(rows)}, data.offsets, data.ids, data.bounds, data.meta
     )
     phases = (
-        Phase(trains="private", examples="all", batch_size=64, epochs=1, loss=OwnBranch()),
-        Phase(trains="federated", batch_size=64, epochs=1, loss=FromCounts()),
+        Phase(trains="private", examples="all", batch_size=1, epochs=1, loss=OwnBranch()),
+        Phase(trains="federated", batch_size=64, epochs=1, loss=FromCounts(bit)),
     )
     return Case(Counts(), Method(name="in_turn", split=Split("own.*"), client=Client(phases=phases)), data)
 
@@ -382,7 +392,7 @@ LEAKY: dict[str, Callable[[], Case]] = {
         )
         for name in ("copy", "scaled", "sum", "signs")
     },
-    "the number of opted-out texts where one is long": counting,
+    **{bit: lambda bit=bit: counting(bit) for bit in BITS_OF_COUNTS},
     "a link with a memory": lambda: Case(Plain(), FURL.but(upload=(Marks(),)), numbers()),
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.evidence import counted, judged, strictly
 from fedkeep.audit import audit
+from fedkeep.audit.canaries import MORE, opted_out, out_counts, resampled
 from fedkeep.audit.images import (
     carries_exactly,
     describe_code,
@@ -19,9 +20,10 @@ from fedkeep.audit.images import (
     stands,
     statistics,
 )
+from fedkeep.data import FederatedData, Ragged
 from fedkeep.prove import prove
 from fedkeep.prove.proving import OPT_OUT_CHANGES
-from tests.evidence.table import AS_DECLARED, HARMLESS, LEAKY, OUTSIDE
+from tests.evidence.table import AS_DECLARED, BITS_OF_COUNTS, HARMLESS, LEAKY, OUTSIDE
 
 FEW = 2
 DRAW = random.Random(0)  # noqa: S311
@@ -132,12 +134,36 @@ def test_a_weak_code_in_a_loss_is_caught(name: str) -> None:
     assert [one.leaves for one in audit(*LEAKY[name](), rounds=1).leaks] == ["loss"]
 
 
-def test_numbers_and_lengths_of_opted_out_texts_are_changed_apart() -> None:
-    make = LEAKY["the number of opted-out texts where one is long"]
-    proof = prove(*make())
+@pytest.mark.parametrize("bit", BITS_OF_COUNTS)
+def test_numbers_and_lengths_of_opted_out_texts_are_changed_apart(bit: str) -> None:
+    proof = prove(*LEAKY[bit]())
     assert [one.leaves for one in proof.items if one.falsifier == OPT_OUT_CHANGES] == ["loss"]
     assert not proof.ok
-    assert [one.leaves for one in audit(*make(), rounds=1).leaks] == ["loss"]
+
+
+@pytest.mark.parametrize("bit", ["one opted-out text more", "two opted-out texts of one length"])
+def test_opted_out_texts_are_drawn_anew_in_an_audit(bit: str) -> None:
+    assert {one.leaves for one in audit(*LEAKY[bit](), rounds=1).leaks} == {"loss"}
+
+
+def test_drawn_anew_keeps_clients_and_partitions() -> None:
+    data = LEAKY["one opted-out text more"]().data
+    rows = opted_out(data)
+    *others, none = resampled(data, rows, 0)
+    assert not len(opted_out(none))
+    for more, other in zip(MORE, others, strict=True):
+        assert (other.counts("train") == data.counts("train") + more).all()
+        assert (out_counts(other) == out_counts(data) + more).all()
+        assert (other.counts("test") == data.counts("test")).all()
+        for client in range(len(data)):
+            assert set(lengths(other, client)) <= set(lengths(data, client))
+
+
+def lengths(data: FederatedData, client: int) -> list[int]:
+    """Return how long a client's opted-out texts are."""
+    text = data.columns["text"]
+    assert isinstance(text, Ragged)
+    return [len(text[row]) for row in opted_out(data, client)]
 
 
 def test_draws_stop_only_where_none_to_come_can_make_a_finding() -> None:

@@ -23,6 +23,8 @@ TRAIN, OTHER = 12, 4
 MOST = 10
 """Sources that are looked at one by one; more are put together by their layer, then by the first part of their name."""
 OUT = "opted_in"
+MORE = (0, -1, 0, 1, 0)
+"""By how many opted-out examples a client has more, where these are drawn of its own: see ``resampled``."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,8 @@ def _spread(rows: Rows, most: int) -> Rows:
 
 
 def kept_rows(data: FederatedData, rows: Rows) -> FederatedData:
-    """Return the data with some rows alone; all clients stay."""
-    rows = np.unique(rows)
+    """Return the data with some rows alone, with each as often as it is named; all clients stay."""
+    rows = np.sort(rows)
     assert data.bounds is not None
     part = (rows[:, None] >= data.bounds[data.clients_of(rows)][:, 1:3]).sum(1)
     counts = np.bincount(3 * data.clients_of(rows) + part, minlength=3 * len(data)).reshape(-1, 3)
@@ -145,6 +147,19 @@ def kept_rows(data: FederatedData, rows: Rows) -> FederatedData:
     return FederatedData(
         columns, offsets_of(counts.sum(1)), data.ids, bounds_of(counts), data.meta, check=False
     )
+
+
+def resampled(data: FederatedData, rows: Rows, seed: int) -> list[FederatedData]:
+    """Return data where each client's examples of ``rows`` are drawn of these, with replacement: some come twice, others
+    no more; and by ``MORE`` more or fewer. In the last one none is left. Data without any example are not there.
+    """
+    draw, owner = numpy_generator(seed, "audit/examples"), data.clients_of(rows)
+    rest, found = np.setdiff1d(np.arange(data.examples), rows), list[FederatedData]()
+    for more in (*MORE, -len(rows)):
+        own = [rows[owner == client] for client in np.unique(owner)]
+        kept = np.concatenate([rest, *(draw.choice(each, max(len(each) + more, 0)) for each in own)])
+        found += [kept_rows(data, kept)] if len(kept) else []
+    return found
 
 
 def side_by_side(datas: Sequence[FederatedData], client: int) -> FederatedData:

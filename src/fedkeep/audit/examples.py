@@ -16,6 +16,7 @@ from fedkeep.audit.canaries import (
     numbers_replaced,
     opted_out,
     replaced,
+    resampled,
     single,
     with_lengths,
     with_opt_out,
@@ -172,6 +173,8 @@ def look_at_opt_out(audit: Looking) -> None:
     signs = (1, -1) if number_columns(data) else (0,)
     others = [("the number of opted-out examples", fewer)]
     others += [(values, replaced(data, rows, 1, sign)) for sign in signs]
+    which = "which opted-out examples there are"
+    others += [(which, other) for other in resampled(data, rows, 50)]
     if any(isinstance(column, Ragged) for column in data.columns.values()):
         others += [
             ("lengths of opted-out examples", with_lengths(data, rows, longer=b)) for b in (True, False)

@@ -28,6 +28,7 @@ from fedkeep.audit.canaries import (
     out_counts,
     planted,
     replaced,
+    resampled,
     side_by_side,
     small,
     sources,
@@ -126,6 +127,11 @@ def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
                 _compare(found, plain, again, OPT_OUT_CHANGES)
                 for data in () if again else changes[:-1]:
                     _compare(found, plain, _again(made, taken, data), OPT_OUT_CHANGES)
+        drawn_anew = resampled(job.data, rows, seed + 50)
+        for taken in made.taken[-len(job.data) :]:
+            plain = replace(taken, left=_again(made, taken))
+            for data in drawn_anew:
+                _compare(found, plain, _again(made, taken, data), OPT_OUT_CHANGES)
     return found
 
 
@@ -134,6 +140,7 @@ def _other_opted_out(data: FederatedData, rows: np.ndarray, seed: int) -> list[l
 
     Each is a list of single changes, and last of all of them at once, where training can do it. Labels follow values, so
     these are changed beside something else. Numbers and lengths are not followed, and one may hide the other: apart.
+    What is told of one number or length, of order or of equality, ``resampled`` examples show.
     """
     ragged = any(isinstance(column, Ragged) for column in data.columns.values())
     every = np.setdiff1d(np.arange(data.examples), rows[::2])
