@@ -12,6 +12,8 @@ from fedkeep import FederatedData, Method, Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.heads import FOUND, Head
 from fedkeep.core.net import Net
+from fedkeep.experiments.run_settings import RunSettings
+from fedkeep.experiments.simulate import Simulation
 from fedkeep.methods.features import pooled
 from fedkeep.privacy import Projection
 from tests.tiny import classes
@@ -340,6 +342,26 @@ def test_a_model_that_is_all_head_says_that_nothing_is_federated() -> None:
     assert "nothing is federated" in run.method.tells_head(nn.Sequential(nn.Linear(3, 3)))
     with pytest.raises(MethodError, match="nothing that is trained is before"):
         trained(nn.Sequential(nn.Linear(3, 3)), made("fedpac"))
+
+
+class WideAndDeep(Stranger):
+    """Two layers whose outputs are summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wide(x) + super().forward(x)
+
+
+def test_a_run_says_what_joins_the_output_beside_its_head() -> None:
+    lines = [
+        Simulation(m, made("fedper"), DATA, RunSettings(rounds=1)).head for m in (WideAndDeep(), Stranger())
+    ]
+    assert lines[0].startswith("head: scorer (15 numbers), private with fedper; 'wide' ")
+    assert "head='NAME'" in lines[0]
+    assert lines[1] == "head: scorer (15 numbers), private with fedper"
 
 
 def test_a_head_is_named_where_there_is_nothing_to_find_it_on() -> None:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.heads import Head, caught, put_in
-from fedkeep.split.find_head import find_head
+from fedkeep.split.find_head import beside_head, find_head
 
 BATCH = {"x": torch.linspace(-1, 1, 20).reshape(5, 4), "label": torch.tensor([0, 1, 2, 0, 1])}
 
@@ -172,6 +172,48 @@ def test_what_cannot_be_taken_apart_is_refused(name: str) -> None:
     with pytest.raises(MethodError, match=said) as caught_error:
         find_head(make(), BATCH)
     assert len(str(caught_error.value)) < 420
+
+
+BESIDE: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
+    "two heads that are summed": (
+        lambda: Model(lambda m, x: m.wide(m.body(x)) + m.fc2(m.body(x)), wide=nn.Linear(6, 3)),
+        {"wide.weight", "wide.bias"},
+    ),
+    "a wide part": (
+        lambda: Model(lambda m, x: (m.wide(x) + m.fc2(m.body(x))).log_softmax(1), wide=nn.Linear(4, 3)),
+        {"wide.weight", "wide.bias"},
+    ),
+    "the weight used beside is frozen": (
+        lambda: Model(lambda m, x: m.wide(x) + m.fc2(m.body(x)), wide=nn.Linear(4, 3).requires_grad_(False)),
+        set(),
+    ),
+    "a skip around it": (lambda: Model(lambda m, x: (lambda h: m.fc2(h) + h[:, :3])(m.body(x))), set()),
+    "a residual connection before it": (
+        lambda: Model(lambda m, x: m.fc2(m.body(x) + m.short(x)), short=nn.Linear(4, 6)),
+        set(),
+    ),
+    "a scale behind it": (Scaled, set()),
+    "plain": (Model, set()),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_joins_the_output_beside_the_head_is_told(name: str) -> None:
+    make, beside = BESIDE[name]
+    model = make()
+    head = find_head(model, BATCH)
+    assert head.layer == "fc2"
+    assert set(beside_head(model, BATCH, head)) == beside
+
+
+def test_what_is_added_to_the_heads_output_in_place_joins_it() -> None:
+    def run(model: Any, x: Tensor) -> Tensor:
+        wide = model.wide(x)
+        out: Tensor = model.fc2(model.body(x))
+        return out.add_(wide)
+
+    model = Model(run, wide=nn.Linear(4, 3))
+    assert set(beside_head(model, BATCH, Head(layer="fc2"))) == {"wide.weight", "wide.bias"}
 
 
 def test_a_named_head_is_checked() -> None:

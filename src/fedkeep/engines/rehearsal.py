@@ -135,15 +135,21 @@ def fit(method: Method, model: nn.Module, data: FederatedData) -> Method:
     Raises:
         MethodError: see ``Method.fitted``.
     """
+    return method.fitted(model, partial(some_examples, model, data))
 
-    def examples() -> Batch | None:
-        rows = (np.asarray(data.rows(client, "train")[:EXAMPLES]) for client in range(len(data)))
-        some = next((r for r in rows if len(r)), None)
-        if some is None:
-            return None
-        return load_batch(data, np.resize(some, max(2, len(some))), "cpu", float_type(model))
 
-    return method.fitted(model, examples)
+def told_head(method: Method, model: nn.Module, data: FederatedData) -> str:
+    """Return a line on the head that was found for a model; see ``Method.tells_head``."""
+    return method.tells_head(model, partial(some_examples, model, data))
+
+
+def some_examples(model: nn.Module, data: FederatedData) -> Batch | None:
+    """Return two or more of the first client's training examples that has any; None where none has."""
+    rows = (np.asarray(data.rows(client, "train")[:EXAMPLES]) for client in range(len(data)))
+    some = next((r for r in rows if len(r)), None)
+    if some is None:
+        return None
+    return load_batch(data, np.resize(some, max(2, len(some))), "cpu", float_type(model))
 
 
 def first_values(net: Net, method: Method, seed: int) -> Params:

@@ -40,7 +40,7 @@ from fedkeep.engines import (
 from fedkeep.engines.device import NONCE_BITS
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.lanes import made_of_all
-from fedkeep.engines.rehearsal import fit, model_warnings
+from fedkeep.engines.rehearsal import fit, model_warnings, told_head
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.workers import workers as processes
 from fedkeep.experiments.conductor import (
@@ -222,7 +222,7 @@ class Simulation:
                 "privacy, in a configuration [privacy]."
             )
         method = fit(method, model, data)
-        module, self.head = method.made_for(model, settings.accelerate), method.tells_head(model)
+        module, self.head = method.made_for(model, settings.accelerate), told_head(method, model, data)
         if first is not None and not misfit(values := tensors_of(module), first):
             with torch.no_grad():
                 for name, value in first.items():

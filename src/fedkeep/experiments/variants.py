@@ -16,7 +16,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, MethodError, NonFinit
 from fedkeep.core.net import tensors_of
 from fedkeep.data import SPLITS, FederatedData
 from fedkeep.data.federated import take
-from fedkeep.engines.rehearsal import fit
+from fedkeep.engines.rehearsal import fit, told_head
 from fedkeep.experiments.build import (
     LOCAL,
     SERVER,
@@ -99,7 +99,7 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
                 "true, and compare it with centralised runs."
             )
         module = method.made_for(model)
-        found = method.tells_head(model)
+        found = told_head(method, model, data)
         note = f"{name}: {found}." if found else ""
         _try(config, model, method, data)
     except FedkeepError as error:

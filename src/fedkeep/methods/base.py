@@ -167,9 +167,14 @@ class Method:
         method = self if self.head is None else self.but(head=named_head(model, self.head))
         return with_drawn_head(fitted(decided(method, model), model, batch), model)
 
-    def tells_head(self, model: nn.Module) -> str:
-        """Return a line on the head that was found for a model, and on whose it is; empty: there is nothing to tell."""
-        return told_head(self, model)
+    def tells_head(self, model: nn.Module, batch: Callable[[], Batch | None] = lambda: None) -> str:
+        """Return a line on the head that was found for a model, and on whose it is; empty: there is nothing to tell.
+
+        Args:
+            model: the model; it is left as it is.
+            batch: returns real examples, on which it is seen what joins the output beside the head; None: there are none.
+        """
+        return told_head(self, model, batch)
 
     def made_for(self, model: nn.Module, accelerate: bool = False) -> nn.Module:
         """Return a copy of a user's model as this method trains it: with the method's own modules, and checked.

@@ -33,7 +33,7 @@ from fedkeep.methods.user import BIAS, VECTOR, AddUser
 from fedkeep.methods.usual import usual_of
 from fedkeep.privacy.base import Link
 from fedkeep.privacy.projection import WORDS, Projection
-from fedkeep.split.find_head import find_head, is_layer, named_layer
+from fedkeep.split.find_head import beside_head, find_head, is_layer, named_layer
 from fedkeep.split.halves import divide, matches
 from fedkeep.split.split import Split
 
@@ -258,10 +258,10 @@ def _named(text: str, model: nn.Module, head: Head) -> tuple[str, ...]:
     return (f"{head.layer}.*" if text == HEAD else head.layer,)
 
 
-def told_head(method: Fits, model: nn.Module) -> str:
+def told_head(method: Fits, model: nn.Module, batch: Callable[[], Batch | None]) -> str:
     """Return a line on a method's head: "head: decoder (27 numbers), private with fedrep"; empty: none was looked for.
 
-    And on what was drawn anew of it.
+    And on what joins the output beside it, and on what was drawn anew of it.
     """
     drawn = method.extend.layers if isinstance(method.extend, DrawAnew) else ()
     told = f"{' and '.join(drawn)} was all zeros, and is drawn anew for {method.name}" if drawn else ""
@@ -281,6 +281,11 @@ def told_head(method: Fits, model: nn.Module) -> str:
     line = f"{line}, {whose} with {method.name}" if whose else line
     if whose == "private" and not others:
         line = f"{line}; nothing is before it, so nothing is federated"
+    if (examples := batch()) is not None and (beside := beside_head(model, examples, method.head)):
+        parts = sorted({name.rpartition(".")[0] or name for name in beside})
+        some = f"{', '.join(map(repr, parts[:3]))}{' and others' * (len(parts) > 3)}"
+        joins, are = ("join", "are") if len(parts) > 1 else ("joins", "is")
+        line = f"{line}; {some} {joins} the output beside it and {are} no part of it (head='NAME' takes a part that holds both)"
     return f"{line}; {told}" if told else line
 
 

@@ -144,6 +144,44 @@ def find_head(model: nn.Module, batch: Batch, wanted: Head | None = None) -> Hea
     return replace(found, last=ends)
 
 
+def beside_head(model: nn.Module, batch: Batch, head: Head) -> tuple[str, ...]:
+    """Return the parameters that reach a model's output beside its head alone: a second head's, or a wide part's.
+
+    What also reaches the head's features, as around a residual connection, is not among them; nor are a vector or a
+    number of the model itself.
+
+    Args:
+        model: the model; it is left as it is.
+        batch: real examples.
+        head: where the model ends, as it was found.
+    """
+    module = copied(model).cpu().eval()
+    takes = Takes(f"{type(module).__name__}.forward", module.forward)
+    arguments = {n: v.cpu() for n, v in takes.of(batch).items()}
+    with forked("cpu"), torch.enable_grad():
+        seed_all(0, "cpu")
+        seen = watched(module, _again(arguments))
+        layer, gave = module.get_submodule(head.layer), seen.gave[head.layer]
+        rest = logits_of(_with_output(module, layer, _again(arguments), gave.detach().clone()))
+    bare = {n for n, p in module.named_parameters(recurse=False) if p.dim() < 2}
+    beside, before = leaves_of(rest), leaves_of(the_tensor(*seen.given[head.layer], head.layer))
+    return tuple(n for n, p in module.named_parameters() if id(p) in beside - before and n not in bare)
+
+
+def leaves_of(value: Tensor) -> set[int]:
+    """Return the ids of the tensors without a past that autograd would give a gradient from a value."""
+    found, nodes, known = set[int](), [value.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.add(id(leaf))
+        nodes += [before for before, _ in node.next_functions]
+    return found
+
+
 def _run(module: nn.Module, arguments: Mapping[str, Any]) -> Any:
     placed, named = Takes(type(module).__name__, module.forward).given(dict(arguments))
     return module(*placed, **named)
