@@ -153,7 +153,9 @@ def model_error(who: str, examples: int, error: Exception, more: str = "", colum
     elif examples == 1:
         advice += (
             "; batch normalisation needs more than one example: merge_single = True lets a last one join the "
-            "mini-batch before it, as with torch's own layers, and a client with a single one must be left out"
+            "mini-batch before it, as with torch's own layers. Where it is all that a client has, take its rows out of the "
+            "table, or, in Python, keep the others by data.select([n for n in range(len(data)) if data.count(n, 'train') "
+            "> 1]); or take GroupNorm in its place"
         )
     elif columns:
         advice += f": an example has {columns}"

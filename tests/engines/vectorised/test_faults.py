@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedkeep import Phase, methods, sgd
+from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.engines import Sequential, Vectorised
 from fedkeep.engines.batches import Stream, batches, steps_per_pass
@@ -55,6 +55,18 @@ def test_clients_whose_model_fails_are_named() -> None:
     facts = error.value.facts
     assert (facts["who"], facts["examples"]) == ("Client 'user-0', round 3", 1)
     assert "merge_single = True" in facts["advice"]
+
+
+def test_what_is_advised_where_a_client_has_one_example_lets_the_others_train() -> None:
+    data = classes(counts=(5, 1, 8), kind="f4")
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with pytest.raises(MethodError) as error:
+        simulate(model, methods.fedavg(), data, rounds=1)
+    advised = "data.select([n for n in range(len(data)) if data.count(n, 'train') > 1])"
+    assert advised in error.value.facts["advice"]
+    kept = data.select([n for n in range(len(data)) if data.count(n, "train") > 1])
+    assert list(kept.ids) == ["user-0", "user-2"]
+    assert simulate(model, methods.fedavg(), kept, rounds=1).evaluate("test")["loss"] > 0
 
 
 def test_each_client_is_named_once() -> None:
