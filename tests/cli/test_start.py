@@ -97,6 +97,29 @@ def test_numbers_and_texts_to_predict_from(at: Path) -> None:
     assert fedkeep("run", "said.toml", "--set", "run.epochs=1").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "message", ["我今天很高兴因为天气非常好{}", "ฉันมีความสุขมากวันนี้{}", "my code is {} as ever"]
+)
+@pytest.mark.parametrize("different", [40, 1500])
+def test_messages_are_no_categories(at: Path, message: str, different: int) -> None:
+    rows = [
+        f"u{n % 4},{message.format(n % different)},{'yes' if n % 3 else 'no'}" for n in range(2 * different)
+    ]
+    (at / "said.csv").write_text("\n".join(["user,said,label", *rows]), encoding="utf-8")
+    assert fedkeep("start", "said.csv").exit_code == 0
+    assert written(at / "said.toml")["data"]["text"] == "said"
+    told = fedkeep("prepare", "said.toml").stdout
+    assert "label" in told
+    assert message.format(7) not in told
+
+
+def test_few_long_answers_stay_categories(at: Path) -> None:
+    rows = [f"u{n % 4},more than {n % 5} years ago,{n % 2}" for n in range(80)]
+    (at / "t.csv").write_text("\n".join(["user,since,label", *rows]))
+    assert fedkeep("start", "t.csv").exit_code == 0
+    assert written(at / "t.toml")["data"]["kinds"] == {"since": "category"}
+
+
 def test_what_cannot_be_used_is_all_named(at: Path) -> None:
     rows = [f"u{n % 3},{n if n != 7 else 'x'},{n % 5},7,{n % 2 if n != 9 else ''}" for n in range(30)]
     (at / "t.csv").write_text("\n".join(["user,a,b,same,label", *rows]))

@@ -39,6 +39,14 @@ EXAMPLES = 4_000_000
 """About so many examples are trained on in all: more rows train for fewer epochs."""
 
 
+UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]{6}"
+"""Six characters of scripts that put no space between words."""
+PHRASE, MESSAGE = rf"\S\s+\S|{UNSPACED}", rf"(\S+\s+){{3}}\S|{UNSPACED}"
+"""What is in a cell of two words or more, and of four: a text."""
+FEW = 20
+"""So many different texts may be categories, however long."""
+
+
 @dataclass
 class Start:
     """What was found in a table.
@@ -116,7 +124,9 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
             else:
                 found.left[name] = str(error)
             continue
-        if different[name] == rows > 20 and ID.fullmatch(name):
+        if one.kind == "category" and different[name] > FEW and _holds_texts(table, name, MESSAGE):
+            found.left[name] = "texts"  # as a category each of them would be told to the server as it stands
+        elif different[name] == rows > 20 and ID.fullmatch(name):
             found.left[name] = "another number in every row"
         else:
             found.fields[name] = one
@@ -295,17 +305,17 @@ def _label(found: Start, table: Table) -> None:
         )
 
 
-def _holds_texts(table: Table, name: str) -> bool:
+def _holds_texts(table: Table, name: str, pattern: str = PHRASE) -> bool:
     values = table.columns[name].values
     if isinstance(values, list):
-        return all(value is None or isinstance(value, str) for value in values)
+        return pattern == PHRASE and all(value is None or isinstance(value, str) for value in values)
     from pyarrow import compute, types
 
     if not types.is_string(values.type):
         return False
     few = values.slice(0, 1000)
-    spaces = compute.mean(compute.match_substring_regex(few, r"\S\s+\S").cast("int8")).as_py()
-    return bool(spaces is not None and spaces > 0.5)
+    share = compute.mean(compute.match_substring_regex(few, pattern).cast("int8")).as_py()
+    return bool(share is not None and share > 0.5)
 
 
 def toml_of(found: Start) -> str:
