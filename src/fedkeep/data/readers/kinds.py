@@ -117,8 +117,17 @@ def field_of(table: Table, name: str, declared: str | None = None, advice: str =
         raise looked.wrong(0, "a value in some row at least", None, " Leave the column out.")
     elif types.is_string(values.type) or types.is_large_string(values.type):
         return looked.plain_numbers(kind) or looked.of_text(kind)
+    series = (
+        types.is_list(values.type)
+        or types.is_large_list(values.type)
+        or types.is_fixed_size_list(values.type)
+    )
+    more = _SERIES if series else ""
     raise looked.wrong(
-        0, f"a {kind or 'number, truth value, date or category'}", values[0].as_py(), " Leave the column out."
+        0,
+        f"a {kind or 'number, truth value, date or category'}",
+        values[0].as_py(),
+        f" Leave the column out.{more}",
     )
 
 
@@ -153,6 +162,10 @@ def _is_plain(value: object) -> bool:
     return value is None or (isinstance(value, str | int | float | Decimal) and not isinstance(value, bool))
 
 
+_SERIES = (
+    " A model for series takes them as an array x of shape (rows, steps, values a step), from a function of your own "
+    "(reader = 'my_module:read') that returns FederatedData.from_columns(...)."
+)
 _DECLARED = " Correct it, or leave the cell empty."
 _FOUND = ' Correct it, leave the cell empty, or say kinds = {{ {!r} = "category" }}.'
 
