@@ -59,7 +59,11 @@ def test_held_out_users_at_other_k(fedkeep: Command) -> None:
     result = fedkeep("personalize", "r", "--k", "0,3")
     assert result.exit_code == 0, result.output
     assert rows_of(result.stdout) == ["0", "3"]
+    assert "is all of them" not in result.stdout
     assert not (run / "analyses.json").exists()
+    for further in ((), ("--client", "user-1")):
+        result = fedkeep("personalize", "r", "--k", "3,500", *further)
+        assert "so k = 500 is all of them" in " ".join(result.stdout.split())
 
 
 MIXTURE = """

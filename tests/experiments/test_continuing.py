@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedkeep import FederatedData, load_run, methods, simulate
-from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RunError
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MethodError, RunError
 from fedkeep.data.preparation import Encoding
 from fedkeep.data.preparation.labels import LabelCode, LabelError, LabelSummary
 from fedkeep.data.preparation.numbers import KeyCode, Keys, KeySummary
@@ -208,6 +208,24 @@ def test_an_id_that_changed_its_spelling_is_named() -> None:
     run = simulate(Deep().double(), method, examples(["North", "b"], 20), rounds=1, cohort=2)
     with pytest.warns(UserWarning, match="'north'.*'North'"):
         simulate(Deep().double(), method, examples(["north", "b"], 20), rounds=1, continue_from=run)
+
+
+def test_a_new_person_whose_id_is_nearly_a_known_one_is_named() -> None:
+    method = methods.fedper("head.*")
+    run = simulate(Deep().double(), method, examples(["North", "b"], 20), rounds=1, cohort=2)
+    with pytest.warns(UserWarning, match="'north '.*'North'"):
+        run.fit(rows=examples(["north ", "b"], 20))
+
+
+def test_what_fails_before_its_own_first_round_leaves_no_folder(tmp_path: Path) -> None:
+    method = methods.fedper("head.*", local=Phase(batch_size=4))
+    may = simulate(
+        Deep().double(), method, examples(["a", "b"], 20), rounds=1, cohort=2, out=tmp_path / "may"
+    )
+    june = examples(["a", "b"], 20, classes=4)
+    with pytest.raises(MethodError, match="class 3"):
+        simulate(Deep().double(), method, june, rounds=1, continue_from=may, out=tmp_path / "june")
+    assert not (tmp_path / "june").exists()
 
 
 def test_labels_and_items_get_the_next_numbers() -> None:

@@ -100,7 +100,11 @@ def test_without_batches_the_check_is_static() -> None:
     ("model", "split", "said"),
     [
         (Logits(), ["user"], "split must be a split, e.g. fedkeep.Split(['head.*']); got ['user']."),
-        (Logits, Split("user"), "model must be a torch.nn.Module; got <class 'tests.tiny.Logits'>."),
+        (
+            Logits,
+            Split("user"),
+            "model must be a torch.nn.Module; got <class 'tests.tiny.Logits'>. This is a class: call it, Logits(...).",
+        ),
     ],
 )
 def test_what_is_no_model_or_no_split_is_refused(model: Any, split: Any, said: str) -> None:

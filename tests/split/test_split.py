@@ -61,13 +61,15 @@ def test_a_pattern_without_match_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(SplitError) as error:
         Split(["user", "linaer.weight"]).check(Logits())
     assert str(error.value) == (
-        "Split pattern 'linaer.weight' matches no parameter of Logits. Did you mean 'linear.weight'?"
+        "Split pattern 'linaer.weight' matches no parameter of Logits. Did you mean 'linear.weight'? It is given as "
+        "private, in a configuration method.private."
     )
     with pytest.raises(SplitError) as error:
         Split("zzz").check(Logits())
     assert str(error.value) == (
         "Split pattern 'zzz' matches no parameter of Logits. "
-        "Its parameters are ['user', 'linear.weight', 'linear.bias']."
+        "Its parameters are ['user', 'linear.weight', 'linear.bias']. It is given as private, in a configuration "
+        "method.private."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,9 +72,9 @@ def personalize(
     elif everyone:
         _everyone(loaded, run, workers)
     elif client:
-        _named(loaded, list(dict.fromkeys(map(as_id, client))), ks)
+        _named(loaded, list(dict.fromkeys(map(as_id, client))), ks, asked=k is not None)
     else:
-        _held_out(loaded, run, ks)
+        _held_out(loaded, run, ks, asked=k is not None)
 
 
 def parse_k(text: str) -> list[int | None]:
@@ -127,7 +128,7 @@ def _everyone(run: Run, folder: Path, workers: int) -> None:
     say(f"Kept for the report: fedkeep report {folder}")
 
 
-def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
+def _held_out(run: Run, folder: Path, ks: list[int | None], *, asked: bool) -> None:
     from fedkeep.experiments.analyses import cold_start_form, falls_in_words, write_analyses
     from fedkeep.experiments.personalize import DEFAULT_K, cold_start
 
@@ -135,6 +136,8 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
         raise ConfigError(
             f"No user was held out of {folder}. Name users with --client ID, or train with --set run.hold_out=0.1."
         )
+    if asked:
+        _say_of_few(run, run.held_out, ks)
     found = cold_start(run, ks=ks)
     per_user = found.user_metric
     rows = [
@@ -169,11 +172,13 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
         say(f"Kept for the report: fedkeep report {folder}")
 
 
-def _named(run: Run, clients: list[str], ks: list[int | None]) -> None:
+def _named(run: Run, clients: list[str], ks: list[int | None], *, asked: bool) -> None:
     from fedkeep.experiments.run import adapt_clients
     from fedkeep.tasks import tasks_in
 
     metric = tasks_in(run.data.meta)[0].headline
+    if asked:
+        _say_of_few(run, clients, ks)
     found = [adapt_clients(run, clients, begin="default", examples=k, progress=False) for k in ks]
     rows = []
     for name in clients:
@@ -189,6 +194,13 @@ def _named(run: Run, clients: list[str], ks: list[int | None]) -> None:
     )
     run.fit(clients)
     say(f"Kept in {run.folder}: what {_users(clients)} fitted to all of their examples.")
+
+
+def _say_of_few(run: Run, clients: Sequence[str], ks: list[int | None]) -> None:
+    """Say which numbers of examples no user has."""
+    most = int(run.data.counts("train")[[run.data.index(c) for c in clients]].max())
+    if more := [k for k in ks if k is not None and k > most]:
+        say(f"No user has more than {most:,} examples to fit on, so k = {more[0]:,} is all of them.")
 
 
 def _users(clients: list[str]) -> str:

@@ -62,6 +62,14 @@ def _form(name: str) -> str:
     return re.sub(r"^([+-]?\d+)\.0*$", r"\1", form) if "." in form else form
 
 
+def respelled(new: Iterable[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield new names with the known ones from which they differ by case, or by spaces around them, alone."""
+    forms = {name.strip().casefold(): name for name in known}
+    for name in new:
+        if (other := forms.get(name.strip().casefold())) is not None:
+            yield name, other
+
+
 def spellings(what: str, names: Sequence[str], counts: NDArray[Any]) -> str:
     """Return what is to be said of names that are alike, with their numbers of examples; empty: of none."""
     groups = alike(names)

@@ -17,7 +17,7 @@ from fedkeep import models
 from fedkeep.core.arguments import accepted
 from fedkeep.core.declared import declared
 from fedkeep.core.describe import differences
-from fedkeep.core.errors import ConfigError, DataError, check_choice, first_line
+from fedkeep.core.errors import ConfigError, DataError, MethodError, check_choice, first_line
 from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
@@ -314,7 +314,10 @@ def build_method(config: MethodConfig) -> Method:
     settings = {name: options.pop(name) for name in LOCAL if name in options}
     if config.optimizer is not None:
         settings["optimizer"] = config.optimizer
-    options["local"] = local.but(loss=loss, **settings)
+    try:
+        options["local"] = local.but(loss=loss, **settings)
+    except MethodError as error:
+        raise ConfigError(f"method: {error}") from error
     said: dict[str, Any] = {}
     if (weighting := options.pop("weighting", None)) is not None:
         said["reduce"] = WeightedMean(by=weighting)

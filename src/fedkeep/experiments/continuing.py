@@ -24,6 +24,7 @@ from fedkeep.core.files import layout
 from fedkeep.core.params import Params, row
 from fedkeep.core.run_files import read_info
 from fedkeep.data import FederatedData
+from fedkeep.data.alike import respelled
 from fedkeep.data.preparation import Encoding
 from fedkeep.data.seen import Seen
 from fedkeep.engines.device import NONCE_BITS
@@ -159,13 +160,11 @@ class Before:
         """Return what the new run's ``run.json`` says of this one; ids that changed their spelling are warned of."""
         there, here = set(self.seen.ids), set(map(str, data.ids))
         new, gone = sorted(here - there), sorted(there - here)
-        alike = {name.strip().casefold(): name for name in gone}
-        for name in new:
-            if (other := alike.get(name.strip().casefold())) is not None:
-                warn(
-                    f"The client {name!r} is new and {other!r} is gone. Where they are the same, write the id as before: "
-                    f"it begins with default values now."
-                )
+        for name, other in respelled(new, gone):
+            warn(
+                f"The client {name!r} is new and {other!r} is gone. Where they are the same, write the id as before: "
+                f"it begins with default values now."
+            )
         known = self.seen.among(data)
         parts = [
             f"{data.examples - known:,} new examples, and {known:,} that stay in the parts they were in",

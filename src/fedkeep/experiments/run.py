@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedkeep.core.describe import describe
-from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, check_choice
+from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, check_choice, warn
 from fedkeep.core.files import beside, expanded, keep_private, state_name, sync_folder, sync_tree
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
@@ -34,6 +34,7 @@ from fedkeep.core.records import Record
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
+from fedkeep.data.alike import respelled
 from fedkeep.data.ids import SomeIds, as_id
 from fedkeep.engines import Adaptation, Job, Judged, LocalDevice, Order, Sequential, orders_of, to_records
 from fedkeep.engines.adapt import Fits, one_by_one, own_default, own_split
@@ -368,6 +369,13 @@ class Run:
             MethodError: the method has no adaptation, or its server has a part for each client.
         """
         run = self if rows is None else self.on(rows)
+        if rows is not None:
+            known = set(map(str, self.data.ids))
+            for name, other in respelled([c for c in map(str, rows.ids) if c not in known], known):
+                warn(
+                    f"The client {name!r} is new and the run knows {other!r}. Where they are the same, write the id as there: "
+                    f"it begins with default values now."
+                )
         everyone = SomeIds(run.data.ids, np.arange(len(run.data)))
         all_of_them = rows is not None or self.method.adapt.everyone
         chosen = clients if clients is not None else everyone if all_of_them else self.held_out

@@ -517,7 +517,7 @@ STAY = (RunError, StoreError, NonFiniteError, RoundError)
 
 @contextmanager
 def removed_if_it_fails(folder: Path | None) -> Iterator[Path | None]:
-    """Give a run's folder; remove it where it was made inside and a fault came before the first round was committed.
+    """Give a run's folder; remove it where it was made inside and a fault came before the first round of its own.
 
     One stays that was there before, that holds a round or a ledger of privacy, or that another process has; one that
     can go on, as the folder itself was at fault, such as its full disk; and one whose training diverged.
@@ -534,5 +534,17 @@ def removed_if_it_fails(folder: Path | None) -> Iterator[Path | None]:
 def _remove(folder: Path) -> None:
     if folder.is_dir():
         with suppress(OSError, Timeout), FileLock(str(folder / "lock"), timeout=0):
-            if not any((folder / name).exists() for name in ("commit.json", LEDGER)):
+            if not ((folder / LEDGER).exists() or _has_rounds(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_rounds(folder: Path) -> bool:
+    """Tell whether rounds of its own are committed, beyond what it took over from the run that it continues."""
+    if not (folder / "commit.json").exists():
+        return False
+    try:
+        info = read_info(folder)
+        began: int = (info.get("continues") or {"round": 0})["round"]
+        return read_commit(folder, info).round > began
+    except RunError:
+        return True  # damaged: there may be some

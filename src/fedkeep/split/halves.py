@@ -120,7 +120,8 @@ def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()
     kept, still = tuple(private), tuple(frozen)
     for pattern in (*kept, *still):
         if not any(fnmatchcase(name, pattern) for name in everything):
-            raise SplitError(_no_match(module, pattern, everything))
+            given = "private, in a configuration method.private" if pattern in kept else "frozen"
+            raise SplitError(f"{_no_match(module, pattern, everything)} It is given as {given}.")
     for name in everything:
         if matches(name, kept) and matches(name, still):
             mine, theirs = (next(p for p in patterns if fnmatchcase(name, p)) for patterns in (kept, still))

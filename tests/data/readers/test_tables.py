@@ -538,8 +538,10 @@ def test_a_text_as_label_of_a_regression_is_told_where_the_task_stands(tmp_path:
 
 def test_a_frame_is_told_its_own_argument_of_clients() -> None:
     frame = pa.table({"user": ["a", "b"], "size": [1.0, 2.0], "label": [0, 1]})
-    with raises(ConfigError, said="client", user="user"):
+    with raises(ConfigError, said="client='user'", user="user"):
         read_frame(frame, user="user")
+    with raises(DataError, said="client = 'COLUMN'", column="person", there=["label", "size", "user"]):
+        read_frame(frame, user="person")
     with raises(DataError, said="client = 'COLUMN'", column="client"):
         read_frame(frame)
 

@@ -190,11 +190,15 @@ def read_frame(
 
     Raises:
         DataError: as of ``read_table``; or a column that nobody named holds no numbers.
-        ConfigError: the column of clients is given as ``user``, as of ``read_table``.
+        ConfigError: the column of clients, which is there, is given as ``user``, as of ``read_table``.
     """
     if "user" in options:
+        other_columns(
+            frame, names_in(options["user"]), (), naming_of({"client": options["user"]}, frame=True)
+        )
         raise ConfigError(
-            "A data frame's column of clients is named as client; got user={user!r}.", user=options["user"]
+            "A data frame's column of clients is named as client: client={user!r}; got user={user!r}.",
+            user=options["user"],
         )
     if not {"features", "text"} & options.keys():
         others = {options.get(name) or name for name in ("split", "time", "opted_in")}
