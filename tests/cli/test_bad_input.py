@@ -120,8 +120,10 @@ def test_what_is_not_there(refused: Refused, words: str, begins: str, ends: str)
         (
             'kind = "furl"',
             'kind = "furl"\nprivate = "usr"',
-            "Split pattern 'usr' matches no parameter of Linear. Did you mean 'user'? It is given as private, in a "
-            "configuration method.private.",
+            (
+                "Split pattern 'usr' matches no parameter of Linear. Did you mean 'user'? It is given as private, in a "
+                "configuration method.private."
+            ),
         ),
         ('kind = "furl"', 'kind = "furl"\nbatch_size = 0', "method: batch_size must be at least 1; got 0."),
         ("user = 0.5", "usr = 0.5", "The learning rate pattern 'usr' matches no parameter; "),
