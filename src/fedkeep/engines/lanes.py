@@ -339,27 +339,37 @@ def _reads(lanes: Lanes, number: int, names: AbstractSet[str]) -> bool:
 
 
 def _warn_of_reading(lanes: Lanes, number: int, names: AbstractSet[str]) -> None:
-    """Warn if a phase's loss is another one where some values are NaN, and no NaN, as of ``weight > 0``."""
-    as_is, shown = _losses(lanes, number, names)
-    if as_is != shown and not math.isnan(as_is) and not math.isnan(shown):
+    """Warn if a phase's loss is another one where some values are NaN, and no NaN, as of ``weight > 0``.
+
+    That may be so of later values alone, as of a weight that begins at 0: others, of either sign, are tried too.
+    """
+    as_is, shown, *others = _losses(lanes, number, names, signs=(1, -1))
+    if math.isnan(as_is) or math.isnan(shown):
+        return
+    if any(one != shown and not math.isnan(one) for one in (as_is, *others)):
         warn(READS_NAN)
 
 
-def _losses(lanes: Lanes, number: int, names: AbstractSet[str]) -> tuple[float, float]:
-    """Return a phase's loss as it is, and with NaN in some values, of the first lane with examples; of none, NaN."""
+def _losses(lanes: Lanes, number: int, names: AbstractSet[str], signs: Sequence[int] = ()) -> list[float]:
+    """Return a phase's loss as it is, with NaN in some values, and with other values there, for each sign one minus what
+    they are; of the first lane with examples. Of none, NaN.
+    """
     phase, net, device = lanes.client.phases[number], lanes.net, lanes.device
     every = zip(lanes.rows, lanes.draws, strict=True)
     each = [usable(lanes.data, rows, phase, draws)[: phase.batch_size] for rows, draws in every]
     lane = next((k for k, rows in enumerate(each) if len(rows)), None)
     if lane is None:
-        return math.nan, math.nan
-    as_is, losses = lanes.lane(lane), []
-    for values in (as_is, veiled(as_is, names, net.initial(), lanes.trainable)):
+        return [math.nan, math.nan]
+    as_is, losses = lanes.lane(lane), list[float]()
+    others = [
+        {**as_is, **{n: sign - as_is[n] for n in names & lanes.trainable & as_is.keys()}} for sign in signs
+    ]
+    for values in (as_is, veiled(as_is, names, net.initial(), lanes.trainable), *others):
         batch = load_batch(lanes.data, each[lane], device, net.float_type, lanes.tables[lane])
         params = {n: v.requires_grad_(n in lanes.trainable) for n, v in clone(values).items()}
         with forked(device), net.still():
             losses.append(float(phase.loss(net, params, batch, clone(lanes.sent_to(lane))).detach()))
-    return losses[0], losses[1]
+    return losses
 
 
 def veiled(
