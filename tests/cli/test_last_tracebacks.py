@@ -81,7 +81,10 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_settings_that_no_run_has(refused: Refused, given: str, message: str) -> None:
-    assert refused("run", "toy.toml", "--set", given).startswith(f"Error: {message}")
+    where, _, fact = message.rpartition(":\n  ")
+    said = refused("run", "toy.toml", "--set", given)
+    assert said.startswith(f"Error: {where}")
+    assert fact in said
     assert not Path("runs").exists()
 
 
