@@ -187,7 +187,8 @@ def test_a_token_that_is_missing_is_told_in_one_line(place):
     assert "There is no token in" in said.stderr
 
 
-def test_the_command_serves_until_it_is_ended(place):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_ended(number, place, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -198,7 +199,8 @@ def test_the_command_serves_until_it_is_ended(place):
         "--port",
         "0",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+    given = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=given) as process:
         try:
             shown = next(line for line in process.stdout if line.startswith("http://"))
             address, _, token = shown.strip().removeprefix("http://").partition("/#")
@@ -206,5 +208,6 @@ def test_the_command_serves_until_it_is_ended(place):
             assert ask(there, right(place), Authorization=f"Bearer {token}")[0] == 200
             assert ask(there, right(place))[0] == 401
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
         assert process.wait(30) == 0
+    assert list(tmp_path.glob("fedkeep-*")) == []  # copies of private values

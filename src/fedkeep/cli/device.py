@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -393,6 +394,8 @@ def serve(
     token = secrets.token_urlsafe(24) if token_file is None else _token(token_file)
     models = models_of(config, published, run)
     _tell_unfit(models)
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever ends it, the models' folder is removed
+        signal.signal(number, signal.default_int_handler)
     with models.opened(client, adapted=adapted) as exported:
         only = client[0] if client is not None and len(client) == 1 else models.only
         with web.serve(exported, token, port=port, host=host, only=only, shared=shared) as server:

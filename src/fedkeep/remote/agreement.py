@@ -124,8 +124,8 @@ class RefusalError(FedkeepError):
 
 
 def is_ours(error: BaseException) -> bool:
-    """Tell whether an error's text is fedkeep's alone: it was raised there, and not for another error."""
-    return error.__cause__ is None and raised_here(error)
+    """Tell whether an error's text is fedkeep's alone: it was raised there, and for no error but such a one."""
+    return raised_here(error) and (error.__cause__ is None or is_ours(error.__cause__))
 
 
 def raised_here(error: BaseException) -> bool:
