@@ -138,7 +138,7 @@ def test_kteps() -> None:
         return [100 * mean(file, scene, name, "accuracy_ap") for name in methods]
 
     glove = ap("kteps-vectors", "KTEPS, GloVe, 150 numbers", "FedAvg, GloVe, 150 numbers")
-    check_line(PAGE, r"the two are level: (\S+) % and (\S+) %", *glove)
+    check_line(PAGE, r"the two are level: KTEPS (\S+) %, FedAvg (\S+) %", *glove)
     ruled = ap("kteps-variants", "linear schedule", "FedAvg, linear schedule")
     check_line(PAGE, r"KTEPS is ahead: (\S+) % against (\S+) % after", *ruled)
     whole = "FDU, trained on all training reviews"

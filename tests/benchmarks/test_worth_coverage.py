@@ -100,7 +100,7 @@ def test_the_page_says_what_was_measured() -> None:
     assert len(told) == len(wide) + len(weak)  # nothing else is missed
     assert found["claims_that_failed"] == told
     assert f"The {len(wide)} cases in which coverage misses" in text
-    assert f"among the {len(wide) + len(weak)} claims that failed." in text
+    assert f"With these the file lists {len(wide) + len(weak)} misses in all." in text
     rare = {c["clients"]: c for c in found["rare"]["coverage"]}
     percent = {n: [round(100 * c[f"{k}_covered"]) for k in ("like_these", "these")] for n, c in rare.items()}
     ten, twenty, fifty = (percent[n] for n in (10, 20, 50))
