@@ -143,7 +143,7 @@ def test_kteps() -> None:
     check_line(PAGE, r"KTEPS is ahead: (\S+) % against (\S+) % after", *ruled)
     whole = "FDU, trained on all training reviews"
     dropout = ap("kteps-readings", "KTEPS, dropout", "FedAvg, dropout", scene=whole)
-    check_line(PAGE, r"helps both: (\S+) % and (\S+) %", *dropout)
+    check_line(PAGE, r"helps both: KTEPS to (\S+) %, FedAvg to (\S+) %", *dropout)
 
 
 def test_mixture() -> None:
