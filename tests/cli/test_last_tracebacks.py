@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,15 +116,54 @@ def test_a_model_larger_than_any_memory(refused: Refused) -> None:
     assert message.startswith("Error: model: 'bag_of_words' cannot be made of ")
 
 
-def test_sizes_and_rounds_are_bounded_before_anything_is_made(refused: Refused) -> None:
+def test_sizes_are_bounded_before_anything_is_made(refused: Refused) -> None:
     text = Path("toy.toml").read_text()
     large = text.replace('kind = "linear"', 'kind = "bag_of_words"\nvocabulary = 9\nuser_dim = 1000000000')
     Path("large.toml").write_text(large)
     assert "user_dim is at most" in refused("run", "large.toml")
-    long = refused("run", "toy.toml", "--set", "run.rounds=1000000000000000")
-    assert "11574074 days" in long
-    assert "--yes" in long
     assert not Path("runs").exists()
+
+
+LONG = "1000000000000000"
+TOGETHER = """
+[data]
+reader = "toy"
+users = 6
+examples = 12
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "toy.toml", "--set", f"run.rounds={LONG}"),
+        ("run", "together.toml", "--set", f"run.epochs={LONG}"),
+        ("run", "toy.toml", "--set", f"method.epochs={LONG}"),
+        ("run", "toy.toml", "--set", "method.kind=fedavg", "--set", f"personalization.steps={LONG}"),
+        ("run", "toy.toml", "--set", f"method.adapt.epochs={LONG}", "--set", "run.evaluate_adapted=true"),
+        ("compare", "toy.toml", "--set", f"run.rounds={LONG}", "--seeds", "2"),
+        ("sweep", "toy.toml", "--range", "method.epochs={low=1,high=2}", "--trials", LONG),
+        ("sweep", "toy.toml", "--range", f"method.epochs={{low=1,high={LONG}}}", "--trials", "2"),
+    ],
+)
+def test_what_would_take_longer_than_a_month_is_asked_for(refused: Refused, words: tuple[str, ...]) -> None:
+    Path("together.toml").write_text(TOGETHER)
+    message = refused(*words)
+    assert re.search(r"would take at least [\d,.e+]+ days", message), message
+    assert "--yes" in message
+    assert not any(Path(made).exists() for made in ("runs", "comparisons", "sweeps"))
+
+
+def test_seeds_are_bounded_before_they_are_listed(refused: Refused) -> None:
+    assert "1000" in refused("sweep", "toy.toml", "--range", "method.epochs={low=1,high=2}", "--seeds", LONG)
+    assert "how many seeds" in refused("compare", "toy.toml", "--seeds", LONG)
+
+
+def test_a_month_that_was_agreed_to(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkeep.cli.settings.LONGEST", 0.0)
+    assert fedkeep("run", "toy.toml").exit_code == 2
+    assert not Path("runs").exists()
+    assert fedkeep("run", "toy.toml", "--yes").exit_code == 0
 
 
 def test_a_model_without_a_single_number(refused: Refused) -> None:

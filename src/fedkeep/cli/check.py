@@ -28,7 +28,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     from fedkeep.data import Ragged
     from fedkeep.data.alike import oddities
     from fedkeep.engines.rehearsal import first_batches, first_values, losses, model_warnings
-    from fedkeep.experiments.build import build_data, simulation_of
+    from fedkeep.experiments.build import ahead_of, build_data, simulation_of
     from fedkeep.nn.accelerate import swaps_of
     from fedkeep.split import check_split
     from fedkeep.split.probe import EQUATIONS
@@ -56,6 +56,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
         say(f"{line[0].upper()}{line[1:]}.")
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
         show_texts(examples)
+    say(f"A run takes {ahead_of(simulation, found.config)}.")
     for text in model_warnings(
         method, net, examples, found.config.seed, whose=found.config.run.centralised, given=True
     ):

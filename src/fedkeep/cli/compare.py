@@ -10,14 +10,21 @@ import typer
 
 from fedkeep.cli.output import complain, note, say, show_table
 from fedkeep.cli.reproduce import parse_seeds
-from fedkeep.cli.settings import DataOption, MetricOption, SetOption, find_config
+from fedkeep.cli.settings import (
+    MOST_SEEDS,
+    DataOption,
+    MetricOption,
+    SetOption,
+    YesOption,
+    ask_if_long,
+    find_config,
+)
 from fedkeep.core.errors import ConfigError
+from fedkeep.report.wording import duration
 
 if TYPE_CHECKING:
     from fedkeep.report.standings import Found
     from fedkeep.report.tables import Table
-
-MOST_SEEDS = 1000
 
 
 def compare(
@@ -74,6 +81,7 @@ def compare(
     metric: MetricOption = None,
     data: DataOption = None,
     overrides: SetOption = None,
+    yes: YesOption = False,
 ) -> None:
     """Run every method with every seed, and write one comparison: page, tables and figures.
 
@@ -113,6 +121,8 @@ def compare(
             f"{where}{len(plan.variants)} methods × {len(plan.seeds)} seeds{tried}: {len(plan.missing)} of {every} "
             "runs to do."
         )
+    seconds = sum(plan.seconds for plan in plans) / jobs
+    ask_if_long(seconds, f"This comparison would take at least {duration(seconds)}, by its runs.", yes)
     try:
         if several:
             all_of, page = comparing.run_all(plans, jobs)

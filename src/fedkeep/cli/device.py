@@ -28,7 +28,7 @@ from fedkeep.cli.predict import (
     check_asked,
     write_predictions,
 )
-from fedkeep.cli.settings import needs_flower
+from fedkeep.cli.settings import YesOption, ask, needs_flower
 from fedkeep.core.errors import BusyError, ConfigError, StoreError, did_you_mean
 from fedkeep.report.wording import size
 
@@ -566,7 +566,7 @@ def forget(
         typer.Option("--client", metavar="ID", help="Forget this client alone. May be repeated."),
     ] = None,
     run: RunOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Remove private states for good: of all clients, or of some; of all runs, or of one.
 
@@ -581,7 +581,8 @@ def forget(
     if clients:
         _check_known(folder, runs, clients)
     what = f"clients {', '.join(sorted(clients))}" if clients else "all clients"
-    _ask(f"Forget what {folder} keeps of {what} in {len(runs)} run{'s' * (len(runs) != 1)} for good?", yes)
+    question = f"Forget what {folder} keeps of {what} in {len(runs)} run{'s' * (len(runs) != 1)} for good?"
+    ask(question, "Forgetting is for good.", yes)
     rest = ""
     for name in runs:
         if not clients:
@@ -678,14 +679,6 @@ def _check_known(folder: Path, runs: Sequence[str], clients: set[str]) -> None:
     summing = {c for c in clients for name in runs if sum_of(file_of(folder, name), c).exists()}
     for client in sorted(clients - known - summing):
         raise ConfigError(f"{folder} keeps nothing of client {client!r}.{did_you_mean(client, known)}")
-
-
-def _ask(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError("Forgetting is for good: say --yes where nobody can be asked.")
-    typer.confirm(question, abort=True)
 
 
 def _write_new(path: Path, content: bytes) -> None:

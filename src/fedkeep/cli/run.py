@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeep.cli.output import complain, metrics_table, say
-from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, find_config
+from fedkeep.cli.settings import (
+    ConfigArgument,
+    DataOption,
+    Found,
+    SetOption,
+    YesOption,
+    ask_if_long,
+    find_config,
+)
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.report.wording import lower_is_better, metric_inline, number
 
 if TYPE_CHECKING:
     from fedkeep.experiments.run import Run
-
-MOST_ROUNDS = 10**9
-"""Of a run, without ``--yes``."""
 
 
 def run(
@@ -41,7 +46,7 @@ def run(
     ] = None,
     overrides: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Replace the configuration's seed.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Run it even if its rounds would take years.")] = False,
+    yes: YesOption = False,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -73,13 +78,6 @@ def run(
     found = find_config(config, overrides, seed, resume=resume)
     if continue_from is not None and out is None:
         raise ConfigError("--continue-from begins a new run. Name its folder: --out DIR.")
-    if (rounds := found.config.run.rounds or 0) > MOST_ROUNDS and not yes:
-        raise ConfigError(
-            "run.rounds is {rounds}. Rounds of a millisecond, which is little, would take {days:.0f} days. Take fewer, or "
-            "give --yes.",
-            rounds=rounds,
-            days=rounds / 1000 / 86400,
-        )
     folder = out or found.folder or Path("runs") / f"{found.label}-{found.config.seed}"
     try:
         finished = run_config(
@@ -91,6 +89,7 @@ def run(
             text=found.text,
             workers=workers,
             tell=say,
+            agree=lambda ahead: ask_if_long(ahead.seconds, f"This run would take {ahead}.", yes),
         )
     except KeyboardInterrupt as stop:
         complain(_stopped(folder, data))

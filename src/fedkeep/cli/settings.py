@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,34 @@ RoundOption = Annotated[
         "--round", help="best: the best on valid, of which fedkeep run tells first. last: the last one."
     ),
 ]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+MOST_SEEDS = 1000
+LONGEST = 30 * 86400
+"""Seconds; what would take longer is asked for."""
+
+
+def ask(question: str, why: str, yes: bool) -> None:
+    """Ask whether to go on, unless the answer was given; a no ends the command.
+
+    Raises:
+        ConfigError: nobody can be asked.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("{why} Say --yes where nobody can be asked.", why=why)
+    typer.confirm(question, abort=True)
+
+
+def ask_if_long(seconds: float, told: str, yes: bool) -> None:
+    """Ask whether to begin what would take more than 30 days; ``told``: what it is, and how long it takes.
+
+    Raises:
+        ConfigError: as for ``ask``.
+    """
+    if not seconds <= LONGEST:
+        ask(f"{told} Begin?", f"{told} Fewer rounds, passes or runs take less.", yes)
 
 
 def at_round(run: Run, round: str) -> Run:

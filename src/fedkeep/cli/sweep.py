@@ -9,8 +9,18 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import complain, note, say, show_table
-from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config, needs
+from fedkeep.cli.settings import (
+    MOST_SEEDS,
+    ConfigArgument,
+    DataOption,
+    SetOption,
+    YesOption,
+    ask_if_long,
+    find_config,
+    needs,
+)
 from fedkeep.core.errors import ConfigError
+from fedkeep.report.wording import duration
 
 EXAMPLE = "--range method.optimizer.learning_rate={low=0.01,high=1.0,log=true}"
 
@@ -44,7 +54,8 @@ def sweep(
     ] = None,
     trials: Annotated[int, typer.Option("--trials", min=1, metavar="N", help="Trials of each method.")] = 20,
     seeds: Annotated[
-        int, typer.Option("--seeds", min=1, metavar="K", help="Seeds that each trial runs with.")
+        int,
+        typer.Option("--seeds", min=1, max=MOST_SEEDS, metavar="K", help="Seeds that each trial runs with."),
     ] = 1,
     prune: Annotated[
         Prune, typer.Option("--prune", help="How trials that fall behind on valid are ended early.")
@@ -61,6 +72,7 @@ def sweep(
     seed: Annotated[
         int | None, typer.Option("--seed", help="Replace the configuration's seed; trials follow from it.")
     ] = None,
+    yes: YesOption = False,
 ) -> None:
     """Choose settings by what they give on valid, with equally many trials for every method.
 
@@ -92,6 +104,11 @@ def sweep(
     for method, own in spaces.items():
         for key, chosen_from in own.ranges.items():
             note(f"{method}: {key}: {chosen_from}")
+    ask_if_long(
+        made.seconds / jobs,
+        f"This sweep would take at least {duration(made.seconds / jobs)}, by its trials.",
+        yes,
+    )
     if found.config.privacy is not None:
         complain("Note: every trial spends its own ε, and the choice among them is counted in none.")
     try:

@@ -9,7 +9,9 @@ by side is asked in ``vectorised``, of lanes. The module, its buffers and chance
 from __future__ import annotations
 
 import inspect
+import math
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -232,6 +234,32 @@ def _as_it_was(net: Net, device: str, *, training: bool = False) -> Iterator[Non
             yield
     finally:
         net.train(mode)
+
+
+LONG = 0.05
+"""Seconds; a pass that takes longer is timed once."""
+
+
+def seconds_of_a_pass(net: Net, params: Params, batch: Batch, device: str) -> float:
+    """Return how long a pass forward takes, without gradients; 0 of a model that the batch does not fit.
+
+    Args:
+        net: the model as a function; it is left as it is.
+        params: all values by name.
+        batch: a mini-batch, on the device.
+        device: where to compute.
+    """
+    took = math.inf
+    values = {n: v.detach().to(device) for n, v in params.items()}
+    with _as_it_was(net, device, training=True), torch.no_grad(), suppress(Exception):
+        for _ in range(2):  # the first pays for what is loaded but once
+            began = time.perf_counter()
+            for output in tensors_in(net(clone(values), clone(batch))):
+                output.sum().item()  # on a GPU it is waited for
+            took = min(took, time.perf_counter() - began)
+            if took > LONG:
+                break
+    return 0.0 if took == math.inf else took
 
 
 def mixes(net: Net, params: Params, data: FederatedData, device: str = "cpu") -> bool:

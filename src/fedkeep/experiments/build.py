@@ -18,13 +18,14 @@ from fedkeep.core.arguments import accepted
 from fedkeep.core.declared import declared
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, DataError, MethodError, check_choice, first_line
-from fedkeep.core.run_files import read_info
+from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
 from fedkeep.data.alike import oddities
 from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.data.seen import Seen
 from fedkeep.engines.rehearsal import fit
+from fedkeep.experiments.ahead import Ahead, ahead
 from fedkeep.experiments.config import AUTO, Config, LossConfig, MethodConfig, ReduceConfig, parse_config
 from fedkeep.experiments.config_tables import check_options
 from fedkeep.experiments.continuing import Before, Origin, encoding_in
@@ -384,6 +385,7 @@ def run_config(
     workers: int | None = None,
     trackers: Sequence[Tracker] | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    agree: Callable[[Ahead], None] = lambda ahead: None,
 ) -> Run:
     """Run a whole configuration.
 
@@ -397,6 +399,7 @@ def run_config(
         out, resume, progress, workers, trackers: as for ``simulate``, whatever the configuration says.
         tell: called with texts that say what has changed since an older run, what is odd about the data, which of the
             model's layers run on fedkeep's kernels, if any, and what the head is.
+        agree: called with what the run has before it; nothing is written before, or if it raises.
     """
     origin = before = None
     if resume and out is not None and (out / "run.json").exists():
@@ -422,10 +425,17 @@ def run_config(
         tell(f"Layers {line}.")
     if line := made.head:
         tell(f"{line[0].upper()}{line[1:]}.")
+    agree(ahead_of(made, config, out if origin is not None else None))
     run = made.run(out, resume, progress)
     if config.personalization is not None:
         add_curve(run, config.personalization, progress)
     return run
+
+
+def ahead_of(made: Simulation, config: Config, going_on: Path | None = None) -> Ahead:
+    """Return what a configuration's simulation has before it; ``going_on``: the folder of the rounds behind it."""
+    done = 0 if going_on is None else read_commit(going_on, read_info(going_on)).round
+    return ahead(made, done, 0 if config.personalization is None else config.personalization.steps)
 
 
 def data_of(config: Config, folder: Path | None, run: Path | None) -> FederatedData:

@@ -33,7 +33,8 @@ from fedkeep.core.run_files import numerics_of, read_info
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.cells import CLASS, ID
 from fedkeep.data.readers.load import load_table
-from fedkeep.experiments.build import build_data, run_config, simulation_of
+from fedkeep.experiments.ahead import Ahead
+from fedkeep.experiments.build import ahead_of, build_data, run_config, simulation_of
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.learned import still_improving
 from fedkeep.experiments.long_jobs import run_long_jobs
@@ -164,6 +165,7 @@ class Plan:
         chosen: by method, the settings that its trials gave.
         among: the data set's name, where there are several.
         groups: by what users are grouped, each user's group by id; see ``read_groups``.
+        ahead: by method that has runs to do, what one of them has before it.
     """
 
     out: Path
@@ -179,6 +181,12 @@ class Plan:
     chosen: Mapping[str, str] = field(default_factory=dict)
     among: str = ""
     groups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    ahead: Mapping[str, Ahead] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """How long all that is missing would take, run after run, by estimate."""
+        return sum(self.ahead[cell.label].seconds for cell in self.missing)
 
     @property
     def missing(self) -> list[Cell]:
@@ -258,12 +266,12 @@ def plan(
     chosen = [c.model_copy(update={"data": settled}) for c in _chosen(configs, named, references)]
     for config in chosen:
         _check_judged(config, seeds, metric)
-    variants, misfits = list[Variant](), list[ConfigError]()
+    variants, misfits, before = list[Variant](), list[ConfigError](), dict[str, Ahead]()
     for config in chosen:
         try:
             variant = fitted(config, data, folder)
             if not all(_cell(variant, seed, out, folder).finished for seed in seeds):
-                _rehearse(variant.config, data, folder)
+                before[variant.config.name] = _rehearse(variant.config, data, folder)
             variants.append(variant)
         except ConfigError as error:
             misfits.append(error)
@@ -289,6 +297,7 @@ def plan(
         left_out=left_out,
         among=among,
         groups=groups or {},
+        ahead=before,
     )
     _check_groups(made)
     if tune:
@@ -566,10 +575,10 @@ def _on_valid(cell: Cell, metric: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _rehearse(config: Config, data: FederatedData, folder: Path | None) -> None:
-    """Raise ConfigError, with the method's name, where a run would be refused."""
+def _rehearse(config: Config, data: FederatedData, folder: Path | None) -> Ahead:
+    """Return what a run has before it; raise ConfigError, with the method's name, where it would be refused."""
     try:
-        simulation_of(config, data, folder)
+        return ahead_of(simulation_of(config, data, folder), config)
     except FedkeepError as error:
         raise ConfigError(f"{config.name}: {error}") from error
 

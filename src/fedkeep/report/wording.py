@@ -160,7 +160,7 @@ def size(nbytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a time: ``340 µs``, ``12 ms``, ``4.2 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Write a time: ``340 µs``, ``12 ms``, ``4.2 s``, ``3 min 05 s``, ``2 h 10 min``, ``12 days``."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     if seconds < 0.0009995:
@@ -172,7 +172,9 @@ def duration(seconds: float | None) -> str:
     whole = round(seconds)
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    if whole < 3 * 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{plain(round(whole / 86400))} days"
 
 
 def count(value: float, noun: str) -> str:

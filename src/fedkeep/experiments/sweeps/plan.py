@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,8 @@ from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, RunError
 from fedkeep.core.files import is_free, write_whole
 from fedkeep.data import FederatedData
-from fedkeep.experiments.build import build_data, simulation_of
+from fedkeep.experiments.ahead import Ahead
+from fedkeep.experiments.build import ahead_of, build_data, simulation_of
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.sweeps.space import Space
 from fedkeep.experiments.toml import value_text
@@ -50,6 +51,7 @@ class Sweep:
         metric: chosen by, on ``valid``.
         folder: of real data.
         data: the data's fingerprint, with the first seed.
+        ahead: by method, seconds of its longest run among those at the ends of its space, by estimate.
     """
 
     out: Path
@@ -61,6 +63,12 @@ class Sweep:
     metric: str
     folder: Path | None
     data: Mapping[str, Any]
+    ahead: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """How long all trials would take at most, run after run, by estimate."""
+        return self.trials * len(self.seeds) * sum(self.ahead.values())
 
     def study(self, method: str) -> optuna.Study:
         """Return Optuna's study of a method."""
@@ -160,18 +168,21 @@ def plan(
         folder=folder,
         data=data.fingerprint(),
     )
+    ahead = dict.fromkeys(spaces, 0.0)
     for method, space in spaces.items():
         first = {key: one.ends[0] for key, one in space.ranges.items()}
         for key, one in space.ranges.items():
             for value in one.ends:
-                _check(sweep, method, {**first, key: value}, data)
-    return sweep
+                took = _check(sweep, method, {**first, key: value}, data).seconds
+                ahead[method] = max(ahead[method], took)
+    return replace(sweep, ahead=ahead)
 
 
-def _check(sweep: Sweep, method: str, values: Mapping[str, Any], data: FederatedData) -> None:
-    """Raise ConfigError where a run with these values would be refused."""
+def _check(sweep: Sweep, method: str, values: Mapping[str, Any], data: FederatedData) -> Ahead:
+    """Return what a run with these values has before it; raise ConfigError where it would be refused."""
+    config = sweep.config(method, values)
     try:
-        simulation_of(sweep.config(method, values), data, sweep.folder)
+        return ahead_of(simulation_of(config, data, sweep.folder), config)
     except FedkeepError as error:
         raise ConfigError(f"The space does not fit {method}: {error}") from error
 
