@@ -184,7 +184,9 @@ MORE: dict[str, Case] = {
     ),
     "plain experts": Case(
         lambda: MixtureOfExperts(Deep(), Deep(), ConfidenceGate()),
-        methods.mixture(local=Phase(batch_size=4, optimizer=sgd(0.3), epochs=3)),
+        methods.mixture(
+            local=Phase(batch_size=4, optimizer=sgd(0.3), epochs=3), local_epochs=10, mixture_epochs=10
+        ),
     ),
     "a cohort of one": Case(Logits, methods.furl("user", local=Phase(batch_size=4)), DATA, {"cohort": 1}),
 }

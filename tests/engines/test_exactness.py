@@ -95,12 +95,16 @@ def document(
     return split, JointDocument(split, len(data), pool).double(), data, tables
 
 
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-@pytest.mark.parametrize("scale", [1, "fedavg"])
 @pytest.mark.parametrize(
-    "build",
-    [linear, lambda: document("last"), lambda: document("max")],
-    ids=["linear", "document", "document max"],
+    ("build", "scale", "weighting"),
+    [
+        pytest.param(linear, 1, "examples", id="linear"),
+        pytest.param(linear, 1, "uniform", id="linear, every client alike"),
+        pytest.param(linear, "fedavg", "examples", id="linear, the share"),
+        pytest.param(linear, "fedavg", "uniform", id="linear, the share, every client alike"),
+        pytest.param(lambda: document("last"), "fedavg", "examples", id="document, the share"),
+        pytest.param(lambda: document("max"), 1, "uniform", id="document max, every client alike"),
+    ],
 )
 def test_the_split_model_equals_the_joint_model(build: Any, scale: Any, weighting: Any) -> None:
     split, joint, data, tables = build()

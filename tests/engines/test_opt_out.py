@@ -101,7 +101,6 @@ def experts() -> nn.Module:
 
 EVERYTHING = Phase(trains="private", examples="all", optimizer=sgd(0.5))
 METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
-    "fedavg": (Logits, methods.fedavg(local=Phase(batch_size=2))),
     "fedavg adam": (
         Logits,
         methods.fedavg(
@@ -114,11 +113,6 @@ METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
         methods.furl("user", private_scale="fedavg", private_init=("normal", 0.5), local=Phase(batch_size=2)),
     ),
     "furl noise": (lambda: Noisy(dropout=0.5), methods.furl("user")),
-    "fedprox": (Logits, methods.fedprox(0.5, local=Phase(batch_size=2))),
-    "fine_tuned": (Logits, methods.fine_tuned(local=Phase(batch_size=2))),
-    "fedper": (Logits, methods.fedper("user", local=Phase(batch_size=2))),
-    "lg_fedavg": (Logits, methods.lg_fedavg("linear.*", local=Phase(batch_size=2))),
-    "fedbn": (lambda: Noisy(dropout=0.5), methods.fedbn("norm.*")),
     "fedrep": (lambda: Noisy(dropout=0.5), methods.fedrep("user", head_epochs=2)),
     "fedrecon": (
         Logits,
@@ -168,15 +162,13 @@ def test_nothing_that_leaves_depends_on_opted_out_examples(name: str) -> None:
     make, method = METHODS[name]
     data = classes(counts=(8, 9, 7, 10), opted_in=True, kind="f4")
     uploads, states, private = leaves(make(), method, data)
-    changed = False
-    for seed in (1, 2):
-        other_uploads, other_states, other_private = leaves(make(), method, replaced(data, seed))
-        assert other_uploads == uploads
-        assert other_states == states
-        changed |= any(not torch.equal(private[n], other_private[n]) for n in private)
+    other_uploads, other_states, other_private = leaves(make(), method, replaced(data, 1))
+    assert other_uploads == uploads
+    assert other_states == states
+    changed = any(not torch.equal(private[n], other_private[n]) for n in private)
     assert changed == (" all" in name)  # what stays may use them, and does where a phase says so
     weights = {len(np.flatnonzero(data.columns["opted_in"][slice(*data.bounds[c, :2])])) for c in range(4)}  # type: ignore[index]
-    if name in ("fedbn", "fedrep", "apfl"):  # count every client once
+    if name in ("fedrep", "apfl"):  # count every client once
         weights = {1}
     elif "halves" in name:
         weights = {-(-w // 2) for w in weights}
@@ -193,8 +185,8 @@ def test_every_method_of_the_table(name: str, by: Any) -> None:
     model = make().double()
     model = method.extend(model) if method.extend else model
     data = opt_out(classes(counts=(8, 9, 7, 10)), 0.5, by=by, seed=1)
-    found = [leaves(model, method, changed)[:2] for changed in (data, replaced(data, 1), replaced(data, 2))]
-    assert found[0] == found[1] == found[2]
+    found = [leaves(model, method, changed)[:2] for changed in (data, replaced(data, 1))]
+    assert found[0] == found[1]
     if name != "local":
         # a round of one client, of four in cohorts of three, may meet one that opted out
         assert len({str(state) for state in found[0][1]}) == (6 if by == "example" else 3)
@@ -477,14 +469,14 @@ def test_texts_of_any_letters_and_length(pooled: bool) -> None:
     model = DocumentModel(400, 3, 4, embedding_dim=5, hidden=3, mlp=6, dropout=0.3)
     method = methods.furl("user", local=Phase(batch_size=3, clip_norm=0.05, optimizer=sgd(0.5, momentum=0.9)))
     found = []
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         if pooled:
             rounds = Rounds(job(model, method, documents(seed)), Centralised())
             rounds([0, 1, 2, 3])
             found.append({n: bits(v) for n, v in rounds.server.params.items()})
         else:
             found.append(leaves(model, method, documents(seed))[:2])  # type: ignore[arg-type]
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def test_who_has_nothing_opted_in_has_no_uniform_weight() -> None:

@@ -103,26 +103,26 @@ def rows_used(client: int) -> tuple[int, int]:
     return tuple(len({0, *np.asarray(DATA.columns[c])[rows].reshape(-1)}) for c in ("item", "tags"))  # type: ignore[return-value]
 
 
+MOMENTUM = (STEEP, lambda m: torch.optim.SGD(m.parameters(), 0.2, momentum=0.9))
+ADAM = (adam(0.05), lambda m: torch.optim.Adam(m.parameters(), 0.05))
+
+
 @pytest.mark.parametrize(
-    ("kind", "engine"),
+    ("kind", "engine", "optimizers"),
     [
-        (Ratings, "sequential"),
-        (Ratings, "workers"),
-        (Ratings, "vectorised"),
-        (Declared, "sequential"),
-        (Bagged, "sequential"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (STEEP, lambda m: torch.optim.SGD(m.parameters(), 0.2, momentum=0.9)),
-        (adam(0.05), lambda m: torch.optim.Adam(m.parameters(), 0.05)),
+        (Ratings, "sequential", MOMENTUM),
+        (Ratings, "sequential", ADAM),
+        (Ratings, "workers", ADAM),
+        (Ratings, "vectorised", MOMENTUM),
+        (Ratings, "vectorised", ADAM),
+        (Declared, "sequential", MOMENTUM),
+        (Bagged, "sequential", ADAM),
     ],
 )
 def test_equal_to_the_dense_computation_at_the_bytes_of_the_rows_in_use(
-    ours: Any, theirs: Any, kind: type[nn.Module], engine: str
+    kind: type[nn.Module], engine: str, optimizers: tuple[Any, Any]
 ) -> None:
+    ours, theirs = optimizers
     done = run(kind(), ours, engine)
     plan, phase = cohorts(DATA, 3, 4, 5), done.method.client.phases[0]
     close(done.server, federated(Ratings(), DATA, plan, phase, theirs, seed=5, loss=loss_of), atol=1e-12)
