@@ -187,7 +187,7 @@ def test_a_token_that_is_missing_is_told_in_one_line(place):
     assert "There is no token in" in said.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_the_command_serves_until_it_is_ended(number, place, tmp_path):
     command = [
         sys.executable,
