@@ -574,6 +574,22 @@ def test_items_of_a_table_of_ones_own(tmp_path: Path) -> None:
     refused(tmp_path, content, "t.csv", label="film", input="item", settings=about | {"label": "film"})
 
 
+def test_whole_stars_of_items_are_numbers(tmp_path: Path) -> None:
+    """As RecBole writes them: they are no classes, which a score of an item could not tell."""
+    content = b"user\tfilm\tstars\tsize\na\t900\t5\t1.5\nb\t17\t3\t2.5\na\t17\t1\t0.5\n"
+    about = {"item": "film", "label": "stars"}
+    data = read(tmp_path, content, "t.inter", **about, standardise=False)
+    assert (data.meta["task"], np.asarray(data.columns["label"]).tolist()) == ("regression", [5, 1, 3])
+    many = b"user\titem\tlabel\n" + b"".join(b"a\t1\t%d\n" % stars for stars in range(30))
+    assert read(tmp_path, many, "t.inter", item="item").meta["task"] == "regression"
+    words = content.replace(b"\t5\t", b"\tgood\t").replace(b"\t3\t", b"\tbad\t").replace(b"\t1\t", b"\tbad\t")
+    assert read(tmp_path, words, "t.inter", **about).meta["classes"] == 2
+    beside = read(
+        tmp_path, content, "t.inter", **about, features=["size"]
+    )  # which a model of one's own may classify
+    assert (beside.meta["task"], beside.meta["classes"]) == ("multiclass", 6)
+
+
 @pytest.mark.parametrize("name", ["opt_in", "Opted In", "optedin", "opt-out", "consent", "optd_in"])
 def test_a_column_that_seems_to_say_who_agreed(tmp_path: Path, name: str) -> None:
     content = f"user,a,label,{name}\na,1,0,1\nb,2,0,0\n".encode()

@@ -32,8 +32,12 @@ from fedkeep.data.readers.files import (
     opened,
 )
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet", ".xlsx")
+DELIMITERS = {
+    ".csv": ",",
+    ".tsv": "\t",
+    ".inter": "\t",
+}  # .inter: RecBole's ratings, "user_id:token" and so on
+FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".inter", ".jsonl", ".jsonl.gz", ".parquet", ".xlsx")
 BLOCK = 1 << 24  # bytes; a row must fit in
 CONSENT = re.compile(r"opt(ed)?[\W_]*(in|out)|consent(ed)?", re.IGNORECASE)
 

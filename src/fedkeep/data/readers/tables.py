@@ -78,7 +78,7 @@ def raw_table(
     """Read a table with one example a row.
 
     Args:
-        path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``) or ``.parquet`` file; a folder of such files or a
+        path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``), ``.parquet`` or RecBole's ``.inter`` file; a folder of such files or a
             pattern such as ``logs/*.csv``, one file a client; or a data frame of pandas, polars or pyarrow.
         user: name of the column of client ids. Of one file a client: where no file has it, a client is the file's name
             without its ending, and ``NAME.train.csv`` and ``NAME.test.csv`` are a client's splits. None: rows are
@@ -100,7 +100,7 @@ def raw_table(
         label_separator: what stands between the labels of a cell.
         task: "multiclass", "binary", "regression" or "multi_label"; None: inferred from the labels. More than 20
             different numbers are a regression where some are written with a decimal point; of so many whole ones you
-            must say it.
+            must say it. Beside an item alone any numbers are ratings, which are a regression.
         label_names: the labels in the order of their numbers; any other label is an error.
         tokens: what texts are cut into: None: "unicode_words", which are hashed, so that no word is counted or told;
             others as of `Rules`.
@@ -291,7 +291,13 @@ def raw_from(
             label=answers[0],
             input="item" if answers[0] == item else "text" if features is None else "features",
         )
-    if task is None and label_names is None and isinstance(label, str) and _holds_numbers(table, label):
+    alone = item is not None and not read and not inputs
+    if (
+        task is None
+        and label_names is None
+        and isinstance(label, str)
+        and _holds_numbers(table, label, alone)
+    ):
         task = REGRESSION.name
     faults = Faults()
     columns: dict[str, RawColumn] = {
@@ -391,8 +397,11 @@ def _keys(table: Table, name: str) -> Keys:
     return Keys(values=found.astype(np.int64))
 
 
-def _holds_numbers(table: Table, label: str) -> bool:
+def _holds_numbers(table: Table, label: str, ratings: bool) -> bool:
     """Tell whether a column of labels holds numbers to predict: many different ones, written with a decimal point.
+
+    Args:
+        ratings: whether they are of items alone; then any numbers are.
 
     Raises:
         DataError: there are many, all of them whole: they may count something, or be numbers of classes.
@@ -402,8 +411,8 @@ def _holds_numbers(table: Table, label: str) -> bool:
         numbers = np.unique(numbers_of(table, label))
     except (DataError, UnicodeError):
         return False
-    if len(numbers) <= MOST_CLASSES or not np.isfinite(numbers).all():
-        return False
+    if ratings or len(numbers) <= MOST_CLASSES or not np.isfinite(numbers).all():
+        return ratings and bool(np.isfinite(numbers).all())
     if any(isinstance(cell, float) or not str(cell).strip().lstrip("+-").isdigit() for cell in cells):
         return True
     raise DataError(
