@@ -49,6 +49,11 @@ def alike(names: Iterable[str]) -> list[list[int]]:
 
     The case of a single character counts: letters are classes of their own where characters are told apart.
     """
+    names = list(names)
+    whole = "".join(names)
+    by_case = "." not in whole and whole.split() == [whole]  # it is all in which they can differ
+    if by_case and len({name.casefold() if len(name) > 1 else name for name in names}) == len(names):
+        return []
     found: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         found.setdefault(_form(name), []).append(place)

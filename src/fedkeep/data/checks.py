@@ -15,6 +15,7 @@ from fedkeep.tasks import BINARY, KINDS, MULTICLASS, REGRESSION, Kind
 from fedkeep.tasks.multiclass import IGNORED
 
 MANY_CLASSES = 1000
+ROWS = 1 << 16  # that are looked at together
 OPTED_IN = "opted_in"
 """The column that says which examples may influence what leaves their client, see ``consent``."""
 RESERVED = {
@@ -298,8 +299,8 @@ def check_columns(columns: Mapping[str, Column], owner: Callable[[int], str]) ->
     for name, column in columns.items():
         if isinstance(column, Ragged) or column.dtype.kind != "f":
             continue
-        wrong = np.flatnonzero(~np.isfinite(column).reshape(len(column), -1).all(axis=1))
-        if len(wrong):
+        if not _are_finite(column):
+            wrong = np.flatnonzero(~np.isfinite(column).reshape(len(column), -1).all(axis=1))
             row = int(wrong[0])
             value = column[row].ravel()[~np.isfinite(column[row].ravel())][0]
             raise DataError(
@@ -311,6 +312,10 @@ def check_columns(columns: Mapping[str, Column], owner: Callable[[int], str]) ->
                 client=owner(row),
                 more=len(wrong) - 1,
             )
+
+
+def _are_finite(column: NDArray[Any]) -> bool:
+    return all(np.isfinite(column[at : at + ROWS]).all() for at in range(0, len(column), ROWS))
 
 
 def check_labels(columns: Mapping[str, Column], meta: Mapping[str, Any], owner: Callable[[int], str]) -> None:

@@ -109,6 +109,9 @@ def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def _checked(names: Iterable[Any], given: Sequence[Any]) -> list[str]:
+    names = list(names)
+    if are_plain_ids(names):
+        return names
     found = []
     for name in names:
         try:
@@ -322,7 +325,9 @@ def check_ids(ids: Iterable[object]) -> Ids:
     if isinstance(ids, RangeIds | PackedIds):
         return ids
     given: list[Any] = list(ids)
-    names = given if _plain(given) else [as_id(one, f"Client {row}: ") for row, one in enumerate(given)]
+    names = (
+        given if are_plain_ids(given) else [as_id(one, f"Client {row}: ") for row, one in enumerate(given)]
+    )
     if len(set(names)) < len(names):
         seen: set[object] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
@@ -333,7 +338,7 @@ def check_ids(ids: Iterable[object]) -> Ids:
     return PackedIds.pack(names)
 
 
-def _plain(given: list[Any]) -> bool:
+def are_plain_ids(given: Sequence[Any]) -> bool:
     """Whether all are printable ASCII texts of an allowed length, which are ids as they are."""
     if set(map(type, given)) != {str}:
         return False

@@ -40,6 +40,10 @@ class Counted:
     client: NDArray[np.int64]
     inside: NDArray[np.bool_] | None = None
 
+    def chosen(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return what a column, (all rows,), holds in the rows that shape the encoding; it is not to be written to."""
+        return values if len(self.rows) == len(values) else values[self.rows]
+
     def told(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return what a column holds in rows that opted in, in any split."""
         return values if self.inside is None else values[self.inside]

@@ -21,6 +21,8 @@ UNIT = 172
 """Features are summed as whole multiples of 2^-172, which every float32 is: its 24 bits begin at 2^-149 or above."""
 BLOCK = 1 << 16
 """Rows that are summed at a time; they fit into a processor's cache."""
+SMALL = 1 << 18
+"""Squares of whole numbers below this, summed over a block, are below 2^53, so float64 holds the sum."""
 LARGE = 1000.0
 APART = 1 << 24
 """Float32 tells whole numbers below this apart."""
@@ -53,10 +55,10 @@ class Features:
         """Sum the features of the rows to train on, and their squares, where they are to be standardised."""
         missing, levels = {}, {}
         for name, column in zip(self.names, self.values.T, strict=True):
-            chosen = column[counted.rows]
-            known = chosen[~np.isnan(chosen)]
-            if gaps := len(chosen) - len(known):
-                missing[name] = gaps
+            known = counted.chosen(column)
+            if (gaps := np.isnan(known)).any():
+                missing[name] = int(gaps.sum())
+                known = known[~gaps]
             if name in self.levels:
                 numbers = np.flatnonzero(np.bincount(known.astype(np.int64)))
                 levels[name] = tuple(sorted(self.levels[name][n] for n in numbers.tolist()))
@@ -65,7 +67,15 @@ class Features:
             kinds=dict(self.kinds),
             levels=levels,
             missing=missing,
-            **_sums(map(self.numbers, range(len(self.names))), self.standardise, rules, counted),
+            **_sums(
+                (
+                    None if name in self.levels else self.values[:, place]
+                    for place, name in enumerate(self.names)
+                ),
+                self.standardise,
+                rules,
+                counted,
+            ),
         )
 
     def numbers(self, place: int) -> NDArray[np.floating[Any]]:
@@ -93,25 +103,33 @@ class Target:
 
 
 def _sums(
-    columns: Iterable[NDArray[np.floating[Any]]], usual: bool, rules: Rules, counted: Counted
+    columns: Iterable[NDArray[np.floating[Any]] | None], usual: bool, rules: Rules, counted: Counted
 ) -> dict[str, Any]:
-    """Return what leaves a device of features, each (rows,)."""
+    """Return what leaves a device of features, each (rows,); None: of a category, whose sums are 0."""
     if not (usual if rules.standardise is None else rules.standardise):
         return {"standardise": False}
-    sums, squares = exact_sums(column[counted.rows] for column in columns)
+    sums, squares = exact_sums(
+        np.zeros(0) if column is None else counted.chosen(column) for column in columns
+    )
     return {"standardise": True, "count": len(counted.rows), "sums": sums, "squares": squares}
 
 
 def exact_sums(columns: Iterable[NDArray[np.floating[Any]]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return Σ x · 2^172 and Σ x² · 2^344 of each column, exactly, so that the order of summands changes nothing.
 
-    What of a float64 lies below 2^-172 is left out.
+    What of a float64 lies below 2^-172 is left out, and so is NaN.
     """
     sums, squares = [], []
     for column in columns:
         total = square = 0
         for start in range(0, len(column), BLOCK):
-            fraction, power = np.frexp(column[start : start + BLOCK].astype(np.float64))
+            block = column[start : start + BLOCK].astype(np.float64)
+            block[np.isnan(block)] = 0
+            if (np.abs(block) < SMALL).all() and (block == np.rint(block)).all():
+                total += int(block.sum()) << UNIT  # float64 holds each of these sums
+                square += int(np.square(block).sum()) << 2 * UNIT
+                continue
+            fraction, power = np.frexp(block)
             whole = np.ldexp(fraction, 53).astype(np.int64)  # x = whole · 2^(power − 53)
             least = int(power.min())
             for one in (np.flatnonzero(np.bincount(power - least)) + least).tolist():
@@ -295,37 +313,51 @@ class FeatureCode(Code):
         ours, theirs = ({"features": f.names, "kinds": dict(f.kinds)} for f in (self, raw))
         if fault := difference(ours, theirs):
             raise DataError("{where}: {difference}.", where=where(0), difference=fault)
-        gaps = np.isnan(raw.values)
-        for name in (
-            n for place, n in enumerate(self.names) if gaps[:, place].any() and n not in self.missing
-        ):
-            row = int(gaps[:, self.names.index(name)].argmax())
+        found = {name: _first_gap(raw.values[:, place]) for place, name in enumerate(self.names)}
+        gaps = {name: row for name, row in found.items() if row is not None}
+        for name in (name for name in gaps if name not in self.missing):
             warn(
-                f"{where(row)}: {name!r} is missing, as it was in no row to train on; "
+                f"{where(gaps[name])}: {name!r} is missing, as it was in no row to train on; "
                 f"{'it is none of the categories' if name in self.levels else 'its mean is taken' if self.means else '0 is taken'}."
             )
         if not self.means:
             self._warn_of_large(raw)
-            if raw.values.dtype == np.float32 and not self.levels and not self.missing and not gaps.any():
+            if raw.values.dtype == np.float32 and not self.levels and not self.missing and not gaps:
                 return raw.values
+        own = {name: self._levels_of(name, raw) for name in self.levels}
         made = np.empty((len(raw), len(self.columns)), np.float32)
+        for start in range(0, len(raw), BLOCK):
+            self._fill(made[start : start + BLOCK], raw.values[start : start + BLOCK], own, start, where)
+        return made
+
+    def _levels_of(self, name: str, raw: Features) -> NDArray[np.int64]:
+        """Return the number here of each level of a reader's category, -1 where there is none, and of none behind them."""
+        number = {word: n for n, word in enumerate(self.levels[name])}
+        return np.asarray([*(number.get(word, -1) for word in raw.levels[name]), -1], np.int64)
+
+    def _fill(
+        self,
+        made: NDArray[np.float32],
+        values: NDArray[np.floating[Any]],
+        own: Mapping[str, NDArray[np.int64]],
+        start: int,
+        where: Where,
+    ) -> None:
+        """Write rows from ``start`` on, (rows, features), on their scales into (rows, columns)."""
         to = iter(made.T)
         for place, name in enumerate(self.names):
+            column = values[:, place]
+            gaps = np.isnan(column)
             if name in self.levels:
-                number = {word: n for n, word in enumerate(self.levels[name])}
-                own = np.asarray([number.get(word, -1) for word in raw.levels[name]], np.int64)
-                there = ~gaps[:, place]
-                level = np.full(len(raw), -1)
-                level[there] = own[raw.values[there, place].astype(np.int64)]
-                for n in range(len(number)):
+                level = own[name][np.where(gaps, len(own[name]) - 1, column).astype(np.int64)]
+                for n in range(len(self.levels[name])):
                     next(to)[:] = level == n
             else:
-                column = next(to)
-                column[:] = self._scaled(raw.numbers(place), place, where)
-                column[gaps[:, place]] = 0
+                scaled = self._scaled(np.where(gaps, 0, column), place, start, where)
+                scaled[gaps] = 0
+                next(to)[:] = scaled
             if name in self.missing:
-                next(to)[:] = gaps[:, place]
-        return made
+                next(to)[:] = gaps
 
     def of_rows(self, rows: Iterable[Sequence[Any]]) -> Features:
         """Return examples as a reader would have read them: numbers, dates, words of categories, or None, in each row.
@@ -371,8 +403,10 @@ class FeatureCode(Code):
                 got=value,
             ) from None
 
-    def _scaled(self, values: NDArray[np.floating[Any]], place: int, where: Where) -> NDArray[np.float32]:
-        """Return a feature's numbers on its scale, float32 (rows,)."""
+    def _scaled(
+        self, values: NDArray[np.floating[Any]], place: int, start: int, where: Where
+    ) -> NDArray[np.float32]:
+        """Return a feature's numbers, of rows from ``start`` on, on its scale, float32 (rows,)."""
         if not self.means:
             return values.astype(np.float32)
         mean, scale = self.means[place], self.scales[place]
@@ -382,7 +416,7 @@ class FeatureCode(Code):
             raise DataError(
                 "{place}: the feature {feature!r} is {value:g}, and on its scale (mean {mean:.3g}, deviation "
                 "{scale:.3g}) too large for float32. Drop such rows.",
-                place=where(row),
+                place=where(start + row),
                 feature=self.names[place],
                 value=values[row],
                 mean=mean,
@@ -422,6 +456,14 @@ class FeatureCode(Code):
         """Return the features' names, and their scales where they have any."""
         scales = {"means": list(self.means), "scales": list(self.scales)}
         return {"features": self.columns} | ({"standardised": scales} if self.means else {})
+
+
+def _first_gap(column: NDArray[np.floating[Any]]) -> int | None:
+    """Return the first row in which a feature is missing; None where it never is."""
+    for start in range(0, len(column), BLOCK):
+        if (gaps := np.isnan(column[start : start + BLOCK])).any():
+            return start + int(gaps.argmax())
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

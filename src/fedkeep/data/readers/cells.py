@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.columns import Repeated
-from fedkeep.data.ids import as_id
+from fedkeep.data.ids import are_plain_ids, as_id
 from fedkeep.data.splits import SPLITS
 
 ALIASES = {name: name for name in SPLITS} | dict.fromkeys(("validation", "val", "dev", "eval"), "valid")
 LONGEST_LABEL = 200
+ROWS = 1 << 16  # that are looked at together: they fit into a processor's cache
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 T = TypeVar("T")
 
@@ -34,11 +35,13 @@ class Kind(Generic[T]):
         wanted: what a cell must be, in words.
         read: returns a cell's value; ValueError or TypeError where it has none.
         advice: returns what to do about a cell that has none; empty, or a sentence with a space before it.
+        as_they_are: tells of cells, at once and quickly, that each is its own value.
     """
 
     wanted: str
     read: Callable[[Any], T]
     advice: Callable[[Any], str] = lambda cell: ""
+    as_they_are: Callable[[Sequence[Any]], bool] = lambda cells: False
 
 
 class Cells:
@@ -60,20 +63,20 @@ class Cells:
             import pyarrow
 
             try:
-                coded = self.values.dictionary_encode("encode").combine_chunks()
-                return coded.dictionary.to_pylist(), coded.indices.to_numpy().astype(np.int64)
+                different, number = coded_of(self.values)
+                return _with_none(different.to_pylist(), number)
             except pyarrow.ArrowNotImplementedError:  # lists and tables in cells
                 pass
-        different: list[Any] = []
+        values: list[Any] = []
         known: dict[Any, int] = {}
         number = np.zeros(len(self), np.int64)
         for row, value in enumerate(self.tolist()):
             # by type: 1, 1.0 and True are equal; a list is like no other
             key = (type(value), value) if getattr(value, "__hash__", None) is not None else (list, row)
-            number[row] = known.setdefault(key, len(different))
-            if number[row] == len(different):
-                different.append(value)
-        return different, number
+            number[row] = known.setdefault(key, len(values))
+            if number[row] == len(values):
+                values.append(value)
+        return values, number
 
     def as_type(self, name: str) -> NDArray[Any] | None:
         """Return "float64" or "int64" as pyarrow reads them, quickly; None where it reads no number in some cell."""
@@ -100,6 +103,71 @@ class Cells:
         return array
 
 
+def coded_of(values: Any) -> tuple[Any, NDArray[np.int64]]:
+    """Return a column of pyarrow as its different values, in the order in which they come first, and each row's number.
+
+    Returns:
+        The values, an array of pyarrow, and int64 (rows,), -1 where a row has none.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    given = pyarrow.types.is_dictionary(values.type)
+    coded = (values.unify_dictionaries() if given else values.dictionary_encode()).combine_chunks()
+    coded = coded.chunk(0) if hasattr(coded, "chunks") else coded  # of a column without any row
+    number = compute.fill_null(coded.indices, -1).to_numpy().astype(np.int64)
+    if not given:
+        return coded.dictionary, number
+    # whoever made a dictionary may have put it into another order, with values of no row
+    first = np.full(len(coded.dictionary) + 1, len(number))
+    for start in reversed(range(0, len(number), ROWS)):
+        some = number[start : start + ROWS]
+        first[some[::-1]] = np.arange(start + len(some) - 1, start - 1, -1)  # the last to be written stays
+    first = first[:-1]
+    used = int((first < len(number)).sum())
+    if used == len(first) and (first[:-1] < first[1:]).all():
+        return coded.dictionary, number
+    order = np.argsort(first, kind="stable")[:used]
+    place = np.full(len(first) + 1, -1)
+    place[order] = np.arange(used)
+    return coded.dictionary.take(pyarrow.array(order)), place[number]
+
+
+def _with_none(different: list[Any], number: NDArray[np.int64]) -> tuple[list[Any], NDArray[np.int64]]:
+    """Return values and the number of each row's with None among them, at its place, for rows of the number -1."""
+    missing = number < 0
+    if not missing.any():
+        return different, number
+    place = int(number[: missing.argmax()].max(initial=-1)) + 1
+    return [*different[:place], None, *different[place:]], np.where(
+        missing, place, number + (number >= place)
+    )
+
+
+def few_differ(values: Any) -> bool:
+    """Tell whether most of a column's first values, of pyarrow, come again."""
+    from pyarrow import compute
+
+    return bool(2 * compute.count_distinct(values).as_py() <= len(values))
+
+
+def are_plain(values: Any) -> bool:
+    """Tell whether texts of pyarrow are empty or numbers as pyarrow reads them, and some are numbers."""
+    found = as_floats(values)
+    return found is not None and found.null_count < len(found)
+
+
+def as_floats(text: Any) -> Any | None:
+    """Return texts of pyarrow as floats, null where they are empty; None where it reads no number in some."""
+    import pyarrow
+    from pyarrow import compute
+
+    try:
+        return compute.cast(compute.if_else(compute.equal(text, ""), None, text), "float64")
+    except pyarrow.ArrowInvalid:
+        return None
+
+
 @dataclass(frozen=True)
 class Table:
     """Columns, how to name a row of theirs in an error, and the mark before decimals in numbers that are texts."""
@@ -115,6 +183,8 @@ class Table:
             DataError: a cell has no value of this kind; the first is named.
         """
         cells, number = self.columns[name].different()
+        if kind.as_they_are(cells):
+            return cells, number
         values: list[T] = []
         for cell in cells:
             try:
@@ -270,7 +340,7 @@ def labels_between(separator: str) -> Kind[tuple[str, ...]]:
 
 
 DATES = " Write all of the column as numbers, or all of it as dates."
-ID = Kind("a client id", as_id)
+ID = Kind("a client id", as_id, as_they_are=are_plain_ids)
 NUMBER = Kind("a number", _number, _advice_on_number)
 TEXT = Kind("text", _text)
 TRUTH = Kind("true or false", lambda cell: TRUTHS[str(cell).lower()])

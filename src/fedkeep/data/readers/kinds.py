@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, check_choice
-from fedkeep.data.readers.cells import Table
+from fedkeep.data.readers.cells import Table, as_floats, coded_of, few_differ
 
 KINDS = ("number", "truth", "date", "category")
 MOST_LEVELS = 100
@@ -102,33 +103,11 @@ def field_of(table: Table, name: str, declared: str | None = None, advice: str =
         check_choice(f"The kind of the column {name!r} must be", kind, KINDS, DataError)
     values = _arrow(table, name)
     looked = _Column(table, name, values, form, advice or (_DECLARED if kind else _FOUND.format(name)))
-    if kind == "category":
-        return looked.category(most=None)
-    if types.is_boolean(values.type):
-        if kind in ("", "truth", "number"):
-            return Field(kind or "truth", looked.filled(values.cast("float64")))
-    elif types.is_integer(values.type) or types.is_floating(values.type):
-        if kind in ("", "number", "truth"):
-            return looked.finite(Field(kind or "number", looked.filled(values.cast("float64", safe=False))))
-    elif types.is_temporal(values.type):
-        if kind in ("", "date"):
-            return Field("date", looked.days(values))
-    elif types.is_null(values.type):
-        raise looked.wrong(0, "a value in some row at least", None, " Leave the column out.")
-    elif types.is_string(values.type) or types.is_large_string(values.type):
-        return looked.plain_numbers(kind) or looked.of_text(kind)
-    series = (
-        types.is_list(values.type)
-        or types.is_large_list(values.type)
-        or types.is_fixed_size_list(values.type)
-    )
-    more = _SERIES if series else ""
-    raise looked.wrong(
-        0,
-        f"a {kind or 'number, truth value, date or category'}",
-        values[0].as_py(),
-        f" Leave the column out.{more}",
-    )
+    if types.is_dictionary(values.type):
+        if (column := looked.by_different()) is not None:
+            return column.expanded(column.of_kind(kind))
+        looked = replace(looked, values=values.cast(values.type.value_type))
+    return looked.of_kind(kind)
 
 
 def _arrow(table: Table, name: str) -> Any:
@@ -151,7 +130,7 @@ def _arrow(table: Table, name: str) -> Any:
             values = pyarrow.chunked_array(
                 [[None if v is None else str(v) for v in values]], pyarrow.string()
             )
-    if types.is_dictionary(values.type):
+    if types.is_dictionary(values.type) and not types.is_string(values.type.value_type):
         values = values.cast(values.type.value_type)
     if types.is_decimal(values.type):
         values = values.cast("float64", safe=False)
@@ -202,22 +181,64 @@ class _Column:
         """Return how many rows have one of the chosen values."""
         if self.number is None:
             return int(chosen.sum())
-        return int(np.bincount(self.number[self.number >= 0], minlength=len(chosen))[chosen].sum())
+        return int(self.times[chosen].sum())
+
+    @cached_property
+    def times(self) -> NDArray[np.int64]:
+        """How many rows have each of the different values."""
+        assert self.number is not None
+        return np.bincount(self.number + 1, minlength=len(self.values) + 1)[1:]
 
     def by_different(self) -> _Column | None:
         """Return the same column of texts by its different ones; None where most rows seem to have another."""
         import pyarrow
-        from pyarrow import compute
+        from pyarrow import types
 
-        few = self.values.slice(0, 10_000)
-        if 2 * compute.count_distinct(few).as_py() > len(few):
+        if not types.is_dictionary(self.values.type) and not few_differ(self.values.slice(0, 10_000)):
             return None
-        coded = self.values.dictionary_encode().combine_chunks()
-        coded = coded.chunk(0) if hasattr(coded, "chunks") else coded
-        number = compute.fill_null(coded.indices, -1).to_numpy()
-        if not len(coded.dictionary):
+        different, number = coded_of(self.values)
+        if not len(different):
             return None
-        return replace(self, values=pyarrow.chunked_array([coded.dictionary]), number=number)
+        return replace(self, values=pyarrow.chunked_array([different]), number=number)
+
+    def expanded(self, made: Field) -> Field:
+        """Return what the different values are read as, for each row."""
+        assert self.number is not None
+        return replace(made, values=np.append(made.values, np.nan)[self.number])  # -1 is the last
+
+    def of_kind(self, kind: str) -> Field:
+        """Return the column as numbers; ``kind`` is empty where it is to be found."""
+        from pyarrow import types
+
+        if kind == "category":
+            return self.category(most=None)
+        if types.is_boolean(self.values.type):
+            if kind in ("", "truth", "number"):
+                return Field(kind or "truth", self.filled(self.values.cast("float64")))
+        elif types.is_integer(self.values.type) or types.is_floating(self.values.type):
+            if kind in ("", "number", "truth"):
+                return self.finite(
+                    Field(kind or "number", self.filled(self.values.cast("float64", safe=False)))
+                )
+        elif types.is_temporal(self.values.type):
+            if kind in ("", "date"):
+                return Field("date", self.days(self.values))
+        elif types.is_null(self.values.type):
+            raise self.wrong(0, "a value in some row at least", None, " Leave the column out.")
+        elif types.is_string(self.values.type) or types.is_large_string(self.values.type):
+            return self.plain_numbers(kind) or self.of_text(kind)
+        series = (
+            types.is_list(self.values.type)
+            or types.is_large_list(self.values.type)
+            or types.is_fixed_size_list(self.values.type)
+        )
+        more = _SERIES if series else ""
+        raise self.wrong(
+            0,
+            f"a {kind or 'number, truth value, date or category'}",
+            self.values[0].as_py(),
+            f" Leave the column out.{more}",
+        )
 
     def filled(self, values: Any) -> NDArray[np.float64]:
         """Return floats with NaN where there is none."""
@@ -267,10 +288,8 @@ class _Column:
         text = compute.utf8_trim_whitespace(values.cast("string"))
         known = _known(text, MISSING)
         text = compute.if_else(known, text, None)
-        coded = text.dictionary_encode().combine_chunks()
-        if hasattr(coded, "chunks"):  # of a column without any row
-            coded = coded.chunk(0)
-        levels = coded.dictionary.to_pylist()
+        different, number = coded_of(text)
+        levels = different.to_pylist()
         if not levels:
             raise self.wrong(0, "a value in some row at least", None, " Leave the column out.")
         if most is not None and len(levels) > most:
@@ -281,7 +300,7 @@ class _Column:
                 f" There are {len(levels):,} different texts. Leave the column out; or name it as text; or, if each is "
                 f'a category, say kinds = {{ {self.name!r} = "category" }}.',
             )
-        return Field("category", self.filled(coded.indices.cast("float64")), tuple(levels))
+        return Field("category", np.where(number < 0, np.nan, number), tuple(levels))
 
     def plain_numbers(self, kind: str) -> Field | None:
         """Return texts of which each is empty or a number without marks between thousands; None where some are not."""
@@ -290,7 +309,7 @@ class _Column:
         if kind not in ("", "number") or self.table.decimal != ".":
             return None
         # pyarrow reads to the end of a block after the first text that is no number
-        if _plain(self.values.slice(0, 1000)) is None or (found := _plain(self.values)) is None:
+        if as_floats(self.values.slice(0, 1000)) is None or (found := as_floats(self.values)) is None:
             return None
         # of none there is more to say, and pyarrow reads "inf" and "nan"
         if found.null_count == len(found) or not compute.all(compute.is_finite(found)).as_py():
@@ -302,9 +321,7 @@ class _Column:
         from pyarrow import compute
 
         if self.number is None and (column := self.by_different()) is not None:
-            assert column.number is not None
-            made = column.of_text(kind)
-            return replace(made, values=np.append(made.values, np.nan)[column.number])  # -1 is the last
+            return column.expanded(column.of_text(kind))
         text = compute.utf8_trim_whitespace(self.values)
         known = _known(text, MISSING_NUMBERS)
         if not compute.any(known).as_py():
@@ -343,9 +360,8 @@ class _Column:
                 return Field("date", self.days(compute.cast(text, "timestamp[us]")))
             except pyarrow.ArrowInvalid:
                 pass
-        coded = text.dictionary_encode().combine_chunks()
-        coded = coded.chunk(0) if hasattr(coded, "chunks") else coded
-        different = coded.dictionary.to_pylist()
+        values, of_row = coded_of(text)
+        different = values.to_pylist()
         form = self.form or self._form(different)
         if form is None:
             return None
@@ -362,8 +378,7 @@ class _Column:
                 ) from None
             aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
             days[number] = aware.timestamp() / 86_400
-        index = self.filled(coded.indices.cast("float64"))
-        found = np.where(np.isnan(index), np.nan, days[np.nan_to_num(index).astype(np.int64)])
+        found = np.append(days, np.nan)[of_row]  # -1 is the last
         return Field("date", found, rule=rule or ("" if form == "iso" else f"date:{form}"))
 
     def _form(self, different: Sequence[str]) -> str | None:
@@ -399,17 +414,6 @@ class _Column:
                 f" Say {both}.",
             )
         return forms[month_first and not day_first]
-
-
-def _plain(text: Any) -> Any | None:
-    """Return texts as floats, null where they are empty; None where pyarrow reads no number in some."""
-    import pyarrow
-    from pyarrow import compute
-
-    try:
-        return compute.cast(compute.if_else(compute.equal(text, ""), None, text), "float64")
-    except pyarrow.ArrowInvalid:
-        return None
 
 
 def _known(text: Any, missing: Sequence[str]) -> Any:

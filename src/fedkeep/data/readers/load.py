@@ -10,18 +10,18 @@ import csv
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, Spot, first_line, warn
 from fedkeep.data.checks import OPTED_IN
-from fedkeep.data.readers.cells import Cells, Table
+from fedkeep.data.readers.cells import Cells, Table, are_plain, few_differ
 from fedkeep.data.readers.files import (
     LATIN,
     check_names,
@@ -39,6 +39,10 @@ DELIMITERS = {
 }  # .inter: RecBole's ratings, "user_id:token" and so on
 FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".inter", ".jsonl", ".jsonl.gz", ".parquet", ".xlsx")
 BLOCK = 1 << 24  # bytes; a row must fit in
+SAMPLE = 1 << 22
+"""Bytes of a file, and about a tenth of them rows of Parquet, from which it is judged how the others are best read."""
+BESIDE = 1 << 18  # bytes whose quotes are looked at together: they fit into a processor's cache
+LOOKED = 10_000  # rows that tell the mark before decimals
 CONSENT = re.compile(r"opt(ed)?[\W_]*(in|out)|consent(ed)?", re.IGNORECASE)
 
 
@@ -47,8 +51,17 @@ def load_table(
     wanted: Sequence[str] | None,
     optional: Sequence[str] = (),
     naming: Mapping[str, str] = {},
+    numbers: Collection[str] | None = None,
 ) -> Table:
-    """Read the columns ``wanted`` (None: all), and those of ``optional`` that there are; ``naming`` is as of ``check_names``.
+    """Read columns of a table.
+
+    Args:
+        path: of the file.
+        wanted: the columns that there must be; None: all.
+        optional: those to read where there are any.
+        naming: as of ``check_names``.
+        numbers: columns that may be read as numbers at once, where each of their cells is a plain one. Of a file larger than
+            ``SAMPLE``, texts that come again are coded then. None: every cell is kept as it is written.
 
     Raises:
         DataError: the file is missing, empty, truncated or malformed, or lacks a column; file and line are named.
@@ -65,9 +78,9 @@ def load_table(
     elif kind == ".xlsx":
         table = _read_excel(path, wanted, optional, naming)
     elif kind == ".parquet":
-        table = _read_parquet(path, wanted, optional, naming)
+        table = _read_parquet(path, wanted, optional, naming, coded=numbers is not None)
     else:
-        table = _read_delimited(path, DELIMITERS[kind], wanted, optional, naming)
+        table = _read_delimited(path, DELIMITERS[kind], wanted, optional, naming, numbers=numbers)
     if table.columns and not len(next(iter(table.columns.values()))):
         raise DataError("The data file {file} holds no example, only a header. Fetch it again.", file=path)
     return table
@@ -162,27 +175,24 @@ def _read_delimited(
     optional: Sequence[str],
     naming: Mapping[str, str],
     encoding: str | None = None,
+    numbers: Collection[str] | None = None,
 ) -> Table:
     import pyarrow
-    from pyarrow import csv as arrow
 
     encoding = encoding or encoding_of(path)
     delimiter = _delimiter(path, usual, wanted or (), encoding)
     _, header = next(_records(path, delimiter, encoding))
     chosen = _chosen(path, header, wanted, optional, naming)
-    text = dict.fromkeys(chosen, pyarrow.string())
+    read = partial(_reader, path, encoding, delimiter)
     try:
-        content = _content(path, encoding)
-        well = _is_quoted_well(np.frombuffer(content, np.uint8), delimiter)
-        found = arrow.read_csv(
-            pyarrow.BufferReader(content),
-            arrow.ReadOptions(block_size=BLOCK),
-            arrow.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            arrow.ConvertOptions(include_columns=chosen, column_types=text, strings_can_be_null=False),
-        )
+        well = _is_quoted_well(path, encoding, delimiter)
+        found, decimal = (None, ".") if numbers is None else _typed(read, path, chosen, numbers, delimiter)
+        if found is None:
+            found = read(dict.fromkeys(chosen, pyarrow.string())).read_all()
+            decimal = _decimal(found, delimiter)
     except (pyarrow.ArrowException, EOFError, zlib.error, OSError, UnicodeDecodeError) as error:
         if encoding == "utf-8" and "UTF8" in str(error) and not _holds_zeros(path):
-            return _read_delimited(path, usual, wanted, optional, naming, LATIN)
+            return _read_delimited(path, usual, wanted, optional, naming, LATIN, numbers)
         _check_strictly(path, delimiter, encoding)
         raise DataError("{file} is malformed: {why}", file=path, why=first_line(error)) from error
     if not well:
@@ -195,21 +205,69 @@ def _read_delimited(
     return Table(
         {name: Cells(found[name]) for name in chosen},
         lambda row: _records_until(path, delimiter, row, encoding),
-        _decimal(found, delimiter),
+        decimal,
     )
 
 
+def _reader(path: Path, encoding: str, delimiter: str, types: Mapping[str, Any], block: int = BLOCK) -> Any:
+    """Return pyarrow's reader of the columns ``types``, block by block; an empty cell is no number, and a text as it is."""
+    from pyarrow import csv as arrow
+
+    return arrow.open_csv(
+        _content(path, encoding),
+        arrow.ReadOptions(block_size=block),
+        arrow.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        arrow.ConvertOptions(
+            include_columns=list(types), column_types=types, strings_can_be_null=False, null_values=[""]
+        ),
+    )
+
+
+def _typed(
+    read: Callable[..., Any], path: Path, chosen: Sequence[str], numbers: Collection[str], delimiter: str
+) -> tuple[Any, str]:
+    """Return the columns of a long file with their mark before decimals: plain numbers as such, texts that come again coded.
+
+    None in place of columns where the first rows promise what the others don't keep, and of a short file.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    if path.stat().st_size <= SAMPLE:
+        return None, "."
+    text = pyarrow.string()
+    try:
+        first = pyarrow.Table.from_batches([read(dict.fromkeys(chosen, text), SAMPLE).read_next_batch()])
+        if (decimal := _decimal(first, delimiter)) == "," or (delimiter != "," and len(first) < LOOKED):
+            numbers = ()
+        types = {
+            name: pyarrow.float64()
+            if name in numbers and are_plain(first[name])
+            else pyarrow.dictionary(pyarrow.int32(), text)
+            if few_differ(first[name])
+            else text
+            for name in chosen
+        }
+        found = read(types).read_all()
+    except (pyarrow.ArrowException, StopIteration):
+        return None, "."
+    kept = [found[name] for name in chosen if types[name] == pyarrow.float64()]
+    # what pyarrow reads as such may be "inf" or "nan"
+    finite = all(compute.all(compute.is_finite(one)).as_py() for one in kept)
+    return found if finite else None, decimal
+
+
 def _content(path: Path, encoding: str) -> Any:
-    """Return a file's text in UTF-8, as a buffer of pyarrow; an ordinary file is mapped into memory."""
+    """Return a file's text in UTF-8, as a file of pyarrow."""
     import pyarrow
 
     if path.suffix != ".gz" and encoding == "utf-8":
-        return pyarrow.memory_map(str(path)).read_buffer()
+        return pyarrow.OSFile(str(path))
     with opened(path) as file:
         whole = file.read()
     if encoding != "utf-8":
         whole = whole.decode(encoding, "replace" if encoding == LATIN else "strict").encode()
-    return pyarrow.py_buffer(whole)
+    return pyarrow.BufferReader(whole)
 
 
 def _holds_zeros(path: Path) -> bool:
@@ -247,7 +305,7 @@ def _decimal(found: Any, delimiter: str) -> str:
 
     if delimiter == ",":
         return "."
-    few = found.slice(0, 10_000)
+    few = found.slice(0, LOOKED)
     commas = points = 0
     for name in few.column_names:
         commas += (
@@ -257,23 +315,27 @@ def _decimal(found: Any, delimiter: str) -> str:
     return "," if commas > points else "."
 
 
-def _is_quoted_well(content: NDArray[np.uint8], delimiter: str) -> bool:
+def _is_quoted_well(path: Path, encoding: str, delimiter: str) -> bool:
     """Whether each quote begins or ends a cell, or is doubled inside one; with tabs, whether there is none."""
     quote = ord('"')
     beside = np.zeros(256, bool)
     beside[[ord(delimiter), ord("\n"), ord("\r"), quote]] = True
-    odd = 0
-    for start in range(0, len(content), BLOCK):
-        at = np.flatnonzero(content[start : start + BLOCK] == quote) + start
-        if len(at) and delimiter == "\t":
-            return False
-        # at the ends of the file, clipping takes the quote itself
-        before = content.take(at[odd::2] - 1, mode="clip")
-        after = content.take(at[1 - odd :: 2] + 1, mode="clip")
-        if not (beside[before].all() and beside[after].all()):
-            return False
-        odd = (odd + len(at)) % 2
-    return not odd
+    odd, last = 0, b"\n"
+    with _content(path, encoding) as file:
+        while True:
+            block = file.read(BESIDE)
+            some = np.frombuffer(
+                last + (block or b"\n"), np.uint8
+            )  # each of its bytes but the outer ones is looked at
+            at = np.flatnonzero(some[1:-1] == quote) + 1
+            if len(at) and delimiter == "\t":
+                return False
+            if not (beside[some[at[odd::2] - 1]].all() and beside[some[at[1 - odd :: 2] + 1]].all()):
+                return False
+            odd = (odd + len(at)) % 2
+            if not block:
+                return not odd
+            last = some[-2:].tobytes()
 
 
 def _records(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[Spot, list[str]]]:
@@ -390,13 +452,23 @@ def _read_excel(
 
 
 def _read_parquet(
-    path: Path, wanted: Sequence[str] | None, optional: Sequence[str], naming: Mapping[str, str]
+    path: Path,
+    wanted: Sequence[str] | None,
+    optional: Sequence[str],
+    naming: Mapping[str, str],
+    *,
+    coded: bool = False,
 ) -> Table:
-    from pyarrow import parquet
+    from pyarrow import parquet, types
 
     try:
         file = parquet.ParquetFile(path)
         chosen = _chosen(path, file.schema_arrow.names, wanted, optional, naming)
+        texts = [name for name in chosen if types.is_string(file.schema_arrow.field(name).type)]
+        if coded and texts and path.stat().st_size > SAMPLE:
+            first = next(file.iter_batches(SAMPLE // 40, columns=texts))
+            again = [name for name in texts if few_differ(first[name])]
+            file = parquet.ParquetFile(path, read_dictionary=again)
         found = file.read(columns=chosen)
     except DataError:
         raise

@@ -135,7 +135,8 @@ def raw_table(
     others = {"split": split, "time": time, "opted_in": opted_in}
     naming = naming_of({"client" if frame else "user": user, **given, **others}, frame=frame)
     if isinstance(path, str | os.PathLike):
-        table, source = _loaded(expanded(path), wanted, usual, user, split or "split", naming)
+        numbers = _numbers_among(features, kinds, decimal) if test_path is None else None
+        table, source = _loaded(expanded(path), wanted, usual, user, split or "split", naming, numbers)
         if test_path is not None:
             tests, more = _loaded(expanded(test_path), wanted, usual, user, split or "split", naming)
             table, source = _with_tests(table, tests, split or "split"), source | more
@@ -214,13 +215,22 @@ def _loaded(
     user: str | None,
     split: str,
     naming: Mapping[str, str],
+    numbers: Sequence[str] | None = None,
 ) -> tuple[Table, dict[str, str]]:
     """Return a file's table, or those of many files as one, and the sha256 of what was read by its name."""
     if not is_of_many(place):
-        return load_table(place, wanted, usual, naming), {place.name: sha256(place)}
+        return load_table(place, wanted, usual, naming, numbers), {place.name: sha256(place)}
     files = files_of(place)
     common = Path(os.path.commonpath([file.parent for file in files]))
     return load_many(files, wanted, usual, user, split, naming), {common.name: digest_of(common, files)}
+
+
+def _numbers_among(
+    features: Sequence[str] | None, kinds: Mapping[str, str] | None, decimal: str | None
+) -> list[str]:
+    """Return the features that are numbers if their cells look so."""
+    chosen = [] if decimal == "," else names_in(features or ())
+    return [name for name in chosen if (kinds or {}).get(name, "number") == "number"]
 
 
 def _with_tests(table: Table, tests: Table, split: str) -> Table:
@@ -367,7 +377,7 @@ def features_of(
         if one is None:
             continue
         values[:, place] = one.values
-        if np.abs(one.values).max(initial=0.0, where=~np.isnan(one.values)) > LARGEST:
+        if max(np.fmax.reduce(one.values), -np.fmin.reduce(one.values)) > LARGEST:  # NaN is in neither
             own.within(lambda v=one.values, n=name: table.single(np.nan_to_num(v)[:, None], [n]))  # type: ignore[misc]
         fields[name] = replace(one, values=np.empty(0))  # there are tables of half of the memory
     if faults is None:
@@ -406,9 +416,10 @@ def _holds_numbers(table: Table, label: str, ratings: bool) -> bool:
     Raises:
         DataError: there are many, all of them whole: they may count something, or be numbers of classes.
     """
-    cells = [cell for cell in table.columns[label].different()[0] if cell not in (None, "")]
+    different = table.columns[label].different()[0]
+    cells = [cell for cell in different if cell not in (None, "")]
     try:
-        numbers = np.unique(numbers_of(table, label))
+        numbers = np.unique(numbers_of(replace(table, columns={label: Cells(different)}), label))
     except (DataError, UnicodeError):
         return False
     if ratings or len(numbers) <= MOST_CLASSES or not np.isfinite(numbers).all():
