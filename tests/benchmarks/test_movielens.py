@@ -133,5 +133,9 @@ def test_every_arm_runs(arm: str, tmp_path: Path) -> None:
     assert 0 <= found["full"]["hr10"] <= found["sampled, best test round"]["hr10"] <= 1
     cell = {"arm": arm, "seed": 0, "found": found}
     table = one.summary({"x": cell, "y": {**cell, "seed": 1}})
-    assert table[arm]["sampled"]["hr10"]["std"] == 0
-    assert table[arm]["seeds"] == 2
+    assert table[arm]["sampled"]["hr10"] == {"mean": found["sampled"]["hr10"], "std": 0}
+    assert (table[arm]["seeds"], ("full, the server's table" in table[arm])) == (2, arm.startswith("PFedRec"))
+    alone = one.summary({"x": cell})
+    assert alone[arm]["full"]["ndcg10"]["std"] is None
+    shown = f"| {arm} | 1 | full | {100 * found['full']['hr10']:.1f} | {100 * found['full']['ndcg10']:.1f} |"
+    assert shown in one.page(alone)
