@@ -31,7 +31,7 @@ def written(path: Path) -> dict[str, Any]:
 
 
 def test_a_table_of_nothing_that_a_model_reads_is_refused_and_nothing_written(at: Path) -> None:
-    rows = [{"user": f"u{n % 3}", "beats": [0.1, n], "same": 1, "label": n % 2} for n in range(30)]
+    rows = [{"user": f"u{n % 3}", "beats": ["low", "high"], "same": 1, "label": n % 2} for n in range(30)]
     Path("t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     result = fedkeep("start", "t.jsonl")
     assert result.exit_code == 2

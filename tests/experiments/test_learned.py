@@ -10,7 +10,7 @@ import torch
 
 from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.data import FederatedData, Ragged, toy
-from fedkeep.experiments.learned import cut_texts, remarks, simplest
+from fedkeep.experiments.learned import cut_inputs, remarks, simplest
 from fedkeep.experiments.run import Run
 from fedkeep.methods.terms import cross_entropy, squared_error
 from fedkeep.models import Linear
@@ -98,7 +98,7 @@ def test_texts_that_are_cut() -> None:
     }
     for most, parts in ((8, ("50.0 %", "8 characters", "max_length = 32")), (9, ())):
         meta = {"max_length": most, "vocabulary": {"kind": "char"}}
-        said = cut_texts(FederatedData.from_columns(list("aabb"), columns, ["train", "test"] * 2, meta))
+        said = cut_inputs(FederatedData.from_columns(list("aabb"), columns, ["train", "test"] * 2, meta))
         assert bool(said) == bool(parts)
         assert all(part in said for part in parts)
 

@@ -219,7 +219,12 @@ def replaced(data: FederatedData, rows: Rows, seed: int, sign: int = 0) -> Feder
         for name, column in data.columns.items()
     }
     for name, column in columns.items() if sign else ():
-        if not isinstance(column, Ragged) and np.asarray(column).dtype.kind == "f" and name != "label":
+        if name not in number_columns(data):
+            continue
+        if isinstance(column, Ragged):
+            places = _places(column, rows)
+            column.values[places] = sign * np.abs(column.values[places])
+        else:
             column[rows] = sign * np.abs(column[rows])
     return _with(data, columns)
 
@@ -234,8 +239,17 @@ def numbers_replaced(data: FederatedData, rows: Rows, seed: int) -> FederatedDat
 
 def number_columns(data: FederatedData) -> list[str]:
     """Return the columns of numbers that are no labels."""
-    own = {n: c for n, c in data.columns.items() if not isinstance(c, Ragged) and not n.startswith("_")}
-    return [n for n, c in own.items() if n != "label" and np.asarray(c).dtype.kind == "f"]
+    own = {n: c for n, c in data.columns.items() if n != "label" and not n.startswith("_")}
+    return [n for n, c in own.items() if _values(c).dtype.kind == "f"]
+
+
+def _values(column: Column) -> np.ndarray[Any, Any]:
+    return column.values if isinstance(column, Ragged) else np.asarray(column)
+
+
+def _places(column: Ragged, rows: Rows) -> Rows:
+    """Return where the values of some rows stand."""
+    return np.concatenate([np.arange(column.offsets[r], column.offsets[r + 1]) for r in rows] or [rows])
 
 
 def with_lengths(data: FederatedData, rows: Rows, *, longer: bool | int) -> FederatedData:
@@ -249,7 +263,11 @@ def with_lengths(data: FederatedData, rows: Rows, *, longer: bool | int) -> Fede
     for name, column in ragged.items():
         texts = [column.values[a:b] for a, b in pairwise(column.offsets.tolist())]
         texts = [
-            text if row not in chosen else np.resize(text, len(text) + more) if longer else text[:1]
+            text
+            if row not in chosen
+            else np.resize(text, (len(text) + more, *text.shape[1:]))
+            if longer
+            else text[:1]
             for row, text in enumerate(texts)
         ]
         columns[name] = Ragged.from_rows(texts, column.values.dtype.name)
@@ -262,16 +280,18 @@ def _with(data: FederatedData, columns: Mapping[str, Column]) -> FederatedData:
 
 def single(data: FederatedData) -> list[str]:
     """Return the columns of whole numbers and tokens that have one value alone, so that there is no other to put in."""
-    own = {n: c.values if isinstance(c, Ragged) else np.asarray(c) for n, c in data.columns.items()}
+    own = {n: _values(c) for n, c in data.columns.items()}
     own = {n: c for n, c in own.items() if n not in (OUT, "label") and not n.startswith("_")}
     return [n for n, c in own.items() if c.dtype.kind in "biu" and len(np.unique(c)) < 2]
 
 
 def _changed(name: str, column: Column, rows: Rows, draw: np.random.Generator) -> Column:
     if isinstance(column, Ragged):
-        places = np.concatenate([np.arange(column.offsets[r], column.offsets[r + 1]) for r in rows] or [rows])
-        values = np.array(column.values)
-        values[places] = _others(values, values[places], draw)
+        values, places = np.array(column.values), _places(column, rows)
+        if column.holds_ids:
+            values[places] = _others(values, values[places], draw)
+        else:
+            values = _changed(name, values, places, draw)  # type: ignore[assignment]
         return Ragged(values, column.offsets)
     made = np.array(column)
     if made.dtype.kind == "f":
@@ -295,9 +315,11 @@ def _others(column: np.ndarray[Any, Any], values: np.ndarray[Any, Any], draw: np
 def floats_of(data: FederatedData, rows: Rows) -> np.ndarray[Any, Any]:
     """Return the numbers of some rows, (rows, width); of examples without any, none."""
     found = [
-        np.asarray(c)[rows].reshape(len(rows), -1).astype(np.float64)
+        (c.padded(rows)[0] if isinstance(c, Ragged) else np.asarray(c)[rows])
+        .reshape(len(rows), -1)
+        .astype(np.float64)
         for name, c in data.columns.items()
-        if not isinstance(c, Ragged) and not name.startswith("_") and np.asarray(c).dtype.kind == "f"
+        if not name.startswith("_") and _values(c).dtype.kind == "f"
     ]
     return np.concatenate(found, 1) if found else np.zeros((len(rows), 0))
 
@@ -308,8 +330,8 @@ def tokens_of(data: FederatedData, rows: Rows) -> np.ndarray[Any, Any]:
     for name, c in data.columns.items():
         if name in (OUT, "label") or name.startswith("_"):
             continue
-        if isinstance(c, Ragged):
+        if isinstance(c, Ragged) and c.holds_ids:
             found += [c.values[c.offsets[r] : c.offsets[r + 1]].astype(np.float64) for r in rows]
-        elif np.asarray(c).dtype.kind in "iu":
+        elif not isinstance(c, Ragged) and np.asarray(c).dtype.kind in "iu":
             found.append(np.asarray(c)[rows].reshape(-1).astype(np.float64))
     return np.concatenate(found)

@@ -55,7 +55,9 @@ def start(
     say(
         f"Whose each row is: {found.client!r} ({found.clients:,} different). Predicted: {found.label!r}, {what}."
     )
-    if found.text is not None:
+    if found.series:
+        say(f"Read by the model: the series {', '.join(map(repr, found.series))}.")
+    elif found.text is not None:
         say(f"Read by the model: the texts {found.text!r}.")
     else:
         kinds = [f"{name} ({one.kind})" for name, one in found.fields.items()]

@@ -93,8 +93,8 @@ def _as_column(name: str, column: Column) -> Column:
         ) from error
     except ValueError as error:
         raise DataError(
-            "Column {column!r} has rows of unequal size. Use Ragged.from_rows for token ids, or pad the "
-            "rows.",
+            "Column {column!r} has rows of unequal size. Use Ragged.from_rows for token ids, "
+            "Ragged.from_rows(rows, 'float32') for series, or pad the rows.",
             column=name,
         ) from error
     if np.ma.is_masked(column):  # asarray shows what lies under the mask
@@ -297,10 +297,16 @@ def check_close(labels: NDArray[np.int64], where: Callable[[int], str], way_out:
 def check_columns(columns: Mapping[str, Column], owner: Callable[[int], str]) -> None:
     """Raise DataError at the first NaN or infinity of a float column."""
     for name, column in columns.items():
-        if isinstance(column, Ragged) or column.dtype.kind != "f":
+        if isinstance(column, Ragged):
+            if column.holds_ids or _are_finite(column.values):
+                continue
+            bad = np.flatnonzero(~np.isfinite(column.values).all(axis=1))
+            wrong = np.unique(np.searchsorted(column.offsets, bad, side="right") - 1)
+        elif column.dtype.kind != "f" or _are_finite(column):
             continue
-        if not _are_finite(column):
+        else:
             wrong = np.flatnonzero(~np.isfinite(column).reshape(len(column), -1).all(axis=1))
+        if len(wrong):
             row = int(wrong[0])
             value = column[row].ravel()[~np.isfinite(column[row].ravel())][0]
             raise DataError(

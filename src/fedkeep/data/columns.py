@@ -52,7 +52,8 @@ class Ragged:
     """Rows of unequal length in one flat array: row i is ``values[offsets[i]:offsets[i + 1]]``.
 
     Args:
-        values: token or character ids, shape (tokens,), any integer dtype; 0 is kept for padding.
+        values: token or character ids, shape (tokens,), any integer dtype, of which 0 is kept for padding; or the steps of
+            series, shape (steps, values a step), floats.
         offsets: int64, shape (rows + 1,), from 0 to ``len(values)``, never falling.
 
     Raises:
@@ -62,25 +63,43 @@ class Ragged:
     def __init__(self, values: NDArray[Any], offsets: NDArray[np.int64]) -> None:
         self.values = np.asarray(values)
         self.offsets = as_offsets(offsets, "a ragged column's offsets")
-        if self.values.ndim != 1 or self.values.dtype.kind not in "iu":
+        axes = {"i": 1, "u": 1, "f": 2}.get(self.values.dtype.kind)
+        if self.values.ndim != axes:
             raise DataError(
-                "The values of a ragged column must be one flat array of integers (token ids); got shape "
-                "{got} of {dtype}.",
+                "The values of a ragged column must be one flat array of integers (token ids), or floats of the shape "
+                "(steps, values a step); got shape {got} of {dtype}.",
                 got=self.values.shape,
                 dtype=self.values.dtype,
             )
         check_offsets(self.offsets, len(self.values), "a ragged column's offsets", "values")
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Sequence[int] | NDArray[Any]], dtype: str = "int64") -> Ragged:
+    def from_rows(cls, rows: Sequence[Sequence[Any] | NDArray[Any]], dtype: str = "int64") -> Ragged:
         """Return a ragged column of these rows.
 
+        Args:
+            rows: of whole numbers, each (tokens,); or of floats, each (steps, values a step), as many in every row.
+            dtype: of the column; "float32" for series.
+
         Raises:
-            DataError: a value is no whole number of this type.
+            DataError: a value is no whole number of this type, or a series is none or of another width than the first.
         """
-        arrays = [_whole(row, dtype) for row in rows]
+        if np.dtype(dtype).kind == "f":
+            arrays = [_steps(row, dtype) for row in rows]
+            wrong = next((n for n, a in enumerate(arrays) if a.shape[1] != arrays[0].shape[1]), None)
+            if wrong is not None:
+                raise DataError(
+                    "Wanted {wanted} values a step in every series, as in the first; got {got} in row {row}.",
+                    wanted=arrays[0].shape[1],
+                    got=arrays[wrong].shape[1],
+                    row=wrong,
+                )
+        else:
+            arrays = [_whole(row, dtype) for row in rows]
         return cls(
-            np.concatenate(arrays) if arrays else np.zeros(0, dtype),
+            np.concatenate(arrays)
+            if arrays
+            else np.zeros((0, 1) if np.dtype(dtype).kind == "f" else 0, dtype),
             offsets_of(np.asarray([len(row) for row in arrays], dtype=np.int64)),
         )
 
@@ -105,6 +124,11 @@ class Ragged:
         """Bytes of values and offsets together."""
         return self.values.nbytes + self.offsets.nbytes
 
+    @property
+    def holds_ids(self) -> bool:
+        """Whether values are ids of tokens; else they are steps of series."""
+        return self.values.ndim == 1
+
     def lengths(self, rows: Rows) -> NDArray[np.int64]:
         """Return the rows' lengths."""
         return self.offsets[rows + 1] - self.offsets[rows]
@@ -118,18 +142,23 @@ class Ragged:
         at = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], length)
         return Ragged(self.values[at], offsets)
 
-    def padded(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def padded(self, rows: Rows) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return rows as a rectangle padded with 0 behind, and their lengths.
 
         An empty row has length 1 and holds one pad, so that a recurrent network always has a step to take.
 
         Returns:
-            ids, int64 (rows, longest), and lengths, int64 (rows,).
+            ids, int64 (rows, longest), or steps, floats (rows, longest, values a step); and lengths, int64 (rows,).
         """
         start = self.offsets[rows]
         length = self.offsets[rows + 1] - start
         longest = max(1, int(length.max())) if len(length) else 1
         place = np.arange(longest)
+        if self.values.ndim > 1:
+            steps = np.zeros((len(start), longest, *self.values.shape[1:]), self.values.dtype)
+            inside = place < length[:, None]
+            steps[inside] = self.values[(start[:, None] + place)[inside]]
+            return steps, np.maximum(length, 1)
         if len(self.values):
             # mode="clip" spares the check of bounds; what it reads beyond a row's end is zeroed below.
             ids = self.values.take(start[:, None] + place, mode="clip").astype(np.int64)  # (rows, longest)
@@ -137,6 +166,20 @@ class Ragged:
         else:
             ids = np.zeros((len(start), longest), np.int64)
         return ids, np.maximum(length, 1)
+
+
+def _steps(row: Sequence[Any] | NDArray[Any], dtype: str) -> NDArray[Any]:
+    try:
+        given = np.asarray(row)
+    except ValueError:  # steps of unequal width
+        given = np.zeros(0, object)
+    if given.ndim != 2 or given.dtype.kind not in "biuf":
+        raise DataError(
+            "Wanted series of numbers, each of the shape (steps, values a step); got the shape {got} of {dtype}.",
+            got=given.shape,
+            dtype=given.dtype,
+        )
+    return given.astype(dtype)
 
 
 def _whole(row: Sequence[int] | NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -216,9 +259,9 @@ def _rising(offsets: NDArray[np.int64], block: int = 1 << 20) -> bool:
 
 
 def check_max_length(max_length: int | None) -> None:
-    """Raise DataError unless a text keeps at least one symbol (None: all of them)."""
+    """Raise DataError unless a text or a series keeps at least one step (None: all of them)."""
     if max_length is not None and max_length < 1:
         raise DataError(
-            "max_length is how many characters or words of a text to keep, at least 1; got {got}.",
+            "max_length is how many characters or words of a text to keep, or steps of a series, at least 1; got {got}.",
             got=max_length,
         )

@@ -136,12 +136,17 @@ def _array(value: Any, place: str) -> NDArray[Any]:
 
 
 def _column(name: str, values: Sequence[NDArray[Any]], clients: Sequence[str | int]) -> Column:
-    """Return values as one array; sequences of whole numbers of different lengths as a ragged column."""
+    """Return values as one array; sequences of whole numbers, and series, of different lengths as a ragged column."""
     shapes = [value.shape for value in values]
     if all(shape == shapes[0] for shape in shapes):
         return np.stack(values)
     if all(value.ndim == 1 and value.dtype.kind in "iu" for value in values):
         return Ragged.from_rows(values)
+    if (
+        all(value.ndim == 2 and value.dtype.kind == "f" for value in values)
+        and len({s[1] for s in shapes}) == 1
+    ):
+        return Ragged.from_rows(values, "float32")
     other = next(row for row, shape in enumerate(shapes) if shape != shapes[0])
     raise DataError(
         "{name!r} has the shape {got} in an example of client {client!r}, and {wanted} in the first of client "

@@ -119,8 +119,8 @@ class FederatedData:
         Args:
             datasets: by client id, a data set with a length and numbered examples (``torch.utils.data.Dataset``), or
                 a mapping from "train", "valid" and "test" to data sets. An example is a mapping from columns to
-                values, or a tuple. Values are tensors, arrays or numbers of one shape, or Pillow's images; sequences of whole numbers may
-                have different lengths (:class:`Ragged`).
+                values, or a tuple. Values are tensors, arrays or numbers of one shape, or Pillow's images; sequences of whole numbers, and series of
+                floats (steps, values a step), may have different lengths (:class:`Ragged`).
             names: of a tuple's values: names of ``forward``'s arguments, and "label". Two are "x" and "label".
             meta: as for the constructor.
 
@@ -246,7 +246,7 @@ class FederatedData:
 
         Returns:
             Dense columns (B, ...) in their own type, integer labels as int64; ragged columns int64 (B, longest),
-            padded with 0 behind, and their lengths int64 (B,), at least 1.
+            of series (B, longest, values a step), padded with 0 behind, and their lengths int64 (B,), at least 1.
         """
         chosen = np.asarray(rows, dtype=np.int64)
         batch: Batch = {}

@@ -6,6 +6,7 @@ equal ones of which two trained and one was in test, two train and the others ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,9 +123,10 @@ def marks_of(data: FederatedData) -> NDArray[np.uint64]:
 def _hashed(column: Column) -> NDArray[np.uint64]:
     """Return a hash of each row of a column, whatever the width of its numbers' type."""
     if isinstance(column, Ragged):
-        length = np.diff(column.offsets)
-        places = np.arange(1, len(column.values) + 1) - np.repeat(column.offsets[:-1], length)
-        found = _sums(mixed(_words(column.values) + weyl(places)), column.offsets)
+        offsets = column.offsets * math.prod(column.values.shape[1:])
+        length = np.diff(offsets)
+        places = np.arange(1, column.values.size + 1) - np.repeat(offsets[:-1], length)
+        found = _sums(mixed(_words(column.values.reshape(-1)) + weyl(places)), offsets)
         return found + length.astype(np.uint64)
     rows = column.reshape(len(column), -1)
     step = max(1, BLOCK // max(1, rows.shape[1]))

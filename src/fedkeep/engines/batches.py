@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -156,7 +157,12 @@ def usable(data: Examples, rows: np.ndarray, phase: Phase, draws: Stream) -> np.
 def batch_bytes(columns: Mapping[str, Column], rows: np.ndarray) -> int:
     """Return about how many bytes the rows of a mini-batch take, at least 1."""
     seen = [column for name, column in columns.items() if not name.startswith("_")]
-    wide = sum(int(c.lengths(rows).max()) * 8 if isinstance(c, Ragged) else c[:1].nbytes for c in seen)
+    wide = sum(
+        int(c.lengths(rows).max()) * 8 * math.prod(c.values.shape[1:])
+        if isinstance(c, Ragged)
+        else c[:1].nbytes
+        for c in seen
+    )
     return max(1, len(rows) * wide)
 
 

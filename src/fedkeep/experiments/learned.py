@@ -28,6 +28,8 @@ ASKED = 50
 """Clients whose private values are looked at."""
 FIT = 0.1
 """A loss of classes, in nats, of answers that are nearly sure and right."""
+READ = {"text": "texts", "x": "series"}
+"""What stands in columns that may be cut."""
 CUT = 0.05
 """The share of texts cut from which on it is said."""
 
@@ -86,7 +88,7 @@ def remarks(run: Run, best: Summary | None = None) -> list[str]:
         _no_better(run, task, best),
         _improving(run.history, best),
         _unmoved(run),
-        cut_texts(run.data),
+        cut_inputs(run.data),
     ]
     return [remark for remark in found if remark]
 
@@ -146,19 +148,19 @@ def _diverged(run: Run, task: Task) -> str:
     )
 
 
-def cut_texts(data: FederatedData) -> str:
-    """Say how many texts of data are as long as the longest that is kept; empty where few are."""
+def cut_inputs(data: FederatedData) -> str:
+    """Say how many texts or series of data are as long as the longest that is kept; empty where few are."""
     most = data.meta.get("max_length")
-    text = data.columns.get("text")
-    if not isinstance(text, Ragged) or not isinstance(most, int):
+    called, column = next(((n, data.columns[c]) for c, n in READ.items() if c in data.columns), ("", None))
+    if not isinstance(column, Ragged) or not isinstance(most, int):
         return ""
-    share = float((np.diff(text.offsets) >= most).mean())
+    share = float((np.diff(column.offsets) >= most).mean())
     if share < CUT:
         return ""
     kind = (data.meta.get("vocabulary") or {}).get("kind")
-    what = CALLED.get(str(kind), "tokens")
+    what = CALLED.get(str(kind), "tokens") if column.holds_ids else "steps"
     return (
-        f"{number(share, 'accuracy')} of the texts are cut at {most:,} {what}; what follows is not read. Keep more: "
+        f"{number(share, 'accuracy')} of the {called} are cut at {most:,} {what}; what follows is not read. Keep more: "
         f"data.max_length = {4 * most}."
     )
 

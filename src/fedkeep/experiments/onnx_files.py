@@ -116,11 +116,13 @@ def _packs(model: nn.Module, columns: Params) -> bool:
 def _examples(model: nn.Module, data: FederatedData, client: int, count: int) -> Params:
     """Return so many of a client's examples, from the first again where it has fewer, without their labels.
 
-    Texts are padded to two symbols at least: torch would take a length of 1 for the only one there is.
+    Texts and series are padded to two steps at least: torch would take a length of 1 for the only one there is.
     """
     rows, labels = data.rows(client), {task.label for task in tasks_in(data.meta)}
     repeated = np.resize(np.arange(rows.start, rows.stop), count)
     batch = load_batch(data, repeated, "cpu", float_type(model))
     found = {name: value for name, value in batch.items() if name not in labels}
     texts = {n: v for n, v in found.items() if isinstance(data.columns.get(n), Ragged)}
-    return found | {n: F.pad(v, (0, max(0, 2 - v.shape[1]))) for n, v in texts.items()}
+    return found | {
+        n: F.pad(v, (*(0, 0) * (v.dim() - 2), 0, max(0, 2 - v.shape[1]))) for n, v in texts.items()
+    }

@@ -17,11 +17,13 @@ from fedkeep.data.preparation import Encoding
 from fedkeep.data.preparation.features import FeatureCode
 from fedkeep.data.preparation.labels import LabelCode, one_form
 from fedkeep.data.preparation.numbers import PlainCode
+from fedkeep.data.preparation.series import SeriesCode
 from fedkeep.data.preparation.texts import TextCode
-from fedkeep.data.readers.cells import ID, TEXT, Table
-from fedkeep.data.readers.kinds import field_of
+from fedkeep.data.readers.cells import DECIMAL_CLASS, ID, TEXT, Cells, Table
+from fedkeep.data.readers.kinds import SERIES, field_of
 from fedkeep.data.readers.load import load_table
-from fedkeep.data.readers.tables import features_of
+from fedkeep.data.readers.series import series_of
+from fedkeep.data.readers.tables import features_of, names_in
 from fedkeep.engines.use import Predicted, predictions, said_tasks, takes_of
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.exported_models import Exported
@@ -129,23 +131,19 @@ def scored(exported: Exported, file: Path, found: Sequence[Predicted]) -> Scored
         return None
     if decimal := exported.config.data.options.get("decimal"):
         table = replace(table, decimal=str(decimal))
-    there = [
-        row
-        for row, cell in enumerate(table.columns[column].tolist())
-        if cell not in (None, "") and not is_missing(cell)
-    ]
+    cells = table.columns[column].tolist()
+    there = [row for row, cell in enumerate(cells) if cell not in (None, "") and not is_missing(cell)]
     said = [found[row].tasks[0].value for row in there]
     if not there:
         return None
     if of_numbers(tasks[0].kind.name):
         gap = np.asarray(said, float) - field_of(table, column, "number").values[there]
         return Scored("rmse", float(np.sqrt(np.mean(gap**2))), len(there))
-    words = table.each(column, TEXT)
+    labelled = Table({column: Cells([cells[row] for row in there])}, lambda place: table.where(there[place]))
+    words = labelled.each(column, DECIMAL_CLASS)
     code = exported.encoding.columns.get(tasks[0].label)
     whole = isinstance(code, LabelCode) and code.integers
-    right = [
-        _form(words[row], whole) == _form(str(value), whole) for row, value in zip(there, said, strict=True)
-    ]
+    right = [_form(word, whole) == _form(str(value), whole) for word, value in zip(words, said, strict=True)]
     return Scored("accuracy", float(np.mean(right)), len(there))
 
 
@@ -165,6 +163,8 @@ def _columns(
         code = encoding.columns[name]
         if isinstance(code, FeatureCode):
             found[name] = code.names
+        elif isinstance(code, SeriesCode):
+            found[name] = tuple(names_in(config.data.options.get("features") or name))
         else:
             found[name] = (
                 str(config.data.options.get("text") or name) if isinstance(code, TextCode) else name,
@@ -176,6 +176,8 @@ def _values(table: Table, encoding: Encoding, name: str, own: Sequence[str]) -> 
     code = encoding.columns[name]
     if isinstance(code, TextCode):
         return table.each(own[0], TEXT)
+    if isinstance(code, SeriesCode):
+        return series_of(table, own, dict.fromkeys(own, SERIES), max_length=code.max_length)
     if isinstance(code, FeatureCode):
         return features_of(table, own, code.kinds | {n: "number" for n in own if n not in code.kinds})
     if isinstance(code, PlainCode) and (code.ragged or code.shape):

@@ -15,10 +15,11 @@ from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.alike import ID
 from fedkeep.data.readers.cells import ALIASES, Table
 from fedkeep.data.readers.image_folder import ENDINGS
-from fedkeep.data.readers.kinds import Field, field_of
+from fedkeep.data.readers.kinds import SERIES, Field, field_of
 from fedkeep.data.readers.load import load_table
 from fedkeep.data.readers.many import files_of, load_many
 from fedkeep.data.readers.pictures import opened_picture
+from fedkeep.data.readers.series import is_series, seems_series, series_of
 
 CLIENTS = re.compile(
     r"(user|client|customer|person|patient|subject|site|store|shop|hospital|device|account|member|author|speaker|"
@@ -57,6 +58,7 @@ class Start:
         task: "multiclass", "binary" or "regression".
         names: labels in order, where they are whole numbers with gaps.
         fields: the features, by name.
+        series: columns of series, in place of features, and what is said of each.
         text: a column of texts, in place of features.
         left: columns that are left out, and why.
         faults: what must be mended before a run.
@@ -73,6 +75,7 @@ class Start:
     decimal: str
     names: list[str] | None = None
     fields: dict[str, Field] = field(default_factory=dict)
+    series: dict[str, str] = field(default_factory=dict)
     text: str | None = None
     left: dict[str, str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -108,11 +111,23 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
     others = [name for name in names if name != client]
     if not others:
         raise DataError("{file} has one column only; a label is wanted beside the clients.", file=path)
-    label = label or next((n for names in LABELS for n in others if names.fullmatch(n)), others[-1])
+    series = [name for name in others if name != label and _holds_series(table, name)]
+    plain = [name for name in others if name not in series] or others
+    label = label or next((n for names in LABELS for n in plain if names.fullmatch(n)), plain[-1])
     decimal = table.decimal
     found = Start(path, client, label, "multiclass", rows, different[client], decimal)
     _label(found, table)
-    for name in (n for n in others if n != label):
+    for name in (n for n in series if n != label):
+        try:
+            cells = series_of(table, [name], {name: SERIES}, max_length=1).values
+        except DataError as error:
+            found.left[name] = str(error)
+            continue
+        steps, width = np.diff(cells.offsets), cells.values.shape[1]
+        found.series[name] = f"{steps.min():,} to {steps.max():,} steps" + (
+            f" of {width}" if width > 1 else ""
+        )
+    for name in (n for n in others if n != label and n not in series):
         if different[name] < 2:
             found.left[name] = "the same in every row"
             continue
@@ -130,11 +145,16 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
             found.left[name] = "another number in every row"
         else:
             found.fields[name] = one
+    if found.series:
+        found.left |= dict.fromkeys(
+            found.fields, "a single value in each row; a model for series reads series alone"
+        )
+        found.fields.clear()
     texts = [name for name, why in found.left.items() if why == "texts"]
-    if not found.fields and texts:
+    if not found.fields and not found.series and texts:
         found.text = texts[0]
         del found.left[texts[0]]
-    if not found.fields and found.text is None:
+    if not found.fields and not found.series and found.text is None:
         raise DataError(
             "{file} has no column that a model could read, beside {client!r} and {label!r}. {why}",
             file=path,
@@ -236,15 +256,22 @@ def _short_toml(folder: Path, data: Sequence[str]) -> str:
         "",
         "[data]",
         *data,
+        *_usual_lines(10),
+    ]
+    return "\n".join(lines)
+
+
+def _usual_lines(epochs: int) -> list[str]:
+    """Return the tables of a configuration that leaves model, optimiser and batches to what is usual."""
+    return [
         "",
         "[method]",
         'kind = "fedper"          # a private head; others: fedkeep list --for THIS FILE',
         "",
         "[run]",
-        "epochs = 10",
+        f"epochs = {epochs}",
         "",
     ]
-    return "\n".join(lines)
 
 
 def _different(table: Table, name: str) -> int:
@@ -305,6 +332,11 @@ def _label(found: Start, table: Table) -> None:
         )
 
 
+def _holds_series(table: Table, name: str) -> bool:
+    few = table.columns[name].values[:1000]
+    return is_series(table, name) or seems_series(few if isinstance(few, list) else few.to_pylist())
+
+
 def _holds_texts(table: Table, name: str, pattern: str = PHRASE) -> bool:
     values = table.columns[name].values
     if isinstance(values, list):
@@ -342,7 +374,7 @@ def toml_of(found: Start) -> str:
         lines.append(f"text = {q(found.text)}")
     else:
         lines.append("features = [")
-        lines += [f"    {q(name)}," for name in found.fields]
+        lines += [f"    {q(name)}," for name in [*found.series, *found.fields]]
         lines.append("]")
     lines += [f"# left out: {name}: {_line(why)}" for name, why in found.left.items()]
     lines += [f"# to mend: {_line(fault)}" for fault in found.faults]
@@ -351,6 +383,10 @@ def toml_of(found: Start) -> str:
         lines += [
             f"{q(name)} = {q(one.declared)}          # {_about(one)}" for name, one in found.fields.items()
         ]
+    if found.series:
+        lines += ["", "[data.kinds]"]
+        lines += [f'{q(name)} = "{SERIES}"          # {about}' for name, about in found.series.items()]
+        return "\n".join([*lines, *_usual_lines(20)])
     epochs = max(1, min(20, EXAMPLES // found.rows))
     lines += ["", "[model]"]
     if found.text is None:

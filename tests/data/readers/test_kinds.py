@@ -107,13 +107,6 @@ def test_what_is_no_column_of_one_kind(cells: list[Any], declared: str | None, r
         field_of(table(cells), "a", declared)
 
 
-@pytest.mark.parametrize("cells", [[[1.5, 2.0], [3.0]], [[[1.0, 2.0]], [[3.0, 4.0]]]])
-def test_a_series_in_a_cell_is_told_how_else_it_is_given(cells: list[Any]) -> None:
-    with raises(DataError, column="a", got=cells[0]) as error:
-        field_of(table(cells), "a")
-    assert "from_columns" in error.value.facts["advice"]
-
-
 def test_an_unknown_kind() -> None:
     with pytest.raises(DataError, match="categroy"):
         field_of(table([1]), "a", "categroy")

@@ -12,6 +12,7 @@ from fedkeep.data.preparation.features import Features, Target
 from fedkeep.data.preparation.labels import Labels, LabelSets
 from fedkeep.data.preparation.numbers import Keys, Plain, Times
 from fedkeep.data.preparation.rules import RuleError, Rules
+from fedkeep.data.preparation.series import Series
 from fedkeep.data.preparation.source import Raw, Ready, Source, encoded_alone, prepared
 from fedkeep.data.preparation.summary import About, Summary, agreeing, merged
 from fedkeep.data.preparation.texts import Texts
@@ -31,6 +32,7 @@ __all__ = [
     "Ready",
     "RuleError",
     "Rules",
+    "Series",
     "Source",
     "Summary",
     "Target",

@@ -28,11 +28,12 @@ from fedkeep.data.preparation.numbers import (
     Times,
 )
 from fedkeep.data.preparation.reading import from_json, to_json
+from fedkeep.data.preparation.series import Series, SeriesCode
 from fedkeep.data.preparation.summary import About, Summary, columns_differ
 from fedkeep.data.preparation.texts import TextCode, Texts
 from fedkeep.tasks import of_numbers, of_several
 
-KINDS = (TextCode, LabelCode, FeatureCode, TargetCode, TimeCode, KeyCode, PlainCode)
+KINDS = (TextCode, LabelCode, FeatureCode, SeriesCode, TargetCode, TimeCode, KeyCode, PlainCode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +99,10 @@ class Encoding:
             sizes["features"] = len(x.columns)
         if isinstance(x, PlainCode) and not x.ragged and len(x.shape) == 1:
             sizes["features"] = x.shape[0]
-        if isinstance(x, PlainCode) and not x.ragged and len(x.shape) == 2:
-            sizes["step_features"] = x.shape[1]
+        if isinstance(x, PlainCode) and len(x.shape) == (1 if x.ragged else 2):
+            sizes["step_features"] = x.shape[-1]
+        if isinstance(x, SeriesCode):
+            sizes["step_features"] = len(x.names)
         if isinstance(image, PlainCode) and not image.ragged and len(image.shape) == 3:
             sizes |= {"channels": image.shape[0], "side": image.shape[1]}
         return sizes
@@ -135,7 +138,7 @@ class Encoding:
 
         Args:
             columns: by name, an entry for each example: texts; labels as words; of features a row of numbers, as they
-                were before any scales, in the order of the features' names.
+                were before any scales, in the order of the features' names; of series a list of such rows, or of numbers.
 
         Returns:
             As of ``FederatedData.batch``, but fractions are in torch's default type.
@@ -211,8 +214,10 @@ def _raw(name: str, code: Code, values: Any) -> RawColumn:
         return Labels(values=_words(name, values))
     if isinstance(code, TargetCode):
         return Target(values=_numbers(name, values, np.dtype(np.float64)))
-    if isinstance(values, Features):
+    if isinstance(values, Features | Series):
         return values
+    if isinstance(code, SeriesCode):
+        return code.of_rows(values)
     if isinstance(code, FeatureCode) and (code.kinds or code.missing):
         return code.of_rows(values)
     if isinstance(code, FeatureCode):

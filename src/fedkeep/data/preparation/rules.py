@@ -10,10 +10,10 @@ from fedkeep.core.errors import ConfigError, check_choice
 TOKENS = ("char", "word", "token", "hashed_words", "unicode_words")
 
 KINDS = {
-    "standardise": ("features", "target"),
+    "standardise": ("features", "series", "target"),
     "tokens": ("text",),
     "vocabulary": ("text",),
-    "max_length": ("text",),
+    "max_length": ("text", "series"),
     "clients_a_word": ("text",),
     "label_names": ("label",),
 }
@@ -34,14 +34,14 @@ class Rules:
         clients_a_word: a character or word counts only where at least so many clients have it (1: every one).
         clients_a_word_here: a character or word leaves a device only where at least so many of its own clients have it.
             Above 1, the vocabulary depends on how clients are divided over devices.
-        standardise: subtract from each numeric feature, and from a number to predict, its mean, and divide by its
+        standardise: subtract from each numeric feature, each channel of a series, and from a number to predict, its mean, and divide by its
             standard deviation; metrics and predictions are in its own units again. None: unless the reader is told not to.
         tokens: what texts are cut into. "unicode_words" (words by Unicode's rules) and "hashed_words" (runs of letters
             or of digits, and signs) are hashed, so that nothing is counted. "char", "word" (between white space) and
             "token" (between spaces) are counted.
         vocabulary: the most ids that a vocabulary may have, padding and unknown included. None: the reader's number, or
             where ``tokens`` are others than the reader's, 256 characters, 20,000 words or 16,384 hashed ones.
-        max_length: characters or words of a text to keep.
+        max_length: characters or words of a text, or steps of a series, to keep.
         label_names: the labels in the order of their numbers; then no client has to tell its labels.
 
     Raises:

@@ -14,10 +14,20 @@ from fedkeep.data.preparation.features import FeatureSummary, TargetSummary
 from fedkeep.data.preparation.labels import LabelSummary
 from fedkeep.data.preparation.numbers import KeySummary, PlainSummary, TimeSummary
 from fedkeep.data.preparation.reading import from_json, to_json
+from fedkeep.data.preparation.series import SeriesSummary
 from fedkeep.data.preparation.texts import TextSummary
 from fedkeep.tasks import MULTICLASS, of_numbers
 
-KINDS = (TextSummary, LabelSummary, FeatureSummary, TargetSummary, TimeSummary, KeySummary, PlainSummary)
+KINDS = (
+    TextSummary,
+    LabelSummary,
+    FeatureSummary,
+    SeriesSummary,
+    TargetSummary,
+    TimeSummary,
+    KeySummary,
+    PlainSummary,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

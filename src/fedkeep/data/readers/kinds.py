@@ -20,6 +20,8 @@ from fedkeep.core.errors import DataError, check_choice
 from fedkeep.data.readers.cells import Table, as_floats, coded_of, few_differ
 
 KINDS = ("number", "truth", "date", "category")
+SERIES = "series"
+"""The kind of a column of which each cell holds many numbers; `fedkeep.data.readers.series` reads it."""
 MOST_LEVELS = 100
 """More different texts than this are no categories unless they are declared to be."""
 MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "?")
@@ -30,6 +32,8 @@ EXPONENT = r"([eE][+-]?\d+)?$"
 PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)" + EXPONENT
 COMMAS = rf"^[+-]?(\d{{1,3}}((\.|{GAP})\d{{3}})+|\d+)(,\d+)?" + EXPONENT
 POINTS = rf"^[+-]?(\d{{1,3}}((,|{GAP})\d{{3}})+|\d+)(\.\d+)?" + EXPONENT
+LISTED = re.compile(r"[\[\s]*[+-]?\d[\d.eE+-]*([\s,;]+[+-]?[\d.][\d.eE+-]*){2,}[\]\s]*")
+"""A text that lists three numbers or more."""
 UNIT = re.compile(r"([€$£¥]?)\s*[+-]?[\d.,'’\s]*\d(\s*[%€$£¥]|\s+[^\W\d]{1,6}[²³]?)?")
 DAY = re.compile(r"(\d{1,4})([./-])(\d{1,2})\2(\d{1,4})([T ]\d{1,2}:\d\d(?::\d\d)?)?")
 
@@ -100,7 +104,7 @@ def field_of(table: Table, name: str, declared: str | None = None, advice: str =
 
     kind, _, form = (declared or "").partition(":")
     if declared:
-        check_choice(f"The kind of the column {name!r} must be", kind, KINDS, DataError)
+        check_kind(name, declared)
     values = _arrow(table, name)
     looked = _Column(table, name, values, form, advice or (_DECLARED if kind else _FOUND.format(name)))
     if types.is_dictionary(values.type):
@@ -108,6 +112,12 @@ def field_of(table: Table, name: str, declared: str | None = None, advice: str =
             return column.expanded(column.of_kind(kind))
         looked = replace(looked, values=values.cast(values.type.value_type))
     return looked.of_kind(kind)
+
+
+def check_kind(name: str, declared: str) -> None:
+    """Raise DataError where a column is declared to be of a kind that there is not."""
+    kind = declared.partition(":")[0]
+    check_choice(f"The kind of the column {name!r} must be", kind, (*KINDS, SERIES), DataError)
 
 
 def _arrow(table: Table, name: str) -> Any:
@@ -141,10 +151,6 @@ def _is_plain(value: object) -> bool:
     return value is None or (isinstance(value, str | int | float | Decimal) and not isinstance(value, bool))
 
 
-_SERIES = (
-    " A model for series takes them as an array x of shape (rows, steps, values a step), from a function of your own "
-    "(reader = 'my_module:read') that returns FederatedData.from_columns(...)."
-)
 _DECLARED = " Correct it, or leave the cell empty."
 _FOUND = ' Correct it, leave the cell empty, or say kinds = {{ {!r} = "category" }}.'
 
@@ -227,17 +233,11 @@ class _Column:
             raise self.wrong(0, "a value in some row at least", None, " Leave the column out.")
         elif types.is_string(self.values.type) or types.is_large_string(self.values.type):
             return self.plain_numbers(kind) or self.of_text(kind)
-        series = (
-            types.is_list(self.values.type)
-            or types.is_large_list(self.values.type)
-            or types.is_fixed_size_list(self.values.type)
-        )
-        more = _SERIES if series else ""
         raise self.wrong(
             0,
             f"a {kind or 'number, truth value, date or category'}",
             self.values[0].as_py(),
-            f" Leave the column out.{more}",
+            " Leave the column out.",
         )
 
     def filled(self, values: Any) -> NDArray[np.float64]:
@@ -293,12 +293,14 @@ class _Column:
         if not levels:
             raise self.wrong(0, "a value in some row at least", None, " Leave the column out.")
         if most is not None and len(levels) > most:
+            lists = f'; or, if each is a list of numbers, say kinds = {{ {self.name!r} = "{SERIES}" }}'
             raise self.wrong(
                 0,
                 f"a number, truth value, date, or one of at most {most} categories",
                 levels[0],
                 f" There are {len(levels):,} different texts. Leave the column out; or name it as text; or, if each is "
-                f'a category, say kinds = {{ {self.name!r} = "category" }}.',
+                f'a category, say kinds = {{ {self.name!r} = "category" }}'
+                f"{lists if LISTED.fullmatch(levels[0]) else ''}.",
             )
         return Field("category", np.where(number < 0, np.nan, number), tuple(levels))
 

@@ -22,6 +22,7 @@ from fedkeep.data.preparation import (
     LabelSets,
     Raw,
     RawColumn,
+    Series,
     Target,
     Texts,
     Times,
@@ -44,6 +45,7 @@ from fedkeep.data.readers.files import digest_of, naming_of, sha256
 from fedkeep.data.readers.kinds import Faults, Field, field_of, numbers_of, times_of
 from fedkeep.data.readers.load import frame_table, load_table, other_columns
 from fedkeep.data.readers.many import files_of, is_of_many, joined, load_many
+from fedkeep.data.readers.series import is_series, series_of
 from fedkeep.data.text import UnicodeWords
 from fedkeep.tasks import KINDS, MULTI_LABEL, REGRESSION, of_numbers, of_several
 
@@ -91,6 +93,8 @@ def raw_table(
         features: names of columns instead of a text; together they become ``x``, float32. Each holds numbers, truth
             values (yes and no, 1 and 0), dates, which become days since 1970, or categories, of which each becomes a
             column of 0 and 1. A cell may be empty: a number is then its feature's mean, and a further column says so.
+            Or each holds series: in a cell a list of numbers, as JSON lines and Parquet have them, or of lists of as many
+            numbers at each step. ``x`` is then ragged; several columns are channels of one series.
         item: name of a column of whole numbers that name things, e.g. films, which are numbered in their order; then neither a
             text nor features have to be named.
         label: name of the column of labels. Integers stay as they are, and must be numbered closely: more than a
@@ -106,12 +110,13 @@ def raw_table(
             others as of `Rules`.
         vocabulary: a vocabulary, or the number of ids; of "char", "word" and "token" the most frequent of training
             texts get one. None: 16,384 hashed words, 256 characters, 20,000 words.
-        max_length: characters or words of a text to keep.
-        standardise: bring numeric features, and numbers to predict, to mean 0 and standard deviation 1 over the rows to
+        max_length: characters or words of a text, or steps of a series, to keep.
+        standardise: bring numeric features, the channels of series, and numbers to predict, to mean 0 and standard deviation 1 over the rows to
             train on (without a split over all); metrics and predictions are in the labels' own units.
 
         kinds: of features that are not to be found by looking: "number", "truth", "category", "date", or
-            "date:%d/%m/%Y" with the form of dates as ``datetime.strptime`` names it.
+            "date:%d/%m/%Y" with the form of dates as ``datetime.strptime`` names it; "series" where a text such as
+            "1.0 2.5 3.1" or "[1.0, 2.5]" is one.
         decimal: the mark before decimals in texts, "." or ","; None: found by looking. The other one, spaces and
             apostrophes may stand between thousands, and a unit that all cells share, such as %, is left out.
         test_path: a file, folder or pattern of further rows, which are those of the split test. Rows of ``path`` that
@@ -329,7 +334,19 @@ def raw_from(
                 got=", ".join(both),
                 features=features,
             )
-        x = features_of(table, read, kinds or {}, faults, standardise=standardise) if read else None
+        if unknown := [name for name in kinds or {} if name not in read]:
+            raise DataError(
+                "kinds names the column {column!r}, which is no feature; features are {features}.",
+                column=unknown[0],
+                features=read,
+            )
+        x: Features | Series | None = None
+        if any(is_series(table, name, (kinds or {}).get(name)) for name in read):
+            x = faults.within(
+                lambda: series_of(table, read, kinds or {}, max_length=max_length, standardise=standardise)
+            )
+        elif read:
+            x = features_of(table, read, kinds or {}, faults, standardise=standardise)
         if x is not None:
             columns["x"] = x
     if time in table.columns:
@@ -361,12 +378,6 @@ def features_of(
     Raises:
         DataError: as of :func:`field_of`, of all columns at once, where there are no ``faults`` to collect errors in.
     """
-    if unknown := [name for name in kinds if name not in names]:
-        raise DataError(
-            "kinds names the column {column!r}, which is no feature; features are {features}.",
-            column=unknown[0],
-            features=list(names),
-        )
     own = Faults() if faults is None else faults
     fields: dict[str, Field] = {}
     values = np.empty(

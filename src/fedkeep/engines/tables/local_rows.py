@@ -150,7 +150,7 @@ def allowed(data: Examples, rows: np.ndarray, examples: str = "opted_in") -> np.
 
 def holds_ids(column: Column) -> bool:
     """Tell whether a column holds whole numbers: texts, or ids of any shape."""
-    return isinstance(column, Ragged) or column.dtype.kind in "iu"
+    return column.holds_ids if isinstance(column, Ragged) else column.dtype.kind in "iu"
 
 
 def ids_of(column: Column, rows: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry
 
 from fedkeep.core.errors import MethodError
@@ -25,7 +24,7 @@ from fedkeep.data import Ragged
 from fedkeep.engines.client_step import ClientToTrain, Job
 from fedkeep.engines.first_values import defaults, first_global
 from fedkeep.engines.round import with_links
-from fedkeep.engines.vectorised.stacked_lanes import Stacked, StackedPass
+from fedkeep.engines.vectorised.stacked_lanes import Stacked, StackedPass, lengthened
 from fedkeep.methods.checks import UPLOAD
 
 CPU_BYTES = 64 << 20
@@ -212,7 +211,7 @@ def bytes_of(one: Stacked, longest: Mapping[str, int]) -> int:
         if step is None or not phase.names:
             continue
         batch = step.batch()
-        batch |= {n: F.pad(batch[n], (0, max(0, size - batch[n].shape[-1]))) for n, size in longest.items()}
+        batch |= {n: lengthened(batch[n], size) for n, size in longest.items()}
         saved = _saved(partial(phase.computed, step, slice(0, 1), batch))
         moments = phase.phase.optimizer.moments
         trained = nbytes({n: one.params[n] for n in phase.names})

@@ -16,7 +16,6 @@ from typing import NoReturn
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedkeep.core.buffers import attributes, is_batched
 from fedkeep.core.errors import MethodError
@@ -25,7 +24,7 @@ from fedkeep.data import Ragged
 from fedkeep.engines.batches import batches
 from fedkeep.engines.client_step import Job
 from fedkeep.engines.vectorised.costs import CPU_BYTES, first_clients
-from fedkeep.engines.vectorised.stacked_lanes import StackedPass, Together, picked
+from fedkeep.engines.vectorised.stacked_lanes import StackedPass, Together, lengthened, picked
 
 CLIENTS, LANES, CANDIDATES, EXAMPLES = 4, 6, 64, 3
 """Of 64 clients at equal distances, the four whose longest texts differ most are tried on three examples; with other
@@ -237,7 +236,7 @@ class Padding:
         batch = lanes.examples.batch(whose, rows)
         at = torch.tensor(positions, device=lanes.device)
         for name, width in zip(self.lengths, wide or (), strict=False):
-            batch[name] = F.pad(batch[name], (0, width - batch[name].shape[-1]))
+            batch[name] = lengthened(batch[name], width)
             batch[name][at == empty] = 0
         lanes.seed(self.one.number)
         step, pick = Together(positions, rows, lanes.examples), at % self.count

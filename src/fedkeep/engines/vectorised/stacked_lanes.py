@@ -15,6 +15,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.optim import OptimizerState
@@ -132,6 +133,11 @@ class Gathered:
     def nbytes(self) -> int:
         """The bytes of all columns."""
         return sum(c.numel() * c.element_size() for c in self.columns.values())
+
+
+def lengthened(column: Tensor, length: int) -> Tensor:
+    """Return clients' texts or series (clients, examples, length, …) padded behind to a length; longer ones as they are."""
+    return F.pad(column, (*(0, 0) * (column.dim() - 3), 0, max(0, length - column.shape[2])))
 
 
 Pick = slice | Tensor
