@@ -10,8 +10,10 @@ import platform
 import subprocess
 import textwrap
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -51,7 +53,11 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 def commit() -> str | None:
     """Return the short hash of the source's commit; None for an installed package, which has no history."""
-    root = Path(__file__).resolve().parents[3]
+    return _commit_of(Path(__file__).resolve().parents[3])
+
+
+@cache
+def _commit_of(root: Path) -> str | None:
     if not (root / "src" / "fedkeep").is_dir():
         return None
     try:
@@ -72,20 +78,33 @@ def code_of(module: nn.Module) -> dict[str, str]:
     Comments and layout don't count. Installed packages' classes have versions instead; what was typed at a prompt has no
     file, and is left out.
     """
-    found = {}
-    for kind in {each for part in module.modules() for each in type(part).__mro__}:
-        try:
-            file, source = inspect.getsourcefile(kind), inspect.getsource(kind)
-        except (OSError, TypeError):
-            continue
-        places = Path(file or "").parts
-        if kind.__module__.split(".")[0] in _OTHERS or {"site-packages", "dist-packages"} & {*places}:
-            continue
-        plain = ast.unparse(ast.parse(textwrap.dedent(source)))
-        found[f"{kind.__module__}.{kind.__qualname__}"] = hashlib.sha256(plain.encode()).hexdigest()
-    return found
+    kinds = {each for part in module.modules() for each in type(part).__mro__}
+    hashes = {f"{kind.__module__}.{kind.__qualname__}": _hash_of(kind) for kind in kinds}
+    return {name: each for name, each in hashes.items() if each is not None}
 
 
+def _hash_of(kind: type) -> str | None:
+    """Return a class's entry of ``code_of``, read once: finding a class in its file parses all of the file."""
+    if kind not in _HASHES:
+        _HASHES[kind] = _read_hash(kind)
+    return _HASHES[kind]
+
+
+def _read_hash(kind: type) -> str | None:
+    if kind.__module__.split(".")[0] in _OTHERS:
+        return None
+    try:
+        file = inspect.getsourcefile(kind)
+        if {"site-packages", "dist-packages"} & {*Path(file or "").parts}:
+            return None
+        source = inspect.getsource(kind)
+    except (OSError, TypeError):
+        return None
+    plain = ast.unparse(ast.parse(textwrap.dedent(source)))
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+_HASHES: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()
 _OTHERS = ("torch", "fedkeep", "fedkeep_papers")
 
 
