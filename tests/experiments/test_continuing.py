@@ -32,16 +32,21 @@ def goes_on(name: str, before: Any, data: FederatedData = DATA, **more: Any) -> 
 @pytest.mark.parametrize("name", ROWS)
 def test_cut_and_continued_is_never_cut(name: str, tmp_path: Path) -> None:
     whole, run = trained(name, 4), trained(name, 2)
-    for out in (None, tmp_path / "r"):
-        more = goes_on(name, run, out=out)
-        assert more.last.round == 4
-        assert same_bits(on_server(more), on_server(whole))
-        assert same_bits(everyone(more.last.private, len(DATA)), everyone(whole.last.private, len(DATA)))
-        assert [r for r in whole.history if r.round > 2 and r.split == "train"] == [
-            r for r in more.history if r.split == "train"
-        ]
+    more = goes_on(name, run, out=tmp_path / "r")
+    assert more.last.round == 4
+    assert same_bits(on_server(more), on_server(whole))
+    assert same_bits(everyone(more.last.private, len(DATA)), everyone(whole.last.private, len(DATA)))
+    assert [r for r in whole.history if r.round > 2 and r.split == "train"] == [
+        r for r in more.history if r.split == "train"
+    ]
     given = {"model": ROWS[name][0]().double(), "method": ROWS[name][1], "data": DATA}
     assert load_run(tmp_path / "r", **given).last.evaluate() == whole.last.evaluate()
+
+
+def test_without_a_folder_it_is_the_same() -> None:
+    whole, more = trained("scaffold", 4), goes_on("scaffold", trained("scaffold", 2))
+    assert same_bits(on_server(more), on_server(whole))
+    assert same_bits(everyone(more.last.private, len(DATA)), everyone(whole.last.private, len(DATA)))
 
 
 def test_a_continued_run_is_resumed(tmp_path: Path) -> None:

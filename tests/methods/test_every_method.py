@@ -16,16 +16,20 @@ from tests.tiny import Rounds, bits, everyone, job, on_server, same_bits
 whole = functools.cache(trained)
 """A method's run that was never stopped; two tests look at it."""
 
+KEPT = ["fedper", "ditto", "scaffold", "pfedhn", "fedamp"]
+"""Private values, copies, states of clients, states of the server, a part for each client.
+``test_one_answer`` goes on from a folder with every method.
+"""
+
 
 def test_the_rows_are_all_methods() -> None:
     assert set(ROWS) == set(METHODS)
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_same_seed_gives_the_same_bits(name: str) -> None:
-    one, two = whole(name), trained(name)
-    assert same_bits(on_server(one), on_server(two))
-    assert same_bits(everyone(one.private, 6), everyone(two.private, 6))
+def test_another_seed_gives_other_bits(name: str) -> None:
+    """That the same seed gives the same is what ``tests/engines/test_conformance.py`` compares workers by."""
+    one = whole(name)
     other = simulate(ROWS[name][0]().double(), ROWS[name][1], DATA, rounds=3, cohort=4, seed=4)
     assert not (
         same_bits(on_server(one), on_server(other))
@@ -33,7 +37,7 @@ def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", KEPT)
 def test_stopped_and_continued_is_never_stopped(
     name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from fedkeep.core.sealed import read_sealed
 from fedkeep.experiments.run import INFO
 from fedkeep.experiments.summary import summarize
 from tests.methods.table import DATA, ROWS, trained
-from tests.tiny import classes, on_server, same_bits
+from tests.tiny import classes, everyone, on_server, same_bits
 
 LAST = {"fine_tuned", "per_fedavg", "fedbabu", "fedrecon", "mixture"}
 
@@ -42,9 +42,10 @@ def test_one_answer(name: str, tmp_path: Path) -> None:
     assert loaded.last.evaluate() == run.last.evaluate()
     settings = {"rounds": 4, "cohort": 4, "seed": 3, "evaluate_every": 1}
     more = fedkeep.simulate(**given, **settings, out=tmp_path / "r", resume="auto")
-    assert on_server(more).keys() == on_server(run).keys()
     whole = trained(name, 4, evaluate_every=1)
+    assert list(on_server(more)) == list(on_server(run)) == list(on_server(whole))
     assert same_bits(on_server(more), on_server(whole))
+    assert same_bits(everyone(more.private, 6), everyone(whole.private, 6))
     assert more.evaluate() == whole.evaluate()
     assert run.export(tmp_path / "m") == list(DATA.ids)
     assert read_sealed(tmp_path / "m" / INFO)["round"] == run.round
@@ -80,6 +81,7 @@ def test_new_people_have_the_same_answer(name: str, tmp_path: Path) -> None:
             run.fit(rows=NEW)
         return
     judged, server = run.evaluate(), {n: v.clone() for n, v in on_server(run).items()}
+    assert run.on(DATA).evaluate() == judged
     run.fit(rows=NEW)
     assert run.evaluate() == judged
     assert same_bits(on_server(run), server)
@@ -97,4 +99,3 @@ def test_new_people_have_the_same_answer(name: str, tmp_path: Path) -> None:
         assert len(run.predict(client, {"x": batch["x"].numpy()})) == len(here)
     there = run.on(NEW).evaluate(clients=NEW.ids)
     assert there["loss"] == pytest.approx(loss / count, rel=1e-9)
-    assert trained(name, 1).on(DATA).evaluate() == judged

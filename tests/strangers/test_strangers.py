@@ -10,7 +10,7 @@ from tests.strangers.loops import row
 from tests.strangers.modules import STRANGERS
 
 CELLS = [(name, method) for name in STRANGERS for method in METHODS if method != "fedavg"]
-DRAWN = [CELLS[k] for k in np.random.default_rng(1).choice(len(CELLS), 60, replace=False)]
+DRAWN = [CELLS[k] for k in np.random.default_rng(1).choice(len(CELLS), 30, replace=False)]
 
 
 def check(name: str, method: str, *engines: str) -> dict[str, str]:
