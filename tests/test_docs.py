@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from tests.commands import call
 from tests.documents import ROOT, blocks, fedkeep_commands, run_python
 from tests.notebooks import NOTEBOOKS, run_notebook
 
@@ -45,10 +45,8 @@ def test_a_notebook_prints_what_it_shows(path: Path, tmp_path: Path, monkeypatch
 @cache
 def help_of(*command: str) -> str:
     """Return what ``fedkeep COMMAND --help`` prints; the command must exist."""
-    from fedkeep.cli import app
-
     wide = {"COLUMNS": "200", "TERMINAL_WIDTH": "200", "TERM": "dumb", "NO_COLOR": "1"}
-    result = CliRunner(env=wide).invoke(app, [*command, "--help"], prog_name="fedkeep")
+    result = call(*command, "--help", env=wide)
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
-from fedkeep.cli import app
+from tests.commands import call
 
 TOY = """
 name = "Toy"
@@ -62,9 +61,6 @@ def fedkeep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     (tmp_path / "toy.toml").write_text(TOY, encoding="utf-8")
     (tmp_path / "table.toml").write_text(TABLE, encoding="utf-8")
 
-    def call(*words: object) -> Result:
-        return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedkeep")
-
     return call
 
 
@@ -73,7 +69,7 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of ``toy.toml``, to be copied."""
     folder = tmp_path_factory.mktemp("toy")
     (folder / "toy.toml").write_text(TOY, encoding="utf-8")
-    result = CliRunner().invoke(app, ["run", str(folder / "toy.toml"), "--out", str(folder / "r")])
+    result = call("run", folder / "toy.toml", "--out", folder / "r")
     assert result.exit_code == 0, result.output
     return folder / "r"
 

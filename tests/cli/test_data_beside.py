@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedkeep.cli.app import app
+from tests.commands import call
 
 CONFIG = """
 [data]
@@ -32,14 +31,14 @@ def test_no_command_needs_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.delenv("FEDKEEP_DATA", raising=False)
     for command in (["run", "../t.toml", "--out", "r"], ["evaluate", "r"], ["check", "r"]):
-        result = CliRunner().invoke(app, command)
+        result = call(*command)
         assert result.exit_code == 0, result.output
     monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path / "elsewhere"))  # where other data are
     for command in (["evaluate", "r"], ["export", "r", "--all", "--out", "m"], ["check", "r"]):
-        result = CliRunner().invoke(app, command)
+        result = call(*command)
         assert result.exit_code == 0, result.output
     (tmp_path / "t.csv").rename(tmp_path / "moved.csv")
-    assert CliRunner().invoke(app, ["evaluate", "r"]).exit_code == 2
+    assert call("evaluate", "r").exit_code == 2
 
 
 def test_a_reader_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +59,8 @@ def test_a_reader_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         .replace('features = ["a"]', "users = 4")
     )
     (tmp_path / "t.toml").write_text(text)
-    result = CliRunner().invoke(app, ["run", str(tmp_path / "t.toml"), "--out", str(tmp_path / "r")])
+    result = call("run", tmp_path / "t.toml", "--out", tmp_path / "r")
     assert result.exit_code == 0, result.output
     (tmp_path / "t.toml").write_text(text.replace(":read", ":other"))
-    result = CliRunner().invoke(app, ["check", str(tmp_path / "t.toml")])
+    result = call("check", tmp_path / "t.toml")
     assert (result.exit_code, "-> FederatedData" in result.stderr) == (2, True)

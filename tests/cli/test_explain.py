@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from typer.testing import CliRunner
 
-from fedkeep.cli import app
 from fedkeep.cli.keys import explained, tables
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import Optimizer
 from fedkeep.experiments.config import Config, parse_config
+from tests.commands import call
 
 
 def test_every_key_of_every_table_is_typed_and_explained() -> None:
@@ -81,9 +80,9 @@ def test_a_misspelled_name_has_a_suggestion(asked: str, meant: str) -> None:
 
 
 def test_the_command_prints_type_default_meaning_and_who_reads_it() -> None:
-    shown = CliRunner().invoke(app, ["explain", "run.cohort"]).stdout
+    shown = call("explain", "run.cohort").stdout
     assert "run.cohort: int, default 10" in shown
     assert "clients a round" in shown
     assert "fedkeep run" in shown
-    assert "optimizer" in CliRunner().invoke(app, ["explain"]).stdout
-    assert CliRunner().invoke(app, ["explain", "run.epohcs"]).exit_code == 2
+    assert "optimizer" in call("explain").stdout
+    assert call("explain", "run.epohcs").exit_code == 2

@@ -32,6 +32,7 @@ def rows_of(stdout: str) -> list[str]:
     return [line.split()[0] for line in stdout.splitlines() if " % " in line and "(95 %" not in line]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_held_out_users(fedkeep: Command) -> None:
     run = folder_of(fedkeep, "--set", "run.hold_out=0.4")
     before = states(run)
@@ -83,6 +84,7 @@ adapt = { epochs = 6, optimizer = { learning_rate = 0.5 }, early_stopping = { ev
 """
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("config", ["toy.toml", "mixture.toml"])
 def test_all_clients_adapt(config: str, fedkeep: Command) -> None:
     Path("mixture.toml").write_text(MIXTURE, encoding="utf-8")

@@ -44,6 +44,7 @@ def test_prints_the_metrics_of_the_best_epoch_and_nothing_else(fedkeep: Command)
     assert result.stderr == ""  # no progress where there is no terminal
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_where_auc_is_not_defined_the_page_shows_accuracy(fedkeep: Command) -> None:
     """Labels are of both classes in training alone; of the four on test two are predicted right."""
     rows = [f"{user},{x},{int(x > 0)},train" for user in "ab" for x in (-2, -1, 1, 2)]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import Result
 from PIL import Image
-from typer.testing import CliRunner, Result
 
-from fedkeep.cli.app import app
+from tests.commands import call
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fedkeep(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
+    return call(*arguments)
 
 
 def written(path: Path) -> dict[str, Any]:

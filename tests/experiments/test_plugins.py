@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
 from fedkeep import methods
-from fedkeep.cli import app
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
 from fedkeep.experiments.build import build_data, build_method, offered_methods
@@ -20,6 +18,7 @@ from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.plugins import INSTALL_PAPERS, builtin_names, builtin_text
 from fedkeep.experiments.reproductions import Request, reproduce, reproductions
 from fedkeep.experiments.sources import READERS, Reader, offered_readers
+from tests.commands import call
 from tests.installed import PAPERS, write_package
 from tests.refusals import raises
 
@@ -97,7 +96,7 @@ def test_a_package_adds_a_reader_a_method_a_configuration_and_a_reproduction(
     assert build_method(MethodConfig(kind="mine")) == build_method(MethodConfig(kind="fedavg"))
     assert builtin_text("group/one") == "# Theirs.\n"
     assert reproduce("mine", Request(None, tmp_path / "out")).read_text() == "done"
-    shown = " ".join(CliRunner().invoke(app, ["list"]).stdout.split())
+    shown = " ".join(call("list").stdout.split())
     assert "mine a table of mine" in shown
     assert "group/one Theirs." in shown
     with raises(ConfigError, said="mine cannot be run in pieces; these can: none."):
@@ -176,7 +175,7 @@ def bare(install: Install, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("fedkeep.experiments.plugins.distribution", absent)
-    return lambda *words: CliRunner().invoke(app, list(words))
+    return call
 
 
 def test_without_the_papers_commands_say_what_to_install(bare: Callable[..., Result]) -> None:

@@ -16,6 +16,7 @@ from fedkeep.core.errors import ConfigError, DataError, MethodError
 from fedkeep.data.leave_one_out import leave_one_out
 from fedkeep.experiments.recommending import judged, places
 from fedkeep.models import MatrixFactorization
+from tests.commands import call
 
 
 class Scores(nn.Module):
@@ -139,19 +140,14 @@ def test_what_cannot_be_ranked_is_refused() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from fedkeep.cli import app
-
     lines = [f"{u}::{i}::{1 + (u * i) % 5}::{i}\n" for u in range(6) for i in range(u, u + 12)]
     (tmp_path / "ratings.dat").write_text("".join(lines))
     (tmp_path / "f.toml").write_text(
         '[data]\nreader = "movielens"\npath = "ratings.dat"\n[run]\nrounds = 1\nengine = "sequential"\n'
     )
-    call = CliRunner().invoke
-    made = call(app, ["run", str(tmp_path / "f.toml"), "--out", str(tmp_path / "r")])
+    made = call("run", tmp_path / "f.toml", "--out", tmp_path / "r")
     assert made.exit_code == 0, made.output
-    told = call(app, ["recommend", str(tmp_path / "r"), "--n", "5", "--out", str(tmp_path / "l.csv")])
+    told = call("recommend", tmp_path / "r", "--n", "5", "--out", tmp_path / "l.csv")
     assert told.exit_code == 0, told.output
     assert "NDCG@5" in told.output
     assert (tmp_path / "l.csv").read_text().splitlines()[0] == '"client","rank","item","score"'

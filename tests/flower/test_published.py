@@ -17,10 +17,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from fedkeep import load_model
-from fedkeep.cli import app
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import read_info
 from fedkeep.experiments.build import run_config
@@ -39,6 +37,7 @@ from fedkeep.remote.attendance import attendance_of
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.server import serve_run
 from fedkeep.report.page import write_report
+from tests.commands import call
 from tests.flower.loopback import Loopback, context
 from tests.tiny import same_bits
 
@@ -165,7 +164,7 @@ trusted = ["../keys/signer.pub"]
 
 def device(folder: Path, verb: str, *words: object) -> Any:
     given = ["device", verb, str(folder / "node.toml"), *map(str, words)]
-    return CliRunner().invoke(app, given, prog_name="fedkeep")
+    return call(*given)
 
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -368,7 +367,7 @@ def test_who_shows_whose_key_a_client_belongs_to_and_its_rounds(trained: Hospita
     keys = {"north": 7, "south": 8, "west": 9}
     assert attendance_of(trained.run).taken == dict.fromkeys(keys, 4)
     assert attendance_of(trained.run).lines() == []
-    found = CliRunner().invoke(app, ["flower", "who", str(trained.run)], prog_name="fedkeep")
+    found = call("flower", "who", trained.run)
     assert found.exit_code == 0, found.output
     for name in keys:
         assert re.search(rf"{name} +key [0-9a-f]{{8}} +\d+ +4 +4\n", found.stdout), found.stdout
@@ -376,7 +375,7 @@ def test_who_shows_whose_key_a_client_belongs_to_and_its_rounds(trained: Hospita
 
 def test_a_run_is_watched_in_the_terminal_and_on_a_page(trained: Hospitals, tmp_path: Path) -> None:
     words = ["flower", "watch", str(trained.run), "--once", "--page", str(tmp_path)]
-    found = CliRunner().invoke(app, words, prog_name="fedkeep")
+    found = call(*words)
     assert found.exit_code == 0, found.output
     assert "4 of 4 rounds are finished" in found.stdout
     assert re.search(r"Round 4: .*loss on train \d.* on valid \d.* on test \d", found.stdout), found.stdout
@@ -390,14 +389,14 @@ def test_a_run_is_watched_in_the_terminal_and_on_a_page(trained: Hospitals, tmp_
 
 def test_a_device_shows_its_terms_and_all_that_it_was_asked(trained: Hospitals) -> None:
     node = trained.folder / "north" / "node.toml"
-    told = CliRunner().invoke(app, ["device", "log", str(node)], prog_name="fedkeep")
+    told = call("device", "log", node)
     assert told.exit_code == 0, told.output
     lines = told.stdout.splitlines()
     assert sum("1 client to train" in line for line in lines) == 4
     assert sum("1 update" in line for line in lines) == 4
     assert any(re.search(r"judged on test and valid.*results over \d+ examples", line) for line in lines)
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  run [0-9a-f]{8}, round \d", line) for line in lines)
-    terms = CliRunner().invoke(app, ["device", "terms", str(node)], prog_name="fedkeep")
+    terms = call("device", "terms", node)
     assert terms.exit_code == 0, terms.output
     assert re.search(r"north +4 of any", terms.stdout), terms.stdout
 
@@ -423,7 +422,7 @@ def test_a_hospital_that_misses_rounds_is_named_at_the_end_and_on_the_page(tmp_p
 
 
 def test_by_the_command_the_owner_publishes_beside_the_run(trained: Hospitals) -> None:
-    found = CliRunner().invoke(app, ["flower", "publish", str(trained.run)], prog_name="fedkeep")
+    found = call("flower", "publish", trained.run)
     assert found.exit_code == 0, found.output
     assert (
         device(trained.folder / "west", "evaluate", "--published", trained.folder / "run.published").exit_code

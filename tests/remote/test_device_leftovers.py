@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from fedkeep.cli import app
 from fedkeep.core.errors import StoreError
 from fedkeep.core.files import write_whole
 from fedkeep.remote.device_file import DeviceFile, file_of, remove, runs_in, sum_of
+from tests.commands import call
 from tests.remote.device_states import NEW, RUN, copied, made, opened, rows, train_rounds, trained
 
 SECRET = b"a secret of a client"
@@ -53,10 +51,6 @@ def watched(path: Path) -> Path:
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.suffix != ".lock"}
-
-
-def fedkeep(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedkeep")
 
 
 @pytest.fixture
@@ -109,7 +103,7 @@ def test_forgetting_takes_what_was_being_written_and_its_bytes(
     path.with_name(f"{path.name}-wal").unlink()
     parts = [cut_short(monkeypatch, sum_of(path, "a")), cut_short(monkeypatch, path)]
     seen = [watched(one) for one in (*parts, sum_of(path, "a"))]
-    result = fedkeep("device", "forget", states, *clients, "--yes")
+    result = call("device", "forget", states, *clients, "--yes")
     assert result.exit_code == 0, result.output
     assert names(states) == ({path.name, sum_of(path, "b").name} if clients else set())
     assert [one.read_bytes() for one in seen] == [bytes(len(SECRET))] * 3
@@ -178,7 +172,7 @@ class TestWithoutItsFile:
 
     def test_it_is_listed_shown_and_forgotten(self, left: Path) -> None:
         assert runs_in(left.parent) == [RUN, "other"]
-        shown = fedkeep("device", "status", left.parent)
+        shown = call("device", "status", left.parent)
         assert shown.exit_code == 2
         assert "Run other of ann" in shown.stdout
         assert shown.stderr == (
@@ -186,7 +180,7 @@ class TestWithoutItsFile:
             f"or forget the run.\n"
         )
         seen = watched(left)
-        result = fedkeep("device", "forget", left.parent, "--run", RUN, "--yes")
+        result = call("device", "forget", left.parent, "--run", RUN, "--yes")
         assert f"Run {RUN}: {left.name} is removed." in result.stdout
         assert seen.read_bytes() == bytes(len(SECRET))
         assert names(left.parent) == {"other.db"}
@@ -194,10 +188,8 @@ class TestWithoutItsFile:
     def test_other_runs_are_served_and_a_clients_rest_goes(self, left: Path) -> None:
         train_rounds_of_other(left.parent)
         out = left.parent.parent / "a.safetensors"
-        assert (
-            fedkeep("device", "export", left.parent, "--kept", "--client", "a", "--out", out).exit_code == 0
-        )
-        result = fedkeep("device", "forget", left.parent, "--client", "a", "--yes")
+        assert call("device", "export", left.parent, "--kept", "--client", "a", "--out", out).exit_code == 0
+        result = call("device", "forget", left.parent, "--client", "a", "--yes")
         if left.name.endswith("-wal"):
             assert result.exit_code == 2
             assert f"forget the run: --run {RUN}" in result.stderr.replace("\n", " ")
@@ -219,11 +211,11 @@ def test_a_client_that_has_secrets_of_sums_alone_is_forgotten(tmp_path: Path) ->
     path = made(folder)
     sum_of(path, "z").write_bytes(SECRET)
     seen = watched(sum_of(path, "z"))
-    result = fedkeep("device", "forget", folder, "--client", "z", "--yes")
+    result = call("device", "forget", folder, "--client", "z", "--yes")
     assert result.exit_code == 0, result.output
     assert names(folder) == {path.name}
     assert seen.read_bytes() == bytes(len(SECRET))
-    again = fedkeep("device", "forget", folder, "--client", "z", "--yes")
+    again = call("device", "forget", folder, "--client", "z", "--yes")
     assert again.exit_code == 2
     assert "keeps nothing of client 'z'" in again.stderr
 

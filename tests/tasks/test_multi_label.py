@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import fedkeep
-from fedkeep.cli import app
 from fedkeep.core.errors import DataError, MethodError
 from fedkeep.core.optim import sgd
 from fedkeep.data import FederatedData, read_table
@@ -30,6 +28,7 @@ from fedkeep.report.page import write_report
 from fedkeep.tasks import MULTI_LABEL
 from fedkeep.tasks.multi_label import micro_f1_pooled
 from fedkeep.tasks.results import read_examples
+from tests.commands import call
 
 USERS, EACH, LABELS = 12, 20, 3
 NAMES = ("billing", "spam", "urgent")
@@ -168,7 +167,7 @@ def test_a_table_goes_through_training_and_judging_to_labels_by_name(
         "predict m --data table.csv --json --out said.jsonl",
         "predict m --data table.csv --out said.csv",
     ):
-        result = CliRunner().invoke(app, command.split())
+        result = call(*command.split())
         assert result.exit_code == 0, result.output
     found = read_examples(tmp_path / "r")
     assert found is not None
@@ -243,7 +242,7 @@ def test_a_loss_of_one_class_is_refused_before_the_run(
     table_of(tmp_path)
     monkeypatch.chdir(tmp_path)
     Path("several.toml").write_text(CONFIG.replace("binary_cross_entropy", "cross_entropy"))
-    result = CliRunner().invoke(app, ["run", "several.toml", "--data", ".", "--out", "r"])
+    result = call("run", "several.toml", "--data", ".", "--out", "r")
     assert result.exit_code == 2
     assert "'binary_cross_entropy'" in " ".join(result.output.split())
     assert not Path("r").exists()

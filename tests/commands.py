@@ -1,0 +1,24 @@
+"""The command line, called in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import click
+from click.testing import CliRunner, Result
+from typer.main import get_command
+
+from fedkeep.cli import app
+
+
+@cache
+def _command() -> click.Command:
+    """Return the command, made once: typer's own runner makes it for every call, which takes longer than most calls."""
+    return get_command(app)
+
+
+def call(*words: object, env: Mapping[str, str | None] | None = None) -> Result:
+    """Return what ``fedkeep WORDS`` ends with."""
+    given = [str(word) for word in words]
+    return CliRunner(env=env).invoke(_command(), given, prog_name="fedkeep")
