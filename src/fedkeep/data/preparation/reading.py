@@ -22,6 +22,18 @@ def to_json(record: Any) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+@functools.cache
+def _model(what: str, fields: tuple[tuple[str, Any], ...], kinds: tuple[type, ...]) -> Any:
+    """Return what checks such records: pydantic takes longer to make it than to use it."""
+    import pydantic  # not needed to import fedkeep
+
+    column: Any = Annotated[functools.reduce(operator.or_, kinds), pydantic.Field(discriminator="kind")]
+    strict = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    wanted: dict[str, Any] = {name: (kind, ...) for name, kind in fields}
+    wanted |= {"format": (int, ...), "what": (str, ...), "columns": (dict[str, column], ...)}
+    return pydantic.create_model(what, __config__=strict, **wanted)
+
+
 def from_json(
     make: type[R], text: str | bytes, fields: Mapping[str, Any], kinds: Sequence[type], where: str
 ) -> R:
@@ -39,13 +51,10 @@ def from_json(
             where=where,
             LARGEST=LARGEST >> 20,
         )
-    column: Any = Annotated[functools.reduce(operator.or_, kinds), pydantic.Field(discriminator="kind")]
-    strict = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    wanted: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
-    wanted |= {"format": (int, ...), "what": (str, ...), "columns": (dict[str, column], ...)}
     what = make.__name__.lower()
-    model = pydantic.create_model(what, __config__=strict, **wanted)
+    wanted = ("format", "what", "columns", *fields)
     try:
+        model = _model(what, tuple(fields.items()), tuple(kinds))
         found = model.model_validate_json(text)
         content = {name: getattr(found, name) for name in wanted}
         if (content.pop("format"), content.pop("what")) != (FORMAT, what):
