@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -410,6 +411,31 @@ def test_onnx_of_packed_sequences_is_refused_with_a_way_out_that_works(ours: boo
         write()
         return
     with pytest.raises(MethodError, match="^Packed cannot be written as.*ONNX.*pack_padded_sequence"):
+        write()
+
+
+class Long(torch.nn.Module):
+    """Asks a tensor for its length, as many do."""
+
+    def __init__(self, ours: bool) -> None:
+        super().__init__()
+        self.ours, self.place, self.head = ours, torch.nn.Parameter(torch.randn(1, 4)), torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = x.shape[0] if self.ours else len(x)
+        return self.head(x + self.place.expand(count, -1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_onnx_of_a_tensors_length_is_refused_with_a_way_out_that_works(ours: bool, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    data = library.FederatedData.from_columns(["a"] * 6, {"x": np.ones((6, 4), "f4"), "label": [0, 1] * 3})
+    write = partial(write_onnx, Long(ours).eval(), data, 0, tmp_path / "m.onnx")
+    if ours:
+        write()
+        return
+    with pytest.raises(MethodError, match=r"^Long cannot be written as ONNX.*len\(\).*x\.shape\[0\]"):
         write()
 
 

@@ -18,7 +18,7 @@ from fedkeep.core.net import Takes, float_type, logits_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines.batches import load_batch
-from fedkeep.engines.vectorised.vectorised import Packs
+from fedkeep.engines.vectorised.vectorised import PACKS, Calls
 from fedkeep.methods.labels import output_of
 from fedkeep.tasks import Task, tasks_in
 
@@ -93,7 +93,13 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
                     gap = (torch.from_numpy(one) - wanted).abs().max() / wanted.abs().max().clamp_min(1)
                     off.append(float(gap))
     except Exception as error:
-        if _packs(model, few):
+        calls = _calls(model, few)
+        if "__len__" in calls and "specialized" in str(error):
+            raise MethodError(
+                f"{who} cannot be written as ONNX: it calls len() on a tensor, a number that stays as it was. Say "
+                f"x.shape[0] or x.size(0) in place of len(x), or leave out --onnx."
+            ) from error
+        if PACKS in calls:
             raise MethodError(
                 f"{who} cannot be written as ONNX: it calls pack_padded_sequence, which makes shapes of lengths. Give "
                 f"lengths to fedkeep.nn.GRU or LSTM, layer(x, lengths), or leave out --onnx."
@@ -105,12 +111,12 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
             raise MethodError(f"{who} as ONNX gives other numbers than torch, by {by:.1e}. Leave out --onnx.")
 
 
-def _packs(model: nn.Module, columns: Params) -> bool:
-    """Tell whether a model packs sequences."""
-    packs = Packs()
-    with contextlib.suppress(Exception), torch.no_grad(), packs:
+def _calls(model: nn.Module, columns: Params) -> set[str]:
+    """Return the names of torch's functions that a model calls."""
+    calls = Calls()
+    with contextlib.suppress(Exception), torch.no_grad(), calls:
         model(**columns)
-    return packs.seen
+    return calls.seen
 
 
 def _examples(model: nn.Module, data: FederatedData, client: int, count: int) -> Params:

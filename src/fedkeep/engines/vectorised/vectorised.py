@@ -104,7 +104,7 @@ class Vectorised(Engine):
         Every phase's loss and gradient are computed for one client's first mini-batch; and where there are texts, for a
         few clients' first mini-batches, padded little and much.
         """
-        packs, one_by_one = Packs(), False
+        calls, one_by_one = Calls(), False
         if job.net.switches:
             return "a layer's own train() or eval() is for one client's values at a time.", one_by_one
         if not job.net.functional:
@@ -118,20 +118,20 @@ class Vectorised(Engine):
                 one_by_one,
             )
         try:
-            with warnings.catch_warnings(record=True) as said, job.net.still(), packs:
+            with warnings.catch_warnings(record=True) as said, job.net.still(), calls:
                 warnings.simplefilter("always")
                 indifferent = runs_together(job)
         except MethodError as error:
             if not isinstance(error.__cause__, ValueError | RuntimeError):
                 raise
-            why = PACKED if packs.seen else _said(error.__cause__, job.net.module)
+            why = PACKED if PACKS in calls.seen else _said(error.__cause__, job.net.module)
             return f"its loss cannot be computed for several clients at once ({why}).", one_by_one
         for each in said:
             if "batching rule" in str(each.message):  # torch's word to its developers
                 one_by_one = True
             else:
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        if packs.seen:
+        if PACKS in calls.seen:
             return f"its loss cannot be computed for several clients at once ({PACKED}).", one_by_one
         if not indifferent:
             why = "the loss depends on how far texts are padded, which differs with the clients trained at once."
@@ -148,10 +148,16 @@ IN_PLACE = ("inplace", "accessing `data`", "out= or view ops")
 """What torch says where something is written in place that is one for all clients."""
 
 
-class Packs(TorchFunctionMode):
-    """Sees whether sequences are packed: lengths then become shapes, and clients' cannot be stacked."""
+PACKS = "_pack_padded_sequence"
+"""Called where sequences are packed: lengths then become shapes, and clients' cannot be stacked."""
 
-    seen = False
+
+class Calls(TorchFunctionMode):
+    """Sees which of torch's functions are called, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = set[str]()
 
     def __torch_function__(
         self,
@@ -161,7 +167,7 @@ class Packs(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call the function as it is."""
-        self.seen |= getattr(func, "__name__", "") == "_pack_padded_sequence"
+        self.seen.add(getattr(func, "__name__", ""))
         return func(*args, **(kwargs or {}))
 
 
