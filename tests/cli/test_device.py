@@ -203,7 +203,7 @@ class TestForget:
         assert list(states.iterdir()) == []
 
     def test_it_asks_before(self, refused: Callable[..., str], states: Path) -> None:
-        said = "Error: Forgetting is for good: say --yes where nobody can be asked."
+        said = "Error: Forgetting is for good. Say --yes where nobody can be asked."
         assert refused("device", "forget", "states") == said
         assert file_of(states, RUN).exists()
 

@@ -125,6 +125,10 @@ def test_a_split_by_what_was_found_is_the_split_by_names(name: str) -> None:
     same(trained(Stranger(), made(name)), trained(Named(), made(name, **{argument: pattern})))
 
 
+SENT = ("fedper", "fedala", "fedproto", "kteps")
+"""What workers are sent of a fitted model is the same for all methods."""
+
+
 @pytest.fixture
 def one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw added layers from one stream: elsewise the names of a model's parts name it, too."""
@@ -147,8 +151,16 @@ def test_what_follows_the_head_is_computed_with_it(name: str) -> None:
         torch.testing.assert_close(mine[key], value)
 
 
-@pytest.mark.parametrize("name", [*SPLIT, *BY_STEPS])
-@pytest.mark.parametrize("engine", ["vectorised", "workers"])
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        *(("vectorised", name) for name in (*SPLIT, *BY_STEPS)),
+        *(
+            pytest.param("workers", name, marks=() if name in SENT else pytest.mark.slow)
+            for name in (*SPLIT, *BY_STEPS)
+        ),
+    ],
+)
 def test_every_link_gives_the_same(name: str, engine: str) -> None:
     model = Stranger() if engine == "workers" else Afterwards()
     mine, other = (trained(model, made(name), engine=e) for e in ("sequential", engine))

@@ -25,6 +25,16 @@ from tests.fitting import first_examples
 from tests.methods.experts import DATA, LATER, LOCAL, Expert, Switch, federated, model, part
 from tests.tiny import bits, classes, same_bits, users
 
+PAIRED = [
+    ("local_copy", "probability", "scratch"),
+    ("local_copy", "logprob", "finetuned"),
+    ("frozen", "probability", "finetuned"),
+    ("frozen", "logprob", "scratch"),
+    ("gate_only", "probability", "finetuned"),
+    ("gate_only", "logprob", "scratch"),
+]
+"""Of the settings below every two values are together in one."""
+
 
 def draws(client: int, rows: np.ndarray, phase: Phase, number: int) -> Iterator[dict[str, Tensor]]:
     stream = Stream(5, f"personalize/{DATA.ids[client]}", len(rows))
@@ -96,9 +106,15 @@ def by_hand(run: Run, number: int, tune: str, mix: str, init: str) -> tuple[nn.M
     return module, [first, second]
 
 
-@pytest.mark.parametrize("tune", ["local_copy", "frozen", "gate_only"])
-@pytest.mark.parametrize("mix", ["probability", "logprob"])
-@pytest.mark.parametrize("init", ["scratch", "finetuned"])
+@pytest.mark.parametrize(
+    ("tune", "mix", "init"),
+    [
+        pytest.param(tune, mix, init, marks=() if (tune, mix, init) in PAIRED else pytest.mark.slow)
+        for init in ("scratch", "finetuned")
+        for mix in ("probability", "logprob")
+        for tune in ("local_copy", "frozen", "gate_only")
+    ],
+)
 def test_adapting_equals_plain_pytorch(tune: Any, mix: Any, init: Any) -> None:
     run = federated(mixture(tune_global=tune, mix=mix, local_init=init, local=LOCAL, **LATER))
     before = {n: bits(v) for n, v in run.server.items()}
