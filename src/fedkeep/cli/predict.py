@@ -63,9 +63,10 @@ def predict(
     exported = Exported(models)
     found = predict_table(exported, data, client=client, user=user, shared=shared)
     write_predictions(found, out, as_json)
-    if score := scored(exported, data, found):
+    for score in scored(exported, data, found):
         plural = "" if score.rows == 1 else "s"
-        told = f"{metric_name(score.metric)} on {score.rows:,} row{plural} with a label: {number(score.value, score.metric)}"
+        of = f" of {score.label}" if score.label else ""
+        told = f"{metric_name(score.metric)}{of} on {score.rows:,} row{plural} with a label: {number(score.value, score.metric)}"
         typer.echo(told, err=True)
 
 
@@ -106,11 +107,14 @@ def _csv(rows: Sequence[Predicted]) -> str:
 
 
 def _cells(said: Prediction) -> dict[str, Any]:
-    """Return a prediction's cells by column: ``prediction`` and ``p(LABEL)``, of several tasks after ``TASK.``."""
+    """Return a prediction's cells by column: ``prediction`` and ``p(LABEL)``, of several numbers ``prediction.NAME``, all
+    of them after ``TASK.`` where there are several tasks.
+    """
     before = "" if said.task is None else f"{said.task}."
     value: Any = said.value
     if isinstance(value, list) and not said.probabilities:
-        return {f"{before}prediction.{k}": number for k, number in enumerate(value)}
+        names = said.names or range(len(value))
+        return {f"{before}prediction.{name}": number for name, number in zip(names, value, strict=True)}
     value = "|".join(value) if isinstance(value, list) else value  # as a table's reader takes several labels
     shares = {f"{before}p({label})": p for label, p in said.probabilities.items()}
     return {f"{before}prediction": value} | shares

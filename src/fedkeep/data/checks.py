@@ -258,7 +258,8 @@ def _wrong_axes(label: Column, kind: Kind | None) -> str:
     return (
         f"Wanted one label per example, shape (examples,); got {got}. Name it otherwise, or say meta['task'] = "
         f"'tokens' where each token has a label, 'next_token' where it is the token that follows, 'pixels' where each pixel "
-        f"has one. Several labels are "
+        f"has one, 'multi_output' where each example has a row of numbers, 'multi_label' where each has a row of 0 and 1. "
+        f"Labels of several kinds are "
         f"a column and a task each: meta['tasks'], with the loss terms.multi_task."
     )
 

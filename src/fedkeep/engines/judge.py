@@ -462,15 +462,15 @@ def labelled(task: Task, output: Any, batch: Params) -> tuple[Tensor, Tensor, Te
     """Return a task's outputs and labels where there is a label, and where there is one: (B,), of tokens (B, T), of pixels
     (B, H, W).
 
-    Numbers are in the units that labels were read in.
+    Numbers are in the units that labels were read in, or of several outputs in standard deviations.
     """
     out, label = output_of(output, task.name), label_of(batch, task.label)
     known = ~torch.isnan(label) if label.is_floating_point() else label >= 0
     task.kind.check_output(out, label)
     out = task.kind.classes_last(out)
     if known.all():
-        return task.in_units(out.flatten(0, known.dim() - 1)), task.in_units(label.flatten()), known
-    return task.in_units(out[known]), task.in_units(label[known]), known
+        return task.judged(out.flatten(0, known.dim() - 1)), task.judged(label.flatten()), known
+    return task.judged(out[known]), task.judged(label[known]), known
 
 
 def _numpy(values: Tensor) -> np.ndarray:

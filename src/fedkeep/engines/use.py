@@ -20,12 +20,13 @@ from fedkeep.core.net import Net, Takes, float_type, logits_of, tensors_of
 from fedkeep.core.params import Params, is_state
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.preparation import Encoding, Ready
+from fedkeep.data.preparation.features import TargetsCode
 from fedkeep.data.preparation.labels import LabelCode
 from fedkeep.engines.batches import load_batch
 from fedkeep.methods import Method
 from fedkeep.methods.base import forward
 from fedkeep.methods.labels import output_of
-from fedkeep.tasks import Task, tasks_in
+from fedkeep.tasks import Task, of_numbers, of_rows, tasks_in
 
 CHUNK = 1024
 """Rows that are computed at once."""
@@ -81,11 +82,13 @@ class Prediction:
         task: its name; None where there is one without a name.
         value: the label of the likeliest class, or a number, or several labels or numbers.
         probabilities: of each label; empty for numbers.
+        names: of several numbers, where they have any.
     """
 
     task: str | None
     value: str | float | list[float] | list[str]
     probabilities: dict[str, float]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,9 @@ def _said(output: Tensor, task: Task, encoding: Encoding) -> list[Prediction]:
     """Return a task's predictions from its outputs."""
     assert task.kind.says is not None
     code = encoding.columns.get(task.label)
-    names = code.names if isinstance(code, LabelCode) else encoding.about.label_names or ()
+    names = code.names if isinstance(code, LabelCode | TargetsCode) else encoding.about.label_names or ()
+    outputs = tuple(names) if of_rows(task.kind.name) and of_numbers(task.kind.name) else ()
     return [
-        Prediction(task.name, value, shares) for value, shares in task.kind.says(task.in_units(output), names)
+        Prediction(task.name, value, shares, outputs)
+        for value, shares in task.kind.says(task.in_units(output), names)
     ]

@@ -60,7 +60,7 @@ from fedkeep.methods import (
 from fedkeep.methods.augment import Augmented
 from fedkeep.nn.accelerate import swap_, swaps_of
 from fedkeep.privacy import GaussianNoise
-from fedkeep.tasks import MULTI_LABEL, of_several, tasks_in
+from fedkeep.tasks import MULTI_LABEL, of_rows, of_several, tasks_in
 
 __all__ = [
     "MODELS",
@@ -540,7 +540,7 @@ def usual_model(encoding: Encoding) -> str:
         found is None
         or deep
         or len(tasks) > 1
-        or not (tasks[0].kind.axes == 1 or of_several(tasks[0].kind.name))
+        or not (tasks[0].kind.axes == 1 or of_rows(tasks[0].kind.name))
     ):
         columns = ", ".join(n for n in encoding.columns if n != "label")
         raise ConfigError(

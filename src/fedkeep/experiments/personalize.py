@@ -254,7 +254,7 @@ def _frequent(run: Run, task: Task, clients: SomeIds, k: int | None, split: str)
 
 def labels_of(data: FederatedData, task: Task, rows: np.ndarray) -> np.ndarray:
     """Return a task's labels of examples by row number, those without its label left out."""
-    labels: np.ndarray = task.in_units(np.asarray(data.columns[task.label])[rows])
+    labels: np.ndarray = task.judged(np.asarray(data.columns[task.label])[rows])
     return labels[~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0]
 
 

@@ -27,7 +27,7 @@ from fedkeep.data.readers.tables import features_of, names_in
 from fedkeep.engines.use import Predicted, predictions, said_tasks, takes_of
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.exported_models import Exported
-from fedkeep.tasks import of_numbers, of_several
+from fedkeep.tasks import Task, of_numbers, of_rows, of_several
 
 ASIDE = ("time", "opted_in")
 """Columns that a model reads where it names them alone."""
@@ -93,7 +93,12 @@ def as_json(row: Predicted) -> dict[str, Any]:
     """Return a row's prediction as JSON: ``client``, ``prediction``, ``probabilities``; of several tasks by their names."""
     said: dict[str, Any] = {"client": row.client}
     for each in row.tasks:
-        own = {"prediction": each.value} | (
+        named = (
+            dict(zip(each.names, each.value, strict=True))
+            if isinstance(each.value, list) and each.names
+            else None
+        )
+        own = {"prediction": each.value if named is None else named} | (
             {"probabilities": each.probabilities} if each.probabilities else {}
         )
         said |= own if each.task is None else {each.task: own}
@@ -108,40 +113,56 @@ class Scored:
         metric: ``accuracy``, or ``rmse`` of numbers.
         value: over rows with a label.
         rows: how many these are.
+        label: the column, where there are several.
     """
 
     metric: str
     value: float
     rows: int
+    label: str = ""
 
 
-def scored(exported: Exported, file: Path, found: Sequence[Predicted]) -> Scored | None:
-    """Compare predictions with the labels of the table that they are of; None where it has none.
+def scored(exported: Exported, file: Path, found: Sequence[Predicted]) -> list[Scored]:
+    """Compare predictions with the labels of the table that they are of; empty where it has none.
 
-    Rows without a label are left out, and tables that were trained on several columns of labels or several labels a row.
+    Rows without a label are left out, and models of several labels a row.
 
     Raises:
         DataError: a label is no number, where numbers are predicted.
     """
     column, tasks = exported.config.data.options.get("label", "label"), said_tasks(exported.encoding)
-    if not isinstance(column, str) or len(tasks) != 1 or of_several(tasks[0].kind.name):
-        return None
-    table = load_table(file, [], [column])
-    if column not in table.columns:
-        return None
+    if len(tasks) != 1 or of_several(tasks[0].kind.name):
+        return []
+    names = [column] if isinstance(column, str) else list(column)
+    table = load_table(file, [], names)
     if decimal := exported.config.data.options.get("decimal"):
         table = replace(table, decimal=str(decimal))
+    several = of_rows(tasks[0].kind.name)
+    each = [
+        _scored(
+            exported, table, name, tasks[0], [row.tasks[0].value for row in found], k if several else None
+        )
+        for k, name in enumerate(names)
+        if name in table.columns
+    ]
+    return [one for one in each if one is not None]
+
+
+def _scored(
+    exported: Exported, table: Table, column: str, task: Task, values: Sequence[Any], output: int | None
+) -> Scored | None:
+    """Return how values compare with a column of labels, of several outputs that of this number; None where it is empty."""
     cells = table.columns[column].tolist()
     there = [row for row, cell in enumerate(cells) if cell not in (None, "") and not is_missing(cell)]
-    said = [found[row].tasks[0].value for row in there]
+    said = [values[row] if output is None else values[row][output] for row in there]
     if not there:
         return None
-    if of_numbers(tasks[0].kind.name):
+    if of_numbers(task.kind.name):
         gap = np.asarray(said, float) - field_of(table, column, "number").values[there]
-        return Scored("rmse", float(np.sqrt(np.mean(gap**2))), len(there))
+        return Scored("rmse", float(np.sqrt(np.mean(gap**2))), len(there), "" if output is None else column)
     labelled = Table({column: Cells([cells[row] for row in there])}, lambda place: table.where(there[place]))
     words = labelled.each(column, DECIMAL_CLASS)
-    code = exported.encoding.columns.get(tasks[0].label)
+    code = exported.encoding.columns.get(task.label)
     whole = isinstance(code, LabelCode) and code.integers
     right = [_form(word, whole) == _form(str(value), whole) for word, value in zip(words, said, strict=True)]
     return Scored("accuracy", float(np.mean(right)), len(there))

@@ -195,7 +195,7 @@ def counted_rows(
     if task.kind.counting is None:
         raise ConfigError("Counting labels is no reference for tokens; compare with another run.")
     train = data.split_rows("train")
-    label: Array = task.in_units(np.asarray(data.columns[task.label]))
+    label: Array = task.judged(np.asarray(data.columns[task.label]))
     known_label = ~np.isnan(label) if label.dtype.kind == "f" else label >= 0
     train = train[known_label[train] if label.ndim == 1 else known_label[train].all(1)]
     place = None if label.ndim == 1 else places_of(rows)

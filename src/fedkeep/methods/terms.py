@@ -243,7 +243,7 @@ class CrossEntropy(Term):
 
 @dataclass(frozen=True)
 class SquaredError(Term):
-    """(net(batch) − label)², the mean over examples.
+    """(net(batch) − label)², the mean over an example's outputs where it has several, then over examples.
 
     Attributes:
         label: the column that holds the target, a float.
@@ -260,11 +260,11 @@ class SquaredError(Term):
         label = label_of(batch, self.label).to(torch.promote_types(out.dtype, torch.float32))
         check_regression(out, label)
         keep = None if self.task is None else ~torch.isnan(label)
-        return example_mean(
-            (out - label.nan_to_num()) ** 2 if keep is not None else (out - label) ** 2,
-            batch.get("weight"),
-            keep,
-        )
+        values = (out - label.nan_to_num()) ** 2 if keep is not None else (out - label) ** 2
+        if label.dim() > 1:
+            values = values.flatten(1).mean(1)
+            keep = None if keep is None else keep.flatten(1).all(1)
+        return example_mean(values, batch.get("weight"), keep)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fedkeep.core.errors import DataError, check_choice
 from fedkeep.tasks.binary import BINARY
 from fedkeep.tasks.kind import Baseline, Kind, Means, Metric, Task
 from fedkeep.tasks.multi_label import MULTI_LABEL
+from fedkeep.tasks.multi_output import MULTI_OUTPUT
 from fedkeep.tasks.multiclass import MULTICLASS, NEXT_TOKEN, PIXELS, TOKENS
 from fedkeep.tasks.ranking import RANKING
 from fedkeep.tasks.regression import REGRESSION
@@ -22,6 +23,7 @@ __all__ = [
     "KINDS",
     "MULTICLASS",
     "MULTI_LABEL",
+    "MULTI_OUTPUT",
     "NEXT_TOKEN",
     "PIXELS",
     "RANKING",
@@ -34,13 +36,24 @@ __all__ = [
     "Task",
     "kinds_of",
     "of_numbers",
+    "of_rows",
     "of_several",
     "tasks_in",
 ]
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
-    for kind in (MULTICLASS, BINARY, REGRESSION, RANKING, TOKENS, NEXT_TOKEN, PIXELS, MULTI_LABEL)
+    for kind in (
+        MULTICLASS,
+        BINARY,
+        REGRESSION,
+        RANKING,
+        TOKENS,
+        NEXT_TOKEN,
+        PIXELS,
+        MULTI_LABEL,
+        MULTI_OUTPUT,
+    )
 }
 """The table of tasks, by name."""
 
@@ -55,6 +68,11 @@ def of_several(kind: object) -> bool:
     return kind == MULTI_LABEL.name
 
 
+def of_rows(kind: object) -> bool:
+    """Tell whether an example has a row of labels, for each of which a model gives one output."""
+    return kind in (MULTI_LABEL.name, MULTI_OUTPUT.name)
+
+
 def tasks_in(meta: Mapping[str, Any]) -> list[Task]:
     """Return the tasks that a data set's description names.
 
@@ -66,7 +84,7 @@ def tasks_in(meta: Mapping[str, Any]) -> list[Task]:
         name = meta.get("task", MULTICLASS.name)
         check_choice("meta['task'] must be", name, list(KINDS), DataError)
         units = meta.get("units")
-        return [Task(KINDS[name], units=None if units is None else (float(units[0]), float(units[1])))]
+        return [Task(KINDS[name], units=None if units is None else (units[0], units[1]))]
     for name, task in several.items():
         check_choice(f"meta['tasks'][{name!r}]['task'] must be", task.get("task"), list(KINDS), DataError)
         if "label" not in task:

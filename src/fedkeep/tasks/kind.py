@@ -215,6 +215,7 @@ class Kind:
         kept_score, kept_label, kept_place: how a run keeps results: the type of scores, whether labels stand beside them,
             and the number of the label within its example.
         best: from what a generator knew of examples and the labels the best possible result.
+        in_deviations: whether results of standardised labels stay so: outputs with units of their own have no sum.
         counting: the reference that learns nothing; None: there is none.
         pooled: the gains that a report shows.
         loss_words, loss_unit, loss_name: what the loss is called on a page, gains in it are counted in, and CSV files name it.
@@ -251,6 +252,7 @@ class Kind:
     kept_label: bool = False
     kept_place: bool = False
     best: Callable[[Array, Array], float] = _mean_of
+    in_deviations: bool = False
     counting: Counting | None
     pooled: tuple[PooledMetric, ...]
     loss_words: str = "Loss"
@@ -283,12 +285,24 @@ class Task:
     kind: Kind
     label: str = "label"
     name: str | None = None
-    units: tuple[float, float] | None = field(default=None, compare=False)
-    """Mean and scale of labels that the data hold standardised; None: they are as they were read."""
+    units: tuple[Any, Any] | None = field(default=None, compare=False)
+    """Mean and scale of labels that the data hold standardised, of several outputs a list of each; None: they are as they
+    were read."""
 
     def in_units(self, values: Numbers) -> Numbers:
         """Return outputs or labels in the units that labels were read in."""
-        return values if self.units is None else values * self.units[1] + self.units[0]
+        if self.units is None:
+            return values
+        mean, scale = self.units
+        if isinstance(mean, list):
+            as_values: Any = values.new_tensor if isinstance(values, Tensor) else np.asarray
+            mean, scale = (as_values(each, dtype=values.dtype) for each in (mean, scale))
+        found: Numbers = values * scale + mean
+        return found
+
+    def judged(self, values: Numbers) -> Numbers:
+        """Return outputs or labels as errors are counted in: in their units, unless the kind counts in deviations."""
+        return values if self.kind.in_deviations else self.in_units(values)
 
     def metric(self, base: str) -> str:
         """Return the metric's name, with the task's name where there are several."""

@@ -19,7 +19,14 @@ MAE = Metric(name="mae", words="MAE", lower=True)
 
 
 def check_regression(output: Tensor, label: Tensor) -> None:
-    """Raise MethodError unless the model gave one number per example."""
+    """Raise MethodError unless the model gave one number per example, or as many as labels, (B, outputs)."""
+    if output.shape != label.shape and label.dim() > 1:
+        raise MethodError(
+            "Several numbers an example want outputs of shape (B, outputs), {wanted}; the model gave {got}. Let its last "
+            "layer have one output for each number.",
+            wanted=tuple(label.shape),
+            got=tuple(output.shape),
+        )
     if output.shape != label.shape:
         raise MethodError(
             "Regression wants outputs of shape (B,), one per label; the model gave {got} for labels "

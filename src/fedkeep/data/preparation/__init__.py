@@ -8,7 +8,7 @@ It stands inside the room of data, as readers make their data by the same path, 
 
 from fedkeep.data.preparation.contract import Code, ColumnSummary, RawColumn
 from fedkeep.data.preparation.encoding import Encoding
-from fedkeep.data.preparation.features import Features, Target
+from fedkeep.data.preparation.features import Features, Target, Targets
 from fedkeep.data.preparation.labels import Labels, LabelSets
 from fedkeep.data.preparation.numbers import Keys, Plain, Times
 from fedkeep.data.preparation.rules import RuleError, Rules
@@ -36,6 +36,7 @@ __all__ = [
     "Source",
     "Summary",
     "Target",
+    "Targets",
     "Texts",
     "Times",
     "agreeing",

@@ -17,7 +17,7 @@ from fedkeep.core.params import Batch
 from fedkeep.data.columns import Ragged
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.preparation.contract import Code, RawColumn, Where, difference
-from fedkeep.data.preparation.features import FeatureCode, Features, Target, TargetCode
+from fedkeep.data.preparation.features import FeatureCode, Features, Target, TargetCode, TargetsCode
 from fedkeep.data.preparation.labels import LabelCode, Labels, LabelSets
 from fedkeep.data.preparation.numbers import (
     KeyCode,
@@ -31,9 +31,9 @@ from fedkeep.data.preparation.reading import from_json, to_json
 from fedkeep.data.preparation.series import Series, SeriesCode
 from fedkeep.data.preparation.summary import About, Summary, columns_differ
 from fedkeep.data.preparation.texts import TextCode, Texts
-from fedkeep.tasks import of_numbers, of_several
+from fedkeep.tasks import of_numbers, of_rows, of_several
 
-KINDS = (TextCode, LabelCode, FeatureCode, SeriesCode, TargetCode, TimeCode, KeyCode, PlainCode)
+KINDS = (TextCode, LabelCode, FeatureCode, SeriesCode, TargetCode, TargetsCode, TimeCode, KeyCode, PlainCode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Encoding:
         if (vocabulary := meta.get("vocabulary")) is not None:
             sizes["vocabulary"] = int(vocabulary["size"] if isinstance(vocabulary, Mapping) else vocabulary)
         sizes |= {name: int(meta[name]) for name in ("classes", "items") if meta.get(name) is not None}
-        if of_numbers(meta.get("task")):
+        if of_numbers(meta.get("task")) and not of_rows(meta.get("task")):
             sizes["classes"] = 1
         x, image = self.columns.get("x"), self.columns.get("image")
         if isinstance(x, FeatureCode):

@@ -102,6 +102,17 @@ class Target:
         return TargetSummary(**_sums([self.values], self.standardise, rules, counted))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Targets(Features):
+    """Several numbers to predict, none of them missing; as of `Features`."""
+
+    kind: ClassVar[str] = "targets"
+
+    def summary(self, rules: Rules, counted: Counted) -> TargetsSummary:
+        """Sum the numbers of the rows to train on, and their squares, where they are to be standardised."""
+        return TargetsSummary(names=self.names, **_sums(self.values.T, self.standardise, rules, counted))
+
+
 def _sums(
     columns: Iterable[NDArray[np.floating[Any]] | None], usual: bool, rules: Rules, counted: Counted
 ) -> dict[str, Any]:
@@ -265,6 +276,28 @@ class TargetSummary(FeatureSummary):
         return (
             f"of the number to predict the sum and the sum of squares over {self.count:,} rows to train on. With a "
             f"single row, this is its label"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetsSummary(FeatureSummary):
+    """What leaves a device of several numbers to predict; as of `FeatureSummary`."""
+
+    kind: Literal["targets"] = "targets"  # type: ignore[assignment]
+
+    def code(self, clients_a_word: int) -> TargetsCode:
+        """Return mean and standard deviation of each."""
+        made = FeatureSummary.code(self, clients_a_word)
+        return TargetsCode(names=self.names, means=made.means, scales=made.scales)
+
+    def reveals(self) -> str:
+        """Return in plain words what the server learns from it."""
+        names = ", ".join(self.names)
+        if not self.standardise:
+            return f"the names of the numbers to predict ({names}), and nothing of their values"
+        return (
+            f"of each number to predict ({names}) the sum and the sum of squares over {self.count:,} rows to train on. "
+            f"With a single row, these are its labels"
         )
 
 
@@ -480,3 +513,15 @@ class TargetCode(FeatureCode):
     def meta(self, column: str) -> Mapping[str, Any]:
         """Return mean and scale, as ``units``, where the numbers are standardised."""
         return {"units": [self.means[0], self.scales[0]]} if self.means else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetsCode(FeatureCode):
+    """The scales of several numbers to predict: (y − mean) / scale."""
+
+    kind: Literal["targets"] = "targets"  # type: ignore[assignment]
+
+    def meta(self, column: str) -> Mapping[str, Any]:
+        """Return how many there are, their names, and means and scales, as ``units``, where they are standardised."""
+        units = {"units": [list(self.means), list(self.scales)]} if self.means else {}
+        return {"classes": len(self.names), "label_names": list(self.names)} | units

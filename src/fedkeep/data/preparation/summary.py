@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.preparation.contract import STRICT, ColumnSummary, difference
-from fedkeep.data.preparation.features import FeatureSummary, TargetSummary
+from fedkeep.data.preparation.features import FeatureSummary, TargetsSummary, TargetSummary
 from fedkeep.data.preparation.labels import LabelSummary
 from fedkeep.data.preparation.numbers import KeySummary, PlainSummary, TimeSummary
 from fedkeep.data.preparation.reading import from_json, to_json
@@ -24,6 +24,7 @@ KINDS = (
     FeatureSummary,
     SeriesSummary,
     TargetSummary,
+    TargetsSummary,
     TimeSummary,
     KeySummary,
     PlainSummary,

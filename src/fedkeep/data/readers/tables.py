@@ -24,6 +24,7 @@ from fedkeep.data.preparation import (
     RawColumn,
     Series,
     Target,
+    Targets,
     Texts,
     Times,
     encoded_alone,
@@ -47,7 +48,7 @@ from fedkeep.data.readers.load import frame_table, load_table, other_columns
 from fedkeep.data.readers.many import files_of, is_of_many, joined, load_many
 from fedkeep.data.readers.series import is_series, series_of
 from fedkeep.data.text import UnicodeWords
-from fedkeep.tasks import KINDS, MULTI_LABEL, REGRESSION, of_numbers, of_several
+from fedkeep.tasks import KINDS, MULTI_LABEL, MULTI_OUTPUT, REGRESSION, of_numbers, of_several
 
 TASKS = tuple(name for name, kind in KINDS.items() if kind.from_table)
 LARGEST = float(np.finfo(np.float32).max)
@@ -100,9 +101,11 @@ def raw_table(
         label: name of the column of labels. Integers stay as they are, and must be numbered closely: more than a
             thousand classes of which fewer than one in ten occurs are refused (give ``label_names`` then). Other
             labels are numbered in sorted order; with task "regression" they are numbers. With task "multi_label" a cell
-            holds any number of labels, or a list of them; or give the names of several columns of 1 and 0, one a label.
+            holds any number of labels, or a list of them; or give the names of several columns of 1 and 0, one a label. Several
+            columns of numbers are several outputs.
         label_separator: what stands between the labels of a cell.
-        task: "multiclass", "binary", "regression" or "multi_label"; None: inferred from the labels. More than 20
+        task: "multiclass", "binary", "regression", "multi_label" or "multi_output", which is a regression with several
+            outputs; None: inferred from the labels. More than 20
             different numbers are a regression where some are written with a decimal point; of so many whole ones you
             must say it. Beside an item alone any numbers are ratings, which are a regression.
         label_names: the labels in the order of their numbers; any other label is an error.
@@ -310,10 +313,11 @@ def raw_from(
     if (
         task is None
         and label_names is None
-        and isinstance(label, str)
-        and _holds_numbers(table, label, alone)
+        and any(_holds_numbers(table, name, alone) for name in names_in(label))
     ):
         task = REGRESSION.name
+    if task == REGRESSION.name and not isinstance(label, str):
+        task = MULTI_OUTPUT.name
     faults = Faults()
     columns: dict[str, RawColumn] = {
         "label": faults.within(lambda: _labels(table, label, label_separator, task, label_names, standardise))
@@ -463,6 +467,8 @@ def _labels(
     label_names: Sequence[str] | None,
     standardise: bool,
 ) -> RawColumn:
+    if task == MULTI_OUTPUT.name and name:
+        return _targets(table, names_in(name), standardise)
     if not isinstance(name, str):
         return _columns_of_labels(table, tuple(name), task, label_names)
     if of_numbers(task):
@@ -478,14 +484,25 @@ def _labels(
     return Labels(values=table.repeated(name, kind), names=names, task=task)
 
 
+def _targets(table: Table, names: Sequence[str], standardise: bool) -> Targets:
+    """Return columns of numbers to predict; DataError of all bad ones at once."""
+    faults = Faults()
+    columns = [faults.within(lambda n=name: numbers_of(table, n, _NUMERIC_LABEL)) for name in names]  # type: ignore[misc]
+    faults.check()
+    values = np.stack(columns, axis=1)
+    table.single(values, names)
+    return Targets(names=tuple(names), values=values, standardise=standardise)
+
+
 def _columns_of_labels(
     table: Table, names: tuple[str, ...], task: str | None, label_names: Sequence[str] | None
 ) -> LabelSets:
     """Return labels of which each has a column of 1 and 0."""
     if not names or task not in (None, MULTI_LABEL.name) or label_names is not None:
         raise DataError(
-            "Several columns as label are several labels of an example, each by its column's name, and the task is "
-            "'multi_label'; got the columns {columns}, task={task!r} and label_names={label_names!r}.",
+            "Several columns as label are several labels of an example, each by its column's name: the task is "
+            "'multi_label', or 'regression' where each is a number; got the columns {columns}, task={task!r} and "
+            "label_names={label_names!r}.",
             columns=list(names),
             task=task,
             label_names=label_names,
