@@ -101,6 +101,27 @@ def test_a_mixed_model_stands_beside_furl() -> None:
     check_line(PAGE, r"error is (\S+) % above", 100 * (ours / known - 1))
 
 
+FILMS = {
+    "FURL": ("FURL", "sampled", "full"),
+    "FedAvg": ("FedAvg", "sampled", "full"),
+    "FURL, trained in one place": ("Pooled", "sampled", "full"),
+}
+
+
+@pytest.mark.parametrize("label", FILMS)
+def test_films(label: str) -> None:
+    arm, *ways = FILMS[label]
+    found = results("movielens")["summary"][arm]
+    wanted = [100 * found[way][metric]["mean"] for way in ways if way for metric in ("hr10", "ndcg10")]
+    section = PAGE.partition("## Recommendation")[2].partition("## FURL")[0]
+    check_line(section, rf"\| {label} \|(.*?\|.*?\|.*?\|.*?)\|", *wanted)
+
+
+def test_films_published() -> None:
+    known = results("movielens")["published"]
+    check_line(PAGE, r"\| PFedRec, published \|(.*?\|.*?)\|", 100 * known["hr10"], 100 * known["ndcg10"])
+
+
 def test_furl() -> None:
     ours = [100 * mean("furl-table3", scene, FURL["Personalized FL, ours"]) for scene in SCENES[:2]]
     server = [100 * mean("furl-table3", scene, "Global Server") for scene in SCENES[:2]]
