@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -255,3 +256,21 @@ def test_features_are_put_in_under_transforms() -> None:
         wanted = (hidden @ own["fc2.weight"].T + own["fc2.bias"]).log_softmax(1).square().sum()
         for name, slope in zip(own, torch.autograd.grad(wanted, list(own.values())), strict=True):
             torch.testing.assert_close(both[name][lane], slope)
+
+
+def test_features_are_caught_while_torch_exports() -> None:
+    """An exception that leaves a module would confuse the exporter; the model's rest is computed in vain."""
+
+    class Score(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+            self.score = nn.Linear(5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.score(caught(self.body[2], partial(self.body, x), "body.2"))
+
+    model, x = Score().eval(), torch.randn(4, 3)
+    exported = torch.export.export(model, (x,), strict=False).module()
+    assert torch.equal(exported(x), model(x))
+    assert torch.equal(model(x), model.score(model.body[:2](x)))

@@ -8,7 +8,7 @@ that stands there for one pass, also under ``torch.func``'s transforms.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -95,9 +95,6 @@ def is_convolution(layer: nn.Module) -> bool:
 class _Caught(BaseException):
     """Ends a forward pass where its head is called; no ``except Exception`` of the model's holds it up."""
 
-    def __init__(self, features: Tensor) -> None:
-        self.features = features
-
 
 @contextmanager
 def _before(layer: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
@@ -109,16 +106,21 @@ def _before(layer: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
 
 
 def caught(layer: nn.Module, run: Callable[[], Any], name: str) -> Tensor:
-    """Return what a layer is given where ``run`` calls its model; the call ends there."""
+    """Return what a layer is given where ``run`` calls its model; the call ends there, but while torch exports it.
+
+    An exporter notes which module it is inside, and would not note that an exception leaves one.
+    """
+    given: list[Tensor] = []
 
     def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        raise _Caught(the_tensor(args, kwargs, name))
+        given.append(the_tensor(args, kwargs, name))
+        if not torch.compiler.is_exporting():
+            raise _Caught
 
-    with _before(layer, catch):
-        try:
-            run()
-        except _Caught as found:
-            return found.features
+    with _before(layer, catch), suppress(_Caught):
+        run()
+    if given:
+        return given[0]
     raise MethodError(f"The model's forward did not call its head, {name!r}. {ADVICE}")
 
 
