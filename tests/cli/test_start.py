@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,27 @@ def test_what_cannot_be_used_is_all_named(at: Path) -> None:
         assert said in result.stdout
     assert "1 rows have no label in 'label', the first t.csv, line 11" in result.stderr
     assert list(written(at / "t.toml")["data"]["kinds"]) == ["b"]
+
+
+def test_numbers_that_are_missing_in_words_are_no_labels(at: Path) -> None:
+    rows = [f"u{n % 3},{n},{'NA' if n % 4 == 1 else n * 0.5}" for n in range(40)]
+    (at / "t.csv").write_text("\n".join(["user,a,delay", *rows]))
+    result = fedkeep("start", "t.csv")
+    assert result.exit_code == 2
+    assert "10 rows have no label in 'delay', the first t.csv, line 3" in result.stderr
+    assert written(at / "t.toml")["data"]["task"] == "regression"
+
+
+@pytest.mark.parametrize(
+    "last", [lambda n: f"2013-01-01T{n // 60:02}:{n % 60:02}:00Z", lambda n: f"N{n}"], ids=["dates", "names"]
+)
+def test_a_last_column_that_is_hardly_a_label_is_asked_about(at: Path, last: Callable[[int], str]) -> None:
+    rows = [f"c{n % 3},{n % 7},{last(n)}" for n in range(300)]
+    (at / "t.csv").write_text("\n".join(["user,a,last", *rows]))
+    result = fedkeep("start", "t.csv")
+    assert result.exit_code == 2
+    assert all(fact in result.stderr for fact in ("'last'", "--label COLUMN", "'a'"))
+    assert not Path("t.toml").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ LABELS = tuple(
 """Names of what is predicted, those first that are hardly ever anything else."""
 MOST_CLASSES = 20
 """More different numbers than this are a number to predict."""
+MOST_NAMES = 100
+"""More different texts than this are hardly classes."""
 EXAMPLES = 4_000_000
 """About so many examples are trained on in all: more rows train for fewer epochs."""
 
@@ -113,7 +115,7 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
         raise DataError("{file} has one column only; a label is wanted beside the clients.", file=path)
     series = [name for name in others if name != label and _holds_series(table, name)]
     plain = [name for name in others if name not in series] or others
-    label = label or next((n for names in LABELS for n in plain if names.fullmatch(n)), plain[-1])
+    label = label or _proposed(table, path, plain, different)
     decimal = table.decimal
     found = Start(path, client, label, "multiclass", rows, different[client], decimal)
     _label(found, table)
@@ -261,15 +263,20 @@ def _short_toml(folder: Path, data: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _usual_lines(epochs: int) -> list[str]:
+def _usual_lines(epochs: int, method: str = "fedper", clients: int = 0) -> list[str]:
     """Return the tables of a configuration that leaves model, optimiser and batches to what is usual."""
+    private = {"fedper": "a private head", "furl": "a private vector for each"}[method]
+    more = ["cohort = 10          # clients who train in one round"] if clients > 10 else []
+    if method == "furl":  # without its vectors the model is whole
+        more.append("evaluate_shared = true          # judge the shared part alone, too")
     return [
         "",
         "[method]",
-        'kind = "fedper"          # a private head; others: fedkeep list --for THIS FILE',
+        f'kind = "{method}"          # {private}; others: fedkeep list --for THIS FILE',
         "",
         "[run]",
         f"epochs = {epochs}",
+        *more,
         "",
     ]
 
@@ -300,28 +307,58 @@ def _client(path: Path, names: Sequence[str], different: dict[str, int], rows: i
     )
 
 
+def _proposed(table: Table, path: Path, others: Sequence[str], different: Mapping[str, int]) -> str:
+    """Return the column whose name is a label's, or the last one, where it can be one.
+
+    Raises:
+        DataError: the last one holds dates, or more different texts than anybody has classes.
+    """
+    if named := next((n for names in LABELS for n in others if names.fullmatch(n)), None):
+        return named
+    last = others[-1]
+    try:
+        one = field_of(table, last)
+    except DataError:
+        fits = different[last] <= MOST_NAMES
+    else:
+        fits = one.kind != "date"
+    if fits:
+        return last
+    raise DataError(
+        "{file}: no column looks like one to predict, such as label or target, and the last one, {last!r}, holds "
+        "{what}. Name it: --label COLUMN. The columns are {there}.",
+        file=path,
+        last=last,
+        what=f"{different[last]:,} different {'texts' if different[last] > MOST_NAMES else 'dates'}",
+        there=list(others),
+    )
+
+
 def _label(found: Start, table: Table) -> None:
     values = table.columns[found.label]
     cells, number = values.different()
-    empty = [n for n, cell in enumerate(cells) if cell is None or str(cell).strip() == ""]
-    if empty:
-        count = int(np.isin(number, empty).sum())
-        first = int(np.argmax(np.isin(number, empty)))
-        found.faults.append(
-            f"{count:,} rows have no label in {found.label!r}, the first {table.where(first)}. Remove them, or name another "
-            f"label: --label COLUMN."
-        )
-    known = [cell for n, cell in enumerate(cells) if n not in empty]
+    numbers: Any = None
     try:
         numbers = field_of(table, found.label, "number").values
     except DataError:
+        empty = [n for n, cell in enumerate(cells) if cell is None or str(cell).strip() == ""]
+        without = np.isin(number, empty)
+    else:
+        without = np.isnan(numbers)
+    if without.any():
+        found.faults.append(
+            f"{int(without.sum()):,} rows have no label in {found.label!r}, the first {table.where(int(np.argmax(without)))}. "
+            f"Remove them, or name another label: --label COLUMN."
+        )
+    known = [cells[n] for n in dict.fromkeys(number[~without].tolist())]
+    if numbers is None:
         found.task = "binary" if len(known) == 2 else "multiclass"
         if len(known) > max(1000, found.rows / 5):
             found.faults.append(
                 f"The label {found.label!r} has {len(known):,} different texts. Name another: --label COLUMN."
             )
         return
-    numbers = np.unique(numbers[~np.isnan(numbers)])
+    numbers = np.unique(numbers[~without])
     if len(numbers) > MOST_CLASSES or (numbers % 1).any():
         found.task = "regression"
         return
@@ -388,34 +425,7 @@ def toml_of(found: Start) -> str:
         lines += [f'{q(name)} = "{SERIES}"          # {about}' for name, about in found.series.items()]
         return "\n".join([*lines, *_usual_lines(20)])
     epochs = max(1, min(20, EXAMPLES // found.rows))
-    lines += ["", "[model]"]
-    if found.text is None:
-        lines.append('kind = "linear"          # W x + b, plus a private offset for each client')
-    else:
-        lines += ['kind = "bag_of_words"', "user_dim = 8          # numbers in each client's private vector"]
-    width = sum(len(one.levels) or 1 for one in found.fields.values())
-    optimizer = "{ learning_rate = 0.2 }"
-    if found.text is not None:
-        optimizer = '{ kind = "adam", learning_rate = 0.02 }'
-    elif found.task == "regression":  # steps stay stable whatever the label's scale
-        optimizer = f"{{ learning_rate = {min(0.1, 0.5 / (width + 1)):.2g} }}"
-    lines += [
-        "",
-        "[method]",
-        'kind = "furl"          # federated averaging with a private part; others: fedkeep list --for THIS FILE',
-        'private = "user"          # the name of what stays with each client',
-        "batch_size = 16",
-        f"optimizer = {optimizer}",
-    ]
-    lines += [
-        "",
-        "[run]",
-        f"epochs = {epochs}",
-        f"cohort = {min(10, found.clients)}          # clients who train in one round",
-        "evaluate_shared = true          # judge the shared part alone, too",
-        "",
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_usual_lines(epochs, "furl", found.clients)])
 
 
 def _line(text: str) -> str:
