@@ -173,6 +173,20 @@ def test_as_one_after_the_other_whatever_the_number_and_the_order(name: str, dev
     close(turned[::-1], found[0])
 
 
+def test_each_group_has_its_own_private_values() -> None:
+    """In the second round they differ from client to client."""
+    found = []
+    for engine in (Sequential(), Vectorised(clients=4)):
+        work = job(Logits().double(), furl(), RAGGED)
+        rounds = Rounds(work, engine)
+        for _ in range(2):
+            rounds(range(6))
+        found.append({**rounds.server.params, **work.store.read(range(6))})
+    assert found[0].keys() == found[1].keys() >= {"user"}
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-12)
+
+
 @pytest.mark.usefixtures("small_tables")
 @pytest.mark.parametrize("name", ["recurrent", "gru"])
 def test_recurrent_layers_without_a_native_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
