@@ -14,7 +14,7 @@ from fedkeep.audit.canaries import floats_of, number_columns, numbers_replaced, 
 from fedkeep.cli.app import app
 from fedkeep.data import FederatedData
 from fedkeep.data.readers import read_table
-from fedkeep.experiments.build import build_model, settled
+from fedkeep.experiments.build import build_model, run_config, settled
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.learned import cut_inputs
 from fedkeep.experiments.simulate import simulate
@@ -70,6 +70,22 @@ def test_padding_changes_nothing_and_engines_agree(tmp_path: Path) -> None:
         for engine in ("sequential", "vectorised")
     }
     assert losses["sequential"] == pytest.approx(losses["vectorised"], rel=1e-4)
+
+
+def test_a_number_is_learned_from_series_with_nothing_but_the_columns(tmp_path: Path) -> None:
+    text = f"""
+        [data]
+        reader = "table"
+        path = "{table(tmp_path, 10, 60)}"
+        user = "person"
+        features = ["a", "b"]
+        label = "lead"
+        task = "regression"
+    """
+    run = run_config(parse_config(text), progress=False, workers=1)
+    found = run.evaluate("valid")["rmse"]
+    labels = run.data.columns["label"] * run.data.meta["units"][1]
+    assert found < 0.3 * labels.std()  # 0.2; with the rate of tables 0.38
 
 
 def test_cut_series_are_told(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What trains a kind of model where nobody says it: one record, read by every run.
 
 Tables, texts, images and rankings were tried on public sets (``benchmarks.first_runs``), and chosen on all of a kind together;
-series on a made problem alone (``tests/experiments/test_series.py``).
+series on made problems alone (``tests/experiments/test_series.py`` and ``test_series_files.py``).
 All of it is plain SGD, which every method takes. What a phase leaves open is filled in where a method meets its
 model (``Method.fitted``), and stands in ``run.json`` with the rest of the method.
 """
@@ -55,7 +55,7 @@ OWN = Usual(rate_of_numbers=0.1, batch_size=32)
 """Of models of one's own."""
 TABLES = Usual()
 WORDS = Usual(rates=(("*embedding.*", 3.0),))
-SERIES = Usual(rate=0.5)
+SERIES = Usual(rate=0.5, rate_of_numbers=0.1)
 IMAGES = Usual(batch_size=16)
 USUAL: Mapping[type[nn.Module], Usual] = {
     models.Linear: TABLES,
