@@ -267,7 +267,12 @@ def everyone(store: Any, clients: int) -> Params:
 
 def on_server(run: Run) -> Params:
     """Return what a run's server has after the last round: parameters, and the method's state under ``server/NAME``."""
-    return Sent(params=run.last.server, state=run.last.state).flat
+    return at_best(run.last)
+
+
+def at_best(run: Run) -> Params:
+    """Return the same of the round that the run's answer is of."""
+    return Sent(params=run.server, state=run.state).flat
 
 
 def files(folder: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:

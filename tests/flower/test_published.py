@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,8 +87,8 @@ def rows(site: int, start: int = 0, count: int = 30) -> list[tuple[float, float,
     draws = np.random.default_rng(site + 10 * start)
     found = []
     for age, dose in draws.normal((50, 2), (9, 1), (count, 2)).round(2).tolist():
-        ill = age + (site - 1) * 9 * dose + draws.normal(0, 3) > 50
-        found.append((age, dose, "ill" if ill else "well"))
+        state = age + (site - 1) * 9 * dose + draws.normal(0, 3)
+        found.append((age, dose, "ill" if state > 55 else "watched" if state > 46 else "well"))
     return found
 
 
@@ -142,7 +143,7 @@ trusted = ["../keys/signer.pub"]
         self.text = self.text.replace(f"rounds = {self.rounds}\n", f"rounds = {rounds}\n")
         self.train()
 
-    def publish(self, *clients: str) -> Path:
+    def publish(self, *clients: str, last: bool = False) -> Path:
         self.made += 1
         out = self.folder / f"{self.made}.published"
         publish(
@@ -151,6 +152,7 @@ trusted = ["../keys/signer.pub"]
             project=self.folder / "project",
             key=self.folder / "keys" / "publisher.key",
             clients=clients,
+            last=last,
         )
         return out
 
@@ -159,7 +161,7 @@ trusted = ["../keys/signer.pub"]
         text = data + self.text.replace("[rounds]\nclients = 3\n", "")
         return run_config(
             parse_config(text, "", {"run.engine": "sequential"}), out=self.folder / "simulation"
-        ).last
+        )
 
 
 def device(folder: Path, verb: str, *words: object) -> Any:
@@ -185,9 +187,10 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 def test_at_each_hospital_the_models_are_those_of_the_simulation_to_the_bit(
     method: str, model: str, adapts: bool, tmp_path: Path
 ) -> None:
-    hospitals = Hospitals(tmp_path, method, model)
+    hospitals = Hospitals(tmp_path, method, model, rounds=6)
     hospitals.train()
     run = hospitals.simulated()
+    assert 0 < run.round < run.last.round
     run.export(tmp_path / "models")
     for name in SITES:
         home, apart = tmp_path / name, run.method.server.send is not None
@@ -223,6 +226,37 @@ def test_at_each_hospital_the_models_are_those_of_the_simulation_to_the_bit(
         assert [n for n in other if not torch.equal(own[n], other[n])] == []
         found = device(home, "evaluate")
         assert found.exit_code == 0, found.output
+        assert f"Round {run.round} of" in found.output
+        assert found.stderr == ""
+
+
+def test_round_last_gives_the_other_and_a_copy_of_before_says_what_it_lacks(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, 'kind = "furl"', rounds=6)
+    hospitals.train()
+    run, home = hospitals.simulated(), tmp_path / "north"
+    best, last = hospitals.publish(), hospitals.publish(last=True)
+    for file, one in ((best, run), (last, run.last), (best, run)):
+        out = tmp_path / f"{file.stem}-{one.round}"
+        assert device(home, "export", "--out", home / out.name, "--published", file).exit_code == 0
+        one.export(tmp_path / "one", clients=["north"])
+        own, other = (
+            load_model(place, "north").state_dict() for place in (home / out.name, tmp_path / "one")
+        )
+        assert [n for n in other if not torch.equal(own[n], other[n])] == []
+        for place in (home / out.name, tmp_path / "one"):
+            shutil.rmtree(place)
+    (path,) = (home / "states").glob("*.db")
+    file = DeviceFile(path, "north")
+    word = file.named("north")["best"].named
+    with file.writing():
+        file.drop([v.number for v in file.versions("north") if v.attempt == word.attempt])
+    file.close()
+    found = device(home, "evaluate")
+    assert found.exit_code == 0, found.output
+    assert (f"version {word.version}" in found.stderr, f"round {run.last.round}" in found.stderr) == (
+        True,
+        True,
+    )
 
 
 def adapted(home: Path) -> tuple[Any, Any]:
@@ -293,7 +327,7 @@ def refusal(home: Path, published: Path) -> str:
 
 def test_an_older_version_is_refused_before_and_after_a_newer_one_was_used(trained: Hospitals) -> None:
     home = trained.folder / "north"
-    assert "of round 2" in refusal(home, trained.folder / "1.published")
+    assert "of 2 rounds" in refusal(home, trained.folder / "1.published")
     assert device(home, "evaluate", "--published", trained.folder / "2.published").exit_code == 0
     assert "older" in refusal(home, trained.folder / "1.published")
     assert device(home, "evaluate").exit_code == 0

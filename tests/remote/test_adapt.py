@@ -25,7 +25,7 @@ from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.messages import ClientOrder, Judging, Packet, Refused, message_of, packet_of
 from fedkeep.remote.server import serve_run
 from fedkeep.remote.transport import Died, Weather
-from tests.engines.test_conformance import CASES, reference, trained
+from tests.engines.test_conformance import CASES, best, trained
 from tests.remote.federations import Devices, federation
 from tests.remote.hand import Hand
 from tests.remote.test_conformance import assert_near
@@ -77,7 +77,7 @@ def assert_same(found: Mapping[str, Params], expected: Mapping[str, Params]) -> 
 def test_clients_adapt_to_the_bits_of_a_simulation_after_the_server_was_started_again(
     case: str, kind: str, tmp_path: Path
 ) -> None:
-    run = reference(case, kind)
+    run = best(case, kind)
     devices = Devices(case, tmp_path / "devices", nodes=3)
     served(case, devices, tmp_path, kind, evaluate_adapted=True)
     records = served(case, devices, tmp_path, kind, evaluate_adapted=True, only="adapt")
@@ -120,7 +120,7 @@ def test_with_messages_lost_doubled_damaged_and_late(case: str, tmp_path: Path) 
     devices = Devices(case, tmp_path / "devices", nodes=3, seed=5, weather=weather)
     served(case, devices, tmp_path)
     assert served(case, devices, tmp_path, only="adapt") == []
-    assert_same(adapted(devices), in_a_simulation(reference(case, "float64")))
+    assert_same(adapted(devices), in_a_simulation(best(case, "float64")))
 
 
 @pytest.mark.parametrize("killed", [1, 2])
@@ -142,7 +142,7 @@ def test_a_device_that_is_killed_adapts_or_has_adapted(
     monkeypatch.setattr(DeviceStore, "flush", dies)
     served(case, devices, tmp_path, only="adapt")
     assert len(devices.transport.deaths) == 1
-    assert_same(adapted(devices), in_a_simulation(reference(case, "float64")))
+    assert_same(adapted(devices), in_a_simulation(best(case, "float64")))
 
 
 class Fragile(nn.Module):
@@ -178,7 +178,7 @@ def test_where_the_model_fails_on_a_device_the_others_come_through(
         node.tell = told.append
     what = {"build": lambda encoding: experiment("", encoding), "clients": 4, "rounds": 2, "text": ""}
     served("fine_tuned", devices, tmp_path, **what)
-    run = simulate(Fragile(), method, data, rounds=2, cohort=4, seed=3).last
+    run = simulate(Fragile(), method, data, rounds=2, cohort=4, seed=3, evaluate_every=2)
     expected = in_a_simulation(run)
     monkeypatch.setattr(Fragile, "failing", True)
     served("fine_tuned", devices, tmp_path, **what, only="adapt")

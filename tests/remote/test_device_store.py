@@ -14,8 +14,8 @@ from fedkeep.core.errors import NonFiniteError, StoreError
 from fedkeep.core.files import sync_folder
 from fedkeep.methods.client import by_share
 from fedkeep.remote.device_file import DeviceFile, file_of, packed, remove, runs_in
-from fedkeep.remote.device_store import STAGED, MissingError
-from fedkeep.store import Default, Line, database
+from fedkeep.remote.device_store import STAGED, DeviceStore, MissingError
+from fedkeep.store import Default, Line, Named, database
 from fedkeep.store.version_file import Version
 from tests.remote.device_states import (
     DEFAULT,
@@ -328,3 +328,82 @@ class TestMoreThanARowHolds:
         with store.file.writing():
             store.file.put(Version(0, "ä" * 2000, most, most, most, most, accepted=False), row)
         store.close()
+
+
+class TestBestRound:
+    """Rounds train the client, and each order names the last version and that of the best round."""
+
+    def order(self, store: DeviceStore, round: int, best: Named | None, message: int = 0) -> str:
+        """Train the version after ``round`` rounds; attempts are ten times the version that they make."""
+        begun(store, "a", Line(round, 10 * round))
+        said = store.name(0, Named(round, round, 10 * round), best, message or round + 1)
+        store.stage(0, values(round + 1), 10 * (round + 1), round)
+        store.flush()
+        return said
+
+    def kept(self, store: DeviceStore) -> list[int]:
+        return [version for version, _, accepted in rows(store) if accepted]
+
+    def test_its_version_is_kept_until_another_is_the_best(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        bests = [None, None, 1, 1, 1, 1, 5, 5, 5, 5]
+        for round, best in enumerate(bests):
+            named = None if best is None else Named(best, best, 10 * best)
+            assert self.order(store, round, named) == ""
+        assert self.kept(store) == [5, 8, 9]
+        assert plain(begun(store, "a", Line(5, 50))) == ([5, -5], 5)
+
+    def test_without_any_order_to_train_the_old_one_goes_too(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        for round in range(5):
+            self.order(store, round, Named(1, 1, 10) if round > 1 else None)
+        assert self.kept(store) == [1, 3, 4]
+        begun(store, "a", Line(4, 40))
+        assert store.name(0, Named(6, 4, 40), Named(5, 4, 40), 7) == ""
+        store.flush()
+        assert self.kept(store) == [3, 4]
+
+    @pytest.mark.parametrize("history", [0, 3])
+    def test_it_is_one_more_at_most(self, history: int, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path, history=history)
+        for round in range(12):
+            self.order(store, round, Named(2, 2, 20) if round > 2 else None)
+        assert self.kept(store) == [2, *range(11 - history, 12)]
+
+    def test_an_older_message_changes_nothing(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        for round in range(6):
+            self.order(store, round, Named(3, 3, 30) if round > 3 else None)
+        begun(store, "a", Line(4, 40))
+        store.name(0, Named(4, 4, 40), Named(1, 1, 10), 5)
+        store.flush()
+        assert store.file.named("a")["best"].named == Named(3, 3, 30)
+        assert store.file.named("a")["last"].named == Named(5, 5, 50)
+        store.name(0, Named(4, 4, 40), Named(1, 1, 10), 9)  # by a server that went back
+        store.flush()
+        assert store.file.named("a")["best"].named == Named(1, 1, 10)
+
+    def test_what_is_missing_is_told_once(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        for round in range(5):
+            said = self.order(store, round, Named(1, 1, 7) if round > 2 else None)
+            assert ("version 1" in said.lower()) == (round == 3)
+        assert self.kept(store) == [3, 4]
+
+    def test_words_are_damaged_or_forgotten_with_the_client(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        for round in range(4):
+            self.order(store, round, Named(1, 1, 10) if round > 1 else None)
+        store.close()
+        run_sql(tmp_path, "UPDATE words SET version = 2 WHERE which = 'best'")
+        store = opened(tmp_path)
+        with pytest.raises(StoreError, match="checksum"):
+            store.file.named("a")
+        store.file.forget(["a"])
+        assert store.file.named("a") == {}

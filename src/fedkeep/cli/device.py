@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fedkeep.store.version_file import Version
 
 PATIENCE = 5.0
+NOTES = 3
 LOOK = 2.0
 """Seconds between two looks for what is new."""
 BEYOND = (
@@ -304,7 +305,7 @@ def adapt(
 
     models = models_of(config, published, run)
     done = models.adapt(client)
-    _tell_unfit(models)
+    _tell_missing(models)
     names = ", ".join(done[:3]) + (", …" if len(done) > 3 else "")
     say(f"{len(done)} clients have adapted to round {models.published.round}: {names}.")
 
@@ -332,7 +333,7 @@ def evaluate(
     )
     if len(chosen.clients) > 1:
         show_clients(chosen, split)
-    _tell_unfit(models)
+    _tell_missing(models)
 
 
 @device.command(epilog="Example: fedkeep device predict node.toml --data new.csv --out predicted.csv")
@@ -358,6 +359,7 @@ def predict(
 
     check_asked(client, user, shared, out)
     models = models_of(config, published, run)
+    _tell_missing(models)
     found = models.predict(data, client=client, user=user, shared=shared, adapted=adapted)
     write_predictions(found, out, as_json)
 
@@ -393,7 +395,7 @@ def serve(
 
     token = secrets.token_urlsafe(24) if token_file is None else _token(token_file)
     models = models_of(config, published, run)
-    _tell_unfit(models)
+    _tell_missing(models)
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever ends it, the models' folder is removed
         signal.signal(number, signal.default_int_handler)
     with models.opened(client, adapted=adapted) as exported:
@@ -417,9 +419,15 @@ def _token(path: Path) -> str:
         ) from error
 
 
-def _tell_unfit(models: Models) -> None:
+def _tell_missing(models: Models) -> None:
+    """Say which clients have no model here, and whose is not surely of the round that was published."""
     for client, fault in models.unfit.items():
         complain(f"Client {client!r} is left out: {fault}")
+    notes = list(models.notes.values())
+    for note in notes[:NOTES]:
+        complain(note)
+    if len(notes) > NOTES:
+        complain(f"So it is with {len(notes) - NOTES} more clients.")
 
 
 @device.command(epilog="Example: fedkeep device export node.toml --published run.published --out models")
@@ -476,7 +484,7 @@ def _export_models(
 
     models = models_of(config, published, run)
     ids = models.export(out, client, adapted=adapted, onnx=onnx)
-    _tell_unfit(models)
+    _tell_missing(models)
     say(
         f"{out}: {len(ids)} model{'s' if len(ids) > 1 else ''} of {models.run.method.name}, after round "
         f"{models.run.round}. They hold private values: keep the folder safe."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeep.cli.output import say, show_table
-from fedkeep.cli.settings import SetOption, find_config, needs_flower
+from fedkeep.cli.settings import RoundOption, SetOption, find_config, is_last, needs_flower
 from fedkeep.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -220,8 +220,11 @@ def publish(
             "--client", metavar="ID", help="For whom, where a method sends each client something else."
         ),
     ] = None,
+    round: RoundOption = "best",
 ) -> None:
-    """Write one file of what the server has after its last round, by which devices predict, evaluate, adapt and export.
+    """Write one file of what the server has, by which devices predict, evaluate, adapt and export.
+
+    It is of the round that was best on valid, as after a simulation, and devices join it with what they kept then.
 
     It holds federated values and nothing of any client, and is signed. Any number of devices may have it.
     """
@@ -236,8 +239,12 @@ def publish(
         project=run.parent / "project" if project is None else project,
         key=run.parent / "keys" / "publisher.key" if key is None else key,
         clients=client or (),
+        last=is_last(round),
     )
-    say(f"{out}: what the run {found.run} has after round {found.round}. On a device: --published {out.name}")
+    say(
+        f"{out}: what the run {found.run} had after round {found.round} of {found.finished}. On a device: "
+        f"--published {out.name}"
+    )
 
 
 @app.command("who", epilog="Example: fedkeep flower who visits/run")

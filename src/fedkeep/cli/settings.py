@@ -86,8 +86,13 @@ def ask_if_long(seconds: float, told: str, yes: bool) -> None:
 
 def at_round(run: Run, round: str) -> Run:
     """Return a run at the round that ``--round`` names."""
+    return run.last if is_last(round) else run
+
+
+def is_last(round: str) -> bool:
+    """Tell whether ``--round`` names the last round."""
     check_choice("--round must be", round, ("best", "last"))
-    return run.last if round == "last" else run
+    return round == "last"
 
 
 @dataclass(frozen=True)

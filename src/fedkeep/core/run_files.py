@@ -98,6 +98,13 @@ class Commit:
         """The round that the run's answer is of: the best, or where none was judged the last."""
         return self.best.round or self.round
 
+    @property
+    def moment(self) -> Moment:
+        """This round, as one that may be the best."""
+        return Moment(
+            server=self.server, sha256=self.server_sha256, tensors=self.tensors, ledger=self.ledger.size
+        )
+
     def to_bytes(self) -> bytes:
         """Return the content of ``commit.json``."""
         extents = {

@@ -143,6 +143,7 @@ class Conductor:
         self.best: dict[str, Any] = {}
         self.examples: Examples | None = None
         self.chosen: Global | None = None
+        self.marked: VersionLedger | None = None
         self.pending: Global | None = None
         self.ledger: Ledger | None = None
         self.identity: dict[str, Any] = {
@@ -261,7 +262,7 @@ class Conductor:
                         restored(directory.folder, directory.best, self.server, None, phases),
                         directory.last.best,
                     )
-                    self.chosen = after_round(then, best.round, self.rounds)
+                    self.chosen, self.marked = after_round(then, best.round, self.rounds), directory.marked
             self.history, self.examples = directory.history(), directory.examples()
             self.best = dict(extra.get("best", {}))
             self.pending = self.server if done and extra.get("pending") == done else None

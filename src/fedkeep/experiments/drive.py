@@ -164,7 +164,7 @@ class Drive:
                 timings,
                 extra,
                 run.examples,
-                best=run.chosen is not None and run.chosen.round == run.server.round,
+                best=0 if run.chosen is None else run.chosen.round,
             )
         self.device.committed()
 

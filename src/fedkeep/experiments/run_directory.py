@@ -62,6 +62,7 @@ class RunDirectory:
         id: the run's id, made once.
         last: the last finished round.
         best: of a folder that was recovered, the server's state after the best round; None: none was judged.
+        marked: likewise, which of the clients' versions counted then.
         writable: False if it was opened to be read; then nothing in it is touched.
     """
 
@@ -69,6 +70,7 @@ class RunDirectory:
         self.folder, self.id, self.writable = folder, str(info["run"]), writable
         self.last = Commit(run=self.id)
         self.best: Params | None = None
+        self.marked: VersionLedger | None = None
         self._hashes = {name: hashlib.sha256() for name in GROWING}
         self._next_info: dict[str, Any] | None = None  # of a run that is to have another length
         self._store: SqliteStore | None = None
@@ -217,7 +219,7 @@ class RunDirectory:
         Raises:
             RunError, StoreError: a file that the commit names is missing or damaged.
         """
-        state, last, best, marked = None, self.last, self.last.best, None
+        state, last, best = None, self.last, self.last.best
         if self.round:
             state = self._state(last.server, last.server_sha256, last.tensors)
             self.best = None if not best.server else state
@@ -231,9 +233,9 @@ class RunDirectory:
             if name == "ledger":
                 ledger.read(content)
                 if best.server:
-                    marked = ledger.at(content[: best.ledger])
+                    self.marked = ledger.at(content[: best.ledger])
         if store is not None:
-            store.begin(ledger.seen(), marked)
+            store.begin(ledger.seen(), None if self.marked is None else self.marked.seen())
         if self.writable:
             self._clean()
             self._write_config()
@@ -282,7 +284,7 @@ class RunDirectory:
         timings: Sequence[Record],
         extra: Mapping[str, Any],
         examples: Examples | None = None,
-        best: bool = False,
+        best: int = 0,
     ) -> None:
         """Make a finished round durable: all of it, or none.
 
@@ -294,7 +296,7 @@ class RunDirectory:
             records, timings: what was measured in it.
             extra: what the run wants back.
             examples: every test example's result so far; once committed, the same are not written again.
-            best: whether it is the best round so far.
+            best: the number of the best round so far: this one, or one that is committed; 0: none was judged.
 
         Raises:
             RunError: the disk is full or can't be written, or a file was changed meanwhile; the last committed round is
@@ -326,7 +328,7 @@ class RunDirectory:
             server=name,
             server_sha256=now.sha256,
             tensors=now.tensors,
-            best=now if best else before.best,
+            best={round: now, before.round: before.moment}.get(best, before.best) if best else before.best,
             extra=extra,
             **extents,
             examples=named,

@@ -402,7 +402,8 @@ class Simulation:
             for client in seen:
                 store.stage(client, row(one.private.read([client]), 0), attempt, one.round)
             store.begin(ledger.accept(seen, [attempt] * len(seen)))
-            if best := chosen is not None and chosen.round == one.round:
+            best = 0 if chosen is None else chosen.round
+            if best == one.round:
                 store.mark()
             if one.round:
                 state = checkpoint(one.whole) | (centralised_state(self.engine) if one is run.last else {})

@@ -32,12 +32,14 @@ from fedkeep.remote.device_file import RUN_ID
 from fedkeep.remote.node_config import states_folder
 from fedkeep.remote.published import Models, Published, published_of, run_of
 
-FORMAT = 1
+FORMAT = 2
 ENDING = ".published"
 
 
-def publish(run: Path, out: Path, *, project: Path, key: Path, clients: Sequence[str] = ()) -> Published:
-    """Write what a run publishes after its last finished round.
+def publish(
+    run: Path, out: Path, *, project: Path, key: Path, clients: Sequence[str] = (), last: bool = False
+) -> Published:
+    """Write what a run publishes: of its best round on ``valid``, or the last.
 
     Args:
         run: the server's folder of the run.
@@ -45,12 +47,13 @@ def publish(run: Path, out: Path, *, project: Path, key: Path, clients: Sequence
         project: the signed project of the run.
         key: ``publisher.key``; its public part is the one that the project names.
         clients: for whom, where the method sends each client something else.
+        last: of the last finished round in any case.
 
     Raises:
         RunError, ConfigError: as for ``published_of``; or the project is not signed, is another run's, or names
             another key.
     """
-    published, signed, signer = published_of(run, clients), Signed.of(project), private_key(key)
+    published, signed, signer = published_of(run, clients, last=last), Signed.of(project), private_key(key)
     _check_covers({name: text.encode() for name, text in signed.contents.items()}, published, str(project))
     if _publisher(signed.contents, str(project)) != signer.public_key():
         raise ConfigError(
@@ -114,7 +117,7 @@ def read_published(path: Path, trusted: Iterable[Path]) -> Published:
             client: Sent.of({name: tensors[f"{number}/{name}"] for name in names})
             for number, (client, names) in enumerate(header["sent"].items())
         }
-        names = ("run", "round", "experiment", "encoding", "seed", "fingerprint")
+        names = ("run", "round", "finished", "experiment", "encoding", "seed", "fingerprint")
         published = Published(**{name: header[name] for name in names}, sent=sent)
         if not RUN_ID.fullmatch(published.run):
             raise ValueError("its run has no name")
@@ -184,10 +187,10 @@ def models_of(config: Path, file: Path | None, run: str | None = None) -> Models
     if run not in (None, published.run):
         raise ConfigError(f"{file} is of the run {published.run}, and not of {run}.")
     kept = folder / f"{published.run}{ENDING}"
-    if kept.exists() and (there := read_published(kept, trusted).round) > published.round:
+    if kept.exists() and (there := read_published(kept, trusted).finished) > published.finished:
         raise RunError(
-            f"{file} is of round {published.round}, and this device has had what was published after round {there}: it is "
-            f"older. Leave out --published for that one."
+            f"{file} was published after round {published.finished}, and this device has had what was published after "
+            f"round {there}: it is older. Leave out --published for that one."
         )
     models = Models(config, published)
     private_folder(folder)

@@ -1,7 +1,8 @@
 """One run's private states on a device as they lie on its disk: one SQLite file, of its owner alone.
 
 Its versions are those of ``store.version_file``, by the clients' ids. A row of ``examples`` tells in which part,
-train, valid or test, each of a client's examples is. A row of ``adapted`` is what a client adapted to last, from the
+train, valid or test, each of a client's examples is. Rows of ``words`` say which of a client's versions counted after
+the best round and after the last one that the server has spoken of. A row of ``adapted`` is what a client adapted to last, from the
 version that it names: nothing of it has left, so no word of a server is awaited. ``asked`` has a row of each message
 that was served, ``counts`` how often each client was asked for what, and ``sums`` whose examples were in sums that left,
 each client by a hash.
@@ -32,7 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -46,6 +47,7 @@ from fedkeep.core.params import Params, difference_of_names, nonfinite
 from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat
 from fedkeep.store.version_file import INSERT, TABLE, Version, VersionFile, inserted
+from fedkeep.store.versions import Named
 
 ENDING, SUM = ".db", ".sum"
 RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -53,12 +55,22 @@ OURS = re.compile(rf"({RUN_ID.pattern})\.(db|db-wal|db-journal|[0-9a-f]{{32}}\.s
 PATIENCE = 30.0
 """Seconds to wait for another process that serves a message of the same run."""
 
-FORMAT = 4
+FORMAT = 5
 TABLES = f"""
 {TABLE}
 CREATE TABLE about (content TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE UNIQUE INDEX named ON kept (client, attempt);
 CREATE TABLE examples (client TEXT PRIMARY KEY NOT NULL, crc INTEGER NOT NULL, parts BLOB NOT NULL);
+CREATE TABLE words (
+    client TEXT NOT NULL,
+    which TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    message INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (client, which)
+) WITHOUT ROWID;
 CREATE TABLE adapted (
     client TEXT PRIMARY KEY NOT NULL,
     version INTEGER NOT NULL,
@@ -89,6 +101,7 @@ CREATE TABLE counts (
 ) WITHOUT ROWID;
 CREATE TABLE sums (split TEXT NOT NULL, examples TEXT NOT NULL);
 """
+Which = Literal["best", "last"]
 HASH = 8
 """Bytes of the hash of an example."""
 EXAMPLE = HASH + 1
@@ -140,6 +153,18 @@ class Adapted(NamedTuple):
     attempt: int
     parent: int
     round: int
+
+
+class Word(NamedTuple):
+    """Which of a client's versions a server has named, and by which message.
+
+    Attributes:
+        named: after which round, and the version.
+        message: the attempt of the message; later ones have larger numbers.
+    """
+
+    named: Named
+    message: int
 
 
 class Counts(NamedTuple):
@@ -330,6 +355,29 @@ class DeviceFile(VersionFile):
         self._file.query("DELETE FROM kept WHERE client = ? AND attempt = ?", name)
         self.add([(version._replace(number=0), row)])
 
+    def named(self, client: str) -> dict[Which, Word]:
+        """Return which of a client's versions the server has named: of the best round, and of the last.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        found: dict[Which, Word] = {}
+        for row in self._rows(f"SELECT {_NAMED} FROM words WHERE client = ?", client):
+            which, *numbers, message, crc = row
+            if which not in get_args(Which) or crc != _crc_of_named(self.run, client, row[:-1]):
+                raise self.damaged(ValueError("which versions count does not fit its checksum"))
+            found[which] = Word(Named(*numbers), message)
+        return found
+
+    def put_named(self, client: str, which: Which, word: Word) -> None:
+        """Write which of a client's versions the server has named, in the place of what was there."""
+        row = which, *word.named, word.message
+        crc = _crc_of_named(self.run, client, row)
+        self._file.query(
+            f"INSERT OR REPLACE INTO words (client, {_NAMED}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (client, *row, crc),
+        )
+
     def adapted(self) -> dict[str, Adapted]:
         """Return by client what it adapted to last, without the values.
 
@@ -500,7 +548,7 @@ class DeviceFile(VersionFile):
         gone = [version.number for version in self.versions() if version.client in clients]
         with self.writing():
             self.drop(gone)
-            for table in ("examples", "adapted", "counts"):
+            for table in ("examples", "words", "adapted", "counts"):
                 self._file.for_each(
                     f"DELETE FROM {table} WHERE client = ?", ((client,) for client in clients)
                 )
@@ -563,6 +611,13 @@ def adapted_content(values: Mapping[str, torch.Tensor], client: str) -> bytes:
     content = save({name: value.detach().cpu().contiguous().clone() for name, value in values.items()})
     check_row(len(content))
     return content
+
+
+_NAMED = "which, round, version, attempt, message, crc"
+
+
+def _crc_of_named(run: str, client: str, row: Sequence[Any]) -> int:
+    return zlib.crc32(json.dumps([run, client, *row]).encode())
 
 
 def _crc_of_adapted(run: str, adapted: Adapted, content: bytes) -> int:

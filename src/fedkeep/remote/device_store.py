@@ -13,6 +13,14 @@ device that is killed at any instant answers the same order again.
 Of each client the device keeps the version accepted last, ``history`` accepted ones before it, so that a server that
 goes back to an older round can be followed, and the attempts staged after it: ``STAGED`` at most, as a late repetition
 of an old message must not push out the attempt that the server has taken. Clients that no line names are kept as found.
+
+And it keeps the version of the best round. As in a simulation a run is of its best round on ``valid``; which that is the
+server knows after judging, so every order names it, with the client's version then (``Named``):
+
+- the device keeps that version, whatever follows it, until a later message names another: one more at most;
+- an older message than the last that named one (they ascend) changes nothing; a server that goes back gives new ones;
+- a version that is named and is not here is told of once. Nothing is reset, and training goes on;
+- ``counted`` finds what counted after a published round: named for the best, else the last, else it says what is missing.
 """
 
 from __future__ import annotations
@@ -32,12 +40,14 @@ from fedkeep.remote.device_file import (
     Adapted,
     Asked,
     DeviceFile,
+    Which,
+    Word,
     adapted_content,
     file_of,
     packed,
     unpacked,
 )
-from fedkeep.store import Default, Line, Lines, MemoryStore
+from fedkeep.store import Default, Line, Lines, MemoryStore, Named
 from fedkeep.store.database import check_row
 from fedkeep.store.rows import RowFormat
 from fedkeep.store.version_file import Version
@@ -110,6 +120,7 @@ class DeviceStore(MemoryStore):
         self._format = RowFormat(default.initial)
         self._begun: dict[int, _Begun] = {}
         self._new: dict[int, tuple[Version, bytes]] = {}
+        self._words: dict[int, dict[Which, Word]] = {}
         self._adapted: dict[int, tuple[Adapted, bytes]] = {}
         self._file: DeviceFile | None = None
         self.asked: Asked | None = None
@@ -155,6 +166,41 @@ class DeviceStore(MemoryStore):
         found = {client: self._named(client, line) for client, line in late.items()}
         for client, begun in found.items():
             self._begin(client, begun)
+
+    def name(self, client: int, last: Named | None, best: Named | None, message: int) -> str:
+        """Note which of a client's versions count, as a message says: durable with the next ``flush``.
+
+        Args:
+            client: who has begun.
+            last: after the last round; None: the message says nothing of that.
+            best: after the best round so far, which is kept from now on; None: there is none.
+            message: its attempt. One that is older than the last that was noted changes nothing.
+
+        Returns:
+            What is missing here, for the device's owner; empty: nothing, or it was told before.
+        """
+        who = self._id(client)
+        known = self.file.named(who)
+        if message < max((word.message for word in known.values()), default=0):
+            return ""
+        told: list[tuple[Which, Named | None]] = [("last", last), ("best", best)]
+        words = {which: Word(one, message) for which, one in told if one is not None}
+        news = {which: word for which, word in words.items() if word != known.get(which)}
+        if news:
+            self._words[client] = news
+        if best is None or ("best" in known and known["best"].named == best) or self._has(client, best):
+            return ""
+        return (
+            f"Version {best.version} of what client {who!r} keeps in the run {self.run!r}, that of the best round "
+            f"{best.round}, is not on this device. Until a better round comes it uses its last one."
+        )
+
+    def _has(self, client: int, one: Named) -> bool:
+        """Tell whether a version can be had from this device: where no round counts that may be the default."""
+        who = self._id(client)
+        if one.attempt == self._line(client).attempt or not (one.version or self.file.about.has_begun(who)):
+            return True
+        return _version(self.file.versions(who), one.attempt) is not None
 
     def begin_anew(self, client: int, line: Line) -> None:
         """Let a new client's values become the version that the server names, with the next ``flush``."""
@@ -266,8 +312,8 @@ class DeviceStore(MemoryStore):
             StoreError: the disk is full or can't be written; everything is as before the message.
         """
         accepted = {client: one.accepted for client, one in self._begun.items() if one.accepted is not None}
-        staged, adapted = self._new, self._adapted
-        if not accepted and not staged and not adapted and self.asked is None:
+        staged, adapted, words = self._new, self._adapted, self._words
+        if not accepted and not staged and not adapted and not words and self.asked is None:
             return
         try:
             with self.file.writing():
@@ -275,13 +321,17 @@ class DeviceStore(MemoryStore):
                     self.file.put_asked(self.asked)
                 for found in adapted.values():
                     self.file.put_adapted(*found)
-                for client in {**accepted, **staged}:
+                for client, named in words.items():
+                    for which, word in named.items():
+                        self.file.put_named(self._id(client), which, word)
+                better = {client for client, named in words.items() if "best" in named}
+                for client in {**accepted, **staged, **dict.fromkeys(better)}:
                     self._write(client, accepted.get(client), staged.get(client))
         except BaseException:
             self.clear()
             raise
         self._begun = {client: _Begun(one.line, one.values) for client, one in self._begun.items()}
-        self._new, self._adapted, self.asked = {}, {}, None
+        self._new, self._adapted, self._words, self.asked = {}, {}, {}, None
 
     def _write(self, client: int, last: Version | None, staged: tuple[Version, bytes] | None) -> None:
         """Write a client's versions, and remove those that are not needed any more."""
@@ -299,7 +349,8 @@ class DeviceStore(MemoryStore):
             if there is None or not there.accepted:  # a late repetition changes nothing
                 self.file.put(made, row)
         after = self.file.versions(who)
-        keep = survivors(after, last, self.history)
+        best = self.file.named(who).get("best")
+        keep = survivors(after, last, self.history, None if best is None else best.named.attempt)
         self.file.drop(version.number for version in after if version not in keep)
 
     def drop(self) -> None:
@@ -308,7 +359,7 @@ class DeviceStore(MemoryStore):
 
     def clear(self) -> None:
         """Forget all of a message that is not in the file; nobody has begun."""
-        self._begun, self._rows = {}, {}
+        self._begun, self._rows, self._words = {}, {}, {}
         self.drop()
 
     def close(self) -> None:
@@ -331,24 +382,81 @@ class DeviceStore(MemoryStore):
         return unpacked(self._format, row)
 
 
-def survivors(rows: Sequence[Version], accepted: Version | None, history: int) -> list[Version]:
+def survivors(
+    rows: Sequence[Version], accepted: Version | None, history: int, best: int | None = None
+) -> list[Version]:
     """Return which of a client's versions stay.
 
-    Where one was accepted just now: it, the ``history`` accepted ones that led to it, and what was staged later. Of the
-    staged ones the last ``STAGED`` stay.
+    The last accepted one, the ``history`` accepted ones that led to it, that of the ``best`` round, by its attempt, and
+    what was staged later. Of the staged ones the last ``STAGED`` stay.
+
+    Args:
+        rows: all there are.
+        accepted: which was accepted just now; None: none was.
+        history, best: as above.
     """
     staged = [row for row in rows if not row.accepted]
     kept = [row for row in rows if row.accepted]
+    last = max(kept, key=lambda row: row.number, default=None)
     if accepted is not None:
         last = _version(kept, accepted.attempt)
-        line = [last] if last is not None else []
-        while line and len(line) <= history and line[-1].version > 0:
-            parent = _version(kept, line[-1].parent)
-            if parent is None or parent.version != line[-1].version - 1:
-                break
-            line.append(parent)
-        kept, staged = line, [row for row in staged if row.number > accepted.number]
-    return kept + staged[-STAGED:]
+        staged = [row for row in staged if row.number > accepted.number]
+    line = [last] if last is not None else []
+    while line and len(line) <= history and line[-1].version > 0:
+        parent = _version(kept, line[-1].parent)
+        if parent is None or parent.version != line[-1].version - 1:
+            break
+        line.append(parent)
+    pinned = None if best is None else _version(kept, best)
+    if pinned is not None and pinned not in line:
+        line.append(pinned)
+    return line + staged[-STAGED:]
+
+
+def counted(file: DeviceFile, client: str, round: int) -> tuple[Version | None, str]:
+    """Return the version of a client that counted after a round, and what is to be said where that is not certain.
+
+    It is the one that the server has named of the round, as the best or the last. One that it named of an earlier round
+    still counted then, unless the client has trained since for a round before, of which no word has come.
+
+    Args:
+        file: what the device keeps.
+        client: whose.
+        round: how many rounds were finished.
+
+    Returns:
+        None: default values counted, or the device keeps none. Else an accepted version: where the one that counted is
+        not here, the last one, and a text that says so.
+    """
+    rows = file.versions(client)
+    kept = [row for row in rows if row.accepted]
+    last = max(kept, key=lambda row: row.number, default=None)
+    known = [word.named for word in file.named(client).values()]
+    if not known:
+        return last, ""
+    named = next((one for one in known if one.round == round), None)
+    if named is None:
+        named = max((one for one in known if one.round < round), default=None)
+        since = [
+            row for row in rows if not row.accepted and named is not None and named.round <= row.round < round
+        ]
+        if named is None or since or max(known).round > round:
+            return last, _said(client, f"word of the version that counted after round {round}", last)
+    if not named.version and not file.about.has_begun(client):
+        return None, ""
+    found = _version(kept, named.attempt)
+    if found is None:
+        return last, _said(client, f"version {named.version}, which counted after round {round},", last)
+    return found, ""
+
+
+def _said(client: str, what: str, last: Version | None) -> str:
+    instead = (
+        "default values are"
+        if last is None or not last.version
+        else f"that of round {last.round + 1}, the last here, is"
+    )
+    return f"Of client {client!r} this device does not have {what}: {instead} used."
 
 
 def _version(rows: Sequence[Version], attempt: int) -> Version | None:

@@ -1,7 +1,9 @@
 """Clients on other machines as one device: a message for each node and round, training and judging together.
 
 Judging rides with the next round's training (``Defers``). Which of its private versions a client builds on follows
-from the ledger, and goes out with each order: so the device keeps what was accepted, and drops what was not.
+from the ledger, and goes out with each order: so the device keeps what was accepted, and drops what was not. With it
+goes the version of the best round so far, which the device keeps too. An order of that round, to adapt to it or to
+judge it at the end, begins there.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.messages import ClientOrder, Judging, Partition
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
-from fedkeep.store import Line, VersionLedger
+from fedkeep.store import Named, VersionLedger
 from fedkeep.tasks import Task
 from fedkeep.tasks.results import Model
 
@@ -54,6 +56,7 @@ class Fleet:
     Attributes:
         defers: whether judging rides with the next round's training.
         after_commit: called when a round was committed.
+        best: the best round so far, and the ledger as it was then; None: none was judged.
     """
 
     def __init__(
@@ -79,14 +82,22 @@ class Fleet:
         self._announced: tuple[list[Order], Mapping[str, Sequence[Model]]] | None = None
         self._results: _Results | None = None
         self._made: dict[str, int] = {}  # by client, the attempt of what it has staged
-        self._then: tuple[int, Mapping[str, Line]] = -1, {}
+        self.best: tuple[int, VersionLedger] | None = None
+        self._then: tuple[int, VersionLedger] | None = None
         """The ledger as it was after a round whose judging was announced: the next round goes on from there."""
         self._settled: dict[str, int] = {}  # by client, the version it was told of last
 
     def announce(self, orders: Sequence[Order], asked: Mapping[str, Sequence[Model]]) -> None:
         """Let judging ride with the next round's training."""
         self._announced = list(orders), asked
-        self._then = orders[0].round, self.lines.entries([order.client for order in orders])
+        round, best = orders[0].round, self.best
+        self._then = best if best is not None and best[0] == round else (round, self.ledger.copy())
+
+    def mark(self) -> None:
+        """Take the round that was judged last for the best; clients hear of it with their next orders."""
+        assert self._results is not None
+        round, then = self._results.round, self._then
+        self.best = then if then is not None and then[0] == round else (round, self.ledger.copy())
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         """Let clients train; the answers come in the order of ``orders``, as soon as they are there."""
@@ -229,16 +240,23 @@ class Fleet:
     ) -> dict[str, ClientOrder]:
         """Return orders, each to train or not and with what to judge, with the client's line of the ledger.
 
-        It is the line as of the order's round, where that was announced to be judged: the ledger may be one round on.
+        It is the line as of the order's round, where that was announced to be judged, as the ledger may be one round on,
+        or is the best, to which a run may go back.
         """
-        entries = self.lines.entries([order.client for order, _, _ in wanted])
-        round, lines = self._then
-        then = (order.client for order, _, _ in wanted if order.round == round and order.client in lines)
-        entries |= {client: lines[client] for client in then}
+        clients = [order.client for order, _, _ in wanted]
+        now, best = self.lines.entries(clients), dict[str, Named]()
+        earlier = {}
+        for moment in (self.best, self._then):
+            if moment is not None:
+                earlier[moment[0]] = replace(self.lines, versions=moment[1]).entries(clients)
+        if self.best is not None:
+            round = self.best[0]
+            best = {c: Named(round, one.version, one.attempt) for c, one in earlier[round].items()}
         return {
             order.client: ClientOrder(
                 **vars(order),
-                **entries[order.client]._asdict(),
+                **earlier.get(order.round, now)[order.client]._asdict(),
+                best=best.get(order.client),
                 train=train,
                 judge=_judgings(asked),
             )

@@ -37,7 +37,7 @@ from fedkeep.engines.tally import ROWS
 from fedkeep.methods import Sent
 from fedkeep.metrics.scores import BINS
 from fedkeep.split import Split, Upload
-from fedkeep.store import Line
+from fedkeep.store import Line, Named
 from fedkeep.tasks import KINDS, Task
 from fedkeep.tasks.results import Model
 
@@ -177,7 +177,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> Params:
     return out
 
 
-PROTOCOL = 3  # of the messages; server and device must speak the same
+PROTOCOL = 4  # of the messages; server and device must speak the same
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Part = Annotated[float, Field(ge=0, le=1)]
 Partition = Literal["valid", "test"]
@@ -397,6 +397,11 @@ def _write_fault(fault: Fault | None, parts: _Parts) -> tuple[str, str] | None:
 
 
 LINE = _coded(tuple[Count, Count, Part], lambda said, _: Line(*said), lambda line, _: tuple(line))
+NAMED = _coded(
+    tuple[Count, Count, Count] | None,
+    lambda said, _: None if said is None else Named(*said),
+    lambda named, _: None if named is None else tuple(named),
+)
 SENT = _coded(Count, _read_sent, lambda sent, parts: parts.put_sent(sent))
 UPLOAD = _coded(tuple[Count, float] | None, _read_upload, _write_upload)
 LOSS = _coded(Count, lambda number, parts: parts.take_loss(number), lambda loss, parts: parts.put_loss(loss))
@@ -519,6 +524,7 @@ class ClientOrder(Written, Order):
         version: how many of the client's rounds the server has accepted in this run; 0: it starts from the default.
         attempt: of the message whose answer made this version, see ``Work.attempt``; 0 for version 0.
         share: z = c_k / Σ c of the round that made this version, where clients accept by it (FURL eq. 6); else 0.
+        best: which of its versions counted after the best round so far, which the device keeps; None: there is none.
         train: train, stage version + 1 and upload; False: it does not.
         adapt: adapt as the method says, before judging; the device keeps the result, and nothing of it is uploaded. The
             server has no say in which examples it adapts on, or to which of its parameters: with that it could tell
@@ -533,6 +539,7 @@ class ClientOrder(Written, Order):
     version: Count = 0
     attempt: Count = 0
     share: Part = 0.0
+    best: Annotated[Named | None, NAMED] = None
     train: bool = True
     adapt: bool = False
     judge: tuple[Judging, ...] = ()
@@ -542,6 +549,18 @@ class ClientOrder(Written, Order):
     def begins(self) -> bool:
         """Whether the client begins at the version, and so learns which was accepted; a mere step needs no state."""
         return self.train or self.adapt or bool(self.judge) or not self.asks
+
+    def fault(self) -> str:
+        """Return why its fields do not go together, or an empty text."""
+        best = self.best or Named(0)
+        for one in (self, best):
+            if bool(one.version) != bool(one.attempt):
+                return f"version {one.version} of client {shown(self.client)} is of attempt {one.attempt}"
+        later = best.round > self.round or best.version > self.version
+        if later or (best.version == self.version) != (best.attempt == self.attempt):
+            own = (self.round, self.version, self.attempt)
+            return f"client {shown(self.client)} is at (round, version, attempt) {own}, and at its best at {tuple(best)}"
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -573,6 +592,8 @@ class Work(Message):
         """Return why its fields do not go together, or an empty text."""
         if rounds := {one.round for one in self.orders} - {self.round}:
             return f"an order is of round {min(rounds)}, and the message of round {self.round}"
+        if fault := next(filter(None, (one.fault() for one in self.orders)), ""):
+            return fault
         return _twice((one.client for one in self.orders), "orders")
 
 

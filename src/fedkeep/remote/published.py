@@ -2,6 +2,10 @@
 
 Federated values of one finished round, and nothing of any client: where all clients are sent the same, once; where a
 method sends each something else (FedPAC, pFedHN, FedAMP), for the clients that were named.
+
+As in a simulation the round is the best on ``valid``, or if that is asked the last. A device joins it with what each of
+its clients kept after that very round, which it has as ``device_store`` says. Where it has not, as it is new, came from
+a backup or missed messages, it uses the client's last values and says so (``Models.notes``).
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from fedkeep.methods import Method, Sent
 from fedkeep.methods.base import forward
 from fedkeep.remote import fingerprint
 from fedkeep.remote.device_file import About, Adapted, DeviceFile, adapted_content, create, file_of, runs_in
+from fedkeep.remote.device_store import counted
 from fedkeep.remote.ledger import Roster
 from fedkeep.remote.node_config import NodeConfig, experiment, read_node_config
 from fedkeep.remote.own_data import fitting, of_clients, settled
@@ -54,7 +59,8 @@ class Published:
     """What a server has after a finished round, as far as its clients need it to predict and to adapt.
 
     Attributes:
-        run, round: of which run, and how many rounds were finished.
+        run, round: of which run, and after how many rounds.
+        finished: how many rounds the run had finished.
         experiment: the configuration that devices build model and method from.
         encoding: how the data became numbers, as JSON.
         seed: what clients' first values and draws follow from.
@@ -64,6 +70,7 @@ class Published:
 
     run: str
     round: int
+    finished: int
     experiment: str
     encoding: Mapping[str, Any]
     seed: int
@@ -71,12 +78,13 @@ class Published:
     sent: Mapping[str, Sent]
 
 
-def published_of(folder: Path, clients: Sequence[str] = ()) -> Published:
-    """Return what a server's run publishes.
+def published_of(folder: Path, clients: Sequence[str] = (), *, last: bool = False) -> Published:
+    """Return what a server's run publishes: of its best round on ``valid``; where none was judged, of the last.
 
     Args:
         folder: the run's, which is only read.
         clients: for whom, where the method sends each client something else.
+        last: of the last finished round in any case.
 
     Raises:
         RunError: there is no run across machines, no finished round, or it is damaged.
@@ -93,15 +101,16 @@ def published_of(folder: Path, clients: Sequence[str] = ()) -> Published:
     text, encoding, roster = str(info["config_text"]), info["encoding"], Roster.from_plain(info["roster"])
     method, net = _built(text, encoding)
     first = first_global(method, net, roster)
-    path = folder / commit.server
-    tensors = load_verified(path, commit.server_sha256)
-    check_tensors(path, commit.tensors, layout(tensors), tensors)
+    moment = commit.moment if last or not commit.best.server else commit.best
+    path = folder / moment.server
+    tensors = load_verified(path, moment.sha256)
+    check_tensors(path, moment.tensors, layout(tensors), tensors)
     server = after_round(
         first.but(
             params=ordered(under("params/", tensors), first.params),
             state=ordered(under("state/", tensors), first.state),
         ),
-        commit.round,
+        moment.round,
         int(info["rounds"]),
     )
     sent = {
@@ -122,7 +131,8 @@ def published_of(folder: Path, clients: Sequence[str] = ()) -> Published:
         roster.index(client)
     return Published(
         run=str(info["run"]),
-        round=commit.round,
+        round=moment.round,
+        finished=commit.round,
         experiment=text,
         encoding=encoding,
         seed=int(info["seed"]),
@@ -152,7 +162,8 @@ class Models:
     Attributes:
         run: the device's clients as a run, which evaluates, predicts and exports; ``of`` has it with adapted ones.
         text: the configuration that it follows, with the device's own table of data.
-        newest: the last round whose values the device has had accepted.
+        newest: the last round of which the device has had word or values.
+        notes: by client whose values are not surely those of the round, what is used in their place.
 
     Raises:
         ConfigError, DataError: the configuration or the data are wrong, or fedkeep here makes another experiment of it.
@@ -179,7 +190,8 @@ class Models:
         data, self.unfit = fitting(source, Encoding.from_json(json.dumps(published.encoding)))
         self.adapted: dict[str, Params] = {}
         self.trained: dict[str, Adapted] = {}
-        """By client, the version accepted last, as what the client would adapt from."""
+        """By client, the version that counted after the round, as what the client would adapt from."""
+        self.notes: dict[str, str] = {}
         store, self.newest = MemoryStore(self.default, data.ids), 0
         if (path := file_of(self.folder, published.run)).exists():
             with closing(DeviceFile(path, self.owner, device.patience)) as file:
@@ -187,9 +199,9 @@ class Models:
                     data, _, _ = settled(data, file.parts())
                 net.opted_out = frozenset(file.about.opted_out)
                 self._read(file, store, set(map(str, data.ids)))
-        if self.newest > published.round:
+        if self.newest > published.finished:
             raise RunError(
-                f"What was published is of round {published.round}, and this device keeps values of round {self.newest}: "
+                f"What was published is of {published.finished} rounds, and this device keeps values of round {self.newest}: "
                 f"it is older. Ask the server's owner for what it has now."
             )
         self.text = _text(published.experiment, settings)
@@ -212,13 +224,19 @@ class Models:
 
     def _read(self, file: DeviceFile, store: MemoryStore, clients: set[str]) -> None:
         for name in file.clients() & clients:
-            accepted = [version for version in file.versions(name) if version.accepted]
-            if accepted:
-                last = max(accepted, key=lambda version: version.number)
-                values = {n: v.unsqueeze(0) for n, v in file.values(last).items()}
+            accepted = [
+                version.round + 1 for version in file.versions(name) if version.accepted and version.version
+            ]
+            self.newest = max(
+                [self.newest, *accepted, *(word.named.round for word in file.named(name).values())]
+            )
+            version, note = counted(file, name, self.published.round)
+            if note:
+                self.notes[name] = note
+            if version is not None:
+                values = {n: v.unsqueeze(0) for n, v in file.values(version).items()}
                 store.write([store.ids.index(name)], values)
-                self.newest = max(self.newest, last.round + 1 if last.version else 0)
-                self.trained[name] = Adapted(name, last.version, 0, last.attempt, self.published.round)
+                self.trained[name] = Adapted(name, version.version, 0, version.attempt, self.published.round)
         for name, found in file.adapted().items():
             if name in clients and found.round == self.published.round:
                 self.adapted[name] = file.adapted_values(found)

@@ -19,7 +19,7 @@ from pathlib import Path
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import beside, sync_folder, whole_or_error, write_of_run
 from fedkeep.core.run_files import Commit, read_commit, read_info
-from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.experiments.run_directory import RunDirectory, files_of
 from fedkeep.privacy.ledger import FILE, Ledger, marks
 
 FOLDER = "kept"
@@ -95,4 +95,4 @@ def roll_back(folder: Path, round: int) -> None:
 
 
 def _files(commit: Commit) -> list[str]:
-    return [name for name in ("commit.json", commit.server, commit.examples) if name]
+    return ["commit.json", *sorted(files_of(commit))]

@@ -118,8 +118,8 @@ def serve_run(
         patience: seconds to wait for clients before the first round.
         pause: seconds after a round that did not count, before it is tried again.
         keep_rounds: how many finished rounds to keep beside the last, so that ``roll_back`` can return to them.
-        only: train nothing. ``"judge"``: measure the finished rounds' models on all clients and write ``judged.jsonl``.
-            ``"adapt"``: let all clients adapt on their devices, which keep the result; with ``evaluate_adapted`` measure
+        only: train nothing. ``"judge"``: measure the models of the best round on all clients and write
+            ``judged.jsonl``. ``"adapt"``: let all clients adapt to them on their devices, which keep the result; with ``evaluate_adapted`` measure
             it too, where devices' owners allow it, and write ``adapted.jsonl``.
         poll, again: as in ``Rules``.
         progress: as for ``simulate``.
@@ -232,6 +232,8 @@ class _Serving:
         method = self._conductor.method
         if only == "adapt" and not method.adapt.phases:
             raise ConfigError(f"{method.name!r} has no phases of adaptation, so there is nothing to adapt.")
+        if self._conductor.chosen is not None:
+            self._conductor.server = self._conductor.chosen  # a run is of its best round
         drive = self._drive(None)
         records = drive.adapted_now() if only == "adapt" else drive.judged_now()
         if records:
@@ -349,6 +351,8 @@ class _Serving:
             attempts=Attempts(directory),
             dropped=lambda: dropped_from(self.out),
         )
+        if conductor.chosen is not None and conductor.marked is not None:
+            self.fleet.best = conductor.chosen.round, conductor.marked
 
     def _drive(self, progress: bool | None) -> Drive:
         federation, conductor = self.federation, self._conductor
@@ -362,7 +366,9 @@ class _Serving:
         train: Any = run_round
         if federation.policy.mode == "buffered":
             train = Buffered(method, self.fleet, self._cohort, sampler.cohort, sampler.count)
-        return Drive(conductor, self.fleet, faults, method=method, train=train, progress=progress)
+        return Drive(
+            conductor, self.fleet, faults, method=method, train=train, mark=self.fleet.mark, progress=progress
+        )
 
     def _cohort(self, number: int) -> list[str]:
         return [str(self.roster.ids[place]) for place in self._conductor.sampler(number)]

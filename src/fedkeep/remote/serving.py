@@ -28,7 +28,7 @@ from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import DeviceStore, MissingError
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.messages import UNFIT, Answers, ClientAnswer, ClientOrder, Partition, Step, Work
-from fedkeep.store import Line, Lines
+from fedkeep.store import Line, Lines, Named
 from fedkeep.tasks.results import Model
 
 Tell = Callable[[str], None]
@@ -195,6 +195,12 @@ def _begin(one: ClientOrder, attempt: int, job: Job, store: DeviceStore, anew: b
             raise
         tell(f"{error} It starts from default values.")
         store.begin_anew(place, line)
+    now = Named(one.round, one.version, one.attempt)
+    earlier = (
+        one.best is not None and one.best.round == one.round
+    )  # it may be an order to go back to the best round
+    if missing := store.name(place, None if earlier else now, one.best, attempt):
+        tell(missing)
 
 
 def _trained(

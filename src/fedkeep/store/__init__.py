@@ -3,6 +3,6 @@
 from fedkeep.store.base import Default, PrivateStore
 from fedkeep.store.memory import MemoryStore
 from fedkeep.store.sqlite import SqliteStore
-from fedkeep.store.versions import Line, Lines, VersionLedger
+from fedkeep.store.versions import Line, Lines, Named, VersionLedger
 
-__all__ = ["Default", "Line", "Lines", "MemoryStore", "PrivateStore", "SqliteStore", "VersionLedger"]
+__all__ = ["Default", "Line", "Lines", "MemoryStore", "Named", "PrivateStore", "SqliteStore", "VersionLedger"]

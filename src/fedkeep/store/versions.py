@@ -26,6 +26,19 @@ class Line(NamedTuple):
     share: float = 0.0
 
 
+class Named(NamedTuple):
+    """Which of a client's versions counted after a round, as a server names it to the client's device.
+
+    Attributes:
+        round: how many rounds were finished.
+        version, attempt: as of ``Line``.
+    """
+
+    round: int
+    version: int = 0
+    attempt: int = 0
+
+
 class Lines(NamedTuple):
     """Lines of the ledger, one for each client, each (clients,).
 
@@ -103,11 +116,18 @@ class VersionLedger:
         self._note(np.asarray(clients, np.int64), attempts, shares)
         return self.of(clients)
 
-    def at(self, content: bytes) -> Lines:
+    def at(self, content: bytes) -> VersionLedger:
         """Return what a run had committed of these clients when its ledger was so long."""
         then = VersionLedger(len(self._version))
         then.read(content)
-        return then.seen()
+        return then
+
+    def copy(self) -> VersionLedger:
+        """Return the lines as they are now; what is noted later does not change them."""
+        then = VersionLedger(0)
+        then._version, then._attempt = self._version.copy(), self._attempt.copy()
+        then._share = self._share.copy()
+        return then
 
     def _note(self, at: np.ndarray, attempts: Any, shares: Sequence[float] | None) -> None:
         self._version[at] += 1
