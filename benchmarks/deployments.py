@@ -28,6 +28,7 @@ from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.run import adapt_clients
 from fedkeep.flower.local import Local, federation, local_of, train
 from fedkeep.remote.device_file import DeviceFile
+from fedkeep.remote.device_store import counted
 
 DOCUMENT = 'kind = "document"\nembedding_dim = 4\nhidden = 8\nmlp = 8\npool = "max"\n'
 TEXTS = '{ kind = "text_classifier", embedding_dim = 4, hidden = 4 }'
@@ -73,25 +74,26 @@ Pair = tuple[str, Tensor, Tensor]
 def server_values(place: Local, run: Run) -> Iterator[Pair]:
     """Yield the server's values."""
     committed = read_commit(place.run, read_info(place.run))
-    if committed.round != run.round:
-        raise SystemExit(
-            f"the deployment ended after round {committed.round}, the simulation after {run.round}"
-        )
-    server = load_verified(place.run / committed.server, committed.server_sha256)
+    if committed.chosen != run.round:
+        raise SystemExit(f"the deployment is of round {committed.chosen}, the simulation of {run.round}")
+    best = committed.best if committed.best.server else committed.moment
+    server = load_verified(place.run / best.server, best.sha256)
     for name, value in run.server.items():
         yield name, server[f"params/{name}"], value
 
 
 def device_values(place: Local, run: Run) -> Iterator[Pair]:
-    """Yield what each device keeps and, where the method adapts, what it holds adapted."""
+    """Yield what each device keeps of the best round and, where the method adapts, what it holds adapted."""
     adapted = adapt_clients(run, progress=False) if run.method.adapt.phases else None
     for node, clients in place.clients.items():
         file = DeviceFile(next((place.folder / "nodes" / node / "state").glob("*.db")), node)
         for client in clients:
-            versions = [version for version in file.versions(client) if version.accepted]
+            version, lacking = counted(file, client, run.round)
+            if lacking:
+                raise SystemExit(lacking)
             own = run.private.read([run.data.index(client)])
-            if versions:
-                for name, value in file.values(max(versions, key=lambda each: each.version)).items():
+            if version is not None:
+                for name, value in file.values(version).items():
                     yield f"{client}: {name}", value, own[name][0]
             if adapted is not None:
                 mine, theirs = file.adapted_values(file.adapted()[client]), adapted.own(client)
@@ -106,7 +108,7 @@ def deployed(folder: Path, name: str) -> dict[str, Any]:
     """Train one method on nodes and in a simulation, and compare."""
     text, place = configuration(name), folder / name
     local = local_of(place / "federation", text, None, 2)
-    run = run_config(parse_config(text, "", {"run.engine": "sequential"})).last
+    run = run_config(parse_config(text, "", {"run.engine": "sequential"}))
     with federation(local, print) as (link, _):
         train(local, link, print)
         if run.method.adapt.phases:

@@ -340,8 +340,9 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 def server_of(out: Path) -> Params:
     """Return parameters and state that a run's folder keeps of the server."""
     from fedkeep.core.files import read_tensors
+    from fedkeep.core.run_files import read_commit, read_info
 
-    (path,) = out.glob("server-*.safetensors")
+    path = out / read_commit(out, read_info(out)).server
     kinds = {"params/": "", "state/": "server/"}
     found = read_tensors(path)
     return {

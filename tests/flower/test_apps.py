@@ -170,9 +170,9 @@ def test_the_server_app_says_in_flowers_log_how_far_it_is_and_what_judging_found
         caplog.clear()
         server_app.main(grid, project(tmp_path, monkeypatch, only="judge"))
     found = [json.loads(line) for line in (tmp_path / "run" / "judged.jsonl").read_text().splitlines()]
-    told = [m for m in caplog.messages if m.startswith("Round 3, test: accuracy ")]
+    told = [m for m in caplog.messages if m.startswith("Round 2, test: accuracy ")]
     value = next(r["value"] for r in found if (r["split"], r["metric"]) == ("test", "accuracy"))
-    assert told == [f"Round 3, test: accuracy {value:.4g} ({found[-1]['n']} examples)."]
+    assert told == [f"Round 2, test: accuracy {value:.4g} ({found[-1]['n']} examples)."]
     assert (tmp_path / "run" / "commit.json").read_bytes() == before
 
 

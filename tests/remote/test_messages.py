@@ -19,6 +19,7 @@ from fedkeep.methods import Sent
 from fedkeep.remote import Packet
 from fedkeep.remote.messages import Answers, ClientAnswer, ClientOrder, Judging, Work, message_of, packet_of
 from fedkeep.split import Split
+from fedkeep.store import Named
 from tests.tiny import Logits, classes, job
 
 SPLIT = Split(["user"])
@@ -39,7 +40,7 @@ WORK = Work(
     leaves="clients",
     orders=(
         order("a", judge=(Judging(split="test", models=("own", "shared")),)),
-        order("ü", TWO, version=2, attempt=7, share=1 / 3, train=False),
+        order("ü", TWO, version=2, attempt=7, share=1 / 3, best=Named(2, 1, 6), train=False),
         order("c", version=1, attempt=2**63 - 1, share=1.0),
     ),
 )
@@ -76,6 +77,7 @@ class TestWork:
         assert dataclasses.replace(read, orders=()) == dataclasses.replace(WORK, orders=())
         for got, wanted in zip(read.orders, WORK.orders, strict=True):
             assert (got.version, got.attempt, got.share) == (wanted.version, wanted.attempt, wanted.share)
+            assert got.best == wanted.best
             assert (got.train, got.judge, got.client) == (
                 wanted.train,
                 wanted.judge,
@@ -118,6 +120,14 @@ class TestWork:
             (lambda h, t: t.update({"sent/2/params/w": torch.ones(1)}), "'sent/2'/… has no place"),
             (lambda h, t: t.update({"sent/0/kept/w": torch.ones(1)}), "'sent/0/kept/'… has no place"),
             (lambda h, t: h["orders"][0].update(round=4), "an order is of round 4"),
+            (lambda h, t: h["orders"][1].update(best=[2, 1]), "orders.1.best"),
+            (lambda h, t: h["orders"][1].update(best=[2, -1, 6]), "orders.1.best.1: Input should be greater"),
+            (lambda h, t: h["orders"][1].update(best=[4, 1, 6]), "at its best at (4, 1, 6)"),
+            (lambda h, t: h["orders"][1].update(best=[2, 3, 6]), "at its best at (2, 3, 6)"),
+            (lambda h, t: h["orders"][1].update(best=[2, 2, 6]), "at its best at (2, 2, 6)"),
+            (lambda h, t: h["orders"][1].update(best=[2, 1, 7]), "at its best at (2, 1, 7)"),
+            (lambda h, t: h["orders"][1].update(best=[2, 0, 6]), "version 0 of client 'ü' is of attempt 6"),
+            (lambda h, t: h["orders"][1].update(attempt=0), "version 2 of client 'ü' is of attempt 0"),
             (lambda h, t: h.update(kind="answers"), "it should be 'work'"),
             (lambda h, t: t.update({"sent/0/params/client/w": torch.ones(1)}), "has the name of a state"),
             (
