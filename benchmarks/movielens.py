@@ -90,9 +90,13 @@ def by_own_table(net: Net, params: Params, batch: Batch) -> Any:
 
 def pfedrec(items: int) -> Method:
     """Return PFedRec."""
-    local = Phase(loss=drawn(pointwise(), AGAINST), batch_size=PAIRS // (1 + AGAINST))
-    score = local.but(trains="private", optimizer=fedkeep.sgd(RATE))
-    table = local.but(trains="federated", optimizer=fedkeep.sgd(RATE * items * ETA))
+    score = Phase(
+        loss=drawn(pointwise(), AGAINST),
+        batch_size=PAIRS // (1 + AGAINST),
+        optimizer=fedkeep.sgd(RATE),
+        trains="private",
+    )
+    table = score.but(trains="federated", optimizer=fedkeep.sgd(RATE * items * ETA))
     client = Client(
         phases=(score, table), turns="batches", state=own_table, finish=keep_table, tables="whole"
     )
