@@ -1,4 +1,4 @@
-"""546 leaks outside the channels, carriers × places: labels alone call none of them independent or declared."""
+"""588 leaks outside the channels, carriers × places: labels alone call none of them independent or declared."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ FEW = {
     ("statistics", "finish"),
     ("nested", "sends"),
     ("mapped file", "finish"),
+    ("freed", "buffer"),
+    ("freed, by an old constructor", "sends"),
+    ("mapped before", "finish"),
+    ("shared before", "start"),
+    ("a thread's number", "buffer"),
+    ("a thread's tensor", "finish"),
+    ("gradient hook", "buffer"),
     ("undispatched", "buffer"),
     ("without functions", "start"),
     ("file", "sends"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -123,6 +126,59 @@ def without_functions(v: Tensor) -> Tensor:
     return torch.tensor(sum(found))
 
 
+def freed(v: Tensor) -> Tensor:
+    """Read memory that nobody has written since the vector's copy was there."""
+    held = v.detach() * 1.0
+    del held
+    return torch.empty(len(v)).sum()
+
+
+def freed_before(v: Tensor) -> Tensor:
+    held = v.detach() * 1.0
+    del held
+    (found,) = map(torch.Tensor, [len(v)])
+    return found.sum()
+
+
+@cache
+def mapping() -> tuple[Tensor, int]:
+    """Return a file that is mapped into memory, and its number: made before a trace, if asked before."""
+    with tempfile.NamedTemporaryFile() as file:
+        return torch.from_file(file.name, shared=True, size=5), os.dup(file.fileno())
+
+
+def mapped_before(v: Tensor) -> Tensor:
+    held, file = mapping()
+    held.copy_(v)
+    return torch.tensor(struct.unpack("f", os.pread(file, 4, 0))[0])
+
+
+CONTENT = bytearray(20)
+HELD = torch.frombuffer(CONTENT, dtype=torch.float32)
+
+
+def memory_shared_before(v: Tensor) -> Tensor:
+    HELD.copy_(v)
+    return torch.tensor(struct.unpack_from("f", CONTENT)[0])
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    """Return a thread that has begun."""
+    one = ThreadPoolExecutor(1)
+    one.submit(int).result()
+    return one
+
+
+def hook_of_a_gradient(v: Tensor) -> Tensor:
+    w, found = v.detach().clone().requires_grad_(), []
+    with torch.enable_grad():
+        product = w * v.detach()
+        product.register_hook(lambda g: found.append(1.0 if v.sum() > 0 else 0.0))
+        product.sum().backward()
+    return torch.tensor(found[0])
+
+
 def read_from_a_file(v: Tensor) -> Tensor:
     with open(__file__, encoding="utf-8") as file:
         return torch.ones(()) * len(file.readline()) * (v.sum() * 0 + 1).round()
@@ -148,4 +204,11 @@ UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
         lambda v: torch.tensor(float(len(torch.zeros(2).repeat_interleave((v[:1] > 0).long() + 1))))
     ),
     "inferred norm": inferred(batch_norm),
+    "freed": freed,
+    "freed, by an old constructor": freed_before,
+    "mapped before": mapped_before,
+    "shared before": memory_shared_before,
+    "a thread's number": lambda v: torch.tensor(pool().submit(float, v.sum()).result()),
+    "a thread's tensor": lambda v: pool().submit(torch.sum, v).result(),
+    "gradient hook": hook_of_a_gradient,
 }

@@ -40,6 +40,7 @@ from fedkeep.prove.rules import (
     RUNS,
     SPARSE,
     TABLES,
+    UNWRITTEN,
     WHOLE,
     WRITES,
     foreign,
@@ -185,10 +186,12 @@ class Notes(Protocol):
     Attributes:
         fresh: what the tensor that is being made holds; None: nothing says.
         given: what the function that runs was given; None: none runs.
+        doing: the function that runs; empty: none.
     """
 
     fresh: Node | None
     given: tuple[Any, ...] | None
+    doing: str
 
     def parts(self, values: Any) -> tuple[Node, ...]:
         """Return what is known of tensors among values of Python."""
@@ -215,9 +218,9 @@ class Makers(TorchFunctionMode):
         A crossing that Python called has been noted already (``Tracer._profile``): noted again, it is the same one.
         """
         tracer, given = self.tracer, (args, *(kwargs or {}).values())
-        before = tracer.fresh, tracer.given
-        tracer.fresh, tracer.given = None, given
-        name = getattr(func, "__name__", "")
+        before = tracer.fresh, tracer.given, tracer.doing
+        name = str(getattr(func, "__name__", ""))
+        tracer.fresh, tracer.given, tracer.doing = None, given, name
         if func in MAKERS and not isinstance(args[0] if args else None, Tensor):
             place = where(skip=False)[1:]
             hidden = place not in SITES and any(isinstance(v, np.ndarray | np.generic) for v in flat(given))
@@ -234,7 +237,7 @@ class Makers(TorchFunctionMode):
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            tracer.fresh, tracer.given = before
+            tracer.fresh, tracer.given, tracer.doing = before
 
 
 def called_back(frame: FrameType | None) -> bool:
@@ -280,6 +283,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._of = {id(layer): name for name, layer in self.module.named_modules()}
         self.fresh: Node | None = None
         self.given: tuple[Any, ...] | None = None
+        self.doing = ""
         self._codes: dict[int, tuple[CodeType, dict[str, Any], bool, bool]] = {}
         self._makers, self._again = Makers(self), list[FrameType]()
 
@@ -428,6 +432,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             )
             node = made(what, mine, random)
+            if UNWRITTEN.match(name) and self._asked_for(out):
+                node = Node(
+                    f"memory of {name}, which others have written before, in {'.'.join(where()[1:])}", OUTSIDE
+                )
             for argument in rule.written if writes(name, given) else ():
                 for tensor in tensors(at(given.get(argument), place, wide)):
                     self._add(tensor, node)
@@ -435,6 +443,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if self.node(tensor) is None:
                     self.put(tensor, node)
         return out
+
+    def _asked_for(self, out: Any) -> bool:
+        """Tell whether other code asked for memory as it is; PyTorch and fedkeep write what they ask for."""
+        frame = where(skip=False)[0]
+        by_name = not self.doing or UNWRITTEN.match(self.doing) is not None
+        return by_name and frame is not None and others(frame) and any(t.numel() for t in tensors(out))
 
     def _add(self, written: Tensor, node: Node) -> None:
         for tensor in held(written):

@@ -36,6 +36,8 @@ OF_SHAPES = {
     "sym_storage_offset",
 }
 """Operations that return numbers of Python, of shapes."""
+UNWRITTEN = re.compile(r"(new_)?empty(_|$)|new$|resize_")
+"""Operations, and functions, whose result is memory as others left it."""
 ROWS = re.compile(r"_foreach_|_fused_(sgd|adam|adamw|adagrad)_?$")
 """Operations on lists: what is at one place of the result is made of what is at that place of each list."""
 HIDDEN = {
