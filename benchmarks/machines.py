@@ -3,7 +3,7 @@
     python -m benchmarks.machines [--only mixture]
 
 Three hospitals train each method over the transport in memory, with keys, a signed project and a file of states each.
-Each then joins what the server publishes with what it keeps, and adapts first where the method asks for that. Compared
+Each then joins what the server publishes, of its best round, with what it kept of that, and adapts first where the method asks for that. Compared
 with a simulation's export are all values of each hospital's model, and the predictions of it for new rows.
 ``results/machines.json`` says of each method what was compared, or why a hospital cannot have its model.
 """
@@ -51,6 +51,7 @@ TABLES = {
 NOTES = {
     "kteps": "Without its noise on uploads: devices draw that from their system, so no two runs are alike."
 }
+ROUNDS = 6
 APART = ("fedamp", "fedpac", "pfedhn")
 """Methods that send each client something else."""
 
@@ -58,7 +59,7 @@ APART = ("fedamp", "fedpac", "pfedhn")
 def compared(name: str, folder: Path, head: str = "") -> dict[str, Any]:
     """Train one method at three hospitals and in a simulation, and compare."""
     method, model = TABLES.get(name, (f'kind = "{name}"\n{head}', TWO_LAYERS))
-    hospitals = Hospitals(folder, method, model)
+    hospitals = Hospitals(folder, method, model, rounds=ROUNDS)
     hospitals.train()
     run = hospitals.simulated()
     run.export(folder / "simulated")
@@ -88,7 +89,12 @@ def compared(name: str, folder: Path, head: str = "") -> dict[str, Any]:
         )
         predictions += len(theirs)
         different += [f"{site}: predictions"] * (mine != theirs)
-    row = {"method": name, "adapts": adapts, "published": "to each site" if apart else "to all"}
+    row = {
+        "method": name,
+        "round": run.round,
+        "adapts": adapts,
+        "published": "to each site" if apart else "to all",
+    }
     note = {"note": NOTES[name]} if name in NOTES else {}
     return {**row, "tensors": tensors, "predictions": predictions, "different": different, **note}
 
@@ -115,7 +121,7 @@ def main(words: Sequence[str] | None = None) -> None:
         rows.append(told(name))
         print(rows[-1], flush=True)
     if not given.only:
-        write("machines", {"commit": commit(), "sites": len(SITES), "rounds": 3, "methods": rows})
+        write("machines", {"commit": commit(), "sites": len(SITES), "rounds": ROUNDS, "methods": rows})
 
 
 if __name__ == "__main__":
