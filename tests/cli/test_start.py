@@ -125,20 +125,24 @@ def test_what_cannot_be_used_is_all_named(at: Path) -> None:
     rows = [f"u{n % 3},{n if n != 7 else 'x'},{n % 5},7,{n % 2 if n != 9 else ''}" for n in range(30)]
     (at / "t.csv").write_text("\n".join(["user,a,b,same,label", *rows]))
     result = fedkeep("start", "t.csv")
-    assert result.exit_code == 2
+    assert result.exit_code == 0
     for said in ("'a': t.csv, line 9: wanted a number", "'same': the same in every row"):
         assert said in result.stdout
-    assert "1 rows have no label in 'label', the first t.csv, line 11" in result.stderr
-    assert list(written(at / "t.toml")["data"]["kinds"]) == ["b"]
+    found = written(at / "t.toml")["data"]
+    assert (found["skip_unlabelled"], list(found["kinds"])) == (True, ["b"])
 
 
-def test_numbers_that_are_missing_in_words_are_no_labels(at: Path) -> None:
+def test_rows_without_a_number_to_predict_are_left_out(at: Path) -> None:
     rows = [f"u{n % 3},{n},{'NA' if n % 4 == 1 else n * 0.5}" for n in range(40)]
     (at / "t.csv").write_text("\n".join(["user,a,delay", *rows]))
     result = fedkeep("start", "t.csv")
-    assert result.exit_code == 2
-    assert "10 rows have no label in 'delay', the first t.csv, line 3" in result.stderr
-    assert written(at / "t.toml")["data"]["task"] == "regression"
+    assert result.exit_code == 0, result.output
+    found = written(at / "t.toml")["data"]
+    assert (found["task"], found["skip_unlabelled"]) == ("regression", True)
+    ran = fedkeep("run", "t.toml", "--set", "run.epochs=1")
+    assert ran.exit_code == 0, ran.output
+    refused = fedkeep("check", "t.toml", "--set", "data.skip_unlabelled=false")
+    assert all(fact in refused.stderr for fact in ("line 3", "'delay'", "skip_unlabelled"))
 
 
 @pytest.mark.parametrize(

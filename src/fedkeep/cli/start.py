@@ -64,6 +64,8 @@ def start(
         say(f"Features: {', '.join(kinds)}.")
     for name, why in found.left.items():
         say(f"Left out: {name!r}: {why}")
+    if found.unlabelled:
+        say(f"Left out: {found.unlabelled:,} rows without a label.")
     for fault in found.faults:
         complain(fault)
     say(f"Wrote {path}. Next: fedkeep run {shlex.quote(str(path))}")

@@ -11,7 +11,6 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
 from fedkeep.core.net import Takes
-from fedkeep.data.columns import is_missing
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import Encoding
 from fedkeep.data.preparation.features import FeatureCode
@@ -19,8 +18,8 @@ from fedkeep.data.preparation.labels import LabelCode, one_form
 from fedkeep.data.preparation.numbers import PlainCode
 from fedkeep.data.preparation.series import SeriesCode
 from fedkeep.data.preparation.texts import TextCode
-from fedkeep.data.readers.cells import DECIMAL_CLASS, ID, TEXT, Cells, Table
-from fedkeep.data.readers.kinds import SERIES, field_of
+from fedkeep.data.readers.cells import DECIMAL_CLASS, ID, TEXT, Table
+from fedkeep.data.readers.kinds import SERIES, field_of, lacking
 from fedkeep.data.readers.load import load_table
 from fedkeep.data.readers.series import series_of
 from fedkeep.data.readers.tables import features_of, names_in
@@ -152,15 +151,14 @@ def _scored(
     exported: Exported, table: Table, column: str, task: Task, values: Sequence[Any], output: int | None
 ) -> Scored | None:
     """Return how values compare with a column of labels, of several outputs that of this number; None where it is empty."""
-    cells = table.columns[column].tolist()
-    there = [row for row, cell in enumerate(cells) if cell not in (None, "") and not is_missing(cell)]
-    said = [values[row] if output is None else values[row][output] for row in there]
-    if not there:
+    there = np.flatnonzero(~lacking(table, column))
+    said = [values[row] if output is None else values[row][output] for row in there.tolist()]
+    if not said:
         return None
+    labelled = table.only(there)
     if of_numbers(task.kind.name):
-        gap = np.asarray(said, float) - field_of(table, column, "number").values[there]
+        gap = np.asarray(said, float) - field_of(labelled, column, "number").values
         return Scored("rmse", float(np.sqrt(np.mean(gap**2))), len(there), "" if output is None else column)
-    labelled = Table({column: Cells([cells[row] for row in there])}, lambda place: table.where(there[place]))
     words = labelled.each(column, DECIMAL_CLASS)
     code = exported.encoding.columns.get(task.label)
     whole = isinstance(code, LabelCode) and code.integers

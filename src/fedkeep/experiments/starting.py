@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.alike import ID
 from fedkeep.data.readers.cells import ALIASES, Table
 from fedkeep.data.readers.image_folder import ENDINGS
-from fedkeep.data.readers.kinds import SERIES, Field, field_of
+from fedkeep.data.readers.kinds import SERIES, Field, field_of, lacking
 from fedkeep.data.readers.load import load_table
 from fedkeep.data.readers.many import files_of, load_many
 from fedkeep.data.readers.pictures import opened_picture
@@ -64,6 +65,7 @@ class Start:
         text: a column of texts, in place of features.
         left: columns that are left out, and why.
         faults: what must be mended before a run.
+        unlabelled: how many rows have no label.
         rows, clients: how many there are.
         decimal: the mark before decimals.
     """
@@ -81,6 +83,7 @@ class Start:
     text: str | None = None
     left: dict[str, str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    unlabelled: int = 0
 
 
 def start_of(path: Path, client: str | None = None, label: str | None = None) -> Start:
@@ -338,18 +341,13 @@ def _label(found: Start, table: Table) -> None:
     values = table.columns[found.label]
     cells, number = values.different()
     numbers: Any = None
-    try:
+    with suppress(DataError):
         numbers = field_of(table, found.label, "number").values
-    except DataError:
-        empty = [n for n, cell in enumerate(cells) if cell is None or str(cell).strip() == ""]
-        without = np.isin(number, empty)
-    else:
-        without = np.isnan(numbers)
-    if without.any():
-        found.faults.append(
-            f"{int(without.sum()):,} rows have no label in {found.label!r}, the first {table.where(int(np.argmax(without)))}. "
-            f"Remove them, or name another label: --label COLUMN."
-        )
+    without = lacking(table, found.label)
+    if without.all():
+        found.faults.append(f"No row has a label in {found.label!r}. Name another: --label COLUMN.")
+        return
+    found.unlabelled = int(without.sum())
     known = [cells[n] for n in dict.fromkeys(number[~without].tolist())]
     if numbers is None:
         found.task = "binary" if len(known) == 2 else "multiclass"
@@ -403,6 +401,8 @@ def toml_of(found: Start) -> str:
     ]
     if found.task == "regression":
         lines.append('task = "regression"          # a number; for classes say "multiclass"')
+    if found.unlabelled:
+        lines.append(f"skip_unlabelled = true          # {found.unlabelled:,} rows have no label")
     if found.names:
         lines.append(f"label_names = {q(found.names)}")
     if found.decimal == ",":

@@ -561,7 +561,7 @@ def test_labels_that_are_no_numbers_are_told_what_the_task_may_be(tmp_path: Path
     path.write_text("user,size,label\na,1,bus\na,2,walk\nb,3,\n", encoding="utf-8")
     with raises(DataError, said="task = 'multiclass'", column="label"):
         read_table(path, features=["size"], task="regression")
-    with raises(DataError, said="fill in their labels", column="label", got=""):
+    with raises(DataError, said="skip_unlabelled", column="label", got=""):
         read_table(path, features=["size"])
 
 
@@ -599,3 +599,27 @@ def test_a_column_that_seems_to_say_who_agreed(tmp_path: Path, name: str) -> Non
         read(tmp_path, content, "t.csv", features=["a"])
     assert "opted_in" in read(tmp_path, content, "t.csv", features=["a"], opted_in=name).columns
     read(tmp_path, content.replace(name.encode(), b"option"), "t.csv", features=["a"])
+
+
+def test_rows_without_a_label_are_skipped_where_one_says_so(tmp_path: Path) -> None:
+    lines = ["user,a,label", "u,1,2.5", "v,2,NA", "u,x,", "u,4,-1"]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match="line 3.*skip_unlabelled"):
+        read_table(path, features=["a"], kinds={"a": "category"}, task="regression")
+    found = read_table(
+        path,
+        features=["a"],
+        kinds={"a": "category"},
+        task="regression",
+        skip_unlabelled=True,
+        standardise=False,
+    )
+    assert found.batch(np.arange(2))["label"].tolist() == [2.5, -1]
+    assert list(found.ids) == ["u"]
+    path.write_text("\n".join([*lines, "w,y,3"]))
+    with pytest.raises(DataError, match="line 6"):  # rows keep their places
+        read_table(path, features=["a"], kinds={"a": "number"}, task="regression", skip_unlabelled=True)
+    path.write_text("user,a,label\nu,1,\nv,2,\n")
+    with pytest.raises(DataError, match="No row has a label"):
+        read_table(path, features=["a"], task="regression", skip_unlabelled=True)

@@ -9,7 +9,7 @@ import datetime
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -56,6 +56,12 @@ class Cells:
     def tolist(self) -> list[Any]:
         """Return Python's values."""
         return list(self.values) if isinstance(self.values, list) else list(self.values.to_pylist())
+
+    def only(self, rows: NDArray[np.int64]) -> Cells:
+        """Return the cells of some rows."""
+        if isinstance(self.values, list):
+            return Cells([self.values[row] for row in rows.tolist()])
+        return Cells(self.values.take(rows))
 
     def different(self) -> tuple[list[Any], NDArray[np.int64]]:
         """Return the different values in the order in which they come first, and the number of each row's."""
@@ -175,6 +181,11 @@ class Table:
     columns: Mapping[str, Cells]
     where: Callable[[int], object]
     decimal: str = "."
+
+    def only(self, rows: NDArray[np.int64]) -> Table:
+        """Return a table of some rows, which errors name by their place in this one."""
+        columns = {name: cells.only(rows) for name, cells in self.columns.items()}
+        return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])))
 
     def read(self, name: str, kind: Kind[T]) -> tuple[list[T], NDArray[np.int64]]:
         """Return the different values of a column, read as a kind, and the number of each row's.
@@ -317,7 +328,7 @@ def _decimal_class(cell: Any) -> str:
 
 def _advice_on_class(cell: Any) -> str:
     if cell in (None, ""):
-        return " Take such rows out, or fill in their labels."
+        return " Fill in such labels; skip_unlabelled = true leaves these rows out."
     fraction = isinstance(cell, float) and math.isfinite(cell)
     more = "; where each is a class, task='multiclass' or label_names" if fraction else ""
     return f" For numbers as labels say task='regression'{more}."

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, check_choice
+from fedkeep.data.columns import is_missing
 from fedkeep.data.readers.cells import Table, as_floats, coded_of, few_differ
 
 KINDS = ("number", "truth", "date", "category")
@@ -484,6 +485,20 @@ def _truths(text: Any, known: Any) -> Any | None:
     return None
 
 
+def lacking(table: Table, name: str) -> NDArray[np.bool_]:
+    """Tell of each row (rows,) whether its label is missing.
+
+    Where all that is written are numbers, also by a word such as NA; among names of classes by an empty cell alone: NA may
+    be a class.
+    """
+    try:
+        return np.isnan(field_of(table, name, "number").values)
+    except DataError:
+        cells, number = table.columns[name].different()
+        empty = [n for n, cell in enumerate(cells) if is_missing(cell) or str(cell).strip() == ""]
+        return np.isin(number, empty)
+
+
 def numbers_of(table: Table, name: str, advice: str = "") -> NDArray[np.float64]:
     """Return a column of numbers, of which none is missing; ``advice`` is as of ``field_of``.
 
@@ -494,7 +509,14 @@ def numbers_of(table: Table, name: str, advice: str = "") -> NDArray[np.float64]
     if (empty := np.flatnonzero(np.isnan(found))).size:
         row = int(empty[0])
         got = table.columns[name].tolist()[row]
-        raise _wrong(table, row, name, "a number", got, " Drop such rows or fill in a number.")
+        raise _wrong(
+            table,
+            row,
+            name,
+            "a number",
+            got,
+            " Fill in a number; skip_unlabelled = true leaves rows without a label out.",
+        )
     return found
 
 

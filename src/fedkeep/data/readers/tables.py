@@ -43,7 +43,7 @@ from fedkeep.data.readers.cells import (
     labels_between,
 )
 from fedkeep.data.readers.files import digest_of, naming_of, sha256
-from fedkeep.data.readers.kinds import Faults, Field, field_of, numbers_of, times_of
+from fedkeep.data.readers.kinds import Faults, Field, field_of, lacking, numbers_of, times_of
 from fedkeep.data.readers.load import frame_table, load_table, other_columns
 from fedkeep.data.readers.many import files_of, is_of_many, joined, load_many
 from fedkeep.data.readers.series import is_series, series_of
@@ -77,6 +77,7 @@ def raw_table(
     kinds: Mapping[str, str] | None = None,
     decimal: str | None = None,
     test_path: str | Path | None = None,
+    skip_unlabelled: bool = False,
 ) -> Raw:
     """Read a table with one example a row.
 
@@ -124,6 +125,7 @@ def raw_table(
             apostrophes may stand between thousands, and a unit that all cells share, such as %, is left out.
         test_path: a file, folder or pattern of further rows, which are those of the split test. Rows of ``path`` that
             say no split are trained on.
+        skip_unlabelled: leave out rows whose label is missing, which else are an error.
 
     Returns:
         Data whose ``meta["label_names"]`` tells what each label was and ``meta["source"]`` the file's sha256.
@@ -174,6 +176,7 @@ def raw_table(
         max_length=max_length,
         kinds=kinds,
         standardise=standardise,
+        skip_unlabelled=skip_unlabelled,
         meta=meta,
     )
     del table
@@ -214,6 +217,18 @@ def read_frame(
         naming = naming_of({"client": client, "label": label}, frame=True)
         options["features"] = other_columns(frame, [client, *names_in(label)], others, naming)
     return read_table(frame, user=client, label=label, **options)
+
+
+def _labelled(table: Table, labels: Sequence[str]) -> Table:
+    """Return the rows in which no label is missing.
+
+    Raises:
+        DataError: there are none.
+    """
+    there = np.flatnonzero(~np.any([lacking(table, name) for name in labels], axis=0))
+    if not len(there):
+        raise DataError("No row has a label in {labels}.", labels=" and ".join(map(repr, labels)))
+    return table.only(there)
 
 
 def _loaded(
@@ -295,10 +310,13 @@ def raw_from(
     kinds: Mapping[str, str] | None = None,
     item: str | None = None,
     inputs: Mapping[str, RawColumn] | None = None,
+    skip_unlabelled: bool = False,
 ) -> Raw:
     """Return a table's columns; the arguments are those of :func:`raw_table`, and ``inputs`` come in place of text and features."""
     if task is not None:
         check_choice("Wanted the task", task, TASKS, DataError)
+    if skip_unlabelled:
+        table = _labelled(table, names_in(label))
     names = {"split": split, "time": time, "opted_in": opted_in}
     split, time, opted_in = (usual if name is None else name for usual, name in names.items())
     parts = table.repeated(split, SPLIT) if split in table.columns else None
