@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,12 +134,18 @@ class FederatedData:
         cls,
         names: Sequence[str],
         number: NDArray[np.int64],
-        columns: Mapping[str, Column],
+        columns: Mapping[str, Column | Callable[[Rows], Column]],
         split: ArrayLike | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> FederatedData:
-        """Do what :meth:`from_columns` does, where clients are known: their ids, and the number of each row's."""
-        given = as_columns(columns, rows=len(number))
+        """Do what :meth:`from_columns` does, where clients are known: their ids, and the number of each row's.
+
+        Of ``columns`` some may be functions that give finite numbers of rows in the order in which they are asked for.
+        """
+        if not isinstance(columns, Mapping):
+            as_columns(columns)  # which says what is wanted
+        late = {name: column for name, column in columns.items() if callable(column)}
+        given = as_columns({n: c for n, c in columns.items() if not callable(c)}, rows=len(number))
         parts = np.zeros(len(number), np.int64) if split is None else as_split(split, len(number))
 
         def owner(row: int) -> str:
@@ -151,8 +157,9 @@ class FederatedData:
         place = number * 3 + parts  # by client, then split
         order = stable_order(place)
         counts = np.bincount(place, minlength=3 * len(names)).reshape(-1, 3)
+        taken = take(given, order) | {name: give(order) for name, give in late.items()}
         return cls(
-            take(given, order),
+            {name: taken[name] for name in columns},
             offsets_of(counts.sum(axis=1)),
             names,
             None if split is None else splits.bounds_of(counts),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, warn
-from fedkeep.data.columns import is_missing
+from fedkeep.data.columns import Rows, is_missing
 from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
 
@@ -341,8 +341,8 @@ class FeatureCode(Code):
             )
         _check_named(self, self.missing)
 
-    def encoded(self, raw: Features, where: Where) -> NDArray[np.float32]:
-        """Return the features on their scales, float32 (rows, columns)."""
+    def encoded(self, raw: Features, where: Where, rows: Rows | None = None) -> NDArray[np.float32]:
+        """Return the features on their scales, float32 (rows, columns); of ``rows`` alone, in their order, where there are any."""
         ours, theirs = ({"features": f.names, "kinds": dict(f.kinds)} for f in (self, raw))
         if fault := difference(ours, theirs):
             raise DataError("{where}: {difference}.", where=where(0), difference=fault)
@@ -356,11 +356,13 @@ class FeatureCode(Code):
         if not self.means:
             self._warn_of_large(raw)
             if raw.values.dtype == np.float32 and not self.levels and not self.missing and not gaps:
-                return raw.values
+                return raw.values if rows is None else raw.values[rows]
         own = {name: self._levels_of(name, raw) for name in self.levels}
-        made = np.empty((len(raw), len(self.columns)), np.float32)
-        for start in range(0, len(raw), BLOCK):
-            self._fill(made[start : start + BLOCK], raw.values[start : start + BLOCK], own, start, where)
+        made = np.empty((len(raw) if rows is None else len(rows), len(self.columns)), np.float32)
+        for start in range(0, len(made), BLOCK):
+            some = made[start : start + BLOCK]
+            own_rows = np.arange(start, start + len(some)) if rows is None else rows[start : start + BLOCK]
+            self._fill(some, raw.values, own_rows, own, where)
         return made
 
     def _levels_of(self, name: str, raw: Features) -> NDArray[np.int64]:
@@ -372,21 +374,21 @@ class FeatureCode(Code):
         self,
         made: NDArray[np.float32],
         values: NDArray[np.floating[Any]],
+        rows: Rows,
         own: Mapping[str, NDArray[np.int64]],
-        start: int,
         where: Where,
     ) -> None:
-        """Write rows from ``start`` on, (rows, features), on their scales into (rows, columns)."""
+        """Write some rows of features, (all rows, features), on their scales into (rows, columns)."""
         to = iter(made.T)
         for place, name in enumerate(self.names):
-            column = values[:, place]
+            column = values[:, place][rows]
             gaps = np.isnan(column)
             if name in self.levels:
                 level = own[name][np.where(gaps, len(own[name]) - 1, column).astype(np.int64)]
                 for n in range(len(self.levels[name])):
                     next(to)[:] = level == n
             else:
-                scaled = self._scaled(np.where(gaps, 0, column), place, start, where)
+                scaled = self._scaled(np.where(gaps, 0, column), place, rows, where)
                 scaled[gaps] = 0
                 next(to)[:] = scaled
             if name in self.missing:
@@ -437,9 +439,9 @@ class FeatureCode(Code):
             ) from None
 
     def _scaled(
-        self, values: NDArray[np.floating[Any]], place: int, start: int, where: Where
+        self, values: NDArray[np.floating[Any]], place: int, rows: Rows, where: Where
     ) -> NDArray[np.float32]:
-        """Return a feature's numbers, of rows from ``start`` on, on its scale, float32 (rows,)."""
+        """Return a feature's numbers in some rows, on its scale, float32 (rows,)."""
         if not self.means:
             return values.astype(np.float32)
         mean, scale = self.means[place], self.scales[place]
@@ -449,7 +451,7 @@ class FeatureCode(Code):
             raise DataError(
                 "{place}: the feature {feature!r} is {value:g}, and on its scale (mean {mean:.3g}, deviation "
                 "{scale:.3g}) too large for float32. Drop such rows.",
-                place=where(start + row),
+                place=where(int(rows[row])),
                 feature=self.names[place],
                 value=values[row],
                 mean=mean,

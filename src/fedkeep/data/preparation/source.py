@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.columns import Ragged, Repeated, Rows
+from fedkeep.data.columns import Column, Ragged, Repeated, Rows
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import group_rows
 from fedkeep.data.noise import noisy
-from fedkeep.data.preparation.contract import Counted, RawColumn, Where
+from fedkeep.data.preparation.contract import Code, Counted, RawColumn, Where
 from fedkeep.data.preparation.encoding import Encoding
-from fedkeep.data.preparation.features import Features
+from fedkeep.data.preparation.features import FeatureCode, Features
 from fedkeep.data.preparation.labels import LabelError, Labels
 from fedkeep.data.preparation.numbers import Plain, plain_summary
 from fedkeep.data.preparation.rules import Rules
@@ -139,13 +139,19 @@ class Raw:
     def encoded(self, encoding: Encoding) -> FederatedData:
         """Return the data in numbers."""
         encoding.check_kinds(self.columns, self.about)
-        columns = {
-            name: encoding.columns[name].encoded(raw, self._place) for name, raw in self.columns.items()
+        columns: dict[str, Column | Callable[[Rows], Column]] = {
+            name: self._encoded(encoding.columns[name], raw) for name, raw in self.columns.items()
         }
         if self.opted_in is not None:
             columns["opted_in"] = self.opted_in
         meta = {**self.meta, **encoding.meta, "encoding": encoding.digest, "encoded_by": encoding.to_json()}
         return FederatedData.from_groups(*self._grouped, columns, self.split, meta)
+
+    def _encoded(self, code: Code, raw: RawColumn) -> Column | Callable[[Rows], Column]:
+        """Return a column in numbers; features, which take most memory, once the order of rows is known."""
+        if type(code) is FeatureCode and isinstance(raw, Features):
+            return functools.partial(code.encoded, raw, self._place)
+        return code.encoded(raw, self._place)
 
     def _place(self, row: int) -> object:
         """Name a row, and where it opted out what follows from that: its labels and items are in no summary."""
