@@ -321,20 +321,24 @@ class DeviceStore(MemoryStore):
                     self.file.put_asked(self.asked)
                 for found in adapted.values():
                     self.file.put_adapted(*found)
+                before = dict[int, int]()  # the attempts of those that were the best
                 for client, named in words.items():
+                    if "best" in named and (old := self.file.named(self._id(client)).get("best")) is not None:
+                        before[client] = old.named.attempt
                     for which, word in named.items():
                         self.file.put_named(self._id(client), which, word)
-                better = {client for client, named in words.items() if "best" in named}
-                for client in {**accepted, **staged, **dict.fromkeys(better)}:
-                    self._write(client, accepted.get(client), staged.get(client))
+                for client in {**accepted, **staged, **before}:
+                    self._write(client, accepted.get(client), staged.get(client), before.get(client))
         except BaseException:
             self.clear()
             raise
         self._begun = {client: _Begun(one.line, one.values) for client, one in self._begun.items()}
         self._new, self._adapted, self._words, self.asked = {}, {}, {}, None
 
-    def _write(self, client: int, last: Version | None, staged: tuple[Version, bytes] | None) -> None:
-        """Write a client's versions, and remove those that are not needed any more."""
+    def _write(
+        self, client: int, last: Version | None, staged: tuple[Version, bytes] | None, old: int | None
+    ) -> None:
+        """Write a client's versions, and remove those that are not needed any more, of which ``old`` was the best."""
         who = self._id(client)
         rows = self.file.versions(who)
         if last is not None:
@@ -350,7 +354,7 @@ class DeviceStore(MemoryStore):
                 self.file.put(made, row)
         after = self.file.versions(who)
         best = self.file.named(who).get("best")
-        keep = survivors(after, last, self.history, None if best is None else best.named.attempt)
+        keep = survivors(after, last, self.history, None if best is None else best.named.attempt, old)
         self.file.drop(version.number for version in after if version not in keep)
 
     def drop(self) -> None:
@@ -383,17 +387,22 @@ class DeviceStore(MemoryStore):
 
 
 def survivors(
-    rows: Sequence[Version], accepted: Version | None, history: int, best: int | None = None
+    rows: Sequence[Version],
+    accepted: Version | None,
+    history: int,
+    best: int | None = None,
+    old: int | None = None,
 ) -> list[Version]:
     """Return which of a client's versions stay.
 
-    The last accepted one, the ``history`` accepted ones that led to it, that of the ``best`` round, by its attempt, and
-    what was staged later. Of the staged ones the last ``STAGED`` stay.
+    Where one was accepted just now: it, the ``history`` accepted ones that led to it, that of the ``best`` round, by its
+    attempt, and what was staged later. Else all accepted ones but that of the round that was the best before (``old``),
+    if the last does not need it. Of the staged ones the last ``STAGED`` stay.
 
     Args:
         rows: all there are.
         accepted: which was accepted just now; None: none was.
-        history, best: as above.
+        history, best, old: as above.
     """
     staged = [row for row in rows if not row.accepted]
     kept = [row for row in rows if row.accepted]
@@ -407,6 +416,8 @@ def survivors(
         if parent is None or parent.version != line[-1].version - 1:
             break
         line.append(parent)
+    if accepted is None:
+        return [row for row in kept if row.attempt != old or row in line or old == best] + staged[-STAGED:]
     pinned = None if best is None else _version(kept, best)
     if pinned is not None and pinned not in line:
         line.append(pinned)
