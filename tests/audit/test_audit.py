@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedkeep import Phase, methods, sgd
 from fedkeep.audit import audit
@@ -114,6 +115,25 @@ def test_without_federated_rates_uploads_are_zero_and_private_values_move() -> N
         items(answer), bench.once(work, fixed, method=still(method, ["linear.weight", "linear.bias"]))
     )
     assert changed(items(answer), bench.once(work, fixed))
+
+
+def test_a_private_part_behind_a_federated_one_that_begins_at_zero_is_audited() -> None:
+    """Its gradient is zero until the other moves, which it does not where an audit holds it still."""
+
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Linear(3, 3)
+            self.scale = nn.Parameter(torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            both: Tensor = self.own(x) * self.scale
+            return both
+
+    method = methods.fedper("own.*", local=Phase(batch_size=2))
+    report = audit(Behind(), method, small(DATA, 2), rounds=1)
+    assert report.ok
+    assert "upload/scale" in {one.label for one in report.left}
 
 
 def test_every_part_of_a_message_is_an_item() -> None:

@@ -292,7 +292,15 @@ class Bench:
             job = job_of(own, net, data, states, self.seed)
             for packet in works:
                 work: Work = message_of(packet, Work)
-                found: Answers = serve(work, job, states, Sequential(), anew=False, tell=told.append)
+                found: Answers = serve(
+                    work,
+                    job,
+                    states,
+                    Sequential(),
+                    anew=False,
+                    tell=told.append,
+                    judges_moves=method is None,  # without the moves of one half, the other may have no gradient
+                )
                 if any(isinstance(answer.fault, FailedError) for answer in found.answers):
                     raise MethodError(told[-1])
                 yield packet_of(found), dict(states.values)

@@ -46,6 +46,7 @@ def serve(
     unfit: Collection[str] = (),
     judges: ExamplesOf = "opted_in",
     admits: Callable[[Partition, Sequence[str]], bool] = lambda split, clients: True,
+    judges_moves: bool = True,
 ) -> Answers:
     """Do what a message asks of this device's clients.
 
@@ -60,6 +61,7 @@ def serve(
         unfit: clients whose data cannot be used.
         judges: on which examples models are judged.
         admits: tells whether a sum over the examples of some clients may leave.
+        judges_moves: whether a group that is trained and has no gradient is a failure (``FirstMoves``).
 
     Returns:
         An answer for each order. Nothing of it is valid on the device that is not durable there.
@@ -95,7 +97,7 @@ def serve(
     training = [one for one in begun.values() if one.train and one.client not in failed]
     if masking is not None:
         training = _without_answered(training, masking, work.attempt, answers, tell)
-    for answer, kept in _trained(training, job, engine, work.round, tell):
+    for answer, kept in _trained(training, job, engine, work.round, tell, judges_moves):
         answers[answer.client] = answer
         if kept is not None:
             try:
@@ -204,7 +206,7 @@ def _begin(one: ClientOrder, attempt: int, job: Job, store: DeviceStore, anew: b
 
 
 def _trained(
-    orders: Sequence[ClientOrder], job: Job, engine: Engine, round: int, tell: Tell
+    orders: Sequence[ClientOrder], job: Job, engine: Engine, round: int, tell: Tell, judges_moves: bool
 ) -> list[tuple[ClientAnswer, Params | None]]:
     """Return the answer of each client, and what it would keep.
 
@@ -220,9 +222,10 @@ def _trained(
     except Exception as error:  # noqa: BLE001 - a function of the method or the model
         if len(orders) == 1:
             return [(_failed(orders[0].client, error, tell), None)]
-        return [each for one in orders for each in _trained([one], job, engine, round, tell)]
+        return [each for one in orders for each in _trained([one], job, engine, round, tell, judges_moves)]
     try:
-        FirstMoves().judge(job, round, [result.moves for _, result in results])
+        if judges_moves:
+            FirstMoves().judge(job, round, [result.moves for _, result in results])
     except MethodError as error:
         return [(_failed(one.client, error, tell), None) for one in orders]
     for one, result in results:
