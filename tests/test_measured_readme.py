@@ -33,13 +33,20 @@ def test_the_readme_says_what_was_measured() -> None:
         r"first ten that are recommended for (\S+) % with `furl`, (\S+) % with FedAvg, (\S+) % alone", *ranks
     )
     letters = [100 * mean("natural-users", "Shakespeare, the next character", n, "accuracy") for n in shown]
-    check_line(r"next character in Shakespeare is right for (\S+) %, (\S+) %, (\S+) %\.", *letters)
+    check_line(
+        r"next character in Shakespeare is right for (\S+) % with `furl`, (\S+) % with FedAvg, (\S+) % alone\.",
+        *letters,
+    )
     check_line(
         r"a client: (\S+) %; FedAvg (\S+) %, each alone (\S+) %",
         *(right[n] for n in ("FedRep", "FedAvg", "Local")),
     )
     check_line(r"the same images: (\S+) %", right["Mixture"])
-    check_line(r"MovieLens (\S+), CIFAR-10 (\S+) %", rmse[3], right["Fine-tuned"])
+    check_line(
+        r"MovieLens (\S+), level with `furl`, which keeps a vector each; CIFAR-10 (\S+) %",
+        rmse[3],
+        right["Fine-tuned"],
+    )
     reviews = {r["method"]: r for r in results("kteps-table3") if r["metric"] == "accuracy_ap" and r["value"]}
     check_line(
         r"goods: (\S+) %; all reviews in one place (\S+) %",

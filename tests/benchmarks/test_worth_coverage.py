@@ -99,8 +99,10 @@ def test_the_page_says_what_was_measured() -> None:
     told = missed(cells, found["named"], found["tables"])
     assert len(told) == len(wide) + len(weak)  # nothing else is missed
     assert found["claims_that_failed"] == told
-    assert f"The {len(wide)} cases in which coverage misses" in text
-    assert f"With these the file lists {len(wide) + len(weak)} misses in all." in text
+    assert (
+        f"in {['no', 'one', 'two', 'three', 'four'][len(weak)]} cases"
+        in text.partition("80 % aimed at, ")[2][:20]
+    )
     rare = {c["clients"]: c for c in found["rare"]["coverage"]}
     percent = {n: [round(100 * c[f"{k}_covered"]) for k in ("like_these", "these")] for n, c in rare.items()}
     ten, twenty, fifty = (percent[n] for n in (10, 20, 50))
@@ -111,8 +113,8 @@ def test_the_page_says_what_was_measured() -> None:
     assert f"With 5 users, {100 * (1 - rare[5]['these_known']):.0f} % of federations have no interval" in text
     inside = len(each) - len(wide)
     assert (
-        f"They do in {inside} of {len(each)} cases, and in {100 * min(each):.1f} to {100 * max(each):.1f} % in all"
-        in text
+        f"They do in {inside} of {len(each)} cases; in the other {len(wide)} it is {100 * min(each):.1f} to "
+        f"{100 * max(each):.1f} %" in text
     )
     below = [c for c in cells if min(c["like_these_covered"], c["these_covered"]) < 0.93]
     assert {(c["scene"], c["seeds"], c["clients"]) for c in below} == {
@@ -133,16 +135,17 @@ def test_the_best_is_bold_as_the_page_says() -> None:
     found = json.loads((RESULTS / "worth-coverage.json").read_text(encoding="utf-8"))
     tables = {(t["models"], t["users"], t["seeds"], t["spread"]): t for t in found["tables"]}
     text = (ROOT / "docs" / "statistics.md").read_text(encoding="utf-8")
-    low = min(t["best_is_bold"] for t in tables.values())
-    assert f"the best method is bold in {100 * low:.1f} % of tables or more" in " ".join(text.split())
+    low, worst = min((t["best_is_bold"], case) for case, t in tables.items())
+    assert worst[1:3] == (100, 3)
+    wanted = f"the best method is bold in {100 * low:.1f} % of tables (three seeds, 100 users) or more"
+    assert wanted in " ".join(text.split())
     assert low >= 0.95
-    for seeds in (1, 3, 5):
+    for seeds in (1, 5):
         for users in (20, 100):
             equal, wide = tables[24, users, seeds, 0.0], tables[24, users, seeds, 0.1]
             assert wide["bold"] < wide["bold_by_holm_over_all_pairs"] < 24
             shares = f"{100 * equal['best_is_bold']:.1f} % | {100 * wide['best_is_bold']:.1f} %"
-            many = f"{wide['bold']:.1f} | {wide['bold_by_holm_over_all_pairs']:.1f}"
-            assert f"{users} users | {shares} | {many} |" in text
+            assert f"{users} users | {shares} | {wide['bold']:.1f} |" in text
 
 
 def test_a_method_that_is_far_behind_is_not_bold() -> None:

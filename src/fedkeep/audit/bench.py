@@ -299,7 +299,8 @@ class Bench:
                     Sequential(),
                     anew=False,
                     tell=told.append,
-                    judges_moves=method is None,  # without the moves of one half, the other may have no gradient
+                    judges_moves=method
+                    is None,  # without the moves of one half, the other may have no gradient
                 )
                 if any(isinstance(answer.fault, FailedError) for answer in found.answers):
                     raise MethodError(told[-1])

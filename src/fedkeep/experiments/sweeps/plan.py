@@ -180,8 +180,8 @@ def plan(
 
 def _check(sweep: Sweep, method: str, values: Mapping[str, Any], data: FederatedData) -> Ahead:
     """Return what a run with these values has before it; raise ConfigError where it would be refused."""
-    config = sweep.config(method, values)
     try:
+        config = sweep.config(method, values)
         return ahead_of(simulation_of(config, data, sweep.folder), config)
     except FedkeepError as error:
         raise ConfigError(f"The space does not fit {method}: {error}") from error
