@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -121,9 +121,11 @@ def reference(match: re.Match[str]) -> str:
     """Return directives for a module and each of its public names, or its classes or its others, by where they are defined.
 
     A function that is called like the module that defines it (``methods.fedavg``) would else be taken for that module.
-    What a module below offers that has a place of its own in the reference stands there alone.
+    What a module below offers that has a place of its own in the reference stands there alone. A class is shown as it is.
     """
-    module = importlib.import_module(match[1])
+    module = pkgutil.resolve_name(match[1])
+    if not inspect.ismodule(module):
+        return match[0]
     below = [name for name in listed() if name.startswith(f"{match[1]}.")]
     places = []
     for name in getattr(module, "__all__", []):
