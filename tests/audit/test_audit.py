@@ -136,6 +136,28 @@ def test_a_private_part_behind_a_federated_one_that_begins_at_zero_is_audited() 
     assert "upload/scale" in {one.label for one in report.left}
 
 
+class Steep(nn.Module):
+    """Its loss is infinite where private values are large, or, with ``signed``, where their sum is above 0."""
+
+    def __init__(self, *, signed: bool) -> None:
+        super().__init__()
+        self.signed = signed
+        self.linear = nn.Linear(3, 3)
+        self.user = nn.Parameter(torch.full((3,), -0.01))
+
+    def forward(self, x: Tensor) -> Tensor:
+        steep = self.user.sum().sign() * 200 if self.signed else 60 * self.user
+        out: Tensor = self.linear(x) + self.user + 1e-3 * steep.exp()
+        return out
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_breakdown_by_large_values_alone_is_no_bit_of_theirs(*, signed: bool) -> None:
+    method = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(1e-4)))
+    report = audit(Steep(signed=signed), method, small(DATA, 2), rounds=1)
+    assert any(finding.leaves == "status" for finding in report.findings) is signed
+
+
 def test_every_part_of_a_message_is_an_item() -> None:
     bench = Bench(Own(), methods.furl("user", local=Phase(batch_size=4)), small(DATA, 2), 0)
     for _, content in bench.federate(1)["node-0"].pairs:

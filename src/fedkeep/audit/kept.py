@@ -187,22 +187,30 @@ def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
     sized = [drawn(first, audit.trainable, 200 + k, 0, size) for k, size in enumerate(sizes)]
     before = audit.bench.once(work, step.kept, method=audit.still)
     known = sources(first, audit.trainable)
-    coded = [(source, values) for source in known if kind and (values := _numbers(source, rows)).size]
     left = [item for item in before if item.kind == kind and before[item].is_floating_point()]
 
     def asked(row: Params, data: FederatedData | None = None) -> Items:
         return audit.bench.once(work, {**step.kept, audit.client: row}, method=audit.still, data=data)
 
+    def broke_down(told: Items) -> bool:
+        return any(item.kind == "status" for item in _own(audit, before, told))
+
+    def coded() -> list[tuple[Source, np.ndarray]]:
+        return [(source, values) for source in known if kind and (values := _numbers(source, rows)).size]
+
     told = list[Items]()
-    for row in rows:
-        told.append(asked(row))
-        if len(told) == MANY and not _may_code(audit, coded, left, told):
+    for k, sign in enumerate(signs):
+        told.append(asked(rows[k]))
+        if broke_down(told[k]):  # of large values that is no bit of theirs, unless smaller ones do, too
+            smaller = drawn(first, audit.trainable, 100 + k, sign, SIZES[-1])
+            if not broke_down(again := asked(smaller)):
+                rows[k], told[k] = smaller, again
+        if len(told) == MANY and not _may_code(audit, coded(), left, told):
             break
     large = [asked(row) for row in sized]
     found = [item for each in told for item in _own(audit, before, each)]
     for each in large:
-        moved = _own(audit, before, each)
-        found += [] if any(item.kind == "status" for item in moved) else moved  # it broke down
+        found += [] if broke_down(each) else _own(audit, before, each)
     for item in dict.fromkeys(found):
         rest = [s for s in known if not audit.told_of(item.label, s)]
         known_of = len(rest) < len(known) and not _by(
@@ -212,7 +220,7 @@ def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
             continue
         names = [name for s in rest for name in s.declared]
         audit.note(item.label, KEPT, f"with some of {len(told) + len(large)} draws", of=names)
-    for source, values in coded if len(told) == len(rows) else ():
+    for source, values in coded() if len(told) == len(rows) else ():
         for label, out in _outs(audit, left, told):
             if not (how := describe_code(values, out)):
                 continue
