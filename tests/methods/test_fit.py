@@ -210,6 +210,25 @@ def test_batch_normalisation_is_found_by_type() -> None:
         made("fedbn").fitted(nn.Linear(3, 3))
 
 
+class TwoNorms(nn.Module):
+    """Two layers of batch normalisation, of which one has another name, beside one of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.bn2, self.norm3 = nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.LayerNorm(3)
+        self.scorer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scorer(self.norm3(self.bn2(self.norm1(x))))
+        return out
+
+
+def test_batch_normalisation_of_another_name_beside_a_usual_one_is_private_too() -> None:
+    method = made("fedbn").fitted(TwoNorms())
+    assert method.split.private == ("norm1.*", "bn2.*")
+    assert {n.partition(".")[0] for n in trained(TwoNorms(), made("fedbn")).server} == {"norm3", "scorer"}
+
+
 class Spoken(nn.Module):
     """Tables of words by names of its own."""
 

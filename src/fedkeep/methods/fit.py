@@ -201,20 +201,23 @@ def _head(method: Fits, model: nn.Module, batch: Batch | None) -> Head:
 
 
 def _with_norms(method: M, model: nn.Module) -> M:
-    """Return a method that names a model's layers of batch normalisation, where it has others' name for them.
+    """Return a method that names a model's layers of batch normalisation, where ``*norm*`` names others, or not all.
+
+    Of a model that has none, what is named so stays private: layers of other normalisation.
 
     Raises:
-        MethodError: there are none.
+        MethodError: there is neither.
     """
-    if NORMS not in _texts(method) or matches_any(list(every_tensor(model)), NORMS):
+    layers = tuple(f"{name}.*" for name in batch_norms(model) if name)
+    named = {name: (matches(name, (NORMS,)), matches(name, layers)) for name in every_tensor(model)}
+    if NORMS not in _texts(method) or (layers and all(a == b for a, b in named.values())):
         return method
-    layers = [f"{name}.*" for name in batch_norms(model) if name]
-    if not layers:
+    if not layers and not any(a for a, _ in named.values()):
         raise MethodError(
             f"{type(model).__name__} has no batch normalisation, which {method.name!r} keeps private. Name other layers "
             f"in its option private, or take fedavg."
         )
-    return renamed(method, {NORMS: tuple(layers)})
+    return renamed(method, {NORMS: layers}) if layers else method
 
 
 def _with_table(method: M, model: nn.Module) -> M:
