@@ -207,6 +207,28 @@ def test_new_people_of_a_file_are_fitted_beside_the_others(
     assert "leave out" in refused("personalize", "r", "--new", "new.csv", "--all")
 
 
+def test_new_people_of_a_file_get_a_mixture_though_nothing_was_held_out_for_them(
+    fedkeep: Command, csv: Callable[..., Path]
+) -> None:
+    csv(*(f"{user},{i},1,{i % 2}" for i in range(10) for user in ("ann", "bo")))
+    mixture = (
+        "--set",
+        "method.kind=mixture",
+        "--set",
+        "method.local_epochs=2",
+        "--set",
+        "method.mixture_epochs=2",
+    )
+    assert fedkeep("run", "table.toml", "--data", "data", "--out", "r", *mixture).exit_code == 0
+    header = Path("data/mine.csv").read_text("utf-8").splitlines()[0]
+    Path("new.csv").write_text("\n".join([header, *(f"cy,{i},1,{i % 2}" for i in range(5))]) + "\n")
+    result = fedkeep("personalize", "r", "--data", "data", "--new", "new.csv")
+    assert result.exit_code == 0, result.output
+    assert kept_in(Path("r")).keys() >= {"cy"}
+    exported = fedkeep("export", "r", "--data", "data", "--client", "cy", "--out", "m")
+    assert exported.exit_code == 0, exported.output
+
+
 def test_names_of_states_are_hashes() -> None:
     names = [state_name(c) for c in ("../eve", "a/b", "A", "a", "CON", "", "\u00e4")]
     assert len({name.lower() for name in names}) == len(names)

@@ -151,7 +151,7 @@ def _of_python(folder: Path, model: nn.Module, method: Method, data: FederatedDa
 
 
 def rows_of_run(folder: Path, data: FederatedData, file: Path) -> FederatedData:
-    """Return the examples of another file in numbers, as a run's data are; every example is of ``train``.
+    """Return the examples of another file in numbers, as a run's data are, not split.
 
     Args:
         folder: the run's; its configuration says how its data are read.
@@ -164,7 +164,6 @@ def rows_of_run(folder: Path, data: FederatedData, file: Path) -> FederatedData:
     """
     from fedkeep.data.preparation import Encoding
     from fedkeep.experiments.config import DataConfig
-    from fedkeep.experiments.run import all_train
     from fedkeep.experiments.sources import build_source
 
     config, _ = run_folder_config(folder)
@@ -179,4 +178,4 @@ def rows_of_run(folder: Path, data: FederatedData, file: Path) -> FederatedData:
     source = build_source(DataConfig.model_validate(table), config.seed, file.absolute().parent)
     found = source.encoded(Encoding.from_json(agreed, "The run's encoding"))
     found.bounds = None
-    return all_train(found)
+    return found

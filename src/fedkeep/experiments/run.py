@@ -321,7 +321,8 @@ class Run:
         they are fitted. What is fitted there is known to this run too.
 
         Args:
-            data: with the same columns; of data that are not split every example is of ``train``.
+            data: with the same columns; of data that are not split every example is of ``train``, but for a fifth, ``valid``,
+                where a client's own step stops early by it.
         """
         data = labelled(data, self.method)
         ids = data.ids
@@ -333,7 +334,7 @@ class Run:
         inside = np.isin(old, self.clients.positions)
         found = replace(
             self,
-            data=all_train(data),
+            data=parted(data, self.method),
             private=store,
             clients=SomeIds(ids, np.flatnonzero(inside)),
             held_out=SomeIds(ids, np.flatnonzero(~inside)),
@@ -661,10 +662,12 @@ def _labels_in(description: Any) -> Iterator[str]:
             yield from _labels_in(inner)
 
 
-def all_train(data: FederatedData) -> FederatedData:
-    """Return data that are split; of those that are not every example is of ``train``."""
+def parted(data: FederatedData, method: Method) -> FederatedData:
+    """Return data that are split; those that are not are for a client's own step: examples of ``train``, see ``Run.on``."""
     if data.bounds is not None:
         return data
+    if any(phase.early_stopping for phase in method.adapt.phases):
+        return data.split_per_user((0.8, 0.2, 0.0))
     start, end = data.offsets[:-1], data.offsets[1:]
     bounds = np.stack([start, end, end, end], 1)
     return FederatedData(data.columns, data.offsets, data.ids, bounds, data.meta, check=False)
