@@ -74,6 +74,11 @@ def test_a_run_whose_modules_code_has_changed_is_read_with_a_warning(
         fedkeep.load_run(tmp_path / "run", model=changed, **given)
     with pytest.warns(UserWarning, match=r"of_a_stranger\.Net"):
         fedkeep.simulate(changed, method, data, rounds=1, cohort=2, out=tmp_path / "run", resume=True)
+    older = fedkeep.load_run(tmp_path / "run", model=written(MINE), **given)
+    changed = written(MINE.replace("tanh()", "relu()"))
+    for folder in (None, tmp_path / "next"):
+        with pytest.warns(UserWarning, match=r"of_a_stranger\.Net.*goes on"):
+            fedkeep.simulate(changed, method, data, rounds=1, cohort=2, out=folder, continue_from=older)
     assert environment.code_of(torch.nn.Linear(2, 2)) == {}
 
 

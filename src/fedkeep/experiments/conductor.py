@@ -250,7 +250,7 @@ class Conductor:
         directory = self.directory
         if directory is not None:
             known = directory.read_info().get("code") or {}
-            warn_of_changed_code(directory.folder, known, self.net.module)
+            warn_of_changed_code(f"the run in {directory.folder}", known, self.net.module)
             state = directory.recover(self.versions, store if isinstance(store, SqliteStore) else None)
             extra, done = directory.extra, directory.round
             if state is not None:

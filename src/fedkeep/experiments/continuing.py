@@ -12,7 +12,7 @@ the new ones begin with the model's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from fedkeep.data.preparation import Encoding
 from fedkeep.data.seen import Seen
 from fedkeep.engines.device import NONCE_BITS
 from fedkeep.experiments.conductor import checkpoint
+from fedkeep.experiments.environment import code_of
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global
 from fedkeep.privacy import Ledger, Release, Terms
@@ -91,6 +92,7 @@ class Before:
         sizes: of its data, those of ``SIZES`` that are known.
         charged: what it and those before it have charged, rate, noise and rounds of each kind; None: it has no noise
             that protects.
+        code: hashes of its model's classes, see ``environment.code_of``.
     """
 
     run: str
@@ -100,6 +102,7 @@ class Before:
     seen: Seen
     sizes: Mapping[str, int]
     charged: Sequence[Sequence[float]] | None = None
+    code: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> Before:
@@ -120,6 +123,7 @@ class Before:
             seen=Seen.of(run.data),
             sizes=sizes_of(run.data),
             charged=None if folder is None else charged_in(folder),
+            code=code_of(run.net.module),
         )
 
     @classmethod
@@ -154,6 +158,7 @@ class Before:
             seen=seen,
             sizes=info["data"]["sizes"],
             charged=charged,
+            code=info.get("code") or {},
         )
 
     def origin(self, data: FederatedData) -> Origin:

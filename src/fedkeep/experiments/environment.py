@@ -108,11 +108,11 @@ _HASHES: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()
 _OTHERS = ("torch", "fedkeep", "fedkeep_papers")
 
 
-def warn_of_changed_code(folder: Path, known: Mapping[str, str], module: nn.Module) -> None:
-    """Warn where classes have other code than when a run's folder was written.
+def warn_of_changed_code(run: str, known: Mapping[str, str], module: nn.Module) -> None:
+    """Warn where classes have other code than when a run was made.
 
     Args:
-        folder: the run's.
+        run: which it is, in words.
         known: what ``code_of`` returned then.
         module: the model.
     """
@@ -120,6 +120,6 @@ def warn_of_changed_code(folder: Path, known: Mapping[str, str], module: nn.Modu
     changed = sorted(name for name in known.keys() & here.keys() if known[name] != here[name])
     if changed:
         warn(
-            f"The code of {', '.join(changed)} is not that of the run in {folder}: its values are used by other code, and "
+            f"The code of {', '.join(changed)} is not that of {run}: its values are used by other code, and "
             f"numbers may differ. Restore the code, or train again."
         )

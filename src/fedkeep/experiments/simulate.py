@@ -53,7 +53,7 @@ from fedkeep.experiments.conductor import (
 )
 from fedkeep.experiments.continuing import ENCODING, Before, Origin, sizes_of
 from fedkeep.experiments.drive import Drive, in_use
-from fedkeep.experiments.environment import check_device
+from fedkeep.experiments.environment import check_device, warn_of_changed_code
 from fedkeep.experiments.fitted import read_fitted, write_fitted
 from fedkeep.experiments.run import Run, labelled
 from fedkeep.experiments.run_directory import RunDirectory, removed_if_it_fails
@@ -295,6 +295,7 @@ class Simulation:
     def _take_over(self, before: Before, store: PrivateStore) -> None:
         """Begin with what an older run has; with a folder that is its first commit."""
         conductor = self.conductor
+        warn_of_changed_code("the run that goes on here", before.code, self.net.module)
         first, phases = conductor.server, len(self.method.client.phases)
         state = before.server(first, self.data)
         server = restored(Path("continue_from"), state, first, self.engine, phases)
