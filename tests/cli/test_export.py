@@ -380,6 +380,22 @@ def test_an_adapted_result_is_judged_written_and_predicts_with_the_same_numbers(
             library.load_model(tmp_path / "m", data.ids[0], model=make(), method=other)
 
 
+def test_values_that_were_never_trained_are_written_with_a_warning(tmp_path: Path) -> None:
+    def run(rounds: int) -> Run:
+        method, data = library.methods.furl("user"), library.data.toy(users=4)
+        return library.simulate(library.models.Linear(4, 3), method, data, rounds=rounds, cohort=2)
+
+    with pytest.warns(UserWarning, match="No round was trained"):
+        run(0).export(tmp_path / "none")
+    once = run(1)
+    with pytest.warns(UserWarning, match="2 of 4 clients were never drawn"):
+        once.export(tmp_path / "some")
+    drawn = [c for c, was in zip(once.data.ids, once.private.seen(range(4)), strict=True) if was]
+    once.export(tmp_path / "drawn", drawn)
+    once.fit(list(once.data.ids))
+    once.export(tmp_path / "all")
+
+
 def test_what_cannot_be_exported_leaves_nothing(
     tmp_path: Path, trained: Callable[..., Run], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

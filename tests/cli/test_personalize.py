@@ -204,6 +204,17 @@ def test_new_people_of_a_file_are_fitted_beside_the_others(
     )
     predicted = fedkeep("predict", "m", "--data", "new.csv", "--client", "cy")
     assert predicted.exit_code == 0, predicted.output
+    Path("later.csv").write_text(
+        "\n".join([header, *(f"cy,{i},1,{i % 2}" for i in range(4)), "bo,1,1,1"]) + "\n"
+    )
+    judged = fedkeep("evaluate", "r", "--data", "data", "--new", "later.csv", "--out", "users.csv")
+    assert judged.exit_code == 0, judged.output
+    users = [line.split(",")[:2] for line in Path("users.csv").read_text().splitlines()[1:]]
+    assert sorted(users) == [["bo", "1"], ["cy", "4"]]
+    Path("later.csv").write_text(f"{header}\ndi,1,1,1\n")
+    assert "'di' of later.csv has no values" in refused(
+        "evaluate", "r", "--data", "data", "--new", "later.csv"
+    )
     assert "leave out" in refused("personalize", "r", "--new", "new.csv", "--all")
 
 

@@ -17,6 +17,8 @@ from fedkeep.experiments.summary import summarize
 from tests.methods.table import DATA, ROWS, trained
 from tests.tiny import classes, everyone, on_server, same_bits
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*were never drawn:UserWarning")
+"""The best of three rounds may stand before some clients' first one."""
 LAST = {"fine_tuned", "per_fedavg", "fedbabu", "fedrecon", "mixture"}
 
 

@@ -34,6 +34,14 @@ def evaluate(
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write every user's result there; .parquet or .csv."),
     ] = None,
+    new: Annotated[
+        Path | None,
+        typer.Option(
+            "--new",
+            metavar="FILE",
+            help="Judge the users of this file, on all of its rows, as fedkeep personalize --new has fitted them.",
+        ),
+    ] = None,
     round: RoundOption = "best",
     data: DataOption = None,
     device: DeviceOption = "cpu",
@@ -52,12 +60,38 @@ def evaluate(
         )
     loaded = at_round(load_run(run, data_folder=data, device=device), round)
     warn_of_unfinished([run])
+    if new is not None:
+        loaded, split = of_file(loaded, run, new), "test"
     metrics = loaded.evaluate(split, stage=cast("Stage", stage))
     metrics_table(f"{run}: after {loaded.moment}{_marked(stage)}", {split: metrics})
     if per_client:
         show_clients(loaded, split, cast("Stage", stage))
     if out is not None:
         write_frame(loaded.clients_frame(split, stage=cast("Stage", stage)), out)
+
+
+def of_file(run: Run, folder: Path, file: Path) -> Run:
+    """Return a run on a file's rows, all of them of ``test``, whose clients are the file's users.
+
+    Raises:
+        ConfigError: one of them has no values of its own yet.
+    """
+    import numpy as np
+
+    from fedkeep.data.ids import SomeIds
+    from fedkeep.experiments.load import rows_of_run
+
+    rows = rows_of_run(folder, run.data, file)
+    start, end = rows.offsets[:-1], rows.offsets[1:]
+    rows.bounds = np.stack([start, start, start, end], 1)
+    found = run.on(rows)
+    if lacking := [client for client in found.held_out if client not in found.fitted]:
+        raise ConfigError(
+            f"{lacking[0]!r} of {file} has no values of its own yet. Fit them first, on other rows: fedkeep personalize "
+            f"{folder} --new FILE."
+        )
+    found.clients = SomeIds(rows.ids, np.arange(len(rows)))
+    return found
 
 
 def write_frame(frame: pa.Table, out: Path) -> None:

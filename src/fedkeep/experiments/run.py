@@ -788,6 +788,22 @@ def _check(run: Run, chosen: Sequence[str]) -> None:
             f"{client!r} was held out of federation, so it has no values of its own yet. Fit them on its examples: "
             f"run.fit([{client!r}]), on the command line fedkeep personalize RUN --client {client}."
         )
+    _warn_of_untrained(run, [client for client in chosen if client not in run.fitted])
+
+
+def _warn_of_untrained(run: Run, chosen: Sequence[str]) -> None:
+    """Warn where what is written was never trained: no round was, or some clients were never drawn."""
+    if not chosen or run.published is not None:
+        return
+    if not run.round:
+        warn("No round was trained: what is written are the model's initial values.")
+    elif run.private.default.initial:
+        drawn = run.private.seen([run.data.index(client) for client in chosen])
+        if never := [client for client, was in zip(chosen, drawn, strict=True) if not was]:
+            warn(
+                f"{len(never)} of {len(chosen)} clients were never drawn, such as {never[0]!r}: their private values were never "
+                f"trained. Train more rounds, or fit them first: run.fit([{never[0]!r}])."
+            )
 
 
 def _write(run: Run, part: Path, chosen: Sequence[str], config: str) -> None:
