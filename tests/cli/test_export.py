@@ -301,6 +301,7 @@ def test_onnx_that_nothing_computes_is_refused(
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*were never drawn:UserWarning")
 def test_a_run_of_ones_own_module(tmp_path: Path) -> None:
     model = library.models.Linear(4, 3)
     run = library.simulate(model, library.methods.furl("user"), library.data.toy(), rounds=1, cohort=2)

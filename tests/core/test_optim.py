@@ -64,6 +64,35 @@ def test_sgd_is_torch_sgd(momentum: float, decay: float, rates: dict[str, float]
     follow(ours, lambda groups: torch.optim.SGD(groups, momentum=momentum, weight_decay=decay))
 
 
+DECAYS = {"a.bias": 0.0, "a.*": 0.3, "user": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("make", "reference"),
+    [
+        (partial(sgd, momentum=0.9), partial(torch.optim.SGD, momentum=0.9)),
+        (adam, torch.optim.Adam),
+        (partial(adam, decoupled=True), torch.optim.AdamW),
+        (adagrad, torch.optim.Adagrad),
+    ],
+)
+def test_decays_by_pattern_are_those_of_torchs_groups(make: Any, reference: Any) -> None:
+    ours = make(0.1, rates=RATES, weight_decay=DECAYS)
+    decays = dict(zip(SHAPES, (0.3, 0.0, 0.01, 0.0), strict=True))
+
+    def theirs(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = reference(
+            [{**g, "weight_decay": d} for g, d in zip(groups, decays.values(), strict=True)]
+        )
+        return made
+
+    follow(ours, theirs)
+    with pytest.raises(ConfigError, match="weight decay pattern 'c'"):
+        sgd(weight_decay={"c": 0.1}).check_patterns(list(SHAPES))
+    with pytest.raises(ConfigError, match="weight_decay of 'a'"):
+        sgd(weight_decay={"a": -0.1})
+
+
 @pytest.mark.parametrize("rates", [None, RATES], ids=["one rate", "rates"])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize(("decoupled", "reference"), [(False, torch.optim.Adam), (True, torch.optim.AdamW)])

@@ -161,12 +161,15 @@ def test_overrides() -> None:
             "data.features": "[1, 2]",
             "data.path": "some/where.csv",
             'method.optimizer.rates."head.*"': "0.25",
+            'method.optimizer.weight_decay."type:LayerNorm"': "0.0",
             "model.bias": "false",
         },
     )
     assert (config.name, config.run.rounds) == ("My run", 7)
     assert config.data.options == {"features": [1, 2], "path": "some/where.csv"}
     assert config.method.optimizer.rates == (("head.*", 0.25),)
+    assert config.method.optimizer.weight_decay == (("type:LayerNorm", 0.0),)
+    assert parse_config(config.to_toml()).method == config.method
     assert config.model.options == {"bias": False}
 
 

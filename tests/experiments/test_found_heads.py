@@ -28,6 +28,7 @@ cohort = 3
 
 
 @pytest.mark.parametrize("kind", ["fedper", "fedrod", "feddbe"])
+@pytest.mark.filterwarnings("ignore:.*were never drawn:UserWarning")
 def test_a_run_is_read_and_exported_with_the_head_that_it_found(kind: str, tmp_path: Path) -> None:
     config = parse_config(TEXT.format(kind=kind))
     data, told = build_data(config), list[str]()

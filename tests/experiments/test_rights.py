@@ -3,6 +3,8 @@
 import os
 import stat
 
+import pytest
+
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import parse_config
 
@@ -22,6 +24,7 @@ hold_out = 0.3
 """
 
 
+@pytest.mark.filterwarnings("ignore:.*were never drawn:UserWarning")
 def test_private_values_are_their_owners_alone(tmp_path):
     config = parse_config(TEXT)
     old = os.umask(0)

@@ -229,6 +229,23 @@ def test_batch_normalisation_of_another_name_beside_a_usual_one_is_private_too()
     assert {n.partition(".")[0] for n in trained(TwoNorms(), made("fedbn")).server} == {"norm3", "scorer"}
 
 
+def test_layers_are_named_by_their_type_in_splits_rates_and_decays() -> None:
+    kinds = sgd(0.1, rates={"type:Linear": 0.3}, weight_decay={"type:LayerNorm": 0.0, "*": 0.1})
+    names = sgd(0.1, rates={"scorer.*": 0.3}, weight_decay={"norm3.*": 0.0, "*": 0.1})
+    private = (("type:BatchNorm1d", "type:LayerNorm"), ("norm1.*", "bn2.*", "norm3.*"))
+    one, two = (
+        methods.fedper(split, local=LOCAL.but(optimizer=steps)).fitted(TwoNorms())
+        for split, steps in zip(private, (kinds, names), strict=True)
+    )
+    assert one == two
+    assert set(trained(TwoNorms(), methods.fedper("type:LayerNorm", local=LOCAL)).kept("user-1").params) == {
+        "norm3.weight",
+        "norm3.bias",
+    }
+    with pytest.raises(MethodError, match="'type:GRU'.*BatchNorm1d, LayerNorm, Linear"):
+        methods.fedper("type:GRU").fitted(TwoNorms())
+
+
 class Spoken(nn.Module):
     """Tables of words by names of its own."""
 

@@ -36,7 +36,8 @@ class Optimizer:
             the rate that is usual for the model (``methods.usual``).
         rates: (pattern, rate) pairs; the first pattern that matches a parameter's name gives its rate.
         momentum: SGD's momentum (no dampening, not Nesterov).
-        weight_decay: L2 penalty (SGD, Adam, Adagrad) or decoupled decay (AdamW).
+        weight_decay: L2 penalty (SGD, Adam, Adagrad) or decoupled decay (AdamW): of all parameters, or (pattern, decay)
+            pairs; the first pattern that matches a parameter's name gives its decay, and others have none.
         betas, eps: Adam's constants; Adagrad has the second.
         schedule: the rates' course over the run's rounds: ``constant``, ``linear`` or ``cosine`` to zero.
         bounds: (pattern, (low, high)) pairs: values are brought back into [low, high] after every step.
@@ -46,7 +47,7 @@ class Optimizer:
     learning_rate: float = UsualRate(0.1)
     rates: tuple[tuple[str, float], ...] = ()
     momentum: float = 0.0
-    weight_decay: float = 0.0
+    weight_decay: float | tuple[tuple[str, float], ...] = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     schedule: Schedule = "constant"
@@ -56,9 +57,11 @@ class Optimizer:
         check_choice("The kind of an optimiser must be", self.kind, get_args(Kind))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError("betas must be two numbers in [0, 1); got {got!r}.", got=self.betas)
-        for name in ("learning_rate", "momentum", "weight_decay", "eps"):
-            value = getattr(self, name)
-            if isinstance(value, str) or not (math.isfinite(value) and value >= 0):
+        decays = self.weight_decay if isinstance(self.weight_decay, tuple) else (("", self.weight_decay),)
+        numbers = [(name, getattr(self, name)) for name in ("learning_rate", "momentum", "eps")]
+        numbers += [(f"weight_decay of {p!r}" if p else "weight_decay", value) for p, value in decays]
+        for name, value in numbers:
+            if isinstance(value, str | Mapping | tuple) or not (math.isfinite(value) and value >= 0):
                 raise ConfigError("{name} must be a number of at least 0; got {got!r}.", name=name, got=value)
         for pattern, rate in self.rates:
             if not (math.isfinite(rate) and rate >= 0):
@@ -80,9 +83,17 @@ class Optimizer:
         """Return the learning rate of the parameter of this name."""
         return next((r for pattern, r in self.rates if fnmatchcase(name, pattern)), self.learning_rate)
 
+    def decay(self, name: str) -> float:
+        """Return the weight decay of the parameter of this name."""
+        if not isinstance(self.weight_decay, tuple):
+            return self.weight_decay
+        return next((d for pattern, d in self.weight_decay if fnmatchcase(name, pattern)), 0.0)
+
     def check_patterns(self, names: list[str]) -> None:
-        """Raise ConfigError if a pattern of ``rates`` or ``bounds`` matches none of ``names``."""
+        """Raise ConfigError if a pattern of ``rates``, ``weight_decay`` or ``bounds`` matches none of ``names``."""
         kinds = [("learning rate", p) for p, _ in self.rates] + [("bounds", p) for p, _ in self.bounds]
+        if isinstance(self.weight_decay, tuple):
+            kinds += [("weight decay", p) for p, _ in self.weight_decay]
         for kind, pattern in kinds:
             if not any(fnmatchcase(name, pattern) for name in names):
                 hint = did_you_mean(pattern, names)
@@ -132,26 +143,33 @@ class Optimizer:
             state: what ``init`` returned, after the steps so far.
             scale: a factor on every rate (the schedule's).
         """
-        groups: dict[float, list[str]] = {}
+        groups: dict[tuple[float, float], list[str]] = {}
         for name in grads:
-            groups.setdefault(self.rate(name) if self.rates else self.learning_rate, []).append(name)
+            rate = self.rate(name) if self.rates else self.learning_rate
+            groups.setdefault((rate, self.decay(name)), []).append(name)
         state.step += 1
-        for rate, names in groups.items():
+        for (rate, decay), names in groups.items():
             values = [params[n] for n in names]
             slopes = [grads[n].contiguous() for n in names]  # for the fused steps, which save more
             if self.kind == "sgd":
-                self._sgd(names, values, slopes, state, rate * scale)
+                self._sgd(names, values, slopes, state, rate * scale, decay)
             elif self.kind == "adagrad":
-                self._adagrad(names, values, slopes, state, rate * scale)
+                self._adagrad(names, values, slopes, state, rate * scale, decay)
             else:
-                self._adam(names, values, slopes, state, rate * scale)
+                self._adam(names, values, slopes, state, rate * scale, decay)
         for pattern, (low, high) in self.bounds:
             for name in grads:
                 if fnmatchcase(name, pattern):
                     params[name].clamp_(low, high)
 
     def _sgd(
-        self, names: list[str], values: list[Tensor], slopes: list[Tensor], state: OptimizerState, rate: float
+        self,
+        names: list[str],
+        values: list[Tensor],
+        slopes: list[Tensor],
+        state: OptimizerState,
+        rate: float,
+        decay: float,
     ) -> None:
         old = [n for n in names if n in state.first] if self.momentum else []
         moving = [[state.first[n] for n in old]] if old else []
@@ -164,7 +182,7 @@ class Optimizer:
                 values,
                 slopes,
                 moving[0] if moving else [],
-                weight_decay=self.weight_decay,
+                weight_decay=decay,
                 momentum=self.momentum,
                 lr=rate,
                 dampening=0.0,
@@ -173,8 +191,8 @@ class Optimizer:
                 is_first_step=fresh,
             )
             return
-        if self.weight_decay:
-            slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
+        if decay:
+            slopes = list(torch._foreach_add(slopes, values, alpha=decay))
         if self.momentum:
             if old:
                 torch._foreach_mul_(moving[0], self.momentum)
@@ -186,10 +204,16 @@ class Optimizer:
         torch._foreach_add_(values, slopes, alpha=-rate)
 
     def _adagrad(
-        self, names: list[str], values: list[Tensor], slopes: list[Tensor], state: OptimizerState, rate: float
+        self,
+        names: list[str],
+        values: list[Tensor],
+        slopes: list[Tensor],
+        state: OptimizerState,
+        rate: float,
+        decay: float,
     ) -> None:
-        if self.weight_decay:
-            slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
+        if decay:
+            slopes = list(torch._foreach_add(slopes, values, alpha=decay))
         for name, value in zip(names, values, strict=True):
             if name not in state.first:
                 state.first[name] = torch.zeros_like(value)
@@ -200,7 +224,13 @@ class Optimizer:
         torch._foreach_addcdiv_(values, slopes, roots, -rate)
 
     def _adam(
-        self, names: list[str], values: list[Tensor], slopes: list[Tensor], state: OptimizerState, rate: float
+        self,
+        names: list[str],
+        values: list[Tensor],
+        slopes: list[Tensor],
+        state: OptimizerState,
+        rate: float,
+        decay: float,
     ) -> None:
         b1, b2 = self.betas
         for name, value in zip(names, values, strict=True):
@@ -221,16 +251,16 @@ class Optimizer:
                 lr=rate,
                 beta1=b1,
                 beta2=b2,
-                weight_decay=self.weight_decay,
+                weight_decay=decay,
                 eps=self.eps,
                 amsgrad=False,
                 maximize=False,
             )
             return
-        if self.kind == "adamw" and self.weight_decay:
-            torch._foreach_mul_(values, 1.0 - rate * self.weight_decay)
-        elif self.weight_decay:
-            slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
+        if self.kind == "adamw" and decay:
+            torch._foreach_mul_(values, 1.0 - rate * decay)
+        elif decay:
+            slopes = list(torch._foreach_add(slopes, values, alpha=decay))
         torch._foreach_lerp_(first, slopes, 1.0 - b1)
         torch._foreach_mul_(second, b2)
         torch._foreach_addcmul_(second, slopes, slopes, 1.0 - b2)
@@ -314,6 +344,10 @@ def _check_mapping(name: str, given: object, example: str) -> None:
         )
 
 
+def _decays(given: float | Mapping[str, float]) -> float | tuple[tuple[str, float], ...]:
+    return tuple(given.items()) if isinstance(given, Mapping) else given
+
+
 _telling = telling_arguments({"lr": "learning_rate={got}"})
 
 
@@ -322,21 +356,21 @@ def sgd(
     learning_rate: float = 0.1,
     *,
     momentum: float = 0.0,
-    weight_decay: float = 0.0,
+    weight_decay: float | Mapping[str, float] = 0.0,
     rates: Mapping[str, float] | None = None,
     schedule: Schedule = "constant",
     bounds: Bounds | None = None,
 ) -> Optimizer:
     """Return SGD: v ← μv + g + λw, w ← w − ηv.
 
-    ``rates`` maps name patterns to their own η; ``bounds`` to (low, high), where values stay (projected gradient).
+    ``rates`` maps name patterns to their own η, ``weight_decay`` is one λ or maps patterns to theirs; ``bounds`` to (low, high), where values stay (projected gradient).
     """
     return Optimizer(
         "sgd",
         learning_rate,
         _pairs(rates),
         momentum=momentum,
-        weight_decay=weight_decay,
+        weight_decay=_decays(weight_decay),
         schedule=schedule,
         bounds=_limits(bounds),
     )
@@ -348,7 +382,7 @@ def adam(
     *,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
-    weight_decay: float = 0.0,
+    weight_decay: float | Mapping[str, float] = 0.0,
     decoupled: bool = False,
     rates: Mapping[str, float] | None = None,
     schedule: Schedule = "constant",
@@ -360,7 +394,7 @@ def adam(
         kind,
         learning_rate,
         _pairs(rates),
-        weight_decay=weight_decay,
+        weight_decay=_decays(weight_decay),
         betas=betas,
         eps=eps,
         schedule=schedule,
@@ -373,7 +407,7 @@ def adagrad(
     learning_rate: float = 1e-2,
     *,
     eps: float = 1e-10,
-    weight_decay: float = 0.0,
+    weight_decay: float | Mapping[str, float] = 0.0,
     rates: Mapping[str, float] | None = None,
     schedule: Schedule = "constant",
     bounds: Bounds | None = None,
@@ -387,7 +421,7 @@ def adagrad(
         "adagrad",
         learning_rate,
         _pairs(rates),
-        weight_decay=weight_decay,
+        weight_decay=_decays(weight_decay),
         eps=eps,
         schedule=schedule,
         bounds=_limits(bounds),

@@ -78,7 +78,7 @@ def _made(kind: Any, usual: Mapping[str, Any], content: Any) -> Any:
         raise PydanticCustomError("dict_type", "wanted a table")
     table = {**usual, **content}
     for name, hint in get_type_hints(kind).items():
-        if name in table and _is_pairs(hint):
+        if name in table and (_is_pairs(hint) or (_may_be_pairs(hint) and isinstance(table[name], Mapping))):
             table[name] = _pairs(name, table[name])
     try:
         # TOML's values are JSON's but for dates, which stand nowhere; in JSON lists are tuples, and tables dataclasses.
@@ -102,6 +102,11 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind | None, config=STRICT)  # pydantic refuses a config for a dataclass alone
 
 
+def _may_be_pairs(hint: Any) -> bool:
+    """Tell whether a type is one of several, of which one is pairs."""
+    return any(map(_is_pairs, get_args(hint)))
+
+
 def _is_pairs(hint: Any) -> bool:
     """Tell whether a type is ``tuple[tuple[name, value], ...]``."""
     inner, *rest = get_args(hint) or (None,)
@@ -119,7 +124,8 @@ def _table(made: Any, left_out: str, usual: Mapping[str, Any]) -> dict[str, Any]
             continue
         if is_dataclass(value):
             value = _table(value, left_out, {})
-        found[one.name] = dict(value) if _is_pairs(hints[one.name]) else value
+        pairs = _is_pairs(hints[one.name]) or (_may_be_pairs(hints[one.name]) and isinstance(value, tuple))
+        found[one.name] = dict(value) if pairs else value
     return found
 
 

@@ -39,6 +39,8 @@ from fedkeep.split.split import Split
 
 T = TypeVar("T")
 HEAD, BODY, CLASSIFIER, NORMS, USER = "head.*", "encoder.*", "classifier", "*norm*", "user"
+KIND = "type:"
+"""Before the name of a layer's class, where a pattern stands: all parameters and buffers of such layers."""
 COLUMNS = ("label", "name", "task")
 """Fields whose texts are no names of parts."""
 
@@ -92,7 +94,8 @@ def fitted(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
     Raises:
         MethodError: the model's head is not found, or there is nothing to find it on.
     """
-    method, extend = _with_table(method, model), method.extend
+    method = _with_table(_with_kinds(method, model), model)
+    extend = method.extend
     if extend is not None and getattr(extend, "has_parts", _no)(model):
         return method
     method, wanted = _with_norms(method, model), _texts(method)
@@ -198,6 +201,29 @@ def _head(method: Fits, model: nn.Module, batch: Batch | None) -> Head:
         f"{method.name!r} looks for the head of {type(model).__name__}, which is found on examples, and there are none. "
         f"{ADVICE}"
     )
+
+
+def _with_kinds(method: M, model: nn.Module) -> M:
+    """Return a method that names the layers of each type that it asks for: ``type:LayerNorm``.
+
+    Raises:
+        MethodError: there is no such layer.
+    """
+    asked = [text for text in _texts(method) if text.startswith(KIND)]
+    found = {
+        text: tuple(
+            f"{name}.*" if name else "*"
+            for name, layer in model.named_modules()
+            if text[len(KIND) :] in {kind.__name__ for kind in type(layer).__mro__}
+        )
+        for text in asked
+    }
+    if lost := sorted(text for text in asked if not found[text]):
+        kinds = sorted({type(layer).__name__ for layer in model.modules()})
+        raise MethodError(
+            f"{type(model).__name__} has no layer of {lost[0]!r}; its layers are {', '.join(kinds)}."
+        )
+    return renamed(method, found) if found else method
 
 
 def _with_norms(method: M, model: nn.Module) -> M:
