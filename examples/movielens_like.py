@@ -37,7 +37,11 @@ def main(folder: Path | None = None, epochs: int = 40) -> dict[str, float]:
         if folder is None:
             folder = Path(temporary)
             write_ratings(folder)
-        data = movielens(folder).split_per_user(seed=0)
+        everyone = movielens(folder).split_per_user(seed=0)
+    data, new = (
+        everyone.select(range(len(everyone) - 5)),
+        everyone.select(range(len(everyone) - 5, len(everyone))),
+    )
     torch.manual_seed(0)
     model = MatrixFactorization(items=data.meta["items"], dim=8)
     with torch.no_grad():
@@ -51,7 +55,21 @@ def main(folder: Path | None = None, epochs: int = 40) -> dict[str, float]:
     run = fedkeep.simulate(model, method, data, epochs=epochs, cohort=10, evaluate_every=0)
     own, shared = run.evaluate("test")["rmse"], run.evaluate("test", stage="shared")["rmse"]
     print(f"{data}\nRMSE on test: {own:.3f} with the users' own rows, {shared:.3f} without them")
-    return {"own": own, "shared": shared}
+    ranked = run.full_ranking(ks=(10,), liked=4)
+    print(f"All films that a user has not rated, ranked: {ranked.metrics}")
+    run.fit(rows=new)  # people who come later: their own rows alone are fitted
+    later = run.on(new)
+    lists = later.recommend(new.ids, 10)
+    print(f"For {new.ids[0]}: films {lists['item'].to_pylist()[:10]}")
+    found = {
+        "own": own,
+        "shared": shared,
+        "ndcg@10": ranked.metrics["ndcg@10"],
+        "lists": float(lists.num_rows),
+    }
+    for stage in ("own", "shared"):
+        found[f"new, {stage}"] = later.evaluate(clients=new.ids, stage=stage)["rmse"]
+    return found
 
 
 if __name__ == "__main__":

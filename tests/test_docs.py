@@ -117,6 +117,9 @@ def test_a_private_head_and_calibration_help_the_clinics() -> None:
 def test_matrix_factorisation_learns_the_users_rows() -> None:
     found = example("movielens_like").main(epochs=12)
     assert found["own"] < found["shared"] - 0.1
+    assert found["new, own"] < found["new, shared"] - 0.05
+    assert found["lists"] == 5 * 10
+    assert found["ndcg@10"] > 0.1
 
 
 def test_new_users_gain_from_their_own_examples() -> None:
