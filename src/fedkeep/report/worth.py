@@ -227,7 +227,9 @@ def verdict(c: Comparison) -> str:
 def _needed(w: Worth) -> str:
     if w.needed is None:
         return ""
-    return f" A difference of 10 points takes about {w.needed:,} test examples of a user."
+    named = w.count("better") + w.count("worse")
+    split = "" if named else " With a larger test part some could be named: data.fractions = [0.4, 0.1, 0.5]."
+    return f" A difference of 10 points takes about {w.needed:,} test examples of a user.{split}"
 
 
 def _losers(w: Worth) -> str:
