@@ -51,6 +51,33 @@ def test_json_has_every_user(fedkeep: Command, runs: None) -> None:
     assert [user["client"] for user in found[0]["clients"]] == [f"user-{k}" for k in range(6)]
 
 
+def test_what_a_boss_would_ask_for_comes_first(fedkeep: Command, runs: None) -> None:
+    plain = ("--set", "method.kind=fedavg", "--set", "run.evaluate_shared=false")
+    assert fedkeep("run", "toy.toml", "--out", "fedavg0", *plain).exit_code == 0
+    pooled = (*plain, "--set", "run.centralised=true")
+    assert fedkeep("run", "toy.toml", "--out", "pooled0", *pooled).exit_code == 0
+    result = fedkeep(
+        "worth",
+        "r0",
+        "--against",
+        "local0",
+        "--against",
+        "pooled0",
+        "--against",
+        "fedavg0",
+        "--references",
+        "--json",
+    )
+    assert result.exit_code == 0, result.output
+    assert [c["against"].partition(" (")[0] for c in json.loads(result.stdout)] == [
+        "FedAvg",
+        "a pooled model of all rows",
+        "counting each user's labels",
+        "local training alone",
+        "the shared part alone",
+    ]
+
+
 def test_data_that_follow_the_seed_are_not_mixed(refused: Callable[..., str], runs: None) -> None:
     message = refused("worth", "r0", "r1")
     assert " was run on other data than " in message

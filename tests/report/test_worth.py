@@ -230,8 +230,8 @@ def test_a_page_compares_with_all_references(runs: list[Path], tmp_path: Path) -
     (section,) = [s for s in content["sections"] if s["title"] == "What personalisation was worth"]
     texts = [b["text"] for b in section["blocks"] if b["kind"] == "text"]
     assert [t.partition(": Gain ")[0] for t in texts] == [
-        "FURL against local training alone",
         "FURL against FedAvg (Global)",
+        "FURL against local training alone",
         "FURL against the shared part alone",
     ]
     wanted = worth_of(runs)

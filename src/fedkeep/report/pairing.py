@@ -34,6 +34,7 @@ REFERENCES = {
     "fedavg": "FedAvg",
 }
 """Methods whose runs serve as references where none is named, and how they are called."""
+ONE_PLACE = "a pooled model of all rows"
 SHARED = "the shared part alone"
 MUST_BEAT = ("counting", "local")
 """References that need no federation, as ``Side.reference`` names them."""
@@ -108,7 +109,9 @@ def reference_side(group: Configuration) -> Side:
     side = own_side(group)
     method = group.runs[0].method
     name = REFERENCES.get(method, group.label)
-    called = "" if group.label.lower() in (name.lower(), method) else f" ({group.label})"
+    if group.centralised:
+        name = ONE_PLACE if method == "fedavg" else f"{ONE_PLACE} by {group.label}"
+    called = "" if group.label.lower() in (name.lower(), method) or group.centralised else f" ({group.label})"
     return Side(name + called, side.runs, side.model, method)
 
 

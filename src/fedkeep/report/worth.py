@@ -150,12 +150,18 @@ def recognised(group: Configuration, groups: Sequence[Configuration]) -> tuple[l
     return found, faults
 
 
+def _asked(side: Side) -> int:
+    """Return how early a reference is asked for."""
+    pooled = side.label.startswith(pairing.ONE_PLACE)
+    return 1 if pooled else {"fedavg": 0, "counting": 2}.get(side.reference, 3)
+
+
 def comparisons(
     own: Side, references: Sequence[Side], metric: str | None = None
 ) -> tuple[list[Comparison], list[str]]:
     """Return a personalised model against references, and against its shared part alone, where its runs keep that.
 
-    The shared part stands last: of a method that trains both together it may be worse than any model alone.
+    FedAvg, a pooled model and counting come first, which the personalised one is to replace. The shared part stands last: of a method that trains both together it may be worse than any model alone.
 
     Returns:
         The comparisons, and of those that can't be made why not.
@@ -166,7 +172,7 @@ def comparisons(
     shared = pairing.shared_side(own)
     found: list[Comparison] = []
     faults: list[str] = []
-    for other in [*references, *([shared] if shared else [])]:
+    for other in [*sorted(references, key=_asked), *([shared] if shared else [])]:
         try:
             found += compare(own, other, metric)
         except ConfigError as error:
