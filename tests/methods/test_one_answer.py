@@ -12,6 +12,7 @@ from fedkeep import FederatedData
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import logits_of
 from fedkeep.core.sealed import read_sealed
+from fedkeep.engines.rehearsal import told_head
 from fedkeep.experiments.run import INFO
 from fedkeep.experiments.summary import summarize
 from tests.methods.table import DATA, ROWS, trained
@@ -73,6 +74,12 @@ OTHERS = classes(counts=(6, 5), valid=1, test=4)
 NEW = FederatedData(OTHERS.columns, OTHERS.offsets, ["new", "newer"], OTHERS.bounds, OTHERS.meta)
 PARTS = {"fedamp", "fedpac", "pfedhn"}
 """Their servers have a part for each client."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_who_cannot_be_served_is_said_before_training(name: str) -> None:
+    told = told_head(ROWS[name][1], ROWS[name][0]().double(), DATA)
+    assert ("none for people who come later" in told) == (name in PARTS)
 
 
 @pytest.mark.parametrize("name", ROWS)
