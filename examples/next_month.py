@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-import fedkeep
-from fedkeep.experiments.build import run_config
-from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.load import load_run
+from examples.shell import fedkeep
+from fedkeep import load_run
 
 CONFIG = """
 [data]
@@ -40,6 +38,18 @@ def write(path: Path, customers: range, rows: int, plans: int) -> None:
                 out.writerow([f"c{customer}", calls, data, ["basic", "plus", "gold", "max"][plan]])
 
 
+COMMANDS = """
+run may.toml --out may
+run june.toml --continue-from may --out june
+run may.toml --set method.kind=fedavg --out may-one
+run june.toml --set method.kind=fedavg --continue-from may-one --out june-one
+worth june --against june-one
+compare june.toml --methods fedrep,fedavg --seeds 2 --out compared
+export june --all --out models
+predict models --data june.csv --out predicted.csv
+"""
+
+
 def main() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -47,19 +57,20 @@ def main() -> dict[str, float]:
         write(
             folder / "june.csv", range(1, 24), 60, plans=4
         )  # c0 is gone, c20 to c23 are new, and so is "max"
-        may = run_config(
-            parse_config(CONFIG.format(month="may", epochs=10)), folder=folder, out=folder / "may"
-        )
-        config = parse_config(CONFIG.format(month="june", epochs=5))
-        run_config(config, folder=folder, out=folder / "june", continue_from=folder / "may", tell=print)
-        june = load_run(folder / "june", data_folder=folder)
-        june.export(folder / "models")
-        asked = fedkeep.load_encoding(folder / "models").batch(x=[[2.0, 1.0]])
-        print("c22, who is new:", june.predict("c22", {"x": [[2.0, 1.0]]})[0].tasks[0].value)
-        assert fedkeep.load_model(folder / "models", "c22")(**asked).shape == (1, 4)
-        found = {"may": may.evaluate()["accuracy"], "june": june.evaluate()["accuracy"]}
-        print(june.continues, found, sep="\n")
-        return found
+        for month, epochs in (("may", 10), ("june", 5)):
+            (folder / f"{month}.toml").write_text(CONFIG.format(month=month, epochs=epochs))
+        for command in COMMANDS.strip().splitlines():
+            print(f"$ fedkeep {command}", fedkeep(folder, command), sep="\n")
+        may, june = (load_run(folder / month, data_folder=folder) for month in ("may", "june"))
+        new = june.predict("c22", {"x": [[2.0, 1.0]]})[0].tasks[0].value
+        predicted = (folder / "predicted.csv").read_text().splitlines()
+        print(june.continues, f"c22, who is new: {new}", *predicted[:3], sep="\n")
+        return {
+            "may": may.evaluate()["accuracy"],
+            "june": june.evaluate()["accuracy"],
+            "one model": load_run(folder / "june-one", data_folder=folder).evaluate()["accuracy"],
+            "predicted": len(predicted) - 1,
+        }
 
 
 if __name__ == "__main__":
