@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedkeep as library
+from fedkeep.core.net import logits_of
 from fedkeep.experiments import exported_models
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run import Run
@@ -278,3 +279,17 @@ def test_a_shared_part_that_cannot_predict_alone(
         "Error: others.csv, line 2: m holds no model of 'zoe'. Fit and export their models: fedkeep "
         "personalize RUN --client ID, then fedkeep export."
     )
+
+
+@pytest.mark.parametrize("kind", ["fine_tuned", "mixture"])
+def test_nobody_has_the_shared_model_where_every_client_has_a_copy_of_its_own(
+    kind: str, trained: Callable[..., Run]
+) -> None:
+    run = trained(f"method.kind={kind}")
+    written = exported_models.Exported(Path("m")).shared()
+    with torch.no_grad():
+        here, there = (
+            logits_of(model(x=scaled(run, X)))
+            for model in (written, run.model(run.clients[0], stage="shared"))
+        )
+    assert torch.equal(here, there)

@@ -821,8 +821,8 @@ def _write(run: Run, part: Path, chosen: Sequence[str], config: str) -> None:
         shared |= {n: values[n] for n in same}
         content = {n: v for n, v in values.items() if n not in same}
         entries[name] = _tensors(part / "clients" / state_name(name), content)
-    if not entries:
-        shared = {n: v for n, v in whole.items() if not (plain and is_state(n))}
+    if not entries or run.method.server.send is None:  # for people without a model, too
+        shared |= {n: v for n, v in whole.items() if not (plain and is_state(n))}
     info = {
         "kind": "personalised models",
         "format": FORMAT,
