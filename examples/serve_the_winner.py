@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 import fedkeep
+from examples import next_month
+from examples.shell import fedkeep as fedkeep_
 from fedkeep import methods
 from fedkeep.models import MLP
 
@@ -34,7 +36,11 @@ def main(epochs: int = 8) -> dict[str, dict[str, float]]:
         found[name]["new"] = run.on(new).evaluate(clients=new.ids)["accuracy"]
         with tempfile.TemporaryDirectory() as folder:
             models = Path(folder) / "models"
-            run.export(models, [*data.ids, *new.ids])
+            run.save(Path(folder) / "run")
+            given = {"model": MLP(features=4, classes=3), "method": METHODS[name](), "data": data}
+            again = fedkeep.load_run(Path(folder) / "run", **given)
+            assert again.evaluate() == run.evaluate()
+            again.export(models, [*data.ids, *new.ids])
             x = torch.tensor([[0.5, 1.0, -1.0, 0.0]])
             for client in (data.ids[3], new.ids[0]):
                 module = MLP(features=4, classes=3)
@@ -46,5 +52,31 @@ def main(epochs: int = 8) -> dict[str, dict[str, float]]:
     return found
 
 
+COMMANDS = """
+compare may.toml --methods fine_tuned,mixture,fedrep,furl --seeds 1 --no-references --out compared
+personalize compared/runs/WINNER-0 --new new.csv
+evaluate compared/runs/WINNER-0 --new later.csv
+export compared/runs/WINNER-0 --client c3 --client c30 --out models
+predict models --data later.csv --client c30 --out predicted.csv
+"""
+STRANGER = "predict models --data later.csv --shared --out strangers.csv"
+
+
+def by_toml(winner: str) -> str:
+    """Do the same by commands, with tables; return what was said, and what is predicted for a new person."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "may.toml").write_text(next_month.CONFIG.format(month="may", epochs=4))
+        next_month.write(folder / "may.csv", range(20), 40, plans=3)
+        next_month.write(folder / "new.csv", range(30, 32), 40, plans=3)
+        next_month.write(folder / "later.csv", range(30, 32), 50, plans=3)
+        said = [fedkeep_(folder, line.replace("WINNER", winner)) for line in COMMANDS.split("\n") if line]
+        if winner != "fedrep":  # its shared part has no head
+            fedkeep_(folder, STRANGER)
+        print(said[2])
+        return (folder / "predicted.csv").read_text()
+
+
 if __name__ == "__main__":
     main()
+    by_toml("fine_tuned")

@@ -144,6 +144,14 @@ def test_every_winner_can_be_served() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("winner", ["fine_tuned", "mixture", "fedrep", "furl"])
+def test_every_winner_can_be_served_by_commands(winner: str) -> None:
+    module = example("serve_the_winner")
+    assert lines(example("next_month").CONFIG + module.COMMANDS + module.STRANGER) <= 40
+    assert module.by_toml(winner).count("\nc30,") == 50
+
+
+@pytest.mark.slow
 def test_a_task_gains_from_the_user_vector_of_another() -> None:
     found = example("multi_task").main()
     assert found["both tasks"] > found["clicks alone"] + 0.1
