@@ -30,6 +30,7 @@ from fedkeep.report.tables import Table, latex_escape, mean_std, to_csv, to_late
 from fedkeep.report.worth import (
     NO_SUBJECT,
     Comparison,
+    asked,
     compare,
     comparisons,
     counted,
@@ -171,7 +172,7 @@ def against_references(
     """
     found: list[Comparison] = []
     for side in sides:
-        others = [r for r in references if r.runs != side.runs]
+        others = sorted((r for r in references if r.runs != side.runs), key=asked)
         if side.runs[0].method in NO_SUBJECT:
             found += [c for r in others if r.reference in MUST_BEAT for c in compare(side, r, metric)]
             continue

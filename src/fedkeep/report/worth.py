@@ -150,7 +150,7 @@ def recognised(group: Configuration, groups: Sequence[Configuration]) -> tuple[l
     return found, faults
 
 
-def _asked(side: Side) -> int:
+def asked(side: Side) -> int:
     """Return how early a reference is asked for."""
     pooled = side.label.startswith(pairing.ONE_PLACE)
     return 1 if pooled else {"fedavg": 0, "counting": 2}.get(side.reference, 3)
@@ -172,7 +172,7 @@ def comparisons(
     shared = pairing.shared_side(own)
     found: list[Comparison] = []
     faults: list[str] = []
-    for other in [*sorted(references, key=_asked), *([shared] if shared else [])]:
+    for other in [*sorted(references, key=asked), *([shared] if shared else [])]:
         try:
             found += compare(own, other, metric)
         except ConfigError as error:
