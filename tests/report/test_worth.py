@@ -279,3 +279,12 @@ def test_runs_that_do_not_personalise_are_refused(runs: list[Path]) -> None:
         ConfigError, match="None of these runs personalises: Local, Global. Name a run of another method"
     ):
         worth_of([*runs[1::3], *runs[2::3]])
+
+
+def test_another_split_is_named_where_half_of_the_rows_would_do() -> None:
+    same = comparison([3] * 7 + [0] * 5, [0] * 7 + [3] * 5)
+    needed, said = same.found.needed, "data.fractions"
+    assert needed is not None
+    for examples, wanted in ((needed // 5 + 1, True), (needed // 5 - 1, False)):
+        found = replace(same.found, examples=np.full(12, examples))
+        assert (said in sentences(replace(same, found=found))[2]) is wanted

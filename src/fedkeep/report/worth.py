@@ -150,6 +150,10 @@ def recognised(group: Configuration, groups: Sequence[Configuration]) -> tuple[l
     return found, faults
 
 
+LARGER = 5
+"""Times as many test examples as usual: half of a user's rows in place of a tenth."""
+
+
 def asked(side: Side) -> int:
     """Return how early a reference is asked for."""
     pooled = side.label.startswith(pairing.ONE_PLACE)
@@ -233,8 +237,13 @@ def verdict(c: Comparison) -> str:
 def _needed(w: Worth) -> str:
     if w.needed is None:
         return ""
-    named = w.count("better") + w.count("worse")
-    split = "" if named else " With a larger test part some could be named: data.fractions = [0.4, 0.1, 0.5]."
+    nobody = not w.count("better") + w.count("worse")
+    enough = LARGER * int(w.examples.max()) >= w.needed
+    split = (
+        " Half of their rows would be enough for some: data.fractions = [0.4, 0.1, 0.5]."
+        if nobody and enough
+        else ""
+    )
     return f" A difference of 10 points takes about {w.needed:,} test examples of a user.{split}"
 
 
