@@ -237,7 +237,7 @@ def verdict(c: Comparison) -> str:
 def _needed(w: Worth) -> str:
     if w.needed is None:
         return ""
-    nobody = not w.count("better") + w.count("worse")
+    nobody = w.count("better") + w.count("worse") == 0
     enough = LARGER * int(w.examples.max()) >= w.needed
     split = (
         " Half of their rows would be enough for some: data.fractions = [0.4, 0.1, 0.5]."
