@@ -18,12 +18,14 @@ from fedkeep.data import FederatedData, Ragged
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config, settled
 from fedkeep.experiments.config import Config, LossConfig, builtin_config, parse_config
 from fedkeep.experiments.plugins import builtin_names
-from fedkeep.experiments.simulate import simulate
+from fedkeep.experiments.run_settings import RunSettings
+from fedkeep.experiments.simulate import Simulation, simulate
 from fedkeep.methods import METHODS, Phase, apfl, fedavg, mixture
 from fedkeep.methods.phase import UsualSize
 from fedkeep.methods.usual import OWN, usual_of
 from fedkeep.models import MLP, BagOfWords
 from fedkeep.nn.accelerate import swaps_of
+from fedkeep.privacy import DifferentialPrivacy
 from tests.experiments.configs import PICTURES, config, shops
 
 
@@ -210,3 +212,24 @@ def test_a_rate_that_is_named_is_not_the_usual_one() -> None:
             method = one.method.model_copy(update={"loss": LossConfig(kind="squared_error")})
             (phase,) = build_method(method).fitted(MLP(3, 1)).client.phases
             assert phase.optimizer.learning_rate == rate
+
+
+@pytest.mark.parametrize(
+    ("examples", "epochs"),
+    [((160, 320), 30), ((80, 81), 58), ((1, 3), 90), ((), None)],
+    ids=["600 steps in 30 epochs", "10 and 11 steps each", "one step each", "nobody"],
+)
+def test_clients_of_few_steps_train_longer(examples: tuple[int, ...], epochs: int | None) -> None:
+    counts = np.array(examples, np.int64)
+    assert RunSettings().decided(counts, 8).epochs == epochs
+    assert RunSettings(epochs=2).decided(counts, 8).epochs == 2
+    assert RunSettings(rounds=3).decided(counts, 8).length(1) == 3
+
+
+def test_how_long_a_run_is_by_default_hangs_on_no_example_under_differential_privacy() -> None:
+    data, settings = of("x", np.ones((12, 3), np.float32)), RunSettings(sampling="poisson")
+    open_, private = (
+        Simulation(MLP(3, 2), fedavg(), data, settings, privacy=privacy).conductor.rounds
+        for privacy in (None, DifferentialPrivacy(noise=1.0, clip=1.0, heaviest=6.0))
+    )
+    assert (open_, private) == (90, 30)

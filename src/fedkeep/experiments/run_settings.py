@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedkeep.core.errors import ConfigError, check_choice, check_whole
 from fedkeep.engines.round import Sampling
 
 OnNonfinite = Literal["stop", "skip"]
-EPOCHS = 30.0
-"""Passes over the training data, where nobody says how many."""
+EPOCHS, MOST_EPOCHS, STEPS = 30, 90, 600
+"""Passes over the training data where nobody says how many: the first, or, where a client takes fewer steps in these, as
+many passes as these steps need, but no more than the second."""
 LEAST = {"rounds": 0, "cohort": 1, "workers": 1, "evaluate_every": 0, "min_clients": 0}
 
 
@@ -24,7 +28,8 @@ class RunSettings:
     Attributes:
         rounds: how many rounds; or give ``epochs``.
         epochs: passes over the training data, instead of ``rounds``; more than none are at least one round. Without
-            either 30.
+            either 30, and in a simulation more, up to 90, where clients with few examples take fewer than 600 steps in
+            them.
         cohort: clients a round (all of them, where there are fewer).
         sampling: ``"shuffled"`` (every client once an epoch), ``"independent"`` draws, or ``"poisson"`` (each client
             by a coin of its own, ``cohort`` of them on average).
@@ -87,8 +92,6 @@ class RunSettings:
             raise ConfigError(f"epochs must be a finite number of at least 0; got {self.epochs}.")
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("Give either rounds or epochs.")
-        if self.rounds is None and self.epochs is None:
-            object.__setattr__(self, "epochs", EPOCHS)
         if isinstance(self.hold_out, list | tuple):
             object.__setattr__(self, "hold_out", tuple(self.hold_out))
         elif isinstance(self.hold_out, str) or not 0 <= self.hold_out < 1:
@@ -110,10 +113,25 @@ class RunSettings:
         check_choice("sampling must be", self.sampling, get_args(Sampling))
         check_choice("on_nonfinite must be", self.on_nonfinite, get_args(OnNonfinite))
 
+    @property
+    def passes(self) -> float | None:
+        """Passes over the training data; None where rounds are given."""
+        return EPOCHS if self.rounds is None and self.epochs is None else self.epochs
+
     def length(self, rounds_per_epoch: int) -> int:
         """Return the number of rounds that ``rounds`` or ``epochs`` asks for."""
         if self.rounds is not None:
             return self.rounds
-        if not self.epochs:
-            return 0
-        return max(1, round(self.epochs * rounds_per_epoch))
+        return max(1, round(self.passes * rounds_per_epoch)) if self.passes else 0
+
+    def decided(self, counts: NDArray[np.int64], batch_size: int) -> Self:
+        """Return settings that say how many epochs, where these say neither epochs nor rounds.
+
+        Args:
+            counts: how many examples each client trains on, (clients,).
+            batch_size: examples a mini-batch, as is usual for the model.
+        """
+        if self.rounds is not None or self.epochs is not None or not len(counts):
+            return self
+        steps = float(np.mean(np.ceil(counts / batch_size)))
+        return replace(self, epochs=float(min(MOST_EPOCHS, max(EPOCHS, math.ceil(STEPS / steps)))))

@@ -60,6 +60,7 @@ from fedkeep.experiments.run_directory import RunDirectory, removed_if_it_fails
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.trackers import Tracker
 from fedkeep.methods import Global, Method
+from fedkeep.methods.usual import usual_of
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.store import Default, MemoryStore, PrivateStore, VersionLedger
 from fedkeep.tasks import tasks_in
@@ -229,13 +230,17 @@ class Simulation:
                     values[name].copy_(value)
         check_device(settings.device)
         check_engine(settings.engine, settings.workers, settings.device)
-        self.settings, self.data, self.given_store = settings, data, private
+        self.data, self.given_store = data, private
         self.data_folder = data_folder
         self.net = Net(module.to(settings.device))
         self.clients, self.held_out = parted(data, settings.hold_out, int(seed))
         check_splits(settings, method, data, self.clients)
         # Who has no training examples is never drawn, but judged with default private values (FURL, §4.2).
-        trains = self.clients[train_counts(data, method)[self.clients] > 0]
+        counts = train_counts(data, method)[self.clients]
+        trains = self.clients[counts > 0]
+        if privacy is None:  # a budget is of rounds that hang on nobody's examples
+            settings = settings.decided(counts[counts > 0], usual_of(model).batch_size)
+        self.settings = settings
         self.conductor = Conductor(
             settings,
             Members(

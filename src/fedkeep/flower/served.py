@@ -118,7 +118,7 @@ def limits_of(run: RunSettings) -> Limits:
     By epochs a client trains about once in each. How many rounds these are, and so how often is judged where
     ``evaluate_every`` says so in rounds, depends on who is there: then there is no limit to judging but the owner's.
     """
-    passes = run.rounds if run.rounds is not None else math.ceil(run.epochs or 0)
+    passes = run.rounds if run.rounds is not None else math.ceil(run.passes or 0)
     trainings = passes + max(passes, AGAIN)
     if run.rounds is None and run.evaluate_every:
         return Limits(trainings=trainings)
