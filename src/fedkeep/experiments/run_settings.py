@@ -28,8 +28,8 @@ class RunSettings:
     Attributes:
         rounds: how many rounds; or give ``epochs``.
         epochs: passes over the training data, instead of ``rounds``; more than none are at least one round. Without
-            either 30, and in a simulation more, up to 90, where clients with few examples take fewer than 600 steps in
-            them.
+            either 30, and where clients take fewer than 600 steps in these, as many as 600 steps take, at most 90. On
+            real machines, whose server does not know how many examples a client has, and under differential privacy 30.
         cohort: clients a round (all of them, where there are fewer).
         sampling: ``"shuffled"`` (every client once an epoch), ``"independent"`` draws, or ``"poisson"`` (each client
             by a coin of its own, ``cohort`` of them on average).
