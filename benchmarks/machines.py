@@ -44,12 +44,18 @@ class Normed(nn.Module):
 TABLES = {
     "fedbn": ('kind = "fedbn"', 'kind = "benchmarks.machines:Normed"'),
     "kteps": ('kind = "kteps"\nhead = "head"\nnoise = 0.0', TWO_LAYERS),
+    "kteps_star": (
+        'kind = "kteps_star"\nhead = "head"\nnoise = 0.0\nstart = 1\nend = 2\ntable = "body.weight"',
+        TWO_LAYERS,
+    ),
     "furl": ('kind = "furl"', LINEAR),
     "mixture": ('kind = "mixture"\nlocal_epochs = 1\nmixture_epochs = 1', MIXTURE),
 }
 """Tables of the method and the model, where they are not the usual ones."""
+NOISELESS = "Without its noise on uploads: devices draw that from their system, so no two runs are alike."
 NOTES = {
-    "kteps": "Without its noise on uploads: devices draw that from their system, so no two runs are alike."
+    "kteps": NOISELESS,
+    "kteps_star": f"{NOISELESS} It projects the first layer, as this model has no table of words.",
 }
 ROUNDS = 6
 APART = ("fedamp", "fedpac", "pfedhn")
