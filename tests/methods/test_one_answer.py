@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from fedkeep.core.sealed import read_sealed
 from fedkeep.engines.rehearsal import told_head
 from fedkeep.experiments.run import INFO
 from fedkeep.experiments.summary import summarize
+from fedkeep.methods import Global, Sent
+from fedkeep.methods.private import SendWithoutBound
+from fedkeep.models import Linear
 from tests.methods.table import DATA, ROWS, trained
 from tests.tiny import classes, everyone, on_server, same_bits
 
@@ -80,6 +84,29 @@ PARTS = {"fedamp", "fedpac", "pfedhn"}
 def test_who_cannot_be_served_is_said_before_training(name: str) -> None:
     told = told_head(ROWS[name][1], ROWS[name][0]().double(), DATA)
     assert ("none for people who come later" in told) == (name in PARTS)
+
+
+def failing(server: Global, client: str) -> Sent:
+    raise RuntimeError("it is not asked before training")
+
+
+@fedkeep.methods.sends_to("all")
+def failing_alike(server: Global, client: str) -> Sent:
+    return failing(server, client)
+
+
+@fedkeep.methods.sends_to("members")
+def failing_apart(server: Global, client: str) -> Sent:
+    return failing(server, client)
+
+
+def test_whose_an_own_send_is_goes_by_what_it_says() -> None:
+    def told(send: Any) -> str:
+        return told_head(fedkeep.methods.fedavg().on_server(send=send), Linear(3, 2), DATA)
+
+    assert told(failing) == told(failing_alike) == ""
+    for send in (failing_apart, SendWithoutBound(send=failing_apart)):
+        assert "none for people who come later" in told(send)
 
 
 @pytest.mark.parametrize("name", ROWS)

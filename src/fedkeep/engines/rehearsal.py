@@ -24,16 +24,17 @@ from torch import Tensor, nn
 
 from fedkeep.core.buffers import Place
 from fedkeep.core.declared import declared
-from fedkeep.core.errors import DataError, FedkeepError
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.modes import EagerMode
 from fedkeep.core.net import IMAGES, Net, float_type, logits_of, on_cpu, tensors_of
 from fedkeep.core.params import SERVER, Batch, Params, clone, is_state, prefixed, tensors_in
 from fedkeep.core.seeds import forked, without_draws
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines.batches import load_batch
-from fedkeep.engines.first_values import first_default, first_global, first_kept
+from fedkeep.engines.first_values import first_default, first_kept
 from fedkeep.engines.tables.local_rows import Examples
 from fedkeep.methods import Method
+from fedkeep.methods.declared import sent_to
 from fedkeep.methods.features import Known
 from fedkeep.methods.terms import Term
 from fedkeep.split import immovable
@@ -143,17 +144,12 @@ def fit(method: Method, model: nn.Module, data: FederatedData) -> Method:
 def told_head(method: Method, model: nn.Module, data: FederatedData) -> str:
     """Return a line on the head that was found for a model, see ``Method.tells_head``, and on whom the server cannot serve."""
     told = method.tells_head(model, partial(some_examples, model, data))
-    if method.server.send is None:
+    if sent_to(method.server.send) != "members":
         return told
-    try:
-        begun = first_global(method, Net(method.made_for(model)), data.select([0]))
-        method.server.sent(begun, "")
-    except DataError:  # there is no such client
-        nobody = f"{method.name}'s server has a part for each client that trains, and none for people who come later"
-        return f"{told}; {nobody}" if told else nobody
-    except Exception:  # noqa: BLE001 - of a function of one's own, which may read ids: nothing is known
-        return told
-    return told
+    nobody = (
+        f"{method.name}'s server has a part for each client that trains, and none for people who come later"
+    )
+    return f"{told}; {nobody}" if told else nobody
 
 
 def some_examples(model: nn.Module, data: FederatedData) -> Batch | None:

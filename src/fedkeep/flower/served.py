@@ -23,7 +23,7 @@ from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import to_toml
 from fedkeep.methods import Method
-from fedkeep.methods.feddyn import parameters_alone
+from fedkeep.methods.declared import sent_to
 from fedkeep.remote.node_config import experiment
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation
@@ -90,7 +90,7 @@ def at_the_end(method: Method) -> list[str]:
             "Its models are made after the rounds: then each device runs fedkeep device adapt, or the server orders it "
             "once (only = 'adapt')."
         )
-    if method.server.send not in (None, parameters_alone):
+    if sent_to(method.server.send) != "all":
         lines.append(
             "It sends each client something else: publish a file for each, by fedkeep flower publish --client."
         )

@@ -23,7 +23,7 @@ from fedkeep.methods.client import (
     by_share,
     newest,
 )
-from fedkeep.methods.declared import reveals
+from fedkeep.methods.declared import reveals, sends_to
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedala import fedala
 from fedkeep.methods.fedamp import fedamp
@@ -185,5 +185,6 @@ __all__ = [
     "reveals",
     "scaffold",
     "securely",
+    "sends_to",
     "terms",
 ]

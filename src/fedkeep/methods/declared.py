@@ -1,4 +1,4 @@
-"""What a method says of what leaves: what is revealed on purpose, and what uploads must not go through."""
+"""What a method says of its hooks: what is revealed on purpose, what uploads must not go through, whom `send` serves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedkeep.methods.terms import Term
 
@@ -110,3 +110,24 @@ def unfit(*, clipping: str = "", noise: str = "") -> Callable[[F], F]:
 def why_unfit(update: Callable[..., Any], what: str) -> str:
     """Return why an update is unfit for ``clipping`` or ``noise``; empty: it is not."""
     return str(getattr(update, f"unfit_for_{what}", ""))
+
+
+def sends_to(whom: Literal["all", "members"]) -> Callable[[F], F]:
+    """Say of a server's ``send`` whose it is; it stands before the function or class.
+
+    Args:
+        whom: ``"all"``: everybody gets the same, people who come later too; ``"members"``: each client that trains has a
+            part of its own on the server, and nobody else has one. A ``send`` that says neither may give each client
+            something else, and is asked for people who come later when there are some.
+    """
+
+    def declare(function: F) -> F:
+        function.sends_to = whom  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def sent_to(send: Callable[..., Any] | None) -> str:
+    """Return whose a server's ``send`` is, as ``sends_to`` has said it; empty: it was not said."""
+    return "all" if send is None else str(getattr(send, "sends_to", ""))

@@ -26,7 +26,7 @@ from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Sent
 from fedkeep.methods.copies import COPY, PREFIX, PulledCopy, copy_of, predict_copy, with_copy
-from fedkeep.methods.declared import reveals
+from fedkeep.methods.declared import reveals, sends_to
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Reduction, Roster, Server
@@ -42,6 +42,7 @@ def first_models(net: Net, clients: Roster) -> State:
     return {**models, KNOWN: torch.zeros(len(clients), dtype=torch.bool)}
 
 
+@sends_to("members")
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
     """u_i of a client: what it is sent.

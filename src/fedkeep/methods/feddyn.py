@@ -19,7 +19,7 @@ from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Sent, zeros_like_trainable
-from fedkeep.methods.declared import reveals, unfit
+from fedkeep.methods.declared import reveals, sends_to, unfit
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
@@ -51,6 +51,7 @@ class NewSlope:
         )
 
 
+@sends_to("all")
 def parameters_alone(server: Global, client: str) -> Sent:
     """Send w and no state, the same to everybody."""
     return Sent(params=server.params)

@@ -27,6 +27,7 @@ from fedkeep.core.params import SERVER, Batch, Params, State, prefixed, under
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client, Finish, Finished, Sent
+from fedkeep.methods.declared import sends_to
 from fedkeep.methods.features import as_received, one_hot, pooled_features
 from fedkeep.methods.fedproto import NearPrototypes, NoPrototypes, NoSums, new_prototypes
 from fedkeep.methods.labels import class_of
@@ -108,6 +109,7 @@ class FirstHeads:
         return {**heads, **NoPrototypes(self.classifier)(net, clients)}
 
 
+@sends_to("members")
 def own_head(server: Global, client: str) -> Sent:
     """Send the body, the client's own head, and the means by class."""
     place = server.clients.index(client)

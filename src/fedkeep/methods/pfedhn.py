@@ -28,6 +28,7 @@ from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client, Sent
+from fedkeep.methods.declared import sends_to
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Reduction, Roster, Server, averaging, check_uniform
 from fedkeep.split import Upload
@@ -116,6 +117,7 @@ class FirstHypernetwork:
         )
 
 
+@sends_to("members")
 def own_model(server: Global, client: str) -> Sent:
     """Send a client its θ_k, and the buffers."""
     v = server.state[EMBEDDING][server.clients.index(client)]

@@ -23,7 +23,7 @@ from fedkeep.core.params import SERVER, Params, State, under
 from fedkeep.methods.aggregate import Reduced, RunningMean
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Sent, by_share, newest
-from fedkeep.methods.declared import why_unfit
+from fedkeep.methods.declared import sent_to, why_unfit
 from fedkeep.methods.server import Global, Reduction, Roster, WeightedMean
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, GaussianNoise, Link
 from fedkeep.privacy.dp import floating
@@ -134,6 +134,11 @@ class SendWithoutBound:
     """What the method sends each client; it does not know of the bound."""
 
     send: Callable[[Global, str], Sent]
+
+    @property
+    def sends_to(self) -> str:
+        """Whose the method's is."""
+        return sent_to(self.send)
 
     def __call__(self, server: Global, client: str) -> Sent:
         """Return it."""
