@@ -15,7 +15,6 @@ from torch.utils.data import TensorDataset
 import fedkeep
 from fedkeep import FederatedData
 from fedkeep.core.errors import DataError
-from fedkeep.data import read_frame
 
 FRAME = pyarrow.table(
     {
@@ -45,7 +44,7 @@ def pairs(n: int, width: int = 3) -> TensorDataset:
 
 
 def test_a_frames_other_numbers_are_features() -> None:
-    data = read_frame(FRAME, client="who", label="way", standardise=False)
+    data = FederatedData.from_frame(FRAME, client="who", label="way", standardise=False)
     assert list(data.ids) == ["a", "b"]
     assert data.meta["label_names"] == ["bike", "bus"]
     np.testing.assert_array_equal(data.columns["x"], np.array([[2, 0], [4, 1], [1, 1], [3, 0]], np.float32))
@@ -55,8 +54,8 @@ def test_a_frames_other_numbers_are_features() -> None:
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_frames_of_other_libraries(library: str) -> None:
     frames = pytest.importorskip(library)
-    data = read_frame(frames.DataFrame(FRAME.to_pydict()), client="who", label="way")
-    expected = read_frame(FRAME, client="who", label="way")
+    data = FederatedData.from_frame(frames.DataFrame(FRAME.to_pydict()), client="who", label="way")
+    expected = FederatedData.from_frame(FRAME, client="who", label="way")
     assert data.fingerprint() == expected.fingerprint()
 
 
@@ -82,12 +81,12 @@ def test_frames_of_other_libraries(library: str) -> None:
 )
 def test_frames_that_do_not_fit(frame: Any, options: dict[str, Any], facts: dict[str, Any]) -> None:
     with pytest.raises(DataError) as error:
-        read_frame(frame, label="way", **options)
+        FederatedData.from_frame(frame, label="way", **options)
     assert facts.items() <= error.value.facts.items()
 
 
 def test_a_frame_in_place_of_columns_is_told_where_it_goes() -> None:
-    with pytest.raises(DataError, match="read_frame") as error:
+    with pytest.raises(DataError, match="from_frame") as error:
         FederatedData.from_columns(["a", "b", "a", "b"], FRAME)
     assert error.value.facts["got"] == "Table"
 

@@ -19,7 +19,6 @@ from fedkeep.data.readers import (
     fashion_mnist,
     huggingface,
     movielens,
-    read_frame,
     read_table,
     review_files,
 )
@@ -68,7 +67,6 @@ __all__ = [
     "movielens",
     "next_tokens",
     "opt_out",
-    "read_frame",
     "read_table",
     "read_word_vectors",
     "review_files",

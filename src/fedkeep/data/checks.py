@@ -32,7 +32,7 @@ def as_columns(columns: Mapping[str, Column], rows: int | None = None) -> dict[s
     """
     if not isinstance(columns, Mapping):
         raise DataError(
-            "Wanted columns by name, e.g. {{'x': features, 'label': labels}}; got {got}. fedkeep.data.read_frame takes "
+            "Wanted columns by name, e.g. {{'x': features, 'label': labels}}; got {got}. FederatedData.from_frame takes "
             "a data frame.",
             got=type(columns).__name__,
         )

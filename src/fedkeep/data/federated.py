@@ -130,6 +130,27 @@ class FederatedData:
         return cls.from_columns(*columns_of_datasets(datasets, names), meta)
 
     @classmethod
+    def from_frame(
+        cls, frame: Any, *, client: str = "client", label: str | Sequence[str] = "label", **options: Any
+    ) -> FederatedData:
+        """Take the rows of a data frame of pandas, polars or pyarrow as examples.
+
+        Args:
+            frame: one example a row.
+            client: name of the column of client ids.
+            label: name of the column of labels, which may be texts.
+            options: further arguments of :func:`fedkeep.data.read_table`. Without ``features`` and ``text``, all other
+                columns of numbers are features, in the frame's order.
+
+        Raises:
+            DataError: as of ``read_table``; or a column that nobody named is no feature.
+            ConfigError: the column of clients, which is there, is given as ``user``, as of ``read_table``.
+        """
+        from fedkeep.data.readers.tables import data_of_frame  # readers make what this file defines
+
+        return data_of_frame(frame, client, label, options)
+
+    @classmethod
     def from_groups(
         cls,
         names: Sequence[str],

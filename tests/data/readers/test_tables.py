@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.data import CharVocabulary, WordVocabulary, read_frame, read_table
+from fedkeep.data import CharVocabulary, FederatedData, WordVocabulary, read_table
 from fedkeep.data.preparation import Rules, prepared
 from fedkeep.data.readers import load
 from fedkeep.data.readers.cells import Cells, Table
@@ -541,11 +541,11 @@ def test_a_text_as_label_of_a_regression_is_told_where_the_task_stands(tmp_path:
 def test_a_frame_is_told_its_own_argument_of_clients() -> None:
     frame = pa.table({"user": ["a", "b"], "size": [1.0, 2.0], "label": [0, 1]})
     with raises(ConfigError, said="client='user'", user="user"):
-        read_frame(frame, user="user")
+        FederatedData.from_frame(frame, user="user")
     with raises(DataError, said="client = 'COLUMN'", column="person", there=["label", "size", "user"]):
-        read_frame(frame, user="person")
+        FederatedData.from_frame(frame, user="person")
     with raises(DataError, said="client = 'COLUMN'", column="client"):
-        read_frame(frame)
+        FederatedData.from_frame(frame)
 
 
 def test_a_misspelt_file_is_told_the_near_one(tmp_path: Path) -> None:

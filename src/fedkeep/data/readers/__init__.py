@@ -19,7 +19,7 @@ from fedkeep.data.readers.movielens import (
 )
 from fedkeep.data.readers.review_files import raw_review_files, review_files
 from fedkeep.data.readers.shakespeare import shakespeare
-from fedkeep.data.readers.tables import raw_table, read_frame, read_table
+from fedkeep.data.readers.tables import raw_table, read_table
 from fedkeep.data.readers.tars import raw_tars, tars
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "raw_review_files",
     "raw_table",
     "raw_tars",
-    "read_frame",
     "read_table",
     "review_files",
     "shakespeare",

@@ -188,22 +188,10 @@ read_table = encoded_alone(raw_table)
 """Read a table as :func:`raw_table` does, and encode it."""
 
 
-def read_frame(
-    frame: Any, *, client: str = "client", label: str | Sequence[str] = "label", **options: Any
+def data_of_frame(
+    frame: Any, client: str, label: str | Sequence[str], options: dict[str, Any]
 ) -> FederatedData:
-    """Take the rows of a data frame of pandas, polars or pyarrow as examples.
-
-    Args:
-        frame: one example a row.
-        client: name of the column of client ids.
-        label: name of the column of labels, which may be texts.
-        options: further arguments of :func:`fedkeep.data.read_table`. Without ``features`` and ``text``, all other
-            columns of numbers are features, in the frame's order.
-
-    Raises:
-        DataError: as of ``read_table``; or a column that nobody named holds no numbers.
-        ConfigError: the column of clients, which is there, is given as ``user``, as of ``read_table``.
-    """
+    """Return what ``FederatedData.from_frame`` does; its arguments and errors."""
     if "user" in options:
         other_columns(
             frame, names_in(options["user"]), (), naming_of({"client": options["user"]}, frame=True)
