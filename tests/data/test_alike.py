@@ -50,6 +50,14 @@ def test_labels_that_are_alike_and_classes_only_in_test_are_said_before_training
     assert [str(w.message) for w in said if str(w.message) in (spelled, unseen)] == [spelled, unseen]
 
 
+def test_numbers_of_classes_only_in_test_are_said_too() -> None:
+    columns = {"x": np.ones((5, 1), "f4"), "label": [0, 1, 0, 7, 1]}
+    data = FederatedData.from_columns(list("aabba"), columns, ["train", "train", "train", "test", "test"])
+    (unseen,) = label_warnings(data)
+    assert "test split alone" in unseen
+    assert "7 (1 examples)" in unseen
+
+
 def test_what_was_mended_as_advised_is_not_said_again(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

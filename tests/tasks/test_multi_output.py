@@ -138,6 +138,8 @@ def test_metrics_are_over_all_numbers(engine: str) -> None:
     assert found["rmse"] == pytest.approx(float(np.sqrt((error**2).mean())), rel=1e-5)
     assert found["mae"] == pytest.approx(float(np.abs(error).mean()), rel=1e-5)
     assert found["rmse"] < 0.3
+    each = np.sqrt((error**2).mean(0))
+    assert [found["rmse/0"], found["rmse/1"]] == pytest.approx(each.tolist(), rel=1e-5)
 
 
 def test_the_mean_of_each_output_is_the_reference() -> None:
@@ -165,6 +167,13 @@ def test_from_a_configuration_to_predictions_in_units(table: Path) -> None:
 
     command("check", "run.toml")
     command("run", "run.toml", "--out", "r")
+    told = command("evaluate", "r").stdout
+    assert [name for name in ("RMSE of price", "RMSE of weight") if name not in told] == []
+    scales = np.asarray(fedkeep.load_run("r").data.meta["units"][1])
+    found = fedkeep.load_run("r").evaluate()
+    each = np.asarray([found[f"rmse/{name}"] for name in TARGETS])
+    assert (each < (120, 0.05)).all()  # in units of their own
+    assert found["rmse"] == pytest.approx(float(np.sqrt(((each / scales) ** 2).mean())))
     command("export", "r", "--out", "m", "--all")
     result = command("predict", "m", "--data", "table.csv")
     rows = list(csv.DictReader(io.StringIO(result.stdout)))

@@ -142,9 +142,9 @@ def _counts_rows(name: str, values: NDArray[Any]) -> bool:
 
 
 def label_warnings(data: Labelled) -> Iterator[str]:
-    """Yield what is to be said of classes with names: those that are alike, and those in the test split alone."""
+    """Yield what is to be said of classes: of names that are alike, and of classes in the test split alone."""
     names = list(map(str, data.meta.get("label_names") or ()))
-    for task in tasks_in(data.meta) if names else ():
+    for task in tasks_in(data.meta):
         label = data.columns.get(task.label)
         classes = task.kind.one_class or of_several(task.kind.name)
         if not classes or label is None or isinstance(label, Ragged):
@@ -153,7 +153,7 @@ def label_warnings(data: Labelled) -> Iterator[str]:
         trained, tested = (
             _counts(label[data.split_rows(split)], len(everything)) for split in ("train", "test")
         )
-        if len(everything) == len(names) and (said := spellings("classes", names, everything)):
+        if names and len(everything) == len(names) and (said := spellings("classes", names, everything)):
             yield said
         unseen = np.flatnonzero((tested > 0) & (trained == 0))
         if len(unseen):
@@ -163,8 +163,8 @@ def label_warnings(data: Labelled) -> Iterator[str]:
             )
             more = f", and {len(unseen) - MOST} more" if len(unseen) > MOST else ""
             yield (
-                f"Classes that are in the test split alone, so nothing is trained on them: {told}{more}. Are they "
-                f"spelled as in the training split?"
+                f"Classes that are in the test split alone, so nothing is trained on them: {told}{more}. "
+                + ("Are they spelled as in the training split?" if names else "Are their numbers right?")
             )
 
 

@@ -85,6 +85,12 @@ class Judgement:
         whole = {name: CLASS_METRICS[name](*self._classes(name)) for name in names}
         return {self.task.metric(name): value for name, value in (whole | means).items()}
 
+    def by_output(self) -> np.ndarray:
+        """Return of several numbers an example the RMSE of each, (outputs,), in the units that labels were read in."""
+        errors = self.score.reshape(-1, int((self.row == self.row[0]).sum()))  # an example's are neighbours
+        scales = 1.0 if self.task.units is None else np.asarray(self.task.units[1])
+        return np.asarray(np.sqrt((errors**2).mean(0)) * scales)
+
     def by_client(self, name: str) -> dict[int, tuple[float, int]]:
         """Return by client (the metric of its own examples, their number), for one of ``metrics.CLASS_METRICS``.
 

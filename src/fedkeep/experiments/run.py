@@ -48,7 +48,7 @@ from fedkeep.experiments.side_by_side import side_by_side
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.methods.base import Recalls, forward
 from fedkeep.store import Default, MemoryStore, PrivateStore
-from fedkeep.tasks import tasks_in
+from fedkeep.tasks import MULTI_OUTPUT, tasks_in
 from fedkeep.tasks.results import Examples, Model
 from fedkeep.version import __version__
 
@@ -205,7 +205,8 @@ class Run:
 
         Returns:
             Metrics over all examples pooled; ``accuracy_user_mean`` is the unweighted mean over clients. The run's
-            ``metrics`` are among them.
+            ``metrics`` are among them, and of several numbers an example the RMSE of each in its own units, by its name:
+            ``rmse/price``.
 
         Raises:
             DataError: there is no such client, or none of them has an example in the split.
@@ -222,6 +223,12 @@ class Run:
         out: dict[str, float] = {}
         for judged in device.judge(self.orders(chosen), split, (model,)):
             out |= judged.metrics(model, self.metrics)
+            if judged.examples and judged.task.kind.name == MULTI_OUTPUT.name:
+                found_each = judged.of(model).by_output().tolist()
+                names = self.data.meta.get("label_names") or range(len(found_each))
+                out |= {
+                    judged.task.metric(f"rmse/{n}"): one for n, one in zip(names, found_each, strict=True)
+                }
         if metrics:
             found = device.outputs(self.orders(chosen), split, model)
             for task, (outputs, labels) in zip(tasks_in(self.data.meta), found, strict=True):
