@@ -75,7 +75,7 @@ def test_all_faults_are_named_at_once() -> None:
         "  run.cohort: wanted a whole number; got 0.5.\n"
         "  run.sampling: wanted 'shuffled', 'independent' or 'poisson'; got 'none'.\n"
         "  modle: unknown key. Did you mean 'model'? Known here: name, seed, data, model, method, run, "
-        "personalization, preparation, privacy, rounds, audit."
+        "personalization, ranking, preparation, privacy, rounds, audit."
     )
 
 

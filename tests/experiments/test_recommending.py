@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import fedkeep
 from fedkeep import FederatedData, methods, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError
 from fedkeep.data.leave_one_out import leave_one_out
-from fedkeep.experiments.recommending import judged, places
+from fedkeep.experiments.recommending import Popular, judged, places
 from fedkeep.models import MatrixFactorization
 from tests.commands import call
 
@@ -151,3 +153,82 @@ def test_the_command(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     assert "NDCG@5" in told.output
     assert (tmp_path / "l.csv").read_text().splitlines()[0] == '"client","rank","item","score"'
+
+
+FILMS = """
+[data]
+reader = "table"
+path = "films.csv"
+user = "person"
+item = "film"
+label = "stars"
+
+[method]
+kind = "fedavg"
+
+[run]
+rounds = 1
+
+[ranking]
+liked = 4
+"""
+
+
+def films(folder: Path) -> Path:
+    """Write ratings of 12 of 20 films by 8 people, and a configuration; labels come in deviations from their mean."""
+    draw = np.random.default_rng(0)
+    rows = [
+        f"p{person},{100 + film},{draw.integers(1, 6)}\n"
+        for person in range(8)
+        for film in draw.choice(20, 12, replace=False)
+    ]
+    (folder / "films.csv").write_text("person,film,stars\n" + "".join(rows))
+    (folder / "films.toml").write_text(FILMS)
+    return folder / "films.toml"
+
+
+def test_a_run_and_a_comparison_rank_all_items_where_the_configuration_asks(tmp_path: Path) -> None:
+    config, out = films(tmp_path), tmp_path / "c"
+    told = call("run", config, "--out", tmp_path / "r")
+    assert told.exit_code == 0, told.output
+    assert "NDCG@10" in told.output
+    asked = ("compare", config, "--methods", "furl,fedavg", "--seeds", "2", "--no-references", "--out", out)
+    told = call(*asked)
+    assert told.exit_code == 0, told.output
+    assert "All items ranked" in told.output
+    assert "All items ranked" in (out / "report.html").read_text()
+    with (out / "tables" / "ranking.csv").open() as file:
+        rows = {(row["method"], row["metric"]): row for row in csv.DictReader(file)}
+    for method in ("furl", "fedavg"):
+        runs = [fedkeep.load_run(out / "runs" / f"{method}-{seed}", data_folder=tmp_path) for seed in (0, 1)]
+        found = [run.full_ranking(ks=(10,), liked=4).metrics for run in runs]
+        for metric in found[0]:
+            value = float(rows[method, metric]["mean"])
+            assert value == pytest.approx((found[0][metric] + found[1][metric]) / 2)
+    assert "NDCG@10" in (out / "tables" / "ranking.tex").read_text()
+    stars = [float(line.rpartition(",")[2]) for line in (tmp_path / "films.csv").read_text().split()[1:]]
+    test = runs[0].data.split_rows("test")
+    liked = sum(map(len, runs[0].full_ranking(ks=(1,), liked=4).ranks.values()))
+    assert 0 < liked < len(test) < len(stars)
+    trained = (out / "runs" / "furl-0" / "timings.jsonl").read_bytes()
+    told = call(*asked, "--set", "ranking.ks=[3]")
+    assert told.exit_code == 0, told.output
+    assert (out / "runs" / "furl-0" / "timings.jsonl").read_bytes() == trained  # the runs are there already
+    analyses = json.loads((out / "runs" / "furl-0" / "analyses.json").read_text())
+    assert [row[0] for row in analyses["ranking"]["rows"]] == ["hr@3", "recall@3", "ndcg@3", "mrr"]
+
+
+def test_counting_is_ranked_beside_them() -> None:
+    counted = Popular(DATA)
+    assert counted(item=torch.arange(6)).tolist() == [1, 0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("key", "said"), [("ranking.ks=[21]", "from 1 to 20"), ("ranking.liked=6", "that counts")]
+)
+def test_a_ranking_that_cannot_be_made_is_refused_before_training(
+    key: str, said: str, tmp_path: Path
+) -> None:
+    told = call("run", films(tmp_path), "--out", tmp_path / "r", "--set", key)
+    assert (told.exit_code, said in told.stderr) == (2, True), told.stderr
+    assert not (tmp_path / "r").exists()

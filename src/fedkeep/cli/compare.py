@@ -168,7 +168,7 @@ def _show(found: Found) -> None:
         show_table(said(c), shown.columns, _starred(shown), note=shown.note.replace("Bold", "With *", 1))
         for line in few(c.users, len(c.seeds)):
             say(line)
-    for table, _ in found.further.values():
+    for table, _ in (*([found.ranking] if found.ranking else []), *found.further.values()):
         show_table(table.title, table.columns, _starred(table), note=table.note.replace("Bold", "With *", 1))
     if found.gains:
         gains = gains_table(found.gains)

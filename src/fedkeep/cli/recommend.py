@@ -10,6 +10,7 @@ import typer
 
 from fedkeep.cli.output import say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, RoundOption, RunArgument, at_round
+from fedkeep.report.wording import metric_name, number
 
 
 def recommend(
@@ -48,11 +49,7 @@ def recommend(
     loaded = at_round(load_run(run, data_folder=data, device=device), round)
     warn_of_unfinished([run])
     found = loaded.full_ranking(split, ks=(n,), liked=liked, clients=client)
-    names = {"hr": "HR", "ndcg": "NDCG", "recall": "Recall", "mrr": "MRR"}
-    rows = []
-    for metric, value in found.metrics.items():
-        name, _, k = metric.partition("@")
-        rows.append([f"{names[name]}@{k}" if k else names[name], f"{value:.4f}"])
+    rows = [[metric_name(metric), number(value, metric)] for metric, value in found.metrics.items()]
     items = sum(map(len, found.ranks.values()))
     note = f"{items:,} items of {found.clients:,} users, each among all that the user had not seen."
     if found.cold_items:

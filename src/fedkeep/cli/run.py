@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeep.cli.output import complain, metrics_table, say
+from fedkeep.cli.output import complain, metrics_table, say, show_table
 from fedkeep.cli.settings import (
     ConfigArgument,
     DataOption,
@@ -21,7 +21,7 @@ from fedkeep.cli.settings import (
 )
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import read_commit, read_info
-from fedkeep.report.wording import lower_is_better, metric_inline, number
+from fedkeep.report.wording import lower_is_better, metric_inline, metric_name, number
 
 if TYPE_CHECKING:
     from fedkeep.experiments.run import Run
@@ -108,6 +108,7 @@ def show_result(run: Run, found: Found) -> None:
     from fedkeep.experiments.learned import remarks, simplest
     from fedkeep.experiments.personalize import scores_of
     from fedkeep.experiments.summary import summarize
+    from fedkeep.report.runs import read_sealed_analyses
     from fedkeep.tasks import tasks_in
 
     task = tasks_in(run.data.meta)[0]
@@ -153,6 +154,12 @@ def show_result(run: Run, found: Found) -> None:
     if last:
         splits = [s for s in ("valid", "test") if run.data.counts(s)[run.clients.positions].any()]
         metrics_table(f"{name}: the same, after each user's last step", {s: run.evaluate(s) for s in splits})
+    if found.config.ranking is not None and run.folder is not None:
+        ranking = read_sealed_analyses(run.folder / "analyses.json")[0]["ranking"]
+        rows = [
+            [metric_name(metric), *(number(v, metric) for v in values)] for metric, *values in ranking["rows"]
+        ]
+        show_table(ranking["title"], list(ranking["columns"]), rows, note=ranking["note"])
     for remark in remarks(run, best):
         say(remark)
     tuned = scores_of(run.history)

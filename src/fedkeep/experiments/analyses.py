@@ -24,6 +24,7 @@ from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.experiments.personalize import ColdStart, labels_of
+from fedkeep.experiments.recommending import Popular, Ranking, full_ranking
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import locked
 from fedkeep.methods.aggregate import RunningMean
@@ -278,6 +279,37 @@ def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
     if not like.is_floating_point():
         return torch.zeros_like(like)
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def add_ranking(run: Run, asked: Ranking) -> None:
+    """Write how the models of a run's clients rank all items of ``test`` into its folder, as the analysis ``ranking``.
+
+    Raises:
+        ConfigError, DataError, MethodError: as for ``full_ranking``.
+    """
+    assert run.folder is not None
+    found = run.full_ranking("test", ks=asked.ks, liked=asked.liked)
+    popular = Popular(run.data)
+    known = full_ranking(
+        run.data, run.clients, lambda _: popular, "test", ks=asked.ks, liked=asked.liked
+    ).metrics
+    items = sum(map(len, found.ranks.values()))
+    note = (
+        f"{items:,} items of {found.clients:,} users on test, each among all items but those that the user had before; items with "
+        "the same score stand before it."
+    )
+    if asked.liked is not None:
+        note += f" Of ratings, {asked.liked:g} and more count."
+    if found.cold_items:
+        note += f" {found.cold_items:,} of them nobody had in training: {found.cold_recall:.1%} of these are found."
+    analysis = {
+        "title": "All items ranked",
+        "note": note,
+        "columns": ["metric", "mean over users", "counting what all users took"],
+        "rows": [[metric, value, known[metric]] for metric, value in found.metrics.items()],
+        "asked": {"ks": list(asked.ks), "liked": asked.liked},
+    }
+    write_analyses(run.folder, {"ranking": analysis})
 
 
 def write_analyses(folder: Path, analyses: Mapping[str, Any]) -> Path:

@@ -26,6 +26,7 @@ from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.data.seen import Seen
 from fedkeep.engines.rehearsal import fit
 from fedkeep.experiments.ahead import Ahead, ahead
+from fedkeep.experiments.analyses import add_ranking
 from fedkeep.experiments.config import AUTO, Config, LossConfig, MethodConfig, ReduceConfig, parse_config
 from fedkeep.experiments.config_tables import check_options
 from fedkeep.experiments.continuing import Before, Origin, encoding_in
@@ -429,6 +430,8 @@ def run_config(
     run = made.run(out, resume, progress)
     if config.personalization is not None:
         add_curve(run, config.personalization, progress)
+    if config.ranking is not None and out is not None:
+        add_ranking(run, config.ranking)
     return run
 
 
@@ -480,6 +483,8 @@ def simulation_of(
     asked, config = config, settled(config, data)
     if config.personalization is not None:
         check_task(data)  # what only comes after training is checked now, not after hours
+    if config.ranking is not None:
+        config.ranking.check(data)
     return Simulation(
         build_model(config, data, folder),
         build_method(config.method),

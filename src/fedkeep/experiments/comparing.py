@@ -34,9 +34,11 @@ from fedkeep.data import FederatedData
 from fedkeep.data.readers.cells import CLASS, ID
 from fedkeep.data.readers.load import load_table
 from fedkeep.experiments.ahead import Ahead
+from fedkeep.experiments.analyses import add_ranking
 from fedkeep.experiments.build import ahead_of, build_data, run_config, simulation_of
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.learned import still_improving
+from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.summary import summarize
@@ -49,7 +51,8 @@ from fedkeep.report import wording
 from fedkeep.report.across import by_group, plain_side_by_side, side_by_side, write_across
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, check_spread, own_side
-from fedkeep.report.runs import RunFiles, read_run
+from fedkeep.report.rankings import RANKING
+from fedkeep.report.runs import RunFiles, read_run, read_sealed_analyses
 from fedkeep.report.standings import Found, find, write
 from fedkeep.report.tables import Table
 from fedkeep.report.wording import lower_is_better
@@ -433,6 +436,8 @@ def found(plan: Plan) -> Found:
             why = path.read_text(encoding="utf-8").strip()
             notes.append(f"{name} is left out: with seed {seed} its training broke down. {why}")
         left += [] if faults else [name]
+    for cell in (c for c in plan.cells if c.label in left):
+        _rank(cell, plan.data)
     runs = [read_run(cell.folder) for cell in plan.cells if cell.label in left]
     if more := list(dict.fromkeys(run.name for run in runs if _improving(run, plan))):
         notes.append(
@@ -457,6 +462,16 @@ def found(plan: Plan) -> Found:
     names = {label: published(kind) for label, kind in known.items() if label == kind and kind in METHODS}
     further = dict(_by_groups(plan, made))
     return replace(made, chosen=plan.chosen, published=names, further=further)
+
+
+def _rank(cell: Cell, data: FederatedData) -> None:
+    """Rank all items by a finished cell's models as it asks, unless that was done: it may have asked for another, or none."""
+    asked = cell.config.ranking
+    if asked is None:
+        return
+    known, _ = read_sealed_analyses(cell.folder / "analyses.json")
+    if known.get(RANKING, {}).get("asked") != {"ks": list(asked.ks), "liked": asked.liked}:
+        add_ranking(load_run(cell.folder, data=data, data_folder=cell.data), asked)
 
 
 def read_groups(path: Path) -> dict[str, dict[str, str]]:
@@ -685,6 +700,7 @@ def _settings(config: Any) -> Any:
     """Return what decides a run's numbers, as it stands in a file."""
     plain = json.loads(json.dumps(config or {}))
     plain.get("run", {}).pop("workers", None)
+    plain.pop("ranking", None)  # it is made of finished runs
     return plain
 
 

@@ -17,6 +17,7 @@ from fedkeep.data.preparation import Rules
 from fedkeep.experiments.config_tables import Names, Open, Rate, Strict, Table, made_of
 from fedkeep.experiments.personalize import Protocol
 from fedkeep.experiments.plugins import builtin_text
+from fedkeep.experiments.recommending import Ranking
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase, SecureSums
@@ -191,7 +192,7 @@ class AuditConfig(Strict):
 class Config(Strict):
     """A whole experiment. The table ``data`` alone is enough: FedAvg then trains the usual model for such data.
 
-    The table ``personalization`` asks for the curve of fine-tuning on each client after the last round; ``preparation``
+    The table ``personalization`` asks for the curve of fine-tuning on each client after the last round, and ``ranking`` for a ranking of all items; ``preparation``
     says how texts, labels and features become numbers, where the reader is not to decide; ``privacy`` asks for
     differential privacy; ``rounds`` is for runs across machines; ``audit`` names what ``fedkeep audit`` allows.
 
@@ -207,6 +208,7 @@ class Config(Strict):
     method: MethodConfig = MethodConfig()
     run: Annotated[RunSettings, Table()] = RunSettings()
     personalization: Annotated[Protocol, Table()] | None = None
+    ranking: Annotated[Ranking, Table()] | None = None
     preparation: Annotated[Rules, Table()] = Rules()
     privacy: Annotated[DifferentialPrivacy, Table()] | None = None
     rounds: dict[str, Any] | None = None

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from fedkeep.core.errors import ConfigError, DataError, MethodError, check_whole
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MethodError, check_whole
 from fedkeep.core.net import logits_of
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.ids import SomeIds
@@ -26,10 +27,39 @@ from fedkeep.tasks.ranking import RANKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from torch import nn
 
 KS = (5, 10, 20)
-Models = Callable[[str], "nn.Module"]
+ROUNDING = 1e-4
+"""Labels are kept in single precision, perhaps in other units."""
+Models = Callable[[str], nn.Module]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How a run's models rank all items once it is trained, see ``full_ranking``.
+
+    Attributes:
+        ks: lengths of lists.
+        liked: of ratings, the least that counts as taken; None: every rated item does.
+    """
+
+    ks: tuple[int, ...] = (10,)
+    liked: float | None = None
+
+    def check(self, data: FederatedData) -> None:
+        """Check before training that the data can be ranked so.
+
+        Raises:
+            ConfigError: there are fewer items than a k, or the data have none, or no user has one in ``test`` that it
+                had not before.
+        """
+        try:
+            check_ks(self.ks, items_of(data))
+            everyone = range(len(data))
+            if not any(len(asked_of(data, client, "test", self.liked)[0]) for client in everyone):
+                raise DataError("No user has an item in test that counts and that it has not seen before.")
+        except FedkeepError as error:
+            raise ConfigError("ranking: {error}", error=error) from error
 
 
 @dataclass(frozen=True)
@@ -79,19 +109,13 @@ def full_ranking(
         MethodError: the model wants more than an item to score it.
     """
     items = items_of(data)
-    check_whole({f"ks[{place}]": k for place, k in enumerate(ks)})
-    if not ks or min(ks) < 1 or max(ks) > items:
-        raise ConfigError(f"ks must be whole numbers from 1 to {items}, the number of items; got {list(ks)}.")
+    check_ks(ks, items)
     trained = np.zeros(items, bool)
     trained[taken(data, data.split_rows("train"))] = True
     found, cold = dict[str, list[int]](), list[int]()
     per_client: dict[str, list[float]] = {}
     for name, place in zip(map(str, clients), clients.positions.tolist(), strict=True):
-        seen = seen_by(data, place, split)
-        rows = np.asarray(data.rows(place, split), np.int64)
-        if liked is not None:
-            rows = rows[np.asarray(data.columns["label"])[rows] >= liked]
-        own = np.setdiff1d(taken(data, rows), seen)
+        own, seen = asked_of(data, place, split, liked)
         if not len(own):
             continue
         scores = scores_of(models(name), data, items)
@@ -159,11 +183,48 @@ def items_of(data: FederatedData) -> int:
 
 
 def taken(data: FederatedData, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the items of rows: of a question the right one."""
+    """Return the items of rows, each once: of a question the right one."""
+    return np.unique(right_items(data, rows))
+
+
+def right_items(data: FederatedData, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the item of each row, (rows,): of a question the right one."""
     item = np.asarray(data.columns["item"])[rows]
     if item.ndim == 2:
         item = item[np.arange(len(rows)), np.asarray(data.columns["label"])[rows]]
-    return np.unique(item).astype(np.int64)
+    return item.astype(np.int64)
+
+
+def check_ks(ks: Sequence[int], items: int) -> None:
+    """Raise ConfigError unless lists have lengths from 1 to the number of items."""
+    check_whole({f"ks[{place}]": k for place, k in enumerate(ks)})
+    if not ks or min(ks) < 1 or max(ks) > items:
+        raise ConfigError(f"ks must be whole numbers from 1 to {items}, the number of items; got {list(ks)}.")
+
+
+def asked_of(
+    data: FederatedData, client: int, split: str, liked: float | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the items that a client took in a split and not before, and those that it had before."""
+    seen, rows = seen_by(data, client, split), np.asarray(data.rows(client, split), np.int64)
+    if liked is not None:
+        label = np.asarray(data.columns["label"])[rows].astype(np.float64)
+        rows = rows[tasks_in(data.meta)[0].in_units(label) >= liked - ROUNDING]
+    return np.setdiff1d(taken(data, rows), seen), seen
+
+
+class Popular(nn.Module):
+    """Scores an item by how many training examples of all clients have it: the reference that learns nothing."""
+
+    def __init__(self, data: FederatedData) -> None:
+        super().__init__()
+        item = right_items(data, data.split_rows("train"))
+        self.register_buffer("counts", torch.from_numpy(np.bincount(item, minlength=items_of(data))))
+
+    def forward(self, item: Tensor) -> Tensor:
+        """Return counts, shaped as the items."""
+        found: Tensor = self.get_buffer("counts")[item]
+        return found
 
 
 def seen_by(data: FederatedData, client: int, split: str) -> NDArray[np.int64]:

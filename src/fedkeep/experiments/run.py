@@ -538,7 +538,10 @@ class Run:
         self, clients: Iterable[str | int] | None = None, n: int = 10, *, stage: Stage = "own"
     ) -> pa.Table:
         """Return each client's n best items of those that it has not; see ``experiments.recommending.recommended``."""
-        return recommended(self.data, self.members(clients), partial(self.model, stage=stage), n)
+        members = self.members(clients)
+        if stage == "own":
+            self._finish(members)
+        return recommended(self.data, members, partial(self.model, stage=stage), n)
 
     def full_ranking(
         self,
@@ -550,8 +553,10 @@ class Run:
         stage: Stage = "own",
     ) -> FullRanking:
         """Return how a split's items stand among all; see ``experiments.recommending.full_ranking``."""
-        models = partial(self.model, stage=stage)
-        return full_ranking(self.data, self.members(clients), models, split, ks=ks, liked=liked)
+        members, models = self.members(clients), partial(self.model, stage=stage)
+        if stage == "own":
+            self._finish(members)
+        return full_ranking(self.data, members, models, split, ks=ks, liked=liked)
 
     def export(
         self, folder: Path | str, clients: Iterable[str | int] | None = None, *, onnx: bool = False

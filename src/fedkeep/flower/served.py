@@ -158,6 +158,10 @@ def _check_run(config: Config, where: str) -> None:
         raise ConfigError(
             f"{where}: personalization: not across machines. Leave the table out; fedkeep personalize has it."
         )
+    if config.ranking is not None:
+        raise ConfigError(
+            f"{where}: ranking: not across machines. Devices judge their own examples alone; leave the table out."
+        )
     if config.run.metrics:
         raise ConfigError(
             f"{where}: run.metrics: not across machines. They are made of how often each class was a label and was "

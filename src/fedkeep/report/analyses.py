@@ -156,6 +156,15 @@ def _time(analysis: Analysis, label: str) -> Iterator[Block]:
     yield Figure(title, (chart,), caption, table=table, data=dict(analysis))
 
 
+def _ranking(analysis: Analysis, label: str) -> Iterator[Block]:
+    columns = tuple(wording.printable(c) for c in analysis["columns"])
+    rows = tuple(
+        (wording.metric_name(wording.printable(name)), *(wording.number(v, name) for v in values))
+        for name, *values in analysis["rows"]
+    )
+    yield Table(columns, rows, label, _note(analysis))
+
+
 def _table(analysis: Analysis, label: str) -> Iterator[Block]:
     columns, rows = [wording.printable(c) for c in analysis["columns"]], analysis["rows"]
     metrics = [_column_metric(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
@@ -186,6 +195,7 @@ MAKERS: dict[str, tuple[str, Callable[[Analysis, str], Iterator[Block]]]] = {
     "embedding_map": ("Map of user vectors", _map),
     "cold_start": ("New users", _cold_start),
     "aggregation_time": ("Aggregation time", _time),
+    "ranking": ("All items ranked", _ranking),
 }
 """Of each kind of analysis that has a figure: the section's title, and what makes its blocks."""
 

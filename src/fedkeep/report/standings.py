@@ -26,6 +26,7 @@ from fedkeep.report.charts import VERDICTS, Rank, Ranks
 from fedkeep.report.groups import Configuration, Scene, main_metrics
 from fedkeep.report.page import write_content
 from fedkeep.report.pairing import MUST_BEAT, Side, own_side, reference_side
+from fedkeep.report.rankings import ranking_table
 from fedkeep.report.tables import Table, latex_escape, mean_std, to_csv, to_latex, to_markdown
 from fedkeep.report.worth import (
     NO_SUBJECT,
@@ -436,6 +437,7 @@ class Found:
         chosen: by method, what its trials gave; none: there were no trials.
         published: names of methods for papers, by their labels.
         further: more tables of methods, each with its rows as plain values, by the name of their files.
+        ranking: such a table of how they rank all items; None: it was not asked for.
     """
 
     title: str
@@ -447,6 +449,7 @@ class Found:
     chosen: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
     further: Mapping[str, tuple[Table, list[dict[str, Any]]]] = field(default_factory=dict)
+    ranking: tuple[Table, list[dict[str, Any]]] | None = None
 
     def clients_frame(self) -> pa.Table:
         """Return a row for each method, seed, user and task, as a table of pyarrow; ``.to_pandas()`` makes a data frame.
@@ -515,6 +518,7 @@ def find(
         gains=tuple(against_references(federated, [*known, *counted], metric)) if references else (),
         notes=tuple(notes),
         how=how,
+        ranking=ranking_table(groups),
     )
 
 
@@ -525,6 +529,7 @@ def content(found: Found) -> Content:
     every = measured.runs_table([Scene("", groups, tuple(metrics))])
     sections = [
         Section("comparison", "Comparison", tuple(_comparison(found))),
+        Section("ranking", "All items ranked", (found.ranking[0],) if found.ranking else ()),
         Section("groups", "Groups of users", tuple(shown for shown, _ in found.further.values())),
         Section("references", "Against the references", tuple(_references(found))),
         Section("curves", "Learning curves", (*measured.curves(groups, metrics), *_adapting(groups))),
@@ -579,7 +584,8 @@ def write(found: Found, folder: Path) -> Path:
     costs = _costs(found)
     plain = [dict(zip(costs.columns, row, strict=True)) for row in costs.rows]
     write_table(folder / "tables", "costs", costs, plain, in_paper(costs, found.published))
-    for name, (shown, rows) in found.further.items():
+    more = {"ranking": found.ranking} if found.ranking else {}
+    for name, (shown, rows) in (more | dict(found.further)).items():
         write_table(folder / "tables", name, shown, rows, in_paper(shown, found.published))
     write_document(folder / "tables")
     sink = io.BytesIO()

@@ -28,6 +28,8 @@ _NAMES = {
     "knn_r2": "k-NN R²",
     "linear_cka": "linear CKA",
 }
+_OF_LISTS = {"hr": "HR", "ndcg": "NDCG", "recall": "Recall", "mrr": "MRR"}
+"""Metrics of lists of items: ``ndcg@10``, and ``mrr`` of the whole list."""
 _LOWER = ("loss", "error", "mse", "seconds", "bytes")
 _FRACTIONS = (
     "accuracy_",
@@ -63,7 +65,17 @@ def user_mean(metric: str) -> str:
 def is_fraction(metric: str) -> bool:
     """Say whether a metric is a fraction in [0, 1] that is written in percent."""
     name = base(metric)
-    return name.startswith(_FRACTIONS) or (name in _of_tasks() and _of_tasks()[name].fraction)
+    return (
+        name.startswith(_FRACTIONS)
+        or bool(_of_list(name))
+        or (name in _of_tasks() and _of_tasks()[name].fraction)
+    )
+
+
+def _of_list(name: str) -> str:
+    """Return a metric of a list of items for people: ``ndcg@10`` -> ``NDCG@10``; empty of another."""
+    kind, at, k = name.partition("@")
+    return _OF_LISTS[kind] + at + k if kind in _OF_LISTS else ""
 
 
 def lower_is_better(metric: str) -> bool:
@@ -76,7 +88,7 @@ def metric_name(metric: str) -> str:
     """Return a metric's name for people: ``accuracy_user_mean`` -> ``Accuracy, mean over users``."""
     name, _, task = metric.partition("/")
     words = name.replace("_", " ")
-    known = _of_tasks()[name].words if name in _of_tasks() else _NAMES.get(name)
+    known = _of_tasks()[name].words if name in _of_tasks() else _NAMES.get(name) or _of_list(name)
     return (known or words[:1].upper() + words[1:]) + (f" of {printable(task)}" if task else "")
 
 
