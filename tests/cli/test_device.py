@@ -15,7 +15,18 @@ from fedkeep.methods.client import by_share
 from fedkeep.remote.device_file import file_of
 from fedkeep.remote.device_store import MissingError
 from tests.cli.conftest import Command
-from tests.remote.device_states import RUN, after, begun, line_in, made, opened, stage, train_rounds, values
+from tests.remote.device_states import (
+    RUN,
+    after,
+    begun,
+    line_in,
+    made,
+    opened,
+    run_sql,
+    stage,
+    train_rounds,
+    values,
+)
 
 OTHER = "other"
 
@@ -240,6 +251,42 @@ class TestForget:
         assert refused("device", "forget", "states", "--client", "d", "--yes") == said
 
 
+class TestBackup:
+    def test_a_copy_is_whole_private_and_can_be_put_back(self, fedkeep: Command, states: Path) -> None:
+        result = fedkeep("device", "backup", "states", "--out", "copies")
+        assert result.exit_code == 0, result.output
+        assert sorted(path.name for path in Path("copies").iterdir()) == ["abc123.db", "other.db"]
+        assert stat.S_IMODE(Path("copies").stat().st_mode) == 0o700
+        assert stat.S_IMODE(file_of(Path("copies"), RUN).stat().st_mode) == 0o600
+        assert fedkeep("device", "status", "copies").stdout == fedkeep("device", "status", "states").stdout
+        before = fedkeep("device", "status", "states").stdout
+        fedkeep("device", "forget", "states", "--client", "b", "--yes")
+        file_of(states, RUN).write_bytes(file_of(Path("copies"), RUN).read_bytes())
+        file_of(states, OTHER).write_bytes(file_of(Path("copies"), OTHER).read_bytes())
+        assert fedkeep("device", "status", "states").stdout == before
+
+    def test_commits_that_are_in_the_log_alone_are_in_the_copy(self, fedkeep: Command) -> None:
+        folder = Path("states")
+        made(folder)
+        train_rounds(folder, 1)
+        assert fedkeep("device", "backup", "states", "--out", "copies").exit_code == 0
+        train_rounds(folder, 2, begin=1)
+        assert fedkeep("device", "backup", "states", "--out", "copies").exit_code == 0
+        assert fedkeep("device", "status", "copies").stdout == fedkeep("device", "status", "states").stdout
+
+    def test_a_damaged_state_takes_no_good_copys_place(
+        self, fedkeep: Command, refused: Callable[..., str], states: Path
+    ) -> None:
+        fedkeep("device", "backup", "states", "--run", RUN, "--out", "copies")
+        good = file_of(Path("copies"), RUN).read_bytes()
+        run_sql(states, "UPDATE kept SET row = zeroblob(length(row)) WHERE client = 'b'")
+        assert "client 'b'" in refused("device", "backup", "states", "--run", RUN, "--out", "copies")
+        assert file_of(Path("copies"), RUN).read_bytes() == good
+
+    def test_it_goes_into_another_folder(self, refused: Callable[..., str], states: Path) -> None:
+        assert "Name another" in refused("device", "backup", "states", "--out", "states")
+
+
 @pytest.mark.parametrize("command", ["status", "forget"])
 def test_a_folder_that_is_none(refused: Callable[..., str], command: str) -> None:
     assert refused("device", command, "nowhere") == (
@@ -250,6 +297,6 @@ def test_a_folder_that_is_none(refused: Callable[..., str], command: str) -> Non
 
 
 def test_each_command_has_help_with_an_example(fedkeep: Command) -> None:
-    for command in ("status", "forget", "export", "adapt", "evaluate", "predict", "serve", "run"):
+    for command in ("status", "forget", "backup", "export", "adapt", "evaluate", "predict", "serve", "run"):
         shown = fedkeep("device", command, "--help")
         assert f"Example: fedkeep device {command} " in shown.stdout

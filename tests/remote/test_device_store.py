@@ -178,7 +178,7 @@ class TestHistory:
         assert str(error.value) == (
             "The order wants version 1 of what client 'a' keeps in the run 'abc123'; this device has 2 (round 2, "
             "accepted), 3 (round 3, staged). The server knows less than the device: give it the newer folder of its run "
-            "again, or let the client start from default values: on_missing = 'anew'."
+            "again, or let the client start from default values: 'anew' (on_missing)."
         )
 
 
@@ -197,6 +197,33 @@ class TestMissing:
         store.flush()
         assert rows(store, "b") == [(4, 3, True), (5, 90, False)]
         assert plain(begun(store, "b", Line(5, 90, 0.25))) == ([2.125, -2.875], 7)
+
+    def test_a_client_may_go_on_from_an_older_version(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path, accept=by_share)
+        trained(store, 1, FIRST, 1)
+        trained(store, 2, Line(1, 10, 1.0), 2)  # version 1 is accepted, 2 staged
+        with pytest.raises(MissingError):
+            begun(store, "a", Line(6, 60))
+        older = store.begin_older(0, Line(6, 60))
+        assert older is not None
+        assert (older.version, older.attempt) == (1, 10)
+        assert plain(one(store, "a")) == ([1, -1], 1)
+        stage(store, "a", values(7), round=9, attempt=90)
+        store.flush()
+        assert rows(store)[-2:] == [(6, 60, True), (7, 90, False)]
+        # from [1, -1] with z = 0.5: [1, -1] + 0.5 ([7, -7] - [1, -1]) = [4, -4]
+        assert plain(begun(store, "a", Line(7, 90, 0.5))) == ([4, -4], 7)
+
+    def test_what_is_newer_or_not_accepted_is_no_older_version(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path, history=0)
+        trained(store, 1, FIRST, 1)
+        assert store.begin_older(0, Line(6, 60)) is None  # version 1 is staged
+        trained(store, 2, Line(1, 10), 2)
+        trained(store, 3, Line(2, 20), 3)
+        assert store.begin_older(0, Line(1, 10)) is None  # the server went back
+        assert store.begin_older(1, Line(6, 60)) is None  # nothing is there
 
     def test_a_file_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="The run 'abc123' has no private state on this device"):

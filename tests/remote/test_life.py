@@ -227,6 +227,16 @@ class TestAnotherRun:
         assert torch.equal(kept[3], Logits().user)
         assert torch.equal(kept[4], before["user"][4])
 
+    def test_a_client_whose_version_is_missing_may_begin_with_an_older_one(self, tmp_path: Path) -> None:
+        old = old_run(tmp_path)
+        before = closed(old)
+        old.ledger["user-3"] = old.ledger["user-3"]._replace(version=9, attempt=9)
+        new = new_run()
+        continued(new, old, tmp_path, on_missing="older")
+        kept = closed(new)["user"]
+        assert torch.equal(kept[3], before["user"][3])
+        assert not torch.equal(kept[3], Logits().user)
+
     @pytest.mark.parametrize("on_missing", ["refuse", "anew"])
     def test_states_of_another_owner_are_refused_and_never_taken_over(
         self, tmp_path: Path, on_missing: str

@@ -240,9 +240,32 @@ class TestWork:
         store = node._runs[RUN].store
         assert [v[1:4] for v in store.file.versions()] == [("user-0", 2, 7), ("user-0", 3, 8)]
 
+    def test_a_client_from_a_backup_may_go_on_from_its_older_version(
+        self, hand: Hand, tmp_path: Path
+    ) -> None:
+        node, told = hand.node(tmp_path, [0, 1], on_missing="older"), list[str]()
+        node.tell = told.append
+        hand.meet(node)
+        first = self.order(hand)
+        hand.ask(node, hand.work([first], 0, 5))
+        hand.ask(node, hand.work([self.order(hand, version=1, attempt=5, train=False)], 1, 6))
+        orders = [
+            self.order(hand, "user-0", version=3, attempt=9),
+            self.order(hand, "user-1", version=3, attempt=9),
+        ]
+        found = hand.ask(node, hand.work(orders, 4, 12)).answers
+        assert found[0].upload is not None
+        assert told[-2].endswith("It starts from version 1.")
+        assert isinstance(found[1].fault, LostError)  # nothing of it is here
+        store = node._runs[RUN].store
+        assert [v[1:4] for v in store.file.versions("user-0")][-2:] == [("user-0", 3, 9), ("user-0", 4, 12)]
+
+    @pytest.mark.parametrize("on_missing", ["older", "anew"])
     @pytest.mark.parametrize("history", [0, 1])
-    def test_a_late_message_lets_nobody_begin_anew(self, hand: Hand, tmp_path: Path, history: int) -> None:
-        node = hand.node(tmp_path, [0], on_missing="anew", history=history)
+    def test_a_late_message_lets_nobody_begin_anew(
+        self, hand: Hand, tmp_path: Path, history: int, on_missing: str
+    ) -> None:
+        node = hand.node(tmp_path, [0], on_missing=on_missing, history=history)
         hand.meet(node)
         works = [
             hand.work([self.order(hand, version=round, attempt=4 + round if round else 0)], round, 5 + round)

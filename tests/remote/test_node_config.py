@@ -97,7 +97,7 @@ def test_it_says_everything(tmp_path: Path) -> None:
         (("[device]", "[device]\nhistory = -1"), "device.history: wanted at least 0; got -1"),
         (
             ("[device]", "[device]\non_missing = 'reset'"),
-            "device.on_missing: wanted 'refuse' or 'anew'; got 'reset'",
+            "device.on_missing: wanted 'refuse', 'older' or 'anew'; got 'reset'",
         ),
         (
             ("[device]", "[device]\nleaves = 'all'"),

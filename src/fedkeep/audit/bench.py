@@ -297,7 +297,7 @@ class Bench:
                     job,
                     states,
                     Sequential(),
-                    anew=False,
+                    on_missing="refuse",
                     tell=told.append,
                     judges_moves=method
                     is None,  # without the moves of one half, the other may have no gradient

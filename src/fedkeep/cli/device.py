@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -152,6 +153,7 @@ def terms(config: NodeArgument) -> None:
     for name in _whole(folder, _runs(folder, None)) if folder.is_dir() else ():
         with _opened(folder, name) as file:
             limits, counts = Limits(**file.about.agreed.get("limits", {})), file.counts()
+            experiment = file.about.agreed["hello"]["experiment"] if file.about.agreed else ""
         rows = [
             [
                 client,
@@ -163,7 +165,19 @@ def terms(config: NodeArgument) -> None:
             for client, found in sorted(counts.items())
         ]
         heads = [kind.capitalize() for kind in Counts._fields]
+        say(f"\nRun {name}, as it was agreed on:\n")
+        say(textwrap.indent(_what_decides(experiment), "  "))
         show_table(f"Run {name}: so far", ["Client", *heads], rows or [["none", "", "", ""]], 3)
+
+
+def _what_decides(experiment: str) -> str:
+    """Return what of an experiment decides how a device trains and what leaves it, as TOML."""
+    from fedkeep.experiments.toml import from_toml, to_toml
+
+    table = from_toml(experiment)
+    kept = {key: table[key] for key in ("model", "method", "run", "rounds", "privacy") if key in table}
+    none = "" if "privacy" in kept else "# no [privacy]: updates leave without noise\n"
+    return to_toml(kept) + none
 
 
 def _own_terms(own: OwnDevice) -> Iterator[str]:
@@ -564,6 +578,32 @@ def _adapted_to(file: DeviceFile, client: str) -> tuple[dict[str, Any], Params, 
         )
     about = {"adapted": True, "version": found.version, "round": found.round}
     return about, file.adapted_values(found), f"adapted after round {found.round}"
+
+
+@device.command(epilog="Example: fedkeep device backup node.toml --out /mnt/backup/visits")
+def backup(
+    place: PlaceArgument,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where to; an older copy of a run is replaced.")
+    ],
+    run: RunOption = None,
+) -> None:
+    """Copy what this device keeps, while it takes part too: a file a run, each whole, for its owner alone.
+
+    To restore, stop the device, put RUN.db back into its folder, and say on_missing = "older" under [device]: clients go
+    on from what they were then. Encrypt the place: the copy holds private values.
+    """
+    from fedkeep.remote.device_file import file_of
+
+    folder = _folder(place)
+    if out.exists() and (not out.is_dir() or out.samefile(folder)):
+        raise ConfigError(f"{out} is no other folder than that of the states, or a file. Name another.")
+    for name in _runs(folder, run):
+        _check_whole(folder, name)
+        to = file_of(out, name)
+        with _opened(folder, name) as file:
+            file.copy_to(to)
+            say(f"{to}: run {name}, {len(file.clients())} clients, {size(to.stat().st_size)}.")
 
 
 @device.command(epilog="Example: fedkeep device forget states --client ann")

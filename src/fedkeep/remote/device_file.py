@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import shutil
 import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +44,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedkeep.core.errors import BusyError, RunError, StoreError
-from fedkeep.core.files import leftovers, overwrite, private_folder, wipe, wipe_leftovers
+from fedkeep.core.files import (
+    NEW_FILE,
+    PRIVATE_FILE,
+    beside,
+    leftovers,
+    overwrite,
+    private_folder,
+    sync_folder,
+    wipe,
+    wipe_leftovers,
+)
 from fedkeep.core.params import Params, difference_of_names, nonfinite
 from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat
@@ -555,6 +567,44 @@ class DeviceFile(VersionFile):
         if some := [client for client in self.about.began if client in clients]:
             began = [hashed(client) if client in some else client for client in self.about.began]
             self.write_about(replace(self.about, began=began))
+        self._empty_log()
+        return len(gone)
+
+    def copy_to(self, path: Path) -> None:
+        """Write a whole copy of the file, in the place of what is there; every value is looked at before.
+
+        The secrets of secure sums are not in it: they are to be used once.
+
+        Raises:
+            StoreError: a value is damaged, or the copy can't be written; what was at its place is as it was.
+        """
+        for version in self.versions():
+            self.values(version)
+        for adapted in self.adapted().values():
+            self.adapted_values(adapted)
+        part = beside(path)
+        try:
+            self._empty_log()
+            private_folder(path.parent)
+            with open(os.open(part, NEW_FILE, PRIVATE_FILE), "wb") as copy, open(self.path, "rb") as file:
+                shutil.copyfileobj(file, copy)
+                copy.flush()
+                os.fsync(copy.fileno())
+            os.replace(part, path)
+            sync_folder(path.parent)
+        except OSError as error:
+            with suppress(OSError):
+                wipe(part)
+            raise StoreError(
+                f"The copy {path} cannot be written: {error.strerror or error}. Free some space or check the rights."
+            ) from error
+
+    def _empty_log(self) -> None:
+        """Move all that was committed into the file itself.
+
+        Raises:
+            StoreError: it can't be.
+        """
         try:
             (busy, *_) = self._file.query("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as error:
@@ -563,7 +613,6 @@ class DeviceFile(VersionFile):
             ) from error
         if busy:
             raise StoreError(f"The log of the run {self.run!r} cannot be emptied: it is in use. Try again.")
-        return len(gone)
 
     def damaged(self, error: Exception) -> StoreError:
         """Return the error of a file that can't be read. It may leave the device, so it does not say where."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -53,6 +54,7 @@ from fedkeep.store.rows import RowFormat
 from fedkeep.store.version_file import Version
 
 STAGED = 4
+OnMissing = Literal["refuse", "older", "anew"]
 Accept = Callable[[Kept, Kept, float], Kept]
 
 
@@ -204,8 +206,22 @@ class DeviceStore(MemoryStore):
 
     def begin_anew(self, client: int, line: Line) -> None:
         """Let a new client's values become the version that the server names, with the next ``flush``."""
-        made = Version(0, self._id(client), line.version, line.attempt, 0, 0, accepted=True)
-        self._begin(client, _Begun(line, self.default(self._id(client)), made))
+        self._begin_with(client, line, self.default(self._id(client)), 0)
+
+    def begin_older(self, client: int, line: Line) -> Version | None:
+        """Let what was accepted last here become the version that the server names, with the next ``flush``.
+
+        Returns:
+            What that was; None: nothing as old is here, and nobody has begun.
+        """
+        older = last_accepted(self.file.versions(self._id(client)), line.version)
+        if older is not None:
+            self._begin_with(client, line, self.file.values(older), older.round)
+        return older
+
+    def _begin_with(self, client: int, line: Line, values: Params, round: int) -> None:
+        made = Version(0, self._id(client), line.version, line.attempt, 0, round, accepted=True)
+        self._begin(client, _Begun(line, values, made))
 
     def _begin(self, client: int, begun: _Begun) -> None:
         self._begun[client] = begun
@@ -261,12 +277,13 @@ class DeviceStore(MemoryStore):
 
         there = ", ".join(map(told, rows)) if rows else "none"
         same = " of another attempt" if any(row.version == line.version for row in rows) else ""
-        mend = "Restore its state from a copy"
+        mend, start = "Restore its state from a copy", "an older version or default values: 'older' or 'anew'"
         if rows and line.version < min(row.version for row in rows):
             mend = "The server knows less than the device: give it the newer folder of its run again"
+            start = "default values: 'anew'"
         return (
             f"The order wants version {line.version}{same} of what client {client!r} keeps in the run {self.run!r}; "
-            f"this device has {there}. {mend}, or let the client start from default values: on_missing = 'anew'."
+            f"this device has {there}. {mend}, or let the client start from {start} (on_missing)."
         )
 
     def stage(self, client: int, params: Mapping[str, Tensor], attempt: int, round: int = 0) -> None:
@@ -468,6 +485,12 @@ def _said(client: str, what: str, last: Version | None) -> str:
         else f"that of round {last.round + 1}, the last here, is"
     )
     return f"Of client {client!r} this device does not have {what}: {instead} used."
+
+
+def last_accepted(rows: Sequence[Version], most: int) -> Version | None:
+    """Return what was accepted last of a client's versions up to number ``most``; None: there is none."""
+    there = (row for row in rows if row.accepted and row.version <= most)
+    return max(there, key=lambda row: row.number, default=None)
 
 
 def _version(rows: Sequence[Version], attempt: int) -> Version | None:

@@ -13,7 +13,7 @@ from fedkeep.core.params import Params
 from fedkeep.methods import Kept, newest
 from fedkeep.methods.client import by_share
 from fedkeep.remote.device_file import DeviceFile
-from fedkeep.remote.device_store import Accept, MissingError
+from fedkeep.remote.device_store import Accept, MissingError, OnMissing, last_accepted
 from fedkeep.store import Default, Line
 from fedkeep.store.rows import RowFormat
 
@@ -28,7 +28,7 @@ def migrated(
     *,
     encoding: str,
     on_change: OnChange,
-    on_missing: OnChange,
+    on_missing: OnMissing,
 ) -> Iterator[tuple[str, Params]]:
     """Yield what each client begins the new run with.
 
@@ -39,7 +39,7 @@ def migrated(
         encoding: the digest of the new run's encoding: where it is another, a row of a table stands for another word,
             so every value counts as changed.
         on_change: about values that are new, gone, or of another shape or type: ``"refuse"``, or begin them ``"anew"``.
-        on_missing: about clients whose version is not there: likewise.
+        on_missing: about clients whose version is not there: likewise, or begin with the ``"older"`` version that is.
 
     Raises:
         StoreError: says what changed or is missing, and what to do.
@@ -54,9 +54,11 @@ def migrated(
         try:
             before = _accepted(old, client, line)
         except MissingError:
-            if on_missing == "refuse":
+            rows = [] if on_missing == "anew" else old.versions(client)
+            older = last_accepted(rows, line.version)
+            if on_missing == "refuse" or (on_missing == "older" and older is None):
                 raise
-            before = {}
+            before = {} if older is None else old.values(older)
         yield client, {**default(client), **{name: before[name] for name in same if name in before}}
 
 
@@ -90,7 +92,8 @@ def _accepted(old: DeviceFile, client: str, line: Line) -> Params:
     if row is None:
         raise MissingError(
             f"This device does not have version {line.version} of what client {client!r} keeps in the run "
-            f"{old.run!r}. Restore it from a copy, or let the client start from default values: on_missing = 'anew'."
+            f"{old.run!r}. Restore it from a copy, or let the client start from an older version or default values: on_missing = 'older' or "
+            f"'anew'."
         )
     after = old.values(row)
     name = str(old.about.agreed.get("accept"))
@@ -100,6 +103,7 @@ def _accepted(old: DeviceFile, client: str, line: Line) -> Params:
     if parent is None or name not in RULES:
         raise MissingError(
             f"Version {line.version} of what client {client!r} keeps in the run {old.run!r} was never accepted on "
-            f"this device. Finish that run, or let the client start from default values: on_missing = 'anew'."
+            f"this device. Finish that run, or let the client start from an older version or default values: on_missing = "
+            f"'older' or 'anew'."
         )
     return RULES[name](Kept.of(old.values(parent)), Kept.of(after), line.share).flat

@@ -46,7 +46,7 @@ from fedkeep.remote.agreement import (
     told_counts,
 )
 from fedkeep.remote.device_file import About, DeviceFile, create, file_of, packed
-from fedkeep.remote.device_store import DeviceStore
+from fedkeep.remote.device_store import DeviceStore, OnMissing
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.messages import (
     LEAVES,
@@ -84,7 +84,8 @@ class Terms:
     Attributes:
         owner: whose device it is; states of another owner are refused.
         history: accepted versions that are kept beside the last, so that a server that goes back can be followed.
-        on_missing: about a client whose version is not there: ``"refuse"``, or let it begin ``"anew"``.
+        on_missing: about a client whose version is not there, as its file came from a backup: ``"refuse"``, let it begin
+            with the ``"older"`` one that is, or ``"anew"``.
         on_change: about private values that a run which continues another does not find as they were: likewise.
         leaves: the most of judging that may leave.
         judge_adapted: whether models that clients have adapted may be judged for the server. What comes of it tells of all
@@ -104,7 +105,7 @@ class Terms:
 
     owner: Annotated[str, Field(min_length=1, max_length=200)]
     history: Annotated[int, Field(ge=0)] = 1
-    on_missing: OnChange = "refuse"
+    on_missing: OnMissing = "refuse"
     on_change: OnChange = "refuse"
     leaves: Leaves = "sums"
     judge_adapted: bool = False
@@ -460,7 +461,7 @@ class Node:
             running.job,
             running.store,
             self.engine,
-            anew=self.terms.on_missing == "anew",
+            on_missing=self.terms.on_missing,
             tell=self.tell,
             masking=running.masking(self.folder),
             unfit=running.unfit,

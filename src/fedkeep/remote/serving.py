@@ -25,7 +25,7 @@ from fedkeep.methods.checks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
 from fedkeep.remote.agreement import kind_of, place_of, raised_here
 from fedkeep.remote.device_file import Adapted
-from fedkeep.remote.device_store import DeviceStore, MissingError
+from fedkeep.remote.device_store import DeviceStore, MissingError, OnMissing
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.messages import UNFIT, Answers, ClientAnswer, ClientOrder, Partition, Step, Work
 from fedkeep.store import Line, Lines, Named
@@ -40,7 +40,7 @@ def serve(
     store: DeviceStore,
     engine: Engine,
     *,
-    anew: bool,
+    on_missing: OnMissing,
     tell: Tell,
     masking: Masking | None = None,
     unfit: Collection[str] = (),
@@ -55,7 +55,7 @@ def serve(
         job: the run on this device.
         store: the job's store: what clients keep.
         engine: trains.
-        anew: whether a client whose version is missing starts from default values.
+        on_missing: about a client whose version is not there.
         tell: called with what the device's owner should know.
         masking: takes the steps of secure sums; None: the method has none.
         unfit: clients whose data cannot be used.
@@ -80,7 +80,7 @@ def serve(
         try:
             if client in unfit:
                 raise LostError(f"Client {client!r} takes no part: {UNFIT}")
-            _begin(one, work.attempt, job, store, anew, tell)
+            _begin(one, work.attempt, job, store, on_missing, tell)
             begun[client] = one
         except Exception as error:  # noqa: BLE001 - also a function of the method; the others are served
             if isinstance(error, LostError | StoreError) and raised_here(error):
@@ -184,8 +184,10 @@ def _steps(
     return made
 
 
-def _begin(one: ClientOrder, attempt: int, job: Job, store: DeviceStore, anew: bool, tell: Tell) -> None:
-    """Let a client begin; nobody begins anew by a message older than what the client keeps."""
+def _begin(
+    one: ClientOrder, attempt: int, job: Job, store: DeviceStore, on_missing: OnMissing, tell: Tell
+) -> None:
+    """Let a client begin; nobody begins otherwise by a message older than what the client keeps."""
     client, line = one.client, Line(one.version, one.attempt, one.share)
     place = job.data.ids.position(client)
     if place < 0:
@@ -193,10 +195,15 @@ def _begin(one: ClientOrder, attempt: int, job: Job, store: DeviceStore, anew: b
     try:
         store.begin(Lines.of({place: line}))
     except MissingError as error:
-        if not anew or attempt <= error.late:
+        if on_missing == "refuse" or attempt <= error.late:
             raise
-        tell(f"{error} It starts from default values.")
-        store.begin_anew(place, line)
+        if on_missing == "anew":
+            store.begin_anew(place, line)
+            tell(f"{error} It starts from default values.")
+        elif (older := store.begin_older(place, line)) is not None:
+            tell(f"{error} It starts from version {older.version}.")
+        else:
+            raise
     now = Named(one.round, one.version, one.attempt)
     earlier = (
         one.best is not None and one.best.round == one.round
