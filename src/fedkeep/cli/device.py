@@ -175,7 +175,9 @@ def _what_decides(experiment: str) -> str:
     from fedkeep.experiments.toml import from_toml, to_toml
 
     table = from_toml(experiment)
-    kept = {key: table[key] for key in ("model", "method", "run", "rounds", "privacy") if key in table}
+    kept: dict[str, Any] = {
+        key: table[key] for key in ("model", "method", "run", "rounds", "privacy") if key in table
+    }
     none = "" if "privacy" in kept else "# no [privacy]: updates leave without noise\n"
     return to_toml(kept) + none
 
