@@ -86,3 +86,8 @@ def test_the_command_prints_type_default_meaning_and_who_reads_it() -> None:
     assert "fedkeep run" in shown
     assert "optimizer" in call("explain").stdout
     assert call("explain", "run.epohcs").exit_code == 2
+
+
+def test_a_reader_s_key_is_found_as_it_is_written() -> None:
+    assert "data.leaf.folder" in [name for name, _, _ in explained("data.folder")]
+    assert [name for name, _, _ in explained("data.examples")] == ["data.examples"]

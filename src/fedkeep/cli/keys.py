@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -16,7 +16,7 @@ from fedkeep.core.arguments import accepted
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import PARTITIONS
 from fedkeep.experiments.build import LOCAL, MODELS, REDUCTIONS, SERVER, offered_methods
-from fedkeep.experiments.config import Config, MethodConfig, PartitionConfig
+from fedkeep.experiments.config import Config, DataConfig, MethodConfig, PartitionConfig
 from fedkeep.experiments.config_tables import Table
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.sources import offered_readers
@@ -45,6 +45,12 @@ OF_PHASES = {
     "weighting": "how clients count in the mean of uploads: by their training examples, or all alike.",
 }
 """What the keys of a method's table mean that its phase and its server are made of."""
+OF_DATA = {
+    "clients": "keep so many clients, drawn by their ids; the draw is the same with every seed. Tables, LEAF's files, folders of "
+    "images, tar files and Hugging Face's sets are read for these clients alone. None: all.",
+    "examples": "keep at most so many examples of each client, of its splits in proportion, after they were read. None: all.",
+}
+"""What the keys of ``[data]`` mean that any reader takes."""
 GIVEN = ("self", "images", "local", "server")
 """Arguments that no key gives: fedkeep does, or keys of other tables."""
 
@@ -94,6 +100,8 @@ def tables() -> dict[str, KeyTable]:
         if owner is MethodConfig:
             hints = {**LOCAL, **SERVER}
             keys |= {key: Key(_shown(hints[key]), "the method's", what) for key, what in OF_PHASES.items()}
+        if owner is DataConfig:
+            keys |= {key: Key("int | None", "None", what) for key, what in OF_DATA.items()}
         made[name] = KeyTable(_about(owner), keys, READ_BY.get(name.partition(".")[0], EVERY))
     return made
 
@@ -120,7 +128,7 @@ def explained(asked: str) -> list[tuple[str, KeyTable | Key, str]]:
         ConfigError: there is none; near ones are named.
     """
     known = _everything()
-    found = [name for name in known if name == asked] or _ending(asked, known)
+    found = [name for name in known if name == asked] or _ending(asked, known) or _as_written(asked, known)
     if found:
         return [(name, *known[name]) for name in found]
     near = _near(asked, known)
@@ -155,6 +163,14 @@ def _everything() -> dict[str, tuple[KeyTable | Key, str]]:
 
 def _ending(asked: str, known: Iterable[str]) -> list[str]:
     return [name for name in known if name.endswith(f".{asked}")]
+
+
+def _as_written(asked: str, known: Collection[str]) -> list[str]:
+    """Return the keys that kinds of a table take, by the name that they have in a file: ``data.path`` of ``data.leaf.path``."""
+    table, _, key = asked.rpartition(".")
+    return [
+        name for kind in kinds() if kind.rpartition(".")[0] == table and (name := f"{kind}.{key}") in known
+    ]
 
 
 def _near(asked: str, known: Iterable[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import overload
 
 import numpy as np
@@ -16,6 +16,28 @@ from fedkeep.data.ids import group_rows
 from fedkeep.data.partition import apportion
 from fedkeep.data.preparation import Raw
 from fedkeep.data.splits import SPLITS, bounds_of
+
+
+def drawn(ids: Collection[str], clients: int) -> frozenset[str]:
+    """Return the ids of so many clients; the draw depends on nothing but which there are.
+
+    Args:
+        ids: of all, texts in Unicode's normal form.
+        clients: how many.
+
+    Raises:
+        DataError: the number is below 1, or there are not so many.
+    """
+    ordered = sorted(set(ids))
+    return frozenset(ordered[place] for place in _places(len(ordered), clients).tolist())
+
+
+def _places(there: int, clients: int) -> Rows:
+    if clients < 1:
+        raise DataError("Wanted {name} of at least 1; got {got}.", name="clients", got=clients)
+    if clients > there:
+        raise DataError("Wanted {wanted:,} clients; the data have {there:,}.", wanted=clients, there=there)
+    return np.sort(numpy_generator(0, "subset/clients").permutation(there)[:clients])
 
 
 @overload
@@ -35,17 +57,10 @@ def subset(
     Raises:
         DataError: a number is below 1, or there are not so many clients.
     """
-    for name, number in (("clients", clients), ("examples", examples)):
-        if number is not None and number < 1:
-            raise DataError("Wanted {name} of at least 1; got {got}.", name=name, got=number)
+    if examples is not None and examples < 1:
+        raise DataError("Wanted {name} of at least 1; got {got}.", name="examples", got=examples)
     there = len(data.ids)
-    chosen = np.arange(there)
-    if clients is not None:
-        if clients > there:
-            raise DataError(
-                "Wanted {wanted:,} clients; the data have {there:,}.", wanted=clients, there=there
-            )
-        chosen = np.sort(numpy_generator(0, "subset/clients").permutation(there)[:clients])
+    chosen = np.arange(there) if clients is None else _places(there, clients)
     if isinstance(data, Raw):
         ids, owner = group_rows(data.client)
         part = np.asarray([SPLITS.index(split) for split in data.split or ["train"] * len(owner)])

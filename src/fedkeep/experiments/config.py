@@ -51,8 +51,7 @@ class DataConfig(Open):
     """The data; further keys are the reader's options.
 
     ``partition`` divides examples of classes among clients: ``{kind = "majority", clients = 5, p = 0.8, train = 500,
-    valid = 400}``. ``clients`` and ``examples`` keep so many clients, and at most so many examples of each; the draw is
-    the same with every seed.
+    valid = 400}``. ``clients`` and ``examples`` keep so many clients, and at most so many examples of each.
 
     Attributes:
         reader: a reader or generator that ``fedkeep list`` shows, or ``package.module:function``.

@@ -223,7 +223,7 @@ class Run:
         out: dict[str, float] = {}
         for judged in device.judge(self.orders(chosen), split, (model,)):
             out |= judged.metrics(model, self.metrics)
-            if judged.examples and judged.task.kind.name == MULTI_OUTPUT.name:
+            if judged.examples and judged.count and judged.task.kind.name == MULTI_OUTPUT.name:
                 found_each = judged.of(model).by_output().tolist()
                 names = self.data.meta.get("label_names") or range(len(found_each))
                 out |= {

@@ -237,8 +237,10 @@ def read_source(
 
 
 def _subset(settings: DataConfig) -> dict[str, Any]:
-    """Return how many clients and examples to keep, where the reader does not see to it itself."""
-    own = inspect.signature(reader_named(settings.reader).read).parameters
+    """Return how many clients and examples to keep, where the reader does not see to it itself, or a partition makes them."""
+    own = (
+        inspect.signature(reader_named(settings.reader).read).parameters if settings.partition is None else {}
+    )
     return {n: v for n, v in settings.options.items() if n in ("clients", "examples") and n not in own}
 
 

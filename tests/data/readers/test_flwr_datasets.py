@@ -40,6 +40,9 @@ def test_each_partition_is_a_client() -> None:
     natural = partitioner.NaturalIdPartitioner(partition_by="who")
     natural.dataset = rows()
     assert list(huggingface(natural, features=["x"], label="y").ids) == ["u0", "u1", "u2"]
+    few = huggingface(natural, features=["x"], label="y", clients=2)
+    assert len(few.ids) == 2
+    assert set(few.ids) < {"u0", "u1", "u2"}
     small = partitioner.DirichletPartitioner(
         num_partitions=150, partition_by="y", alpha=0.01, min_partition_size=5
     )

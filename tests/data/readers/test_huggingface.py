@@ -44,6 +44,9 @@ class Rows:
     def with_format(self, form: None) -> Rows:
         return Rows(self.columns, self.classes)
 
+    def select(self, rows: np.ndarray) -> Rows:
+        return Rows({name: [own[row] for row in rows] for name, own in self.columns.items()}, self.classes)
+
 
 TRAIN = Rows({"who": ["a", "b"], "text": ["ab", "b"], "label": ["x", "y"]})
 TEST = Rows({"who": ["a"], "text": ["c"], "label": ["y"]})
@@ -209,3 +212,15 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("some/set") == (
         "Reading Hugging Face data sets needs the package datasets. Install it: pip install 'fedkeep[datasets]'."
     )
+
+
+def test_some_clients_alone() -> None:
+    data = huggingface({"train": TRAIN, "test": TEST}, user="who", clients=1)
+    assert len(data.ids) == 1
+    (client,) = data.ids
+    rows = [row for part in (TRAIN, TEST) for row in part.columns["who"] if row == client]
+    assert data.examples == len(rows)
+    with raises(DataError, wanted=5, there=2):
+        huggingface({"train": TRAIN, "test": TEST}, user="who", clients=5)
+    with raises(DataError):
+        huggingface(TRAIN, user=None, clients=1)

@@ -134,7 +134,8 @@ def test_times_are_cut_by_nothing(times: Any, kind: str) -> None:
     columns = {"user": ["a"] * 3, "text": ["x"] * 3, "label": [0, 1, 0], "time": times}
     defaults = inspect.signature(raw_table).parameters.items()
     arguments: dict[str, Any] = {n: p.default for n, p in defaults if n != "path"} | {"meta": {}}
-    del arguments["decimal"], arguments["test_path"]
+    for name in ("decimal", "test_path", "clients"):
+        del arguments[name]
     table = Table({name: Cells(values) for name, values in columns.items()}, str)
     found = raw_from(table, **arguments).columns["time"].values  # type: ignore[union-attr]
     assert found.dtype.kind == kind

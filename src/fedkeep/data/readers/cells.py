@@ -8,8 +8,8 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -172,6 +172,35 @@ def as_floats(text: Any) -> Any | None:
         return compute.cast(compute.if_else(compute.equal(text, ""), None, text), "float64")
     except pyarrow.ArrowInvalid:
         return None
+
+
+@dataclass(frozen=True)
+class Only:
+    """The clients whose rows alone are kept: the column that says whose each is, and their ids."""
+
+    column: str
+    ids: Collection[str]
+
+    def keeps(self, cell: Any) -> bool:
+        """Tell whether to keep rows with this cell in the column; DataError where it is no id."""
+        return as_id(cell) in self.ids
+
+    def rows(self, cells: Cells) -> NDArray[np.int64]:
+        """Return the rows to keep, by the cells of the column."""
+        different, number = cells.different()
+        return np.flatnonzero(np.asarray([self.keeps(cell) for cell in different], bool)[number])
+
+
+@dataclass(frozen=True)
+class Nobody(Only):
+    """No client: no row is kept, and ``ids`` gathers whose they are."""
+
+    ids: set[str] = field(default_factory=set)
+
+    def keeps(self, cell: Any) -> bool:
+        """Note the id; DataError where it is none."""
+        self.ids.add(as_id(cell))
+        return False
 
 
 @dataclass(frozen=True)

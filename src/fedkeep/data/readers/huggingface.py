@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedkeep.core.errors import DataError, Spot, first_line
 from fedkeep.data.preparation import Plain, Raw, encoded_alone
 from fedkeep.data.preparation.texts import AnyVocabulary
-from fedkeep.data.readers.cells import Cells, Table
+from fedkeep.data.readers.cells import ID, Cells, Only, Table
 from fedkeep.data.readers.files import check_names, existing, naming_of
 from fedkeep.data.readers.pictures import decoded
 from fedkeep.data.readers.tables import columns_of, raw_from
+from fedkeep.data.subsets import drawn
 from fedkeep.tasks import of_numbers
 
 PARTITION = "the partition"
@@ -38,6 +42,7 @@ def raw_huggingface(
     max_length: int = 256,
     standardise: bool = True,
     size: int | Sequence[int] | None = None,
+    clients: int | None = None,
 ) -> Raw:
     """Read a Hugging Face data set.
 
@@ -52,6 +57,7 @@ def raw_huggingface(
         text, features, label, label_separator, time, opted_in, task, label_names, tokens, vocabulary, max_length, standardise: as for ``read_table``.
             Labels of a ``ClassLabel`` are read as its names, numbered as there.
         size: of images, as of ``image_folder``.
+        clients: read the rows of so many clients alone, drawn by their ids, and make no other partition. None: all.
 
     Raises:
         DataError: ``datasets`` isn't installed or cannot load the name, what is given is no data set that can be read
@@ -72,7 +78,7 @@ def raw_huggingface(
             source=source,
             why=first_line(error).rstrip("."),
         ) from error
-    parts = _parts(name, found)
+    parts = _parts(name, found, clients)
     partitioned = parts[0].client is not None
     if partitioned and user not in (None, "user"):
         raise DataError(
@@ -90,15 +96,15 @@ def raw_huggingface(
     naming = naming_of({"user": named_user, "label": label, "text": words, **others})
     columns: dict[str, list[Any]] = {}
     places: list[tuple[_Part, int]] = []
+    only = None
+    if clients is not None and not partitioned:
+        only = _drawn(name, parts, user, naming, clients)
     for one in parts:
-        part, given = one.split, one.rows
-        if not isinstance(given, Sized) or not hasattr(given, "with_format"):
-            raise DataError(
-                "{name}: wanted a Dataset or a DatasetDict; got {got}. Load it without streaming.",
-                name=name,
-                got=type(given).__name__,
-            )
-        rows = given.with_format(None)  # plain numbers and texts
+        part, rows = one.split, _plain(name, one.rows)
+        numbers = np.arange(len(rows))
+        if only is not None:
+            numbers = only.rows(Cells(list(rows[only.column])))
+            rows = rows.select(numbers)
         if image in rows.column_names and type(rows.features.get(image)).__name__ == "Image":
             rows = rows.cast_column(image, datasets.Image(decode=False))  # files are smaller than pixels
         names = list(rows.column_names)
@@ -118,7 +124,7 @@ def raw_huggingface(
             columns.setdefault("split", []).extend([part] * len(rows))
         if partitioned:
             columns.setdefault(PARTITION, []).extend([one.client] * len(rows))
-        places.extend((one, row) for row in range(len(rows)))
+        places.extend((one, row) for row in numbers.tolist())
     short = [column for column, values in columns.items() if len(values) != len(places)]
     if short:
         raise DataError(
@@ -170,8 +176,35 @@ class _Part:
     rows: Any
 
 
-def _parts(name: str, found: Any) -> list[_Part]:
-    """Return the sets of rows that a source is made of.
+def _drawn(
+    name: str, parts: Sequence[_Part], user: str | None, naming: Mapping[str, str], clients: int
+) -> Only:
+    """Return so many clients, of whose column alone every row is read."""
+    if user is None:
+        raise DataError("clients wants a column of clients to choose from; got user=None.")
+    ids = set[str]()
+    for one in parts:
+        rows = _plain(name, one.rows)
+        check_names(name, list(rows.column_names), [user], naming)
+        place = ", ".join(filter(None, [name, one.split]))
+        table = Table({user: Cells(list(rows[user]))}, partial(Spot, place, unit="row"))
+        ids.update(table.read(user, ID)[0])
+    return Only(user, drawn(ids, clients))
+
+
+def _plain(name: str, given: Any) -> Any:
+    """Return a set of rows that gives plain numbers and texts; DataError where it is none."""
+    if not isinstance(given, Sized) or not hasattr(given, "with_format"):
+        raise DataError(
+            "{name}: wanted a Dataset or a DatasetDict; got {got}. Load it without streaming.",
+            name=name,
+            got=type(given).__name__,
+        )
+    return given.with_format(None)
+
+
+def _parts(name: str, found: Any, clients: int | None = None) -> list[_Part]:
+    """Return the sets of rows that a source is made of, of partitions those of so many alone.
 
     Raises:
         DataError: a partition cannot be made.
@@ -190,11 +223,19 @@ def _parts(name: str, found: Any) -> list[_Part]:
             for part, rows in (found if isinstance(found, dict) else {None: found}).items()
         ]
     try:
-        return [
-            _Part(split, str(_natural(one).get(number, number)), one.load_partition(number))
+        those = [
+            (split, one, number, str(_natural(one).get(number, number)))
             for split, one in given
             for number in range(one.num_partitions)
         ]
+        kept = None if clients is None else drawn({client for *_, client in those}, clients)
+        return [
+            _Part(split, client, one.load_partition(number))
+            for split, one, number, client in those
+            if kept is None or client in kept
+        ]
+    except DataError:
+        raise
     except Exception as error:  # whatever its own rules raise, such as a partition that is too small
         raise DataError(
             "{name}: cannot make the partitions: {why}", name=name, why=first_line(error)

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError, warn
 from fedkeep.core.files import expanded
+from fedkeep.data.columns import Rows
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.images import ImageSet, Pixels
 from fedkeep.data.preparation import Labels, Plain, Raw, prepared
@@ -19,6 +20,7 @@ from fedkeep.data.readers.cells import ALIASES, CLASS, ID, SPLIT, TEXT, Cells, T
 from fedkeep.data.readers.files import digest_of
 from fedkeep.data.readers.load import load_table
 from fedkeep.data.readers.pictures import read_files
+from fedkeep.data.subsets import drawn
 
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 LEVELS = ("split", "client", "class")
@@ -35,6 +37,7 @@ def raw_image_folder(
     label: str | None = None,
     split: str | None = None,
     size: int | Sequence[int] | None = None,
+    clients: int | None = None,
 ) -> Raw | ImageSet:
     """Read a folder of images: BMP, GIF, JPEG, PNG, PPM, TIFF or WebP; hidden files and others are left out.
 
@@ -47,6 +50,7 @@ def raw_image_folder(
         image: its column of files, as paths inside ``folder``.
         client, label, split: its further columns. None: the column "client", "label" or "split", where there is one.
         size: height and width to bring every image to, or one number for both. None: all have one size.
+        clients: read the images of so many clients alone, drawn by their ids. None: all.
 
     Returns:
         Examples of clients, with the column ``image``, uint8 (channels, height, width), 1 channel where all images are
@@ -77,10 +81,26 @@ def raw_image_folder(
     values: dict[str, list[Any]] = {
         name: read.each(name, kind) for name, kind in kinds.items() if name in read.columns
     }
+    if clients is not None:
+        rows = rows_drawn(values, clients)
+        names, read = [names[row] for row in rows.tolist()], read.only(rows)
+        values = {name: [own[row] for row in rows.tolist()] for name, own in values.items()}
     files = [home / name for name in names]
     pixels = read_files(files, size)
     source = {home.name: digest_of(home, set(files))}
     return examples_of(pixels, values, home.name, source, read.where)
+
+
+def rows_drawn(said: Mapping[str, list[Any]], clients: int) -> Rows:
+    """Return the rows of so many clients.
+
+    Raises:
+        DataError: nothing says whose an image is, or there are not so many clients.
+    """
+    if "client" not in said:
+        raise DataError("clients wants clients to choose from; nothing says whose each image is.")
+    kept = drawn(set(said["client"]), clients)
+    return np.flatnonzero([client in kept for client in said["client"]])
 
 
 def examples_of(

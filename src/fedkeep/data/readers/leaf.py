@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.files import expanded
+from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import About, Labels, Plain, Raw, RawColumn, encoded_alone
 from fedkeep.data.readers.cells import ALIASES, CLASS, ID, TEXT, Cells, Kind, Table
 from fedkeep.data.readers.files import digest_of, existing, object_of, unreadable
@@ -28,6 +30,7 @@ from fedkeep.data.readers.leaf_reddit import columns_of_words, has_targets, sequ
 from fedkeep.data.readers.pictures import read_files
 from fedkeep.data.readers.shakespeare import ALPHABET
 from fedkeep.data.readers.tables import texts_of
+from fedkeep.data.subsets import drawn
 from fedkeep.data.text import CharVocabulary
 
 PARTS = ("train", "val", "test")
@@ -64,6 +67,7 @@ def raw_leaf(
     tokens: str | None = None,
     vocabulary: int | None = None,
     max_length: int = 256,
+    clients: int | None = None,
 ) -> Raw:
     r"""Read a data set as LEAF's ``preprocess.sh`` leaves it; what an example is follows from the first one.
 
@@ -84,6 +88,8 @@ def raw_leaf(
         shape: channels, height and width of images given as numbers; None: 784 are (1, 28, 28), others are no image.
         label_names: the labels in the order of their numbers; None: integers as they are, others in sorted order.
         tokens, vocabulary, max_length: as of ``read_table``; of Reddit ``vocabulary`` counts ids, by default 10,000.
+        clients: keep so many users alone, drawn by their names; one file is in memory at a time, and no image of others is
+            read. None: all.
 
     Raises:
         DataError: there is no file, or one is cut off, no JSON or not of LEAF's form; a user has not as many examples
@@ -91,7 +97,10 @@ def raw_leaf(
     """
     place = expanded(folder)
     files = _files(place)
-    users = [user for file, part in files for user in _users(file, part)]
+    kept = None
+    if clients is not None:
+        kept = drawn({name for file, part in files for name in _names(file, part)}, clients)
+    users = [user for file, part in files for user in _users(file, part, kept)]
     if not users:
         raise DataError("The users in {folder} have no example. Sample them again.", folder=place)
     ends = list(accumulate(len(user.y) for user in users))
@@ -127,10 +136,10 @@ def raw_leaf(
     if "label" not in columns:
         names = None if label_names is None else tuple(map(str, label_names))
         columns["label"] = Labels(values=labels.each("y", CLASS), names=names)
-    clients = table("user", [user.name for user in users for _ in user.y]).each("user", ID)
+    owners = table("user", [user.name for user in users for _ in user.y]).each("user", ID)
     parts = [user.part for user in users if user.part is not None for _ in user.y]
     return Raw(
-        client=clients,
+        client=owners,
         split=parts or None,
         columns=columns,
         about=about,
@@ -180,8 +189,23 @@ def _files(folder: Path) -> list[tuple[Path, str | None]]:
     return found
 
 
-def _users(file: Path, part: str | None) -> list[User]:
-    """Return the users in a file who have examples."""
+def _names(file: Path, part: str | None) -> list[str]:
+    """Return the users in a file who have examples, without their examples where the file says its users first."""
+    lists = []
+    try:
+        text = existing(file).read_text(encoding="utf-8")
+        for key in ("users", "num_samples"):
+            if (at := re.search(rf'"{key}"\s*:\s*(?=\[)', text)) is None:
+                raise ValueError(key)
+            lists.append(json.JSONDecoder().raw_decode(text, at.end())[0])
+        names, numbers = lists
+        return [as_id(name) for name, number in zip(names, numbers, strict=True) if number]
+    except (OSError, ValueError, RecursionError, DataError):  # whoever reads all of it says what is wrong
+        return [as_id(user.name) for user in _users(file, part)]
+
+
+def _users(file: Path, part: str | None, kept: Collection[str] | None = None) -> list[User]:
+    """Return the users in a file who have examples; of those ``kept`` alone, where they are given."""
     try:
         content = json.loads(existing(file).read_text(encoding="utf-8"), object_pairs_hook=object_of)
     except OSError as error:
@@ -214,6 +238,8 @@ def _users(file: Path, part: str | None) -> list[User]:
         has_targets(y) for own in data.values() if isinstance(own, dict) for y in (own.get("y") or [])[:1]
     )
     for name, number in zip(names, numbers, strict=True):
+        if kept is not None and as_id(name) not in kept:
+            continue
         own = data.get(str(name))
         x, y = (own.get(key) if isinstance(own, dict) else None for key in ("x", "y"))
         if (

@@ -21,7 +21,8 @@ import numpy as np
 
 from fedkeep.core.errors import DataError, Spot, first_line, warn
 from fedkeep.data.checks import OPTED_IN
-from fedkeep.data.readers.cells import Cells, Table, are_plain, few_differ
+from fedkeep.data.columns import Rows
+from fedkeep.data.readers.cells import Cells, Only, Table, are_plain, few_differ
 from fedkeep.data.readers.files import (
     LATIN,
     check_names,
@@ -52,6 +53,7 @@ def load_table(
     optional: Sequence[str] = (),
     naming: Mapping[str, str] = {},
     numbers: Collection[str] | None = None,
+    only: Only | None = None,
 ) -> Table:
     """Read columns of a table.
 
@@ -62,6 +64,8 @@ def load_table(
         naming: as of ``check_names``.
         numbers: columns that may be read as numbers at once, where each of their cells is a plain one. Of a file larger than
             ``SAMPLE``, texts that come again are coded then. None: every cell is kept as it is written.
+        only: clients whose rows alone are kept, and of a file that is read piece by piece in memory at all; there may be
+            none. Their column is among those to read.
 
     Raises:
         DataError: the file is missing, empty, truncated or malformed, or lacks a column; file and line are named.
@@ -74,14 +78,16 @@ def load_table(
     existing(path, named=True)
     kind = suffix.removesuffix(".gz")
     if kind == ".jsonl":
-        table = _read_json_lines(path, wanted, optional, naming)
+        table = _read_json_lines(path, wanted, optional, naming, only)
     elif kind == ".xlsx":
         table = _read_excel(path, wanted, optional, naming)
+        if only is not None:
+            table = table.only(only.rows(table.columns[only.column]))
     elif kind == ".parquet":
-        table = _read_parquet(path, wanted, optional, naming, coded=numbers is not None)
+        table = _read_parquet(path, wanted, optional, naming, coded=numbers is not None, only=only)
     else:
-        table = _read_delimited(path, DELIMITERS[kind], wanted, optional, naming, numbers=numbers)
-    if table.columns and not len(next(iter(table.columns.values()))):
+        table = _read_delimited(path, DELIMITERS[kind], wanted, optional, naming, numbers=numbers, only=only)
+    if only is None and table.columns and not len(next(iter(table.columns.values()))):
         raise DataError("The data file {file} holds no example, only a header. Fetch it again.", file=path)
     return table
 
@@ -176,6 +182,7 @@ def _read_delimited(
     naming: Mapping[str, str],
     encoding: str | None = None,
     numbers: Collection[str] | None = None,
+    only: Only | None = None,
 ) -> Table:
     import pyarrow
 
@@ -186,13 +193,15 @@ def _read_delimited(
     read = partial(_reader, path, encoding, delimiter)
     try:
         well = _is_quoted_well(path, encoding, delimiter)
-        found, decimal = (None, ".") if numbers is None else _typed(read, path, chosen, numbers, delimiter)
+        found, rows, decimal = None, None, "."
+        if numbers is not None:
+            found, rows, decimal = _typed(read, path, chosen, numbers, delimiter, only)
         if found is None:
-            found = read(dict.fromkeys(chosen, pyarrow.string())).read_all()
+            found, rows = _read(read(dict.fromkeys(chosen, pyarrow.string())), only)
             decimal = _decimal(found, delimiter)
     except (pyarrow.ArrowException, EOFError, zlib.error, OSError, UnicodeDecodeError) as error:
         if encoding == "utf-8" and "UTF8" in str(error) and not _holds_zeros(path):
-            return _read_delimited(path, usual, wanted, optional, naming, LATIN, numbers)
+            return _read_delimited(path, usual, wanted, optional, naming, LATIN, numbers, only)
         _check_strictly(path, delimiter, encoding)
         raise DataError("{file} is malformed: {why}", file=path, why=first_line(error)) from error
     if not well:
@@ -204,9 +213,44 @@ def _read_delimited(
         )
     return Table(
         {name: Cells(found[name]) for name in chosen},
-        lambda row: _records_until(path, delimiter, row, encoding),
+        lambda row: _records_until(path, delimiter, row if rows is None else int(rows[row]), encoding),
         decimal,
     )
+
+
+def _read(reader: Any, only: Only | None) -> tuple[Any, Rows | None]:
+    """Return what pyarrow's reader reads, and which rows these are where only some clients' are kept."""
+    if only is None:
+        return reader.read_all(), None
+    return _kept(reader, reader.schema.empty_table(), only)
+
+
+def _kept(batches: Iterable[Any], empty: Any, only: Only) -> tuple[Any, Rows]:
+    """Return some clients' rows of batches, which are in memory one after the other, and their numbers."""
+    import pyarrow
+
+    kept, rows, start = [_plain_texts(empty)], [np.zeros(0, np.int64)], 0
+    for batch in batches:
+        some = pyarrow.Table.from_batches([batch])
+        mine = only.rows(Cells(some[only.column]))
+        if len(mine):
+            kept.append(
+                _plain_texts(some.take(pyarrow.array(mine)))
+            )  # else each piece keeps the texts of all
+            rows.append(start + mine)
+        start += len(batch)
+    return pyarrow.concat_tables(kept), np.concatenate(rows)
+
+
+def _plain_texts(table: Any) -> Any:
+    """Return a table of pyarrow whose texts are not coded."""
+    import pyarrow
+
+    fields = [
+        pyarrow.field(one.name, one.type.value_type) if pyarrow.types.is_dictionary(one.type) else one
+        for one in table.schema
+    ]
+    return table.cast(pyarrow.schema(fields))
 
 
 def _reader(path: Path, encoding: str, delimiter: str, types: Mapping[str, Any], block: int = BLOCK) -> Any:
@@ -224,9 +268,15 @@ def _reader(path: Path, encoding: str, delimiter: str, types: Mapping[str, Any],
 
 
 def _typed(
-    read: Callable[..., Any], path: Path, chosen: Sequence[str], numbers: Collection[str], delimiter: str
-) -> tuple[Any, str]:
-    """Return the columns of a long file with their mark before decimals: plain numbers as such, texts that come again coded.
+    read: Callable[..., Any],
+    path: Path,
+    chosen: Sequence[str],
+    numbers: Collection[str],
+    delimiter: str,
+    only: Only | None,
+) -> tuple[Any, Rows | None, str]:
+    """Return the columns of a long file, with the rows that they are of and their mark before decimals: plain numbers as
+    such, texts that come again coded.
 
     None in place of columns where the first rows promise what the others don't keep, and of a short file.
     """
@@ -234,7 +284,7 @@ def _typed(
     from pyarrow import compute
 
     if path.stat().st_size <= SAMPLE:
-        return None, "."
+        return None, None, "."
     text = pyarrow.string()
     try:
         first = pyarrow.Table.from_batches([read(dict.fromkeys(chosen, text), SAMPLE).read_next_batch()])
@@ -248,13 +298,13 @@ def _typed(
             else text
             for name in chosen
         }
-        found = read(types).read_all()
+        found, rows = _read(read(types), only)
     except (pyarrow.ArrowException, StopIteration):
-        return None, "."
+        return None, None, "."
     kept = [found[name] for name in chosen if types[name] == pyarrow.float64()]
     # what pyarrow reads as such may be "inf" or "nan"
     finite = all(compute.all(compute.is_finite(one)).as_py() for one in kept)
-    return found if finite else None, decimal
+    return found if finite else None, rows, decimal
 
 
 def _content(path: Path, encoding: str) -> Any:
@@ -392,17 +442,23 @@ def _records_until(path: Path, delimiter: str, row: int, encoding: str) -> Spot:
 
 
 def _read_json_lines(
-    path: Path, wanted: Sequence[str] | None, optional: Sequence[str], naming: Mapping[str, str]
+    path: Path,
+    wanted: Sequence[str] | None,
+    optional: Sequence[str],
+    naming: Mapping[str, str],
+    only: Only | None,
 ) -> Table:
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []
+    first = 0
     for number, entry in json_lines(path):
-        if not numbers:
+        if not first:
+            first = number
             columns = {name: [] for name in _chosen(path, list(entry), wanted, optional, naming)}
         there = entry.keys() if wanted is None else {n for n in (*wanted, *optional) if n in entry}
         if there != columns.keys():
             name = min(set(there) ^ columns.keys())
-            has, lacks = (number, numbers[0]) if name in there else (numbers[0], number)
+            has, lacks = (number, first) if name in there else (first, number)
             raise DataError(
                 "{place}: there is a column {column!r} in line {has}, which line {lacks} lacks. Give it in every line "
                 "or in none.",
@@ -411,6 +467,8 @@ def _read_json_lines(
                 has=has,
                 lacks=lacks,
             )
+        if only is not None and not only.keeps(entry[only.column]):
+            continue
         for name, values in columns.items():
             values.append(entry[name])
         numbers.append(number)
@@ -458,6 +516,7 @@ def _read_parquet(
     naming: Mapping[str, str],
     *,
     coded: bool = False,
+    only: Only | None = None,
 ) -> Table:
     from pyarrow import parquet, types
 
@@ -469,13 +528,18 @@ def _read_parquet(
             first = next(file.iter_batches(SAMPLE // 40, columns=texts))
             again = [name for name in texts if few_differ(first[name])]
             file = parquet.ParquetFile(path, read_dictionary=again)
-        found = file.read(columns=chosen)
+        rows = None
+        if only is None:
+            found = file.read(columns=chosen)
+        else:
+            empty = file.schema_arrow.empty_table().select(chosen)
+            found, rows = _kept(file.iter_batches(columns=chosen), empty, only)
     except DataError:
         raise
     except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
         raise damaged_parquet(path, error) from error
     cells = {name: Cells(_in_microseconds(found[name])) for name in chosen}
-    return Table(cells, lambda row: Spot(path, row, "row"))
+    return Table(cells, lambda row: Spot(path, row if rows is None else int(rows[row]), "row"))
 
 
 def _in_microseconds(values: Any) -> Any:

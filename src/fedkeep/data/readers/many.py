@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.readers.cells import ALIASES, Cells, Table
+from fedkeep.data.readers.cells import ALIASES, Cells, Only, Table
 from fedkeep.data.readers.files import unreadable
 from fedkeep.data.readers.load import FORMATS, load_table
 
@@ -125,6 +125,7 @@ def load_many(
     client: str | None,
     split: str,
     naming: Mapping[str, str] = {},
+    only: Only | None = None,
 ) -> Table:
     """Read a table for each client: its file's name is the client where no column is, and may tell the split.
 
@@ -132,14 +133,17 @@ def load_many(
         files: the tables.
         wanted, optional: columns, as of ``load_table``.
         client, split: the names of columns that are made where the files have none; None: no client is wanted.
-        naming: as of ``load_table``.
+        naming, only: as of ``load_table``; a file that has none of these clients' rows is left out.
 
     Raises:
         DataError: as of ``load_table``; or a file tells its split twice, or has other columns than the first.
     """
     loose = [client] if client == "user" else []  # one that was named must be there
     named_ones = [name for name in wanted if name not in loose]
-    own = [load_table(file, named_ones, [*loose, *optional], naming) for file in files]
+    own = [load_table(file, named_ones, [*loose, *optional], naming, only=only) for file in files]
+    if only is not None:
+        there = [(file, table) for file, table in zip(files, own, strict=True) if _rows(table)]
+        files, own = [file for file, _ in there], [table for _, table in there]
     if client is not None and not any(client in table.columns for table in own):
         check_once(files)
     made = [_with_names(file, table, client, split) for file, table in zip(files, own, strict=True)]

@@ -14,6 +14,7 @@ from fedkeep.core.errors import ConfigError, DataError, check_choice
 from fedkeep.core.files import expanded
 from fedkeep.data.columns import check_max_length
 from fedkeep.data.federated import FederatedData
+from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import (
     About,
     Features,
@@ -39,14 +40,17 @@ from fedkeep.data.readers.cells import (
     TEXT,
     TRUTH,
     Cells,
+    Nobody,
+    Only,
     Table,
     labels_between,
 )
 from fedkeep.data.readers.files import digest_of, naming_of, sha256
 from fedkeep.data.readers.kinds import Faults, Field, field_of, lacking, numbers_of, times_of
 from fedkeep.data.readers.load import frame_table, load_table, other_columns
-from fedkeep.data.readers.many import files_of, is_of_many, joined, load_many
+from fedkeep.data.readers.many import check_once, files_of, is_of_many, joined, load_many, named
 from fedkeep.data.readers.series import is_series, series_of
+from fedkeep.data.subsets import drawn
 from fedkeep.data.text import UnicodeWords
 from fedkeep.tasks import KINDS, MULTI_LABEL, MULTI_OUTPUT, REGRESSION, of_numbers, of_several
 
@@ -78,6 +82,7 @@ def raw_table(
     decimal: str | None = None,
     test_path: str | Path | None = None,
     skip_unlabelled: bool = False,
+    clients: int | None = None,
 ) -> Raw:
     """Read a table with one example a row.
 
@@ -126,6 +131,9 @@ def raw_table(
         test_path: a file, folder or pattern of further rows, which are those of the split test. Rows of ``path`` that
             say no split are trained on.
         skip_unlabelled: leave out rows whose label is missing, which else are an error.
+        clients: read the rows of so many clients alone, drawn by their ids, which are read first: of CSV, JSON lines and
+            Parquet no other row, and of one file a client no other file, is kept in memory. What is found by looking, such as
+            kinds, is found in these rows. None: all.
 
     Returns:
         Data whose ``meta["label_names"]`` tells what each label was and ``meta["source"]`` the file's sha256.
@@ -146,15 +154,21 @@ def raw_table(
     naming = naming_of({"client" if frame else "user": user, **given, **others}, frame=frame)
     if isinstance(path, str | os.PathLike):
         numbers = _numbers_among(features, kinds, decimal) if test_path is None else None
-        table, source = _loaded(expanded(path), wanted, usual, user, split or "split", naming, numbers)
+        places = [expanded(place) for place in (path, test_path) if place is not None]
+        only = None if clients is None else _drawn(places, user, naming, clients)
+        table, source = _loaded(places[0], wanted, usual, user, split or "split", naming, numbers, only)
         if test_path is not None:
-            tests, more = _loaded(expanded(test_path), wanted, usual, user, split or "split", naming)
+            tests, more = _loaded(places[1], wanted, usual, user, split or "split", naming, None, only)
             table, source = _with_tests(table, tests, split or "split"), source | more
         meta = {"name": expanded(path).name.split(".")[0], "source": source}
     else:
         if test_path is not None:
             raise DataError("test_path is of files; of data frames give one with a column of splits.")
         table, meta = frame_table(path, wanted, usual, naming), {"name": "frame"}
+        if clients is not None:
+            column = _named_user(user)
+            only = Only(column, drawn(set(table.read(column, ID)[0]), clients))
+            table = table.only(only.rows(table.columns[only.column]))
     if decimal is not None:
         check_choice("Wanted as decimal, the mark before decimals,", decimal, (".", ","), DataError)
         table = replace(table, decimal=decimal)
@@ -219,6 +233,35 @@ def _labelled(table: Table, labels: Sequence[str]) -> Table:
     return table.only(there)
 
 
+def _drawn(places: Sequence[Path], user: str | None, naming: Mapping[str, str], clients: int) -> Only:
+    """Return so many clients of those in some places, whose ids alone are read; clients of files are the files' names."""
+    column, ids = _named_user(user), set[str]()
+    for place in places:
+        files = files_of(place) if is_of_many(place) else [place]
+        if is_of_many(place) and column == "user" and column not in load_table(files[0], None).columns:
+            ids.update(as_id(named(file)[0]) for file in files)
+        else:
+            ids.update(*(_ids_in(file, column, naming) for file in files))
+    return Only(column, drawn(ids, clients))
+
+
+def _ids_in(file: Path, column: str, naming: Mapping[str, str]) -> set[str]:
+    """Return the clients in a file, no row of which stays in memory; DataError names one that is no id."""
+    seen = Nobody(column)
+    try:
+        load_table(file, [column], [], naming, only=seen)
+    except DataError:
+        load_table(file, [column], [], naming).read(column, ID)  # which names the row
+        raise
+    return seen.ids
+
+
+def _named_user(user: str | None) -> str:
+    if user is None:
+        raise DataError("clients wants a column of clients to choose from; got user=None.")
+    return user
+
+
 def _loaded(
     place: Path,
     wanted: Sequence[str],
@@ -227,13 +270,18 @@ def _loaded(
     split: str,
     naming: Mapping[str, str],
     numbers: Sequence[str] | None = None,
+    only: Only | None = None,
 ) -> tuple[Table, dict[str, str]]:
     """Return a file's table, or those of many files as one, and the sha256 of what was read by its name."""
     if not is_of_many(place):
-        return load_table(place, wanted, usual, naming, numbers), {place.name: sha256(place)}
+        return load_table(place, wanted, usual, naming, numbers, only), {place.name: sha256(place)}
     files = files_of(place)
     common = Path(os.path.commonpath([file.parent for file in files]))
-    return load_many(files, wanted, usual, user, split, naming), {common.name: digest_of(common, files)}
+    if only is not None and only.column == "user" and "user" not in load_table(files[0], None).columns:
+        check_once(files)
+        files, only = [file for file in files if as_id(named(file)[0]) in only.ids], None
+    table = load_many(files, wanted, usual, user, split, naming, only)
+    return table, {common.name: digest_of(common, files)}
 
 
 def _numbers_among(

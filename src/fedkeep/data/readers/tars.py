@@ -17,6 +17,7 @@ from typing import Any
 from fedkeep.core.errors import DataError, first_line
 from fedkeep.core.files import expanded
 from fedkeep.data.federated import FederatedData
+from fedkeep.data.ids import as_id
 from fedkeep.data.images import ImageSet
 from fedkeep.data.preparation import Raw, prepared
 from fedkeep.data.readers.cells import ALIASES, CLASS, ID, Cells, Table
@@ -24,6 +25,7 @@ from fedkeep.data.readers.files import LONGEST_LINE, digest_of, existing, object
 from fedkeep.data.readers.image_folder import ENDINGS, examples_of
 from fedkeep.data.readers.many import check_once, files_of, is_of_many, named
 from fedkeep.data.readers.pictures import decoded
+from fedkeep.data.subsets import drawn
 
 TARS = (".tar", ".tar.gz", ".tgz")
 OWN_TAR = "tar"
@@ -49,6 +51,7 @@ def raw_tars(
     label: str = "cls",
     image: str | None = None,
     size: int | list[int] | None = None,
+    clients: int | None = None,
 ) -> Raw | ImageSet:
     """Read images from tar files in the form of webdataset; the encoded images are held in memory once.
 
@@ -61,6 +64,8 @@ def raw_tars(
         label: likewise where the class is.
         image: the ending of the image's member; None: the only one that is such an ending.
         size: as of ``image_folder``.
+        clients: keep the examples of so many clients alone, drawn by their ids; of others no file, or no image, stays in
+            memory. None: all.
 
     Returns:
         As ``image_folder``.
@@ -77,7 +82,17 @@ def raw_tars(
         )
     if client == OWN_TAR:
         check_once(files, TARS)
-    samples = [sample for file in files for sample in _samples(file)]
+    if clients is None:
+        samples = [sample for file in files for sample in _samples(file)]
+    elif client is None:
+        raise DataError("clients wants clients to choose from; nothing says whose each image is.")
+    elif client == OWN_TAR:
+        kept = drawn({as_id(named(file, TARS)[0]) for file in files}, clients)
+        files = [file for file in files if as_id(named(file, TARS)[0]) in kept]
+        samples = [sample for file in files for sample in _samples(file)]
+    else:
+        kept = drawn({_whose(sample, client) for file in files for sample in _samples(file)}, clients)
+        samples = [s for file in files for s in _samples(file) if _whose(s, client) in kept]
     pictures: list[tuple[object, Path | bytes]] = [(sample, _image(sample, image)) for sample in samples]
     columns = {"class": Cells([_said(sample, label, "label") for sample in samples])}
     if client == OWN_TAR:
@@ -200,6 +215,13 @@ def _said(sample: Sample, name: str, what: str) -> Any:
             there=sorted({*sample.members, *(about if isinstance(about, Mapping) else ())}),
         )
     return about[name]
+
+
+def _whose(sample: Sample, client: str) -> str:
+    """Return the id of an example's client."""
+    return Table({"client": Cells([_said(sample, client, "client")])}, lambda row: sample).each("client", ID)[
+        0
+    ]
 
 
 def _split(file: Path, is_client: bool) -> str | None:
