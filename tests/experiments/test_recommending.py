@@ -232,3 +232,23 @@ def test_a_ranking_that_cannot_be_made_is_refused_before_training(
     told = call("run", films(tmp_path), "--out", tmp_path / "r", "--set", key)
     assert (told.exit_code, said in told.stderr) == (2, True), told.stderr
     assert not (tmp_path / "r").exists()
+
+
+def test_somebody_new_gets_a_list_without_what_it_has(tmp_path: Path) -> None:
+    config, run = films(tmp_path), tmp_path / "r"
+    assert call("run", config, "--out", run, "--set", "method.kind=furl").exit_code == 0
+    (tmp_path / "new.csv").write_text("person,film,stars\nzoe,100,5\nzoe,103,5\nzoe,107,1\n")
+    asked = ("recommend", run, "--new", tmp_path / "new.csv", "--n", "20", "--out", tmp_path / "l.csv")
+    told = call(*asked)
+    assert "fedkeep personalize" in told.stderr  # its private part is not fitted yet
+    assert call("personalize", run, "--new", tmp_path / "new.csv").exit_code == 0
+    told = call("recommend", run, "--client", "zoe")
+    assert (told.exit_code, "--new FILE" in told.stderr) == (2, True)
+    assert call(*asked).exit_code == 0
+    with (tmp_path / "l.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    known = {str(film) for film in range(100, 120)}
+    assert {row["item"] for row in rows} == known - {"100", "103", "107"}
+    assert {row["client"] for row in rows} == {"zoe"}
+    assert all(1 < float(row["score"]) < 5 for row in rows)  # stars, as they were read
+    assert float(rows[0]["score"]) == max(float(row["score"]) for row in rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -70,8 +70,8 @@ def evaluate(
         write_frame(loaded.clients_frame(split, stage=cast("Stage", stage)), out)
 
 
-def of_file(run: Run, folder: Path, file: Path) -> Run:
-    """Return a run on a file's rows, all of them of ``test``, whose clients are the file's users.
+def of_file(run: Run, folder: Path, file: Path, split: Literal["train", "test"] = "test") -> Run:
+    """Return a run on a file's rows, all of them of a split, whose clients are the file's users.
 
     Raises:
         ConfigError: one of them has no values of its own yet.
@@ -83,7 +83,8 @@ def of_file(run: Run, folder: Path, file: Path) -> Run:
 
     rows = rows_of_run(folder, run.data, file)
     start, end = rows.offsets[:-1], rows.offsets[1:]
-    rows.bounds = np.stack([start, start, start, end], 1)
+    middle = end if split == "train" else start
+    rows.bounds = np.stack([start, middle, middle, end], 1)
     found = run.on(rows)
     if lacking := [client for client in found.held_out if client not in found.fitted]:
         raise ConfigError(

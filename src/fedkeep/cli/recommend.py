@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedkeep.cli.evaluate import of_file
 from fedkeep.cli.output import say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, RoundOption, RunArgument, at_round
-from fedkeep.report.wording import metric_name, number
+from fedkeep.core.errors import ConfigError
+from fedkeep.report.wording import count, metric_name, number
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.run import Run
 
 
 def recommend(
@@ -18,6 +23,14 @@ def recommend(
     client: Annotated[
         list[str] | None,
         typer.Option("--client", metavar="ID", help="A user; by default all in federation. May be repeated."),
+    ] = None,
+    new: Annotated[
+        Path | None,
+        typer.Option(
+            "--new",
+            metavar="FILE",
+            help="The users of this file, whom fedkeep personalize --new has fitted; its rows are what they have.",
+        ),
     ] = None,
     n: Annotated[int, typer.Option("--n", help="How many items a user is shown.")] = 10,
     out: Annotated[
@@ -37,9 +50,9 @@ def recommend(
     """Rank all items for each user, but those that it has; say where those stand that it took afterwards.
 
     RUN is a run on data with a column of items. All items are ranked, not a sample of them. With --out every user's
-    list is written; with --client and without --out it is shown.
+    list is written; with --client or --new and without --out it is shown.
 
-    Further example: fedkeep recommend RUN --client anna --n 5
+    Somebody new: fedkeep personalize RUN --new rows.csv, then fedkeep recommend RUN --new rows.csv
     """
     import pyarrow.csv
 
@@ -48,29 +61,43 @@ def recommend(
 
     loaded = at_round(load_run(run, data_folder=data, device=device), round)
     warn_of_unfinished([run])
-    found = loaded.full_ranking(split, ks=(n,), liked=liked, clients=client)
-    rows = [[metric_name(metric), number(value, metric)] for metric, value in found.metrics.items()]
-    items = sum(map(len, found.ranks.values()))
-    note = f"{items:,} items of {found.clients:,} users, each among all that the user had not seen."
-    if found.cold_items:
-        note += f" Nobody had {found.cold_items:,} of them in training: of these {found.cold_recall:.1%} are found."
-    if found.cold_clients:
-        note += f" {found.cold_clients:,} users have no training example."
-    show_table(
-        f"{run}: full ranking, on {split}, after {loaded.moment}",
-        ["Metric", "Mean over users"],
-        rows,
-        note=note,
-    )
+    later = [name for name in client or () if name in loaded.fitted and loaded.data.ids.position(name) < 0]
+    if new is None and later:
+        raise ConfigError(
+            f"{later[0]!r} came after training, and {run} does not keep which items it has. Name the file: --new FILE."
+        )
+    if new is not None:
+        loaded = of_file(loaded, run, new, "train")  # nothing is left to look for
+    else:
+        _show_ranking(loaded, run, n, split, liked, client)
     lists = loaded.recommend(client, n)
     if out is not None:
         text = io.BytesIO()
         pyarrow.csv.write_csv(lists, text)
         write_whole(out, text.getvalue())
         say(f"Lists: {out}")
-    elif client:
+    elif client or new is not None:
         shown = [
             [row["client"], str(row["rank"]), str(row["item"]), f"{row['score']:.3f}"]
             for row in lists.to_pylist()
         ]
         show_table("Recommended", ["User", "Rank", "Item", "Score"], shown)
+
+
+def _show_ranking(
+    loaded: Run, run: Path, n: int, split: str, liked: float | None, client: list[str] | None
+) -> None:
+    found = loaded.full_ranking(split, ks=(n,), liked=liked, clients=client)
+    rows = [[metric_name(metric), number(value, metric)] for metric, value in found.metrics.items()]
+    items = sum(map(len, found.ranks.values()))
+    note = f"{count(items, 'item')} of {count(found.clients, 'user')}, each among all that the user had not seen."
+    if found.cold_items:
+        note += f" Nobody had {found.cold_items:,} of them in training: of these {found.cold_recall:.1%} are found."
+    if found.cold_clients:
+        note += f" {count(found.cold_clients, 'user')} without a training example."
+    show_table(
+        f"{run}: full ranking, on {split}, after {loaded.moment}",
+        ["Metric", "Mean over users"],
+        rows,
+        note=note,
+    )

@@ -143,7 +143,8 @@ def recommended(data: FederatedData, clients: SomeIds, models: Models, n: int = 
     """Return each client's n best items of those that it has not in any split, best first, as a table of pyarrow.
 
     ``.to_pandas()`` makes a data frame of it. Columns: client, rank, item, score. An item is named as in the data's
-    ``meta["item_ids"]``, where they name it; else by its number. One that has seen all but a few gets fewer.
+    ``meta["item_ids"]``, where they name it; else by its number. One that has seen all but a few gets fewer. Of ratings a
+    score is a predicted one, in the units that they were read in.
 
     Raises:
         ConfigError, DataError, MethodError: as for `full_ranking`.
@@ -157,7 +158,7 @@ def recommended(data: FederatedData, clients: SomeIds, models: Models, n: int = 
     names = data.meta.get("item_ids") or range(items)
     rows: list[dict[str, Any]] = []
     for name, place in zip(map(str, clients), clients.positions.tolist(), strict=True):
-        scores = scores_of(models(name), data, items)
+        scores = tasks_in(data.meta)[0].in_units(scores_of(models(name), data, items))
         left = np.setdiff1d(np.arange(items), taken(data, np.asarray(data.rows(place), np.int64)))
         best = left[np.argsort(-scores[left], kind="stable")][:n]
         rows += [
