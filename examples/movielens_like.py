@@ -2,6 +2,8 @@
 
 Ratings are generated and written in the format of MovieLens 100K (``u.data``). Give the folder of the real set to run
 on it: python examples/movielens_like.py ml-100k
+
+``main`` does it in Python, ``by_toml`` by commands.
 """
 
 from __future__ import annotations
@@ -14,10 +16,34 @@ import numpy as np
 import torch
 
 import fedkeep
+from examples.shell import fedkeep as fedkeep_
 from fedkeep import Phase
 from fedkeep.data.readers import movielens
 from fedkeep.methods import terms
 from fedkeep.models import MatrixFactorization
+
+CONFIG = """
+[data]
+reader = "movielens"
+path = "u.data"
+[model]
+kind = "matrix_factorization"
+dim = 8
+[method]
+kind = "furl"
+private = "user*"
+[run]
+epochs = 10
+[ranking]
+ks = [10]
+liked = 4
+"""
+COMMANDS = """
+compare films.toml --methods furl,fedavg --seeds 2 --out compared
+personalize compared/runs/furl-0 --new new.data
+recommend compared/runs/furl-0 --new new.data --n 10 --out new.csv
+recommend compared/runs/furl-0 --n 10 --out lists.csv
+"""
 
 
 def write_ratings(folder: Path, users: int = 100, films: int = 60, each: int = 30) -> None:
@@ -72,5 +98,19 @@ def main(folder: Path | None = None, epochs: int = 40) -> dict[str, float]:
     return found
 
 
+def by_toml(folder: Path) -> str:
+    """Do the same by commands, in a folder with ``u.data``, whose last five users come later; return all that was said."""
+    ratings = folder / "u.data"
+    rows = ratings.read_text(encoding="latin-1").splitlines(keepends=True)
+    later = sorted({int(row.split()[0]) for row in rows})[-5:]
+    for file, new in ((ratings, False), (folder / "new.data", True)):
+        file.write_text("".join(row for row in rows if (int(row.split()[0]) in later) == new))
+    (folder / "films.toml").write_text(CONFIG)
+    return "\n".join(fedkeep_(folder, command) for command in COMMANDS.strip().splitlines())
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    with tempfile.TemporaryDirectory() as name:
+        write_ratings(Path(name))
+        print(by_toml(Path(name)))

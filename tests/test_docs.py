@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import inspect
 import json
@@ -122,6 +123,27 @@ def test_matrix_factorisation_learns_the_users_rows() -> None:
     assert found["ndcg@10"] > 0.1
 
 
+@pytest.mark.slow
+def test_films_are_compared_and_listed_for_somebody_new_by_commands(tmp_path: Path) -> None:
+    module = example("movielens_like")
+    assert lines(module.CONFIG + module.COMMANDS) <= 40
+    assert lines(inspect.getsource(module.main)) <= 40
+    module.write_ratings(tmp_path)
+    told = module.by_toml(tmp_path)
+    ranked = told.partition("All items ranked")[2].partition("Against references")[0]
+    ndcg = {
+        row.split("  ")[0]: float(row.split("%")[2].split("±")[0])
+        for row in ranked.splitlines()
+        if row.count("%") > 3
+    }
+    assert ndcg["furl"] > max(ndcg["fedavg"], ndcg["local"])
+    with (tmp_path / "new.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 5 * 10
+    has = {tuple(row.split()[:2]) for row in (tmp_path / "new.data").read_text().splitlines()}
+    assert not has & {(row["client"], row["item"]) for row in rows}
+
+
 def test_new_users_gain_from_their_own_examples() -> None:
     found = example("cold_start").main(users=30, epochs=6)
     assert found[None] > found[0] + 0.3
@@ -185,6 +207,7 @@ def test_adapters_of_authors_stand_in_folders_that_peft_opens_alone(tmp_path: Pa
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     made = example("authors_to_peft")
+    assert lines(inspect.getsource(made.main)) <= 40
     found = made.main(tmp_path)
     assert found["author-11, own"] < 0.8 * found["author-11, shared"]
     data = made.write(range(10, 12))
