@@ -52,6 +52,20 @@ def test_two_data_sets_give_one_table(fedkeep: Command) -> None:
     assert (out / "other" / "report.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_what_was_unlike_is_said_and_stands_on_the_page(fedkeep: Command) -> None:
+    """A round draws two of six clients, and FedRep takes more steps in it than FedAvg."""
+    Path("other.toml").write_text(Path("toy.toml").read_text().replace("users = 6", "users = 7"))
+    words = ("--methods", "fedavg,fedrep", "--seeds", "1", "--no-references", "--set", "run.cohort=2")
+    for configs in (("toy.toml",), ("toy.toml", "other.toml")):
+        result = fedkeep("compare", *configs, *words, "--set", "run.rounds=1", "--out", str(len(configs)))
+        assert result.exit_code == 0, result.output
+        for told in (result.stdout, Path(str(len(configs)), "report.html").read_text("utf-8")):
+            assert "Methods take unequal local steps in a round: " in told
+            assert told.count("4 clients never drawn") == 1
+            assert told.count("5 clients never drawn") == len(configs) - 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

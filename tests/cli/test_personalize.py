@@ -240,6 +240,19 @@ def test_new_people_of_a_file_get_a_mixture_though_nothing_was_held_out_for_them
     assert exported.exit_code == 0, exported.output
 
 
+def test_of_a_method_without_own_values_new_people_are_known_and_nothing_is_fitted(
+    fedkeep: Command, csv: Callable[..., Path]
+) -> None:
+    csv(*(f"{user},{i},1,{i % 2}" for i in range(10) for user in ("ann", "bo")))
+    fedavg = ("--set", "method.kind=fedavg")
+    assert fedkeep("run", "table.toml", "--data", "data", "--out", "r", *fedavg).exit_code == 0
+    header = Path("data/mine.csv").read_text("utf-8").splitlines()[0]
+    Path("new.csv").write_text(f"{header}\ncy,1,1,0\ncy,2,1,1\n")
+    result = fedkeep("personalize", "r", "--data", "data", "--new", "new.csv")
+    assert (result.exit_code, "nothing was fitted" in result.stdout) == (0, True), result.output
+    assert fedkeep("evaluate", "r", "--data", "data", "--new", "new.csv").exit_code == 0
+
+
 def test_names_of_states_are_hashes() -> None:
     names = [state_name(c) for c in ("../eve", "a/b", "A", "a", "CON", "", "\u00e4")]
     assert len({name.lower() for name in names}) == len(names)

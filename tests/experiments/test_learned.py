@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedkeep.data import FederatedData, Ragged, toy
 from fedkeep.experiments.learned import cut_inputs, remarks, simplest
 from fedkeep.experiments.run import Run
 from fedkeep.methods.terms import cross_entropy, squared_error
-from fedkeep.models import Linear
+from fedkeep.models import ConfidenceGate, Linear, MixtureOfExperts
 
 
 def trained(rate: float = 0.1, rounds: int = 4, private: float | None = None) -> Run:
@@ -89,6 +90,20 @@ def test_a_loss_that_rose() -> None:
 def test_private_values_that_never_moved() -> None:
     assert any("never moved" in remark for remark in remarks(trained(private=0.0)))
     assert not any("never moved" in remark for remark in remarks(trained()))
+
+
+def test_private_values_that_the_last_step_moves() -> None:
+    torch.manual_seed(0)
+    expert = Linear(4, 3)
+    model = MixtureOfExperts(expert, copy.deepcopy(expert), ConfidenceGate())
+    method = methods.mixture(local_epochs=1, mixture_epochs=1)
+    run = simulate(model, method, toy(users=4, examples=20), rounds=1, progress=False)
+    assert not any("never moved" in remark for remark in remarks(run))  # nobody has taken it yet
+    run.fit()
+    assert not any("never moved" in remark for remark in remarks(run))
+    still = run.own("user-0", stage="shared")
+    run.fitted = {client: still | {} for client in run.data.ids}
+    assert any("never moved" in remark for remark in remarks(run))
 
 
 def test_texts_that_are_cut() -> None:

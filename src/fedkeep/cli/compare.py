@@ -141,10 +141,10 @@ def compare(
 
 def _show_all(found: Mapping[str, Found]) -> None:
     from fedkeep.report.across import by_data, side_by_side
-    from fedkeep.report.standings import said
+    from fedkeep.report.standings import said, unlike
 
     for name, one in found.items():
-        for line in (*one.notes, *(said(c) for c in one.compared)):
+        for line in (*one.notes, *unlike(one), *(said(c) for c in one.compared)):
             say(f"{name}: {line}")
     shown = side_by_side(by_data(found))
     show_table("All data sets", shown.columns, _starred(shown), note=shown.note.replace("Bold", "With *", 1))

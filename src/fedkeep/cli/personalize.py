@@ -100,10 +100,16 @@ def _new(run: Run, folder: Path, file: Path) -> None:
     known = [c for c in map(str, rows.ids) if run.data.ids.position(c) >= 0]
     run.fit(rows=rows)
     clients = list(map(str, rows.ids))
-    say(
-        f"Kept in {run.folder}: what {_users(clients)} of {file} fitted to all of their {rows.examples:,} examples."
-    )
-    if known:
+    if run.method.adapt.phases:
+        say(
+            f"Kept in {run.folder}: what {_users(clients)} of {file} fitted to all of their {rows.examples:,} examples."
+        )
+    else:
+        say(
+            f"{run.method.name!r} adapts nothing to users, so nothing was fitted: to {_users(clients)} of {file} it gives the "
+            f"model that everybody new has. {run.folder} knows them now."
+        )
+    if known and run.method.adapt.phases:
         say(f"{_users(known)} of them took part in the run, and began with what was kept there.")
     say(f"Export them: fedkeep export {folder} --client {clients[0]} --out DIR")
 

@@ -182,10 +182,13 @@ def _unmoved(run: Run) -> str:
     names = halves.trainable.intersection(halves.private_names)
     places = run.clients.positions[:ASKED].tolist()
     trained = [i for i, seen in zip(places, run.private.seen(places), strict=True) if seen]
-    if not names or not trained:
+    clients = [run.data.ids[place] for place in trained]
+    if run.method.adapt.everyone:  # the last step may be what trains them
+        clients = [client for client in clients if client in run.fitted]
+    if not names or not clients:
         return ""
-    for place in trained:
-        before, default = (run.own(run.data.ids[place], stage=stage) for stage in ("before", "shared"))
-        if any(not torch.equal(before[n], default[n]) for n in names):
+    for client in clients:
+        own, default = (run.own(client, stage=stage) for stage in ("own", "shared"))
+        if any(not torch.equal(own[n], default[n]) for n in names):
             return ""
     return "Private values never moved. `fedkeep check` says what each phase trains, and at which rate."

@@ -18,7 +18,7 @@ from fedkeep.metrics.worth.best import standings
 from fedkeep.report import wording
 from fedkeep.report.blocks import Content, Section, Text
 from fedkeep.report.page import write_content
-from fedkeep.report.standings import Compared, Found, in_paper, said, write_document, write_table
+from fedkeep.report.standings import Compared, Found, in_paper, said, unlike, write_document, write_table
 from fedkeep.report.tables import Table, mean_std
 
 RANK = "average rank"
@@ -161,7 +161,11 @@ def write_across(found: Mapping[str, Found], folder: Path) -> Path:
         tuple((n, str(one.compared[0].users), f"{n}/report.html") for n, one in found.items()),
         left=3,
     )
-    notes = [Text(f"{name}: {note}", warning=True) for name, one in found.items() for note in one.notes]
+    notes = [
+        Text(f"{name}: {note}", warning=True)
+        for name, one in found.items()
+        for note in (*one.notes, *unlike(one))
+    ]
     best = [Text(f"{name}: {said(c)}") for name, c in columns.items()]
     sections = (
         Section("comparison", "All data sets", (*notes, table, *best)),
