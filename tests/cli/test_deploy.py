@@ -8,6 +8,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.local import local_of
 from fedkeep.flower.served import federation_of
+from fedkeep.flower.signed import node_names
 from fedkeep.remote.node_config import read_node_config
 from tests.cli.conftest import TOY
 from tests.tiny import files
@@ -113,6 +114,20 @@ def test_one_command_makes_project_keys_and_a_folder_for_each_party(fedkeep, tmp
     assert (tmp_path / "f" / "b" / "experiment.toml").read_bytes() == (
         tmp_path / "f" / "project" / "config.toml"
     ).read_bytes()
+
+
+def test_a_nodes_key_is_renewed_and_the_others_stay(fedkeep, tmp_path):
+    fedkeep("flower", "init", "f", "--config", "toy.toml", "--node", "a", "--node", "b")
+    nodes = tmp_path / "f" / "project" / "nodes.json"
+    before, known = [(tmp_path / "f" / n / f"{n}.key").read_bytes() for n in "ab"], node_names(nodes)
+    done = fedkeep("flower", "init", "f", "--renew", "a")
+    assert done.exit_code == 0, done.output
+    after = [(tmp_path / "f" / n / f"{n}.key").read_bytes() for n in "ab"]
+    assert (after[0] == before[0], after[1] == before[1]) == (False, True)
+    now = node_names(nodes)
+    assert sorted(now.values()) == ["a", "b"]
+    assert [now.get(key) for key, name in known.items() if name == "a"] == [None]
+    refused(fedkeep("flower", "init", "f", "--renew", "c"), "no key of a node 'c'")
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import pytest
 import torch
 from filelock import FileLock
 
-from fedkeep.core.errors import BusyError, ConfigError
+from fedkeep.core.errors import BusyError, ConfigError, RunError
 from fedkeep.core.run_files import read_info
+from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.agreement import refusal
-from fedkeep.remote.attendance import attendance_of, drop
+from fedkeep.remote.attendance import attendance_of, drop, move
 from fedkeep.remote.device_file import locked
 from fedkeep.remote.server import serve_run
 from fedkeep.remote.transport import Died, Weather
@@ -346,6 +347,31 @@ def test_a_result_that_comes_twice_of_more_clients_or_finer_than_asked_is_refuse
     assert len(events(tmp_path, "lost")) == 2 * len(devices.nodes[1].clients)
     mine = [len(devices.data.rows(place, "test")) for place in range(0, len(devices.data), 2)]
     assert {r.n for r in history if (r.split, r.client) == ("test", None)} == {sum(mine)}
+
+
+def test_a_nodes_key_is_renewed_by_moving_its_clients_to_the_new_one(tmp_path: Path) -> None:
+    keys = {"node-0": "zero", "node-1": "one", "renewed": "two"}
+    devices = Devices(CASE, tmp_path / "devices", 2, keys=keys)
+    served(devices, tmp_path, rounds=2)
+    devices.transport.leave("node-0")
+    devices.transport.join("renewed", devices.nodes[0].serve)
+    move(tmp_path / "run", [str(client) for client in devices.nodes[0].clients], "two")
+    served(devices, tmp_path)
+    assert set(attendance_of(tmp_path / "run").roster.owners.values()) == {"one", "two"}
+    assert_undisturbed(devices, tmp_path)
+
+
+def test_whom_nobody_knows_or_a_run_that_is_on_its_way_is_not_moved(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path / "devices", 2, keys={"node-0": "zero", "node-1": "one"})
+    served(devices, tmp_path, rounds=1)
+    devices.close()
+    with pytest.raises(ConfigError, match="'user-00' is none of this run's"):
+        move(tmp_path / "run", ["user-00"], "one")
+    directory = RunDirectory(tmp_path / "run", read_info(tmp_path / "run"))
+    with pytest.raises(RunError):
+        move(tmp_path / "run", ["user-0"], "one")
+    directory.close()
+    assert attendance_of(tmp_path / "run").roster.owners["user-0"] == "zero"
 
 
 @pytest.mark.parametrize("stopped", [False, True])

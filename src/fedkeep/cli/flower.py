@@ -15,7 +15,7 @@ import typer
 
 from fedkeep.cli.output import say, show_table
 from fedkeep.cli.settings import RoundOption, SetOption, find_config, is_last, needs_flower
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError, RunError, did_you_mean
 
 if TYPE_CHECKING:
     from fedkeep.remote.attendance import Attendance
@@ -58,6 +58,10 @@ def init(
         list[str] | None, typer.Option("--node", help="A node's name, one a party. May be repeated.")
     ] = None,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The link's port.")] = 8443,
+    renew: Annotated[
+        list[str] | None,
+        typer.Option("--renew", metavar="NODE", help="Give this node another key. May be repeated."),
+    ] = None,
     days: Annotated[int, typer.Option("--days", min=1, help="How long certificates are valid.")] = 365,
     overrides: SetOption = None,
 ) -> None:
@@ -71,9 +75,9 @@ def init(
     from fedkeep.flower.set_up import KEYS, PROJECT, set_up
 
     text = None if config is None else _experiment(config, overrides)
-    set_up(folder, text, hosts=host or [], nodes=node or [], port=port, days=days)
+    set_up(folder, text, hosts=host or [], nodes=node or [], renewed=renew or [], port=port, days=days)
     say(f"The project is in {folder / PROJECT}{', signed' if (folder / KEYS).exists() else ''}.")
-    for name in node or ():
+    for name in [*(node or ()), *(renew or ())]:
         say(f"{folder / name} is {name}'s: take it there, and nowhere else.")
     if (folder / KEYS).exists():
         say(f"{folder / KEYS} stays here: who has signer.key decides what devices train.")
@@ -266,10 +270,7 @@ def who(
 def _show_clients(
     title: str, run: Path, project: Path | None, found: Attendance, state: Mapping[str, str]
 ) -> None:
-    from fedkeep.flower.signed import NODES, node_names
-
-    names = node_names((run.resolve().parent / "project" if project is None else project) / NODES)
-    owners = found.roster.owners
+    names, owners = _node_names(run, project), found.roster.owners
     rows = []
     for client, counts in zip(map(str, found.roster.ids), found.roster.counts, strict=True):
         key = owners.get(client, "")
@@ -280,6 +281,13 @@ def _show_clients(
         rows.append([*row, state.get(client, "")] if state else row)
     heads = ["Client", "Node", "Examples", "Took part", "Was asked", "Now"]
     show_table(title, heads if state else heads[:-1], rows, 2)
+
+
+def _node_names(run: Path, project: Path | None) -> Mapping[str, str]:
+    """Return the names of a project's nodes, by what stands for their keys."""
+    from fedkeep.flower.signed import NODES, node_names
+
+    return node_names((run.resolve().parent / "project" if project is None else project) / NODES)
 
 
 @app.command("watch", epilog="Example: fedkeep flower watch visits/run --page page")
@@ -346,6 +354,34 @@ def drop(
 
     left = drop_from(run, client, back=back)
     say(f"Dropped from {run}: {', '.join(sorted(left)) or 'nobody'}.")
+
+
+@app.command("move", epilog="Example: fedkeep flower move visits/run --client anna --to clinic-b")
+@needs_flower
+def move(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The server's folder of the run; stop it first.")
+    ],
+    client: Annotated[list[str], typer.Option("--client", metavar="ID", help="Whom; may be repeated.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="NODE", help="The node whose key they belong to from now on.")
+    ],
+    project: ProjectOption = None,
+) -> None:
+    """Let clients belong to another node, or to a node's new key; started again, the run asks that one for them.
+
+    What a client keeps is on its old device: take a copy along (fedkeep device backup), or it begins anew there.
+    """
+    from fedkeep.remote.attendance import move as move_to
+
+    keys = {name: key for key, name in _node_names(run, project).items()}
+    if to not in keys:
+        raise ConfigError(
+            f"The project knows no node {to!r}; it knows {', '.join(sorted(keys)) or 'none'}.{did_you_mean(to, keys)} Add "
+            f"it: fedkeep flower init DIR --node NAME."
+        )
+    move_to(run, client, keys[to])
+    say(f"{', '.join(client)}: of {to} now. Give the command again that started the run.")
 
 
 @app.command("roll-back", epilog="Example: fedkeep flower roll-back /var/lib/fedkeep/visits --round 40")

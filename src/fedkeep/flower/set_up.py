@@ -4,7 +4,7 @@
     DIR/keys/        of the owner: the authority's, the link's, the signer's, the publisher's; the nodes' public ones
     DIR/NODE/        of one party: node.toml, its private key, ca.pem, signer.pub, the experiment, a README.md
 
-Called again it signs anew what was changed, and adds nodes.
+Called again it signs anew what was changed, adds nodes, and renews keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ PARTY = """# {name}: a node of {project}
 
 
 def set_up(
-    folder: Path, text: str | None, *, hosts: Sequence[str], nodes: Sequence[str], port: int, days: int
+    folder: Path,
+    text: str | None,
+    *,
+    hosts: Sequence[str],
+    nodes: Sequence[str],
+    port: int,
+    days: int,
+    renewed: Sequence[str] = (),
 ) -> None:
     """Write a federation's folder, or what it lacks; and sign its project if there are keys.
 
@@ -42,9 +49,11 @@ def set_up(
         nodes: names of nodes, each of one party.
         port: of the link.
         days: how long certificates are valid.
+        renewed: names of nodes that are there, and get another key.
 
     Raises:
-        ConfigError: there is no experiment, a name is none, or the folder holds something else.
+        ConfigError: there is no experiment, a name is none, a node to be renewed is not there, or the folder holds
+            something else.
     """
     project, keys = folder / PROJECT, folder / KEYS
     if wrong := sorted({PROJECT, KEYS, RUN} & set(nodes)):
@@ -56,6 +65,14 @@ def set_up(
         raise ConfigError(f"{folder} holds no project yet. Say which experiment: --config FILE.")
     elif folder.exists() and {path.name for path in folder.iterdir()} - {KEYS}:
         raise ConfigError(f"{folder} is there already and not an empty folder. Name another.")
+    for name in renewed:
+        if name in RESERVED or not (keys / f"{name}.pub").exists():
+            raise ConfigError(
+                f"{keys} has no key of a node {name!r} that could be renewed. Add the node: --node."
+            )
+    for name in renewed:
+        (keys / f"{name}.pub").unlink()
+    nodes = [*nodes, *renewed]
     if nodes or hosts or keys.exists():
         make_keys(keys, hosts=hosts, nodes=nodes, days=days)
     if not project.exists():

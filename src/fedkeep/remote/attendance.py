@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fedkeep.core.files import write_whole
 from fedkeep.core.records import read_records
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.engines.round import Sampler
+from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.remote.ledger import Roster
 from fedkeep.store import VersionLedger
 
@@ -109,6 +110,41 @@ def dropped_from(folder: Path) -> frozenset[str]:
     return frozenset(map(str, found))
 
 
+def move(folder: Path, clients: Collection[str], key: str) -> None:
+    """Let clients belong to another key from now on; no server may be at the run. What they keep stays where it is.
+
+    Args:
+        folder: the run's.
+        clients: their ids.
+        key: what stands for the key, as the link knows it (``Transport.key``).
+
+    Raises:
+        ConfigError: one is none of the run's, or the link of this run knows no keys.
+        RunError: there is no such run across machines, it is damaged, or a server is at it.
+    """
+    info = read_info(folder)
+    roster = _roster(info, folder)
+    _check_known(roster, clients)
+    if not roster.keys:
+        raise ConfigError("Nodes of this run have no keys, so that any may bring any client.")
+    directory = RunDirectory(folder, info)  # locked
+    try:
+        owners = {**roster.owners, **dict.fromkeys(clients, key)}
+        moved = replace(roster, keys=[owners[client] for client in roster.ids])
+        directory.write_info({**info, "roster": moved.plain()})
+    finally:
+        directory.close()
+
+
+def _check_known(roster: Roster, clients: Collection[str]) -> None:
+    ids = list(map(str, roster.ids))
+    for client in clients:
+        if client not in ids:
+            raise ConfigError(
+                f"{client!r} is none of this run's {len(ids)} clients.{did_you_mean(client, ids)}"
+            )
+
+
 def drop(folder: Path, clients: Collection[str], *, back: bool = False) -> frozenset[str]:
     """Drop clients from a run, which may be on its way: nobody asks them, or waits for them; or take them back.
 
@@ -119,15 +155,11 @@ def drop(folder: Path, clients: Collection[str], *, back: bool = False) -> froze
         ConfigError: one is none of the run's, or none would be left.
         RunError: there is no such run across machines, or it is damaged.
     """
-    ids = [str(client) for client in _roster(read_info(folder), folder).ids]
-    for client in clients:
-        if client not in ids:
-            raise ConfigError(
-                f"{client!r} is none of this run's {len(ids)} clients.{did_you_mean(client, ids)}"
-            )
+    roster = _roster(read_info(folder), folder)
+    _check_known(roster, clients)
     known = dropped_from(folder)
     now = known.difference(clients) if back else known.union(clients)
-    if len(now) == len(ids):
+    if len(now) == len(roster):
         raise ConfigError("No client would be left. Stop the run instead.")
     write_whole(folder / DROPPED, json.dumps(sorted(now)).encode())
     return now
