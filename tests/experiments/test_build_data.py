@@ -26,6 +26,22 @@ def test_generated_data_take_the_seed_unless_they_name_their_own() -> None:
     assert fixed.fingerprint() == toy(users=3, seed=2).fingerprint()
 
 
+@pytest.mark.parametrize("kind", ["str", "Path", "str | Path"])
+def test_a_reader_of_ones_own_is_given_its_path_as_it_wants_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"own_reader_{kind.replace(' | ', '_')}"
+    (tmp_path / f"{name}.py").write_text(
+        "from pathlib import Path\nimport fedkeep\n"
+        f"def read(path: {kind}) -> fedkeep.FederatedData:\n"
+        "    assert isinstance(path, str if 'str' == '" + kind + "' else Path)\n"
+        "    return fedkeep.data.toy(users=3, examples=5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    data = build_data(config(data={"reader": f"{name}:read", "path": "my.bin"}), tmp_path)
+    assert len(data.ids) == 3
+
+
 def test_a_split_of_its_own() -> None:
     split = {"fractions": [0.5, 0.25, 0.25], "seed": 3}
     made = build_data(config(data={"reader": "toy", "seed": 0, "split": split}))

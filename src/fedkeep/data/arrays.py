@@ -75,6 +75,15 @@ def read_npz(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
         ) from error
 
 
+def names_in(path: Path) -> frozenset[str]:
+    """Return the names of the arrays in an ``.npz`` file; of one that cannot be read none, whoever reads it says why."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return frozenset(name.removesuffix(".npy") for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return frozenset()
+
+
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
     if info.compress_type not in METHODS:
         raise ValueError(f"{info.filename} is compressed by method {info.compress_type}")

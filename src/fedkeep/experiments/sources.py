@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedkeep import data as room
+from fedkeep.core.arguments import accepted
 from fedkeep.core.errors import ConfigError, DataError, did_you_mean
 from fedkeep.core.files import expanded
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out, readers
@@ -219,7 +220,9 @@ def read_source(
             raise ConfigError(
                 f"data.{reader.argument}: {wanted}. It says where in the folder of data to read."
             )
-        options[reader.argument] = located(f"The reader {settings.reader!r}", place, folder)
+        path = located(f"The reader {settings.reader!r}", place, folder)
+        # a reader of one's own may say that it takes a text
+        options[reader.argument] = str(path) if accepted(reader.read).get(reader.argument) is str else path
     if isinstance(options.get("test_path"), str):
         options["test_path"] = located("test_path", options["test_path"], folder)
     if isinstance(settings.split, str):

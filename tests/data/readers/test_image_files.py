@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,26 @@ def test_grey_images_and_classes_without_names(tmp_path: Path) -> None:
     assert found.images.shape == (4, 1, 2, 3)
     assert found.label_names == ("class 0", "class 1", "class 2")
     assert found.train == 4
+
+
+@pytest.mark.parametrize(
+    ("parts", "train"), [(("x_train", "y_train", "x_test", "y_test"), 4), ("train val test".split(), 8)]
+)
+def test_arrays_are_named_as_others_name_them(parts: Sequence[str], train: int, tmp_path: Path) -> None:
+    arrays = (
+        {name: PIXELS if name.startswith("x") else CLASSES for name in parts}
+        if len(parts) == 4
+        else {f"{part}_images": PIXELS for part in parts}
+        | {f"{part}_labels": CLASSES[:, None] for part in parts}
+    )
+    found = npz_images(written(tmp_path, **arrays))
+    assert (found.train, len(found.images) - found.train) == (train, 4)
+    assert found.labels.tolist() == CLASSES.tolist() * (len(found.images) // 4)
+    only = npz_images(written(tmp_path, x_train=PIXELS, y_train=CLASSES))
+    assert (len(only.images), only.train) == (4, 4)
+    other = {n: own[:, :1] if n.endswith(("x_test", "test_images")) else own for n, own in arrays.items()}
+    with raises(DataError, got=[(3, 1, 3), (3, 2, 3)]):
+        npz_images(written(tmp_path, **other))
 
 
 @pytest.mark.parametrize(

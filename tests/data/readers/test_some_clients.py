@@ -49,7 +49,11 @@ def test_of_a_table(tmp_path: Path, name: str, sample: int, monkeypatch: pytest.
     options: dict[str, Any] = {"features": ["x"]}
     few = raw_table(tmp_path / name, clients=3, **options)
     same(few, raw_table(tmp_path / name, **options))
-    unit, first = ("row", 0) if name.endswith("parquet") else ("line", 1 if "jsonl" in name else 2)
+    unit, first = (
+        ("row", 0)
+        if name.endswith(("parquet", "arrow", "feather"))
+        else ("line", 1 if "jsonl" in name else 2)
+    )
     numbers = [n + first for n, row in enumerate(rows()) if row["user"] in KEPT]
     assert [few.where(row) for row in (0, 1, 29)] == [
         Spot(tmp_path / name, numbers[row], unit) for row in (0, 1, 29)

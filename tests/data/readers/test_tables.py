@@ -431,9 +431,15 @@ def test_quotes_are_looked_at_across_blocks(tmp_path: Path, monkeypatch: pytest.
     assert read(tmp_path, rows, "t.csv").fingerprint() == whole.fingerprint()
 
 
-@pytest.mark.parametrize("name", ["t.csv.gz", "t.jsonl.gz", "t.parquet"])
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.jsonl.gz", "t.parquet", "t.feather", "t.arrow"])
 def test_a_truncated_file(tmp_path: Path, name: str) -> None:
     said = refused(tmp_path, WRITERS[name](ROWS)[:-6], name, file=tmp_path / name)
+    assert " is truncated or no " in said
+
+
+def test_a_stream_that_is_cut_between_its_pieces(tmp_path: Path) -> None:
+    whole = WRITERS["t.arrow"](ROWS)
+    said = refused(tmp_path, whole[:-8], "t.arrow", file=tmp_path / "t.arrow")  # its end alone is missing
     assert " is truncated or no " in said
 
 

@@ -40,6 +40,14 @@ def parquet_of(rows: list[dict[str, Any]]) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
+def arrow_of(rows: list[dict[str, Any]], *, stream: bool = False) -> bytes:
+    sink = pa.BufferOutputStream()
+    table = pa.Table.from_pylist(rows)
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return bytes(sink.getvalue().to_pybytes())
+
+
 WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
     "t.csv": csv_of,
     "t.csv.gz": lambda rows: gzip.compress(csv_of(rows)),
@@ -47,6 +55,8 @@ WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
     "t.jsonl": jsonl_of,
     "t.jsonl.gz": lambda rows: gzip.compress(jsonl_of(rows)),
     "t.parquet": parquet_of,
+    "t.feather": arrow_of,
+    "t.arrow": lambda rows: arrow_of(rows, stream=True),
 }
 Content = bytes | list[dict[str, Any]]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.files import expanded
-from fedkeep.data.arrays import SHRINKS, read_npz
+from fedkeep.data.arrays import SHRINKS, names_in, read_npz
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
 from fedkeep.data.readers.files import existing, sha256, unreadable
 
@@ -33,6 +33,11 @@ FASHION = (
     "Ankle boot",
 )
 SIDE = 28
+LAYOUTS = (
+    [("x_train", "y_train"), ("x_test", "y_test")],
+    [(f"{part}_images", f"{part}_labels") for part in ("train", "val", "test")],
+)
+"""Names of arrays of images and labels in files of others, Keras' and MedMNIST's; the last are test images."""
 MAGIC = {2051: "images", 2049: "labels"}
 
 
@@ -167,17 +172,58 @@ def npz_images(
 
     Args:
         path: the file.
-        images: the array of images: uint8, (n, height, width, channels) with 1 or 3 channels, or (n, height, width).
-        label: the array of labels, whole numbers (n,).
+        images: the array of images: uint8, (n, height, width, channels) with 1 or 3 channels, or (n, height, width). Where
+            there is no ``images``, those of Keras are found (``x_train`` and ``x_test``) and of MedMNIST (``train_images``,
+            ``val_images`` and ``test_images``), of which the validation images are training images.
+        label: the array of labels, whole numbers (n,) or (n, 1); it is found as ``images`` is.
         names: the array of the classes' names; None: ``class 0`` up to the largest label.
-        train: how many of the images, the first ones, are official training images, the others test images; None: all.
+        train: how many of the images, the first ones, are official training images, the others test images; None: all, or
+            those that the arrays' names say.
 
     Raises:
         DataError: the file is missing or damaged, lacks an array, or one has another shape or type; or a label has no
             name.
     """
     file = existing(expanded(path), named=True)
-    pixels, labels, *named = read_npz(file, [images, label, *([] if names is None else [names])])
+    pairs, tests = [(images, label)], None
+    if (images, label) == ("images", "label"):
+        there = names_in(file)
+        pairs = next((those for those in LAYOUTS if {*those[0]} <= there), pairs)
+        pairs, tests = [pair for pair in pairs if {*pair} & there] or pairs, pairs[1:][-1:]
+    parts = [_pair(file, *pair) for pair in pairs]
+    shapes = {part[0].shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise DataError(
+            "{file}: wanted images of one shape in {arrays}; got {got}.",
+            file=file,
+            arrays=[pair[0] for pair in pairs],
+            got=sorted(shapes),
+        )
+    numbers = np.concatenate([own for _, own in parts])
+    named = None if names is None else read_npz(file, [names])[0]
+    known = [f"class {n}" for n in range(int(numbers.max()) + 1)] if named is None else named.tolist()
+    if not isinstance(known, list) or not all(isinstance(name, str) for name in known):
+        raise DataError(
+            "{file}: wanted {wanted!r} with a text for each class; got {got}.",
+            file=file,
+            wanted=names,
+            got=named.dtype if named is not None else None,
+        )
+    check_range(numbers, len(known), file)
+    trained = sum(len(own) for pair, (_, own) in zip(pairs, parts, strict=True) if [pair] != tests)
+    return ImageSet(
+        np.concatenate([planes for planes, _ in parts]),
+        numbers,
+        trained if train is None else train,
+        tuple(known),
+        file.stem,
+        {file.name: sha256(file)},
+    )
+
+
+def _pair(file: Path, images: str, label: str) -> tuple[Pixels, NDArray[np.int64]]:
+    """Return two arrays of a file as images, channels first, and labels."""
+    pixels, labels = read_npz(file, [images, label])
     if pixels.ndim == 3:
         pixels = pixels[..., None]
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] not in (1, 3):
@@ -189,6 +235,8 @@ def npz_images(
             got=pixels.dtype,
             shape=pixels.shape,
         )
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
     if labels.dtype.kind not in "iu" or labels.shape != (len(pixels),) or not len(pixels):
         raise DataError(
             "{file}: wanted {wanted!r} with a whole number for each of {images} images, at least "
@@ -199,22 +247,4 @@ def npz_images(
             got=labels.dtype,
             shape=labels.shape,
         )
-    numbers = labels.astype(np.int64)
-    known = named[0].tolist() if named else [f"class {n}" for n in range(int(numbers.max()) + 1)]
-    if not isinstance(known, list) or not all(isinstance(name, str) for name in known):
-        raise DataError(
-            "{file}: wanted {wanted!r} with a text for each class; got {got}.",
-            file=file,
-            wanted=names,
-            got=named[0].dtype,
-        )
-    check_range(numbers, len(known), file)
-    planes = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-    return ImageSet(
-        planes,
-        numbers,
-        len(planes) if train is None else train,
-        tuple(known),
-        file.stem,
-        {file.name: sha256(file)},
-    )
+    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), labels.astype(np.int64)

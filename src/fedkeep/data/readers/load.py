@@ -38,7 +38,14 @@ DELIMITERS = {
     ".tsv": "\t",
     ".inter": "\t",
 }  # .inter: RecBole's ratings, "user_id:token" and so on
-FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".inter", ".jsonl", ".jsonl.gz", ".parquet", ".xlsx")
+ARROW = (".arrow", ".feather")
+FORMATS = (
+    *(".csv", ".csv.gz", ".tsv", ".tsv.gz", ".inter", ".jsonl", ".jsonl.gz", ".parquet", ".xlsx"),
+    *ARROW,
+)
+ARROW_FILE = b"ARROW1"
+"""What an Arrow file begins with that is no stream."""
+STREAM_ENDS = bytes(4)
 BLOCK = 1 << 24  # bytes; a row must fit in
 SAMPLE = 1 << 22
 """Bytes of a file, and about a tenth of them rows of Parquet, from which it is judged how the others are best read."""
@@ -83,6 +90,8 @@ def load_table(
         table = _read_excel(path, wanted, optional, naming)
         if only is not None:
             table = table.only(only.rows(table.columns[only.column]))
+    elif kind in ARROW:
+        table = _read_arrow(path, wanted, optional, naming, only)
     elif kind == ".parquet":
         table = _read_parquet(path, wanted, optional, naming, coded=numbers is not None, only=only)
     else:
@@ -538,7 +547,49 @@ def _read_parquet(
         raise
     except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
         raise damaged_parquet(path, error) from error
-    cells = {name: Cells(_in_microseconds(found[name])) for name in chosen}
+    return _of_rows(path, found, rows)
+
+
+def _read_arrow(
+    path: Path,
+    wanted: Sequence[str] | None,
+    optional: Sequence[str],
+    naming: Mapping[str, str],
+    only: Only | None,
+) -> Table:
+    """Read a file of Arrow's: one that can be entered anywhere, as of Feather, or a stream."""
+    import pyarrow
+    from pyarrow import ipc
+
+    try:
+        with pyarrow.OSFile(str(path)) as source:
+            entered = source.read(len(ARROW_FILE)) == ARROW_FILE
+            source.seek(max(0, source.size() - len(STREAM_ENDS)))
+            if not entered and source.read() != STREAM_ENDS:
+                raise EOFError("it has no end.")  # which pyarrow does not miss
+            source.seek(0)
+            reader = ipc.open_file(source) if entered else ipc.open_stream(source)
+            chosen = _chosen(path, reader.schema.names, wanted, optional, naming)
+            batches = map(reader.get_batch, range(reader.num_record_batches)) if entered else reader
+            schema = pyarrow.schema([reader.schema.field(name) for name in chosen])
+            pieces = (batch.select(chosen) for batch in batches)
+            found, rows = (
+                (pyarrow.Table.from_batches(pieces, schema), None)
+                if only is None
+                else _kept(pieces, schema.empty_table(), only)
+            )
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
+        raise DataError(
+            "{file} is truncated or no Arrow file: {why} Fetch it again.", file=path, why=first_line(error)
+        ) from error
+    return _of_rows(path, found, rows)
+
+
+def _of_rows(path: Path, found: Any, rows: Rows | None) -> Table:
+    """Return pyarrow's columns of a file whose rows have numbers, from 0; ``rows`` are these, where not all are there."""
+    cells = {name: Cells(_in_microseconds(found[name])) for name in found.column_names}
     return Table(cells, lambda row: Spot(path, row if rows is None else int(rows[row]), "row"))
 
 

@@ -87,7 +87,7 @@ def raw_table(
     """Read a table with one example a row.
 
     Args:
-        path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``), ``.parquet`` or RecBole's ``.inter`` file; a folder of such files or a
+        path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``), ``.parquet``, ``.arrow``, ``.feather``, ``.xlsx`` or RecBole's ``.inter`` file; a folder of such files or a
             pattern such as ``logs/*.csv``, one file a client; or a data frame of pandas, polars or pyarrow.
         user: name of the column of client ids. Of one file a client: where no file has it, a client is the file's name
             without its ending, and ``NAME.train.csv`` and ``NAME.test.csv`` are a client's splits. None: rows are
