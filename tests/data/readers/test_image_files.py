@@ -194,7 +194,7 @@ def test_grey_images_and_classes_without_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "train"), [(("x_train", "y_train", "x_test", "y_test"), 4), ("train val test".split(), 8)]
+    ("parts", "train"), [(("x_train", "y_train", "x_test", "y_test"), 4), (["train", "val", "test"], 8)]
 )
 def test_arrays_are_named_as_others_name_them(parts: Sequence[str], train: int, tmp_path: Path) -> None:
     arrays = (

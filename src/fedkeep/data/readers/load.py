@@ -45,7 +45,7 @@ FORMATS = (
 )
 ARROW_FILE = b"ARROW1"
 """What an Arrow file begins with that is no stream."""
-STREAM_ENDS = bytes(4)
+STREAM_ENDS = b"\xff\xff\xff\xff\0\0\0\0"
 BLOCK = 1 << 24  # bytes; a row must fit in
 SAMPLE = 1 << 22
 """Bytes of a file, and about a tenth of them rows of Parquet, from which it is judged how the others are best read."""
