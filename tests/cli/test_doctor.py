@@ -12,6 +12,7 @@ import torch
 
 from fedkeep import kernels
 from fedkeep.cli import doctor
+from fedkeep.core.extras import installing
 from fedkeep.kernels import Status
 from tests.cli.conftest import Command
 
@@ -42,7 +43,7 @@ def test_what_is_there_and_what_is_missing(fedkeep: Command) -> None:
         "what": "flower",
         "found": "not installed",
         "good": None,
-        "do": "pip install 'fedkeep[flower]'",
+        "do": installing("flower"),
     }
     assert sorted(path.name for path in Path().iterdir()) == [
         "table.toml",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import NonFiniteError
+from fedkeep.core.extras import installing
 from fedkeep.experiments.sweeps import trials
 from tests.cli.conftest import Command
 
@@ -154,4 +155,4 @@ def test_without_optuna(refused: Callable[..., str], monkeypatch: pytest.MonkeyP
         importlib.util, "find_spec", lambda name, *a: None if name == "optuna" else found(name, *a)
     )
     said = refused("sweep", "toy.toml", "--range", RATE)
-    assert said == "Error: This command needs Optuna, which is not installed: pip install 'fedkeep[sweep]'."
+    assert said == f"Error: This command needs Optuna, which is not installed: {installing('sweep')}."

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.extras import installing
 from fedkeep.core.records import Record, from_line
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.experiments.trackers import EndRun, Facts
@@ -179,9 +180,7 @@ def test_those_that_cannot_be_told_are_refused_before_anything_is_written(
     wrong = {
         "run.trackers wants package.module:Class, 'tensorboard', 'mlflow' or 'wandb'; got 'tensorbord'. Did you mean "
         "'tensorboard'?": ["tensorbord"],
-        "The tracker 'mlflow' needs a package that is not installed: pip install 'fedkeep[mlflow]'.": [
-            "mlflow"
-        ],
+        f"The tracker 'mlflow' needs a package that is not installed: {installing('mlflow')}.": ["mlflow"],
         "run.trackers: 'nowhere:Tracker' cannot be made: No module named 'nowhere'.": ["nowhere:Tracker"],
         "Two trackers have the name 'own'. Give each an attribute `name` of its own.": [Own(), Own()],
         "trackers: wanted a name, or an object with started, recorded and finished; got 3.": [3],

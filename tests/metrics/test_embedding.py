@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.extras import installing
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne, user_map
 from fedkeep.metrics import embedding as room
 
@@ -148,14 +149,14 @@ def test_without_scikit_learn_a_map_shows_principal_components(
     monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "sklearn.manifold", raising=False)
     found = user_map(vectors)
-    assert found.note == "principal components (for t-SNE: pip install 'fedkeep[maps]')"
+    assert found.note == "principal components (for t-SNE install scikit-learn)"
     centred = torch.from_numpy(vectors - vectors.mean(0)).double()
     _, _, v = torch.pca_lowrank(centred, q=min(centred.shape), center=False)
     wanted = (centred @ v[:, :2]).abs().numpy()
     np.testing.assert_allclose(np.abs(found.points), wanted, atol=1e-8)
     with pytest.raises(ConfigError) as error:
         tsne(vectors)
-    assert str(error.value) == "t-SNE needs scikit-learn: pip install 'fedkeep[maps]'."
+    assert str(error.value) == f"t-SNE needs scikit-learn: {installing('maps')}."
 
 
 def test_tsne_of_few_or_equal_users() -> None:

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import say, show_table
+from fedkeep.core.extras import installing
 from fedkeep.version import __version__
 
 EXTRAS = {
@@ -140,7 +141,7 @@ def _disk(folder: Path) -> Finding:
 def _extras() -> Iterator[Finding]:
     for extra, module in EXTRAS.items():
         if find_spec(module) is None:
-            yield Finding(extra, "not installed", None, f"pip install 'fedkeep[{extra}]'")
+            yield Finding(extra, "not installed", None, installing(extra))
             continue
         try:
             found = version("scikit-learn" if module == "sklearn" else module)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 import typer
 
 from fedkeep.core.errors import ConfigError, check_choice, near_path
+from fedkeep.core.extras import installing
 
 if TYPE_CHECKING:
     from fedkeep.experiments.config import Config
@@ -202,9 +203,7 @@ def needs(module: str, name: str, extra: str) -> Callable[[Callable[P, None]], C
         @functools.wraps(command)
         def checked(*args: P.args, **settings: P.kwargs) -> None:
             if importlib.util.find_spec(module) is None:
-                raise ConfigError(
-                    f"This command needs {name}, which is not installed: pip install 'fedkeep[{extra}]'."
-                )
+                raise ConfigError(f"This command needs {name}, which is not installed: {installing(extra)}.")
             command(*args, **settings)
 
         return checked

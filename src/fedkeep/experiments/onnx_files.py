@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.extras import installing
 from fedkeep.core.net import Takes, float_type, logits_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
@@ -58,7 +59,7 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
         import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError as error:
         raise ConfigError(
-            f"ONNX needs {error.name}, which is not installed: pip install 'fedkeep[onnx]'."
+            f"ONNX needs {error.name}, which is not installed: {installing('onnx')}."
         ) from error
     who = type(getattr(model, "module", model)).__name__
     takes = Takes(f"{who}.forward", model.forward)

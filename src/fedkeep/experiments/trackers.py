@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
 
 from fedkeep.core.errors import ConfigError, check_choice, first_line, warn
+from fedkeep.core.extras import installing
 from fedkeep.core.files import expanded, write_of_run
 from fedkeep.core.records import Record, read_records
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id
@@ -270,7 +271,7 @@ def named_tracker(given: str | Tracker) -> Tracker:
     check_choice("run.trackers wants package.module:Class,", given, STORES)
     if importlib.util.find_spec(given) is None:
         raise ConfigError(
-            f"The tracker {given!r} needs a package that is not installed: pip install 'fedkeep[{given}]'."
+            f"The tracker {given!r} needs a package that is not installed: {installing(given)}."
         )
     return STORES[given]()
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.extras import installing
 from fedkeep.core.files import PRIVATE_MASK
 
 MARK = "FEDKEEP_DEPLOYMENT"
@@ -184,7 +185,7 @@ def program(name: str) -> Path:
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise ConfigError(
-            f"There is no command {name} beside {sys.executable}. Install Flower: pip install 'fedkeep[flower]'."
+            f"There is no command {name} beside {sys.executable}. Install Flower: {installing('flower')}."
         )
     return path
 

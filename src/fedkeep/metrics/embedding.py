@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.extras import installing
 from fedkeep.metrics.scores import floats
 
 Vectors = Tensor | np.ndarray[Any, Any]
@@ -162,7 +163,7 @@ def user_map(vectors: Vectors, perplexity: float = 30.0, seed: int = 0) -> UserM
     if importlib.util.find_spec("sklearn") is not None:
         return tsne(vectors, perplexity, seed)
     found = principal_components(vectors)
-    return replace(found, note=f"{found.note} (for t-SNE: pip install 'fedkeep[maps]')")
+    return replace(found, note=f"{found.note} (for t-SNE install scikit-learn)")
 
 
 def principal_components(vectors: Vectors) -> UserMap:
@@ -199,7 +200,7 @@ def tsne(vectors: Vectors, perplexity: float = 30.0, seed: int = 0) -> UserMap:
     try:
         manifold = importlib.import_module("sklearn.manifold")
     except ImportError as error:
-        raise ConfigError("t-SNE needs scikit-learn: pip install 'fedkeep[maps]'.") from error
+        raise ConfigError(f"t-SNE needs scikit-learn: {installing('maps')}.") from error
     n = len(table)
     centred = table - table.mean(0) if n else table
     if n < 4 or not np.any(centred):

@@ -17,6 +17,7 @@ from numbers import Integral
 from typing import Any, Literal, get_args
 
 from fedkeep.core.errors import ConfigError, check_choice
+from fedkeep.core.extras import installing
 
 Accountant = Literal["pld", "rdp"]
 
@@ -149,6 +150,6 @@ def _package() -> Any:
         import dp_accounting.rdp
     except ImportError as error:
         raise ConfigError(
-            "Accounting for differential privacy wants the package dp-accounting: pip install 'fedkeep[privacy]'."
+            f"Accounting for differential privacy wants the package dp-accounting: {installing('privacy')}."
         ) from error
     return dp_accounting

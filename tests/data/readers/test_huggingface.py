@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from fedkeep.core.errors import DataError, Spot
+from fedkeep.core.extras import installing
 from fedkeep.data import huggingface
 from tests.refusals import raises
 
@@ -210,7 +211,7 @@ def test_images(tmp_path: Path) -> None:
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert refused("some/set") == (
-        "Reading Hugging Face data sets needs the package datasets. Install it: pip install 'fedkeep[datasets]'."
+        f"Reading Hugging Face data sets needs the package datasets: {installing('datasets')}."
     )
 
 

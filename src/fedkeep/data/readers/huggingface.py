@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError, Spot, first_line
+from fedkeep.core.extras import installing
 from fedkeep.data.preparation import Plain, Raw, encoded_alone
 from fedkeep.data.preparation.texts import AnyVocabulary
 from fedkeep.data.readers.cells import ID, Cells, Only, Table
@@ -67,7 +68,8 @@ def raw_huggingface(
         import datasets
     except ImportError as error:
         raise DataError(
-            "Reading Hugging Face data sets needs the package datasets. Install it: pip install 'fedkeep[datasets]'."
+            "Reading Hugging Face data sets needs the package datasets: {install}.",
+            install=installing("datasets"),
         ) from error
     name = source if isinstance(source, str) else "huggingface"
     try:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError, first_line
+from fedkeep.core.extras import installing
 from fedkeep.core.files import expanded
 from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
 from fedkeep.data.readers.files import sha256, unreadable
@@ -96,7 +97,7 @@ def _r_object(content: bytes) -> Any:
         import rdata
     except ImportError as error:
         raise DataError(
-            "Reading R's data needs the package rdata. Install it: pip install 'fedkeep[natural]'."
+            "Reading R's data needs the package rdata: {install}.", install=installing("natural")
         ) from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it takes a serialised object for a file without a name

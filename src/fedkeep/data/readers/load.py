@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError, Spot, first_line, warn
+from fedkeep.core.extras import installing
 from fedkeep.data.checks import OPTED_IN
 from fedkeep.data.columns import Rows
 from fedkeep.data.readers.cells import Cells, Only, Table, are_plain, few_differ
@@ -493,9 +494,10 @@ def _read_excel(
         import openpyxl
     except ImportError as error:
         raise DataError(
-            "{file}: a file of Excel is read by openpyxl, which is not installed: pip install 'fedkeep[excel]'. Or save "
-            "the sheet as .csv.",
+            "{file}: a file of Excel is read by openpyxl, which is not installed: {install}. Or save the "
+            "sheet as .csv.",
             file=path,
+            install=installing("excel"),
         ) from error
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, SecureSumError
+from fedkeep.core.extras import installing
 
 NONCE = bytes(12)
 """Every key is for one message or mask alone, so the nonce is nothing that has to differ."""
@@ -82,7 +83,5 @@ def _x25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import x25519
     except ImportError as error:
-        raise ConfigError(
-            "Secure sums want the package cryptography: pip install 'fedkeep[privacy]'."
-        ) from error
+        raise ConfigError(f"Secure sums want the package cryptography: {installing('privacy')}.") from error
     return x25519
