@@ -7,13 +7,13 @@ travel.
 
 from __future__ import annotations
 
-import copy
 import glob
 import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,11 @@ from fedkeep.core.copying import copied
 from fedkeep.core.errors import FailedError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
-from fedkeep.core.params import SERVER, Params
+from fedkeep.core.params import SERVER, Params, clone
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
-from fedkeep.engines import Sequential, first_kept, job_of
+from fedkeep.engines import Job, Sequential, first_kept
+from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.methods import Finish, Finished, Method, SecureMean
 from fedkeep.methods.client import accepted
 from fedkeep.privacy import GaussianNoise
@@ -182,9 +183,18 @@ class Recorded:
 
 
 class _Made(NamedTuple):
-    method: Method
+    """What a device makes of a method before it has any data; ``given`` is only there to hold on to its id."""
+
+    given: Method
     module: nn.Module
     kept: Params
+
+
+class _Tables(NamedTuple):
+    """The method as a device runs it with some data, and which tables the model looks up (``Net.lookup``)."""
+
+    method: Method
+    lookup: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -205,6 +215,7 @@ class Bench:
     seed: int
     told: list[str] = field(default_factory=list)
     _ready: dict[int, _Made] = field(default_factory=dict)
+    _tables: dict[int, _Tables] = field(default_factory=dict)
 
     @property
     def here(self) -> int:
@@ -212,7 +223,7 @@ class Bench:
         kinds = self.data.counts("valid"), self.data.counts("test"), out_counts(self.data)
         return max([min(2, len(self.data)), *(int((n > 0).argmax()) + 1 for n in kinds)])
 
-    @property
+    @cached_property
     def device(self) -> FederatedData:
         """The data of the device that is looked at."""
         return self.data.select(list(range(self.here)))
@@ -281,15 +292,11 @@ class Bench:
             MethodError: the method or the model failed at a client.
         """
         told: list[str] = []
-        data = self.device if data is None else data
         with quiet():
-            made = self._made(method or self.method)
-            module = copied(made.module)
-            net = Net(module)
-            own = made.method
-            default = Default(copy.deepcopy(made.kept), own.client.keep.value, self.seed, net.buffers())
+            own, kept, net, data = self._begun(method or self.method, data)
+            default = Default(kept, own.client.keep.value, self.seed, net.buffers())
             states = States(default, data.ids, own.client.accept, fixed or {})
-            job = job_of(own, net, data, states, self.seed)
+            job = Job(own, net, data, states, self.seed)
             for packet in works:
                 work: Work = message_of(packet, Work)
                 found: Answers = serve(
@@ -306,12 +313,24 @@ class Bench:
                     raise MethodError(told[-1])
                 yield packet_of(found), dict(states.values)
 
-    def _made(self, method: Method) -> _Made:
-        """Return what a device makes of a method before it has any data, made once."""
-        if id(method) not in self._ready:
-            module = method.made_for(copied(self.model))
-            self._ready[id(method)] = _Made(method, module, first_kept(method, Net(module)))
-        return self._ready[id(method)]
+    def _begun(self, given: Method, data: FederatedData | None) -> tuple[Method, Params, Net, FederatedData]:
+        """Return the method as a device runs it, what a new client keeps, the model, and the data.
+
+        Tables are looked for in another copy of the model, and once for the device's own data.
+        """
+        if id(given) not in self._ready:
+            module = given.made_for(copied(self.model))
+            self._ready[id(given)] = _Made(given, module, first_kept(given, Net(module)))
+        made, here = self._ready[id(given)], self.device if data is None else data
+        tables = self._tables.get(id(given)) if data is None else None
+        if tables is None:
+            net = Net(copied(made.module))
+            tables = _Tables(with_declared_tables(given, net, here), net.lookup)
+            if data is None:
+                self._tables[id(given)] = tables
+        net = Net(copied(made.module))
+        net.lookup = tables.lookup
+        return tables.method, clone(made.kept), net, here
 
     def answer(self, work: Packet, fixed: Mapping[str, Params], **changes: Any) -> Packet:
         """Return the answer to one message from exactly what clients keep."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -211,13 +211,19 @@ def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
     found = [item for each in told for item in _own(audit, before, each)]
     for each in large:
         found += [] if broke_down(each) else _own(audit, before, each)
+    alone = dict[frozenset[str], tuple[set[Item], Iterator[list[Item]]]]()
     for item in dict.fromkeys(found):
-        rest = [s for s in known if not audit.told_of(item.label, s)]
-        known_of = len(rest) < len(known) and not _by(
-            audit, step, work, item, rest, rows[: len(told)], before
-        )
-        if known_of or item.kind in ("loss", "judged"):
+        if item.kind in ("loss", "judged"):
             continue
+        rest = [s for s in known if not audit.told_of(item.label, s)]
+        if len(rest) < len(known):
+            some = frozenset(name for source in rest for name in source.names)
+            others = _moving(asked, first, some, rows[: len(told)], before)
+            moving, coming = alone.setdefault(some, (set(), others))
+            while item not in moving and (more := next(coming, None)) is not None:
+                moving.update(more)
+            if item not in moving:
+                continue
         names = [name for s in rest for name in s.declared]
         audit.note(item.label, KEPT, f"with some of {len(told) + len(large)} draws", of=names)
     for source, values in coded() if len(told) == len(rows) else ():
@@ -268,24 +274,16 @@ def _may_code(
     )
 
 
-def _by(
-    audit: Looking,
-    step: Step,
-    work: Packet,
-    item: Item,
-    rest: Sequence[Source],
+def _moving(
+    asked: Callable[[Params], Items],
+    first: Params,
+    names: Collection[str],
     rows: Sequence[Params],
     before: Items,
-) -> bool:
-    """Tell whether an item moves with the sources alone that nothing was found of yet."""
-    names = {name for source in rest for name in source.names}
+) -> Iterator[list[Item]]:
+    """Yield for each draw what moves with some of the names that a client keeps alone."""
     for row in rows if names else ():
-        some = {n: v if n in names else step.kept[audit.client][n] for n, v in row.items()}
-        if item in changed(
-            before, audit.bench.once(work, {**step.kept, audit.client: some}, method=audit.still)
-        ):
-            return True
-    return False
+        yield changed(before, asked({n: v if n in names else first[n] for n, v in row.items()}))
 
 
 def _outs(audit: Looking, left: Sequence[Item], told: Sequence[Items]) -> list[tuple[str, np.ndarray]]:

@@ -25,6 +25,8 @@ HOOKS = (
     "_backward_pre_hooks",
 )
 """Attributes of a layer that hold functions by number."""
+TENSORS = ("_modules", "_parameters", "_buffers")
+"""Attributes of a layer that hold layers and tensors by name."""
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -34,6 +36,7 @@ def copied(model: nn.Module) -> nn.Module:
         MethodError: something in it can't be copied, and what; or a parameter has a hook that is never called.
     """
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in _made_anew(model)}
+    memo |= {id(value): type(value)() for value in _empty(model)}
     try:
         made = copy.deepcopy(model, memo)
     except Exception as error:
@@ -68,6 +71,12 @@ def _made_anew(model: nn.Module) -> Iterator[Tensor]:
                 yield value
 
 
+def _empty(model: nn.Module) -> Iterator[dict[Any, Any]]:
+    """Yield the layers' empty dictionaries, a dozen each, which ``copy.deepcopy`` is slow at."""
+    for layer in model.modules():
+        yield from (v for v in vars(layer).values() if type(v) in (dict, OrderedDict) and not v)
+
+
 def holds_beside(module: nn.Module) -> bool:
     """Tell whether a layer of the user's holds one of the module's tensors in a list, a closure or the like, too.
 
@@ -95,11 +104,7 @@ def _functions(layer: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
         for key, value in list(place.items() if isinstance(place, dict) else enumerate(place)):
             if isinstance(value, FunctionType | functools.partial):
                 yield place, key, value
-            elif isinstance(value, dict | list | OrderedDict) and key not in (
-                "_modules",
-                "_parameters",
-                "_buffers",
-            ):
+            elif isinstance(value, dict | list) and value and key not in TENSORS:
                 places.append(value)
 
 
