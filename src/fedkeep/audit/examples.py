@@ -235,7 +235,7 @@ def look_at_memory(audit: Looking) -> None:
         audit.bench.once(step.work, everything)
         for item in changed(step.have, audit.bench.once(step.work, step.kept)):
             audit.note(item.label, "what the device was asked before", "", of_client=False)
-    audit.bench.once(step.work, everything)
+        audit.bench.once(step.work, everything)
     after = on_server.followed(audit.bench, audit.heard)
     for one, two in zip(audit.before, after, strict=True):
         for name in on_server.differing(one, two):

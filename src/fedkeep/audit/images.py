@@ -203,6 +203,9 @@ def _moving(left: Array) -> Array:
     return moving
 
 
+AT_ONCE = 16
+
+
 def _one_follows(values: Array, left: Array, least: int | None = None) -> bool:
     """Tell whether one of the numbers that left only grows or only falls with one of the values, by many steps.
 
@@ -210,8 +213,9 @@ def _one_follows(values: Array, left: Array, least: int | None = None) -> bool:
     """
     order = np.argsort(values, axis=0, kind="stable")  # (draws, k)
     least = (len(values) - 1) // 2 + 1 if least is None else least
-    for column in left.T if values.size * left.shape[1] <= LARGEST else ():
-        steps = np.diff(column[order], axis=0)  # (draws - 1, k)
+    most = left.shape[1] if values.size * left.shape[1] <= LARGEST else 0
+    for place in range(0, most, AT_ONCE):
+        steps = np.diff(left[:, place : place + AT_ONCE][order], axis=0)  # (draws - 1, k, some)
         one_way = (steps >= 0).all(0) | (steps <= 0).all(0)
         if (one_way & ((steps != 0).sum(0) >= least)).any():
             return True

@@ -408,8 +408,13 @@ def _written(net: Net, given: Params, batch: Batch, device: str, *, training: bo
     }  # written unseen, e.g. by .data
 
 
+WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def _bits(value: Tensor) -> Tensor:
-    """Return a tensor's bytes: NaN is like itself."""
+    """Return a tensor's bits as whole numbers: NaN is like itself."""
+    if (whole := WHOLE.get(value.element_size())) is not None and not value.is_complex():
+        return value.view(whole)
     return value.detach().contiguous().flatten().view(torch.uint8)
 
 

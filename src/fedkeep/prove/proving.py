@@ -120,18 +120,18 @@ def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
             _compare(found, replace(taken, left=some), again, LENGTHS_CHANGE)
     if len(rows):
         others = _other_opted_out(job.data, rows, seed)
-        for taken in made.taken:  # beside one without a tracer, under which some operations round otherwise
-            plain = replace(taken, left=_again(made, taken))
+        # beside one without a tracer, under which some operations round otherwise
+        plain = [replace(taken, left=_again(made, taken)) for taken in made.taken]
+        for taken in plain:
             for changes in others:
                 again = _again(made, taken, changes[-1])
-                _compare(found, plain, again, OPT_OUT_CHANGES)
+                _compare(found, taken, again, OPT_OUT_CHANGES)
                 for data in () if again else changes[:-1]:
-                    _compare(found, plain, _again(made, taken, data), OPT_OUT_CHANGES)
+                    _compare(found, taken, _again(made, taken, data), OPT_OUT_CHANGES)
         drawn_anew = resampled(job.data, rows, seed + 50)
-        for taken in made.taken[-len(job.data) :]:
-            plain = replace(taken, left=_again(made, taken))
+        for taken in plain[-len(job.data) :]:
             for data in drawn_anew:
-                _compare(found, plain, _again(made, taken, data), OPT_OUT_CHANGES)
+                _compare(found, taken, _again(made, taken, data), OPT_OUT_CHANGES)
     return found
 
 
@@ -255,11 +255,16 @@ def _until(draws: Iterable[Told], values: Sequence[np.ndarray]) -> list[Told]:
     ``values``: of all draws, what may be carried, see ``may_carry``.
     """
     every: list[Told] = []
+    may: list[tuple[str, np.ndarray]] | None = None
     for told in draws:
         every.append(told)
-        labels = [label for label in every[0] if all(label in one for one in every)]
-        left = [_columns(every, label) for label in labels] if len(every) >= ENOUGH else []
-        if len(every) >= ENOUGH and not any(may_carry(v, one) for one in left for v in values):
+        if len(every) < ENOUGH:
+            continue
+        left = {k: _columns(every, k) for k in every[0] if all(k in one for one in every)}
+        may = [(k, v) for k in left for v in values] if may is None else may
+        while may and not (may[-1][0] in left and may_carry(may[-1][1], left[may[-1][0]])):
+            may.pop()  # what some draws deny, more deny, too
+        if not may:
             break
     return every
 
