@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedkeep.core.modes import EagerMode
 from fedkeep.kernels import native
 from fedkeep.prove.rules import (
     CROSSINGS,
@@ -260,7 +260,7 @@ KERNEL = native.call.__code__
 
 
 @dataclass(eq=False)
-class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tracer(EagerMode):
     """Gives every storage labels while it is entered.
 
     Attributes:
@@ -275,7 +275,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     crossings: dict[tuple[str, str, int], Crossing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._nodes: dict[int, tuple[StorageWeakRef, Node]] = {}
         self._shared = Shared()
         self._addresses: dict[int, Tensor] = {}
