@@ -198,7 +198,7 @@ def test_cifar100_can_hold_its_validation_images_out_of_training() -> None:
             (
                 {
                     "clients": 5,
-                    "each": "160 official train images",
+                    "each": "160 official train examples",
                     "needed": 800,
                     "name": "squares",
                     "there": 600,
@@ -211,7 +211,7 @@ def test_cifar100_can_hold_its_validation_images_out_of_training() -> None:
             (
                 {
                     "clients": 5,
-                    "each": "41 official test images",
+                    "each": "41 official test examples",
                     "needed": 205,
                     "name": "squares",
                     "there": 200,
@@ -334,7 +334,7 @@ def test_sizes_by_hand() -> None:
             lambda s: dirichlet(s, 61, 1.0),
             {
                 "clients": 61,
-                "each": "at least 10 images",
+                "each": "at least 10 examples",
                 "needed": 610,
                 "name": "squares",
                 "there": 600,
@@ -378,7 +378,7 @@ def test_sizes_by_hand() -> None:
             lambda s: by_size(s, 301),
             {
                 "clients": 301,
-                "each": "at least two images",
+                "each": "at least two examples",
                 "needed": 602,
                 "name": "squares",
                 "there": 600,
@@ -495,10 +495,10 @@ def test_test_images_of_a_class_that_nobody_trains_on_are_said_to_be_left_out(
     whole = images(4)
     rows = np.flatnonzero((whole.labels < 2) | (np.arange(len(whole)) >= whole.train))
     few = ImageSet(whole.images[rows], whole.labels[rows], 120, whole.label_names, "few")
-    with pytest.warns(UserWarning, match="official test images of few are left out") as said:
+    with pytest.warns(UserWarning, match="official test examples of few are left out") as said:
         data = divide(few)
     assert str(said[0].message) == (
-        "40 of the 80 official test images of few are left out: nobody has a training image of their classes, 'class 2' "
+        "40 of the 80 official test examples of few are left out: nobody has a training example of their classes, 'class 2' "
         "and 1 more."
     )
     assert data.counts("test").sum() == 40

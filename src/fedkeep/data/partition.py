@@ -112,8 +112,8 @@ def _drawn(
     quota = {split: _quota(size, p, own.shape[1]) for split, size in sizes.items()}
     rows = np.arange(images.train) if pool == "train" else np.arange(images.train, len(images))
     each = sum(sizes.values())
-    what = f"{each} official {pool} images"
-    _check_enough(images, len(own), what, len(own) * each, len(rows), f"official {pool} images")
+    what = f"{each} official {pool} examples"
+    _check_enough(images, len(own), what, len(own) * each, len(rows), f"official {pool} examples")
     _enough(images, pool, images.labels[rows], own, np.sum(list(quota.values()), axis=0))
     free = np.zeros(len(images), bool)
     free[rows] = True
@@ -137,8 +137,8 @@ def _drawn(
             left = int((free & foreign).sum())
             if left < rest:
                 raise DataError(
-                    "{client} wants {wanted} {split} images outside its majority classes; {left} of the official "
-                    "{pool} images of {name} are left. Take fewer clients or images, or a larger p.",
+                    "{client} wants {wanted} {split} examples outside its majority classes; {left} of the official "
+                    "{pool} examples of {name} are left. Take fewer clients or examples, or a larger p.",
                     client=f"client-{i}",
                     wanted=rest,
                     split=split,
@@ -187,7 +187,7 @@ def dirichlet(
     labels = images.labels[: images.train]
     per_class = np.bincount(labels, minlength=images.classes)
     _check_enough(
-        images, clients, f"at least {least} images", clients * least, images.train, "training images"
+        images, clients, f"at least {least} examples", clients * least, images.train, "training examples"
     )
     for attempt in range(1000):
         rng = numpy_generator(seed, "partition/dirichlet", round=attempt)
@@ -200,7 +200,7 @@ def dirichlet(
             return _divided(images, _dealt(labels, counts, seed, "train"), valid, test, seed, about)
     raise DataError(
         "A thousand draws from Dirichlet({alpha}) left one of {clients} clients with fewer than "
-        "{least} images. Take a larger alpha, fewer clients or a smaller least.",
+        "{least} examples. Take a larger alpha, fewer clients or a smaller least.",
         alpha=alpha,
         clients=clients,
         least=least,
@@ -228,7 +228,7 @@ def shards(
     _check_whole(1, clients=clients, per_client=per_client)
     number = clients * per_client
     size = images.train // number
-    _check_enough(images, clients, f"{per_client} shards", number, images.train, "training images")
+    _check_enough(images, clients, f"{per_client} shards", number, images.train, "training examples")
     mixed = numpy_generator(seed, "partition/shards/images").permutation(images.train)[: number * size]
     by_class = mixed[np.argsort(images.labels[mixed], kind="stable")]
     dealt = numpy_generator(seed, "partition/shards").permutation(number).reshape(clients, per_client)
@@ -265,7 +265,7 @@ def by_size(
     _check_whole(1, clients=clients)
     if not 0 <= sigma < np.inf:
         raise DataError("Wanted a spread sigma of 0 or more; got {got}. Usual ones are 0.5 to 2.", got=sigma)
-    _check_enough(images, clients, "at least two images", 2 * clients, images.train, "training images")
+    _check_enough(images, clients, "at least two examples", 2 * clients, images.train, "training examples")
     if sizes is None:
         with np.errstate(over="ignore"):
             relative = np.exp(sigma * numpy_generator(seed, "partition/sizes").standard_normal(clients))
@@ -313,7 +313,7 @@ def feature_shift(
     _check_whole(1, clients=clients)
     if not 0 < sigma < np.inf:
         raise DataError("Wanted a noise sigma above 0; got {got}. Usual ones are 0.05 to 0.5.", got=sigma)
-    _check_enough(images, clients, "an image", clients, images.train, "training images")
+    _check_enough(images, clients, "an example", clients, images.train, "training examples")
     own = np.array_split(numpy_generator(seed, "partition/feature_shift").permutation(images.train), clients)
     about = {"kind": "feature_shift", "sigma": float(sigma), "seed": seed}
     levels = [sigma * (i + 1) / clients for i in range(clients)]
@@ -371,8 +371,8 @@ def _enough(images: Unowned[T], pool: str, labels: NDArray[np.int64], own: Count
         c, (there, wanted) = next(iter(short.items()))
         missing = sum(n - m for m, n in short.values())
         raise DataError(
-            "Wanted {wanted} official {pool} images of the majority class {label_name!r}; {name} has "
-            "{there}. {missing} are missing in {classes} classes. Take fewer images per client or a "
+            "Wanted {wanted} official {pool} examples of the majority class {label_name!r}; {name} has "
+            "{there}. {missing} are missing in {classes} classes. Take fewer examples per client or a "
             "smaller p, or draw from the other official set.",
             wanted=wanted,
             pool=pool,
@@ -411,7 +411,7 @@ def _divided(
     for what, share in (("validation", valid), ("test", test)):
         if not 0 <= share < 1:
             raise DataError(
-                "Wanted a fraction of {what} images in [0, 1); got {got}. A usual one is 0.1.",
+                "Wanted a fraction of {what} examples in [0, 1); got {got}. A usual one is 0.1.",
                 what=what,
                 got=share,
             )
@@ -440,8 +440,8 @@ def _tell_left_out(images: Unowned[T], left_out: Counts) -> None:
     if len(classes := np.flatnonzero(left_out)):
         more = f" and {len(classes) - 1} more" if len(classes) > 1 else ""
         warn(
-            f"{left_out.sum():,} of the {len(images) - images.train:,} official test images of {images.name} are left "
-            f"out: nobody has a training image of their classes, {images.label_names[classes[0]]!r}{more}."
+            f"{left_out.sum():,} of the {len(images) - images.train:,} official test examples of {images.name} are "
+            f"left out: nobody has a training example of their classes, {images.label_names[classes[0]]!r}{more}."
         )
 
 
@@ -449,7 +449,7 @@ def _official(images: Unowned[T], split: str, pool: str) -> str:
     check_choice(f"Wanted {split}_from", pool, ("train", "test"), DataError)
     if pool == "test" and images.train == len(images):
         raise DataError(
-            "{name} has no official test images to draw {split} images from. Say {split}_from='train'.",
+            "{name} has no official test examples to draw {split} examples from. Say {split}_from='train'.",
             name=images.name,
             split=split,
         )
