@@ -222,6 +222,9 @@ def test_list_shows_which_methods_fit_a_configuration(
     )
     assert any(line.startswith("fedbn: ") and "batch normalisation" in line for line in lines)
     assert fedkeep("list", "--for", "none.toml").exit_code == 2
+    model = fedkeep("list", "--for", "toy.toml", "--set", "model.kind=nowhere:Mine")
+    assert (model.exit_code, "methods fit" in model.output) == (2, False)
+    assert model.stderr.count("'nowhere:Mine'") == 1
 
 
 def test_list_shows_whole_sentences(fedkeep: Command) -> None:

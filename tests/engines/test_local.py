@@ -17,9 +17,11 @@ from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged, toy
 from fedkeep.engines import LocalResult, Stream, local_run
 from fedkeep.engines.batches import batches
+from fedkeep.engines.client_step import Job, mean_loss, outputs
 from fedkeep.engines.lanes import model_error
 from fedkeep.methods import terms
 from fedkeep.models import BagOfWords, DocumentModel
+from fedkeep.store import Default, MemoryStore
 from tests.engines.reference import rows_of
 from tests.tiny import Logits, Noisy, classes, same_bits, texts
 
@@ -397,3 +399,38 @@ def test_a_model_of_another_size_is_told_what_an_example_has(engine: str, inputs
         simulate(torch.nn.Linear(inputs, 2), methods.fedavg(), data, rounds=1, engine=engine)
     told = "at least 3 outputs" if inputs == 4 else "x (4,) float32, label () int64"
     assert told in str(caught.value)
+
+
+class FailsWhenJudged(torch.nn.Module):
+    """Cannot compute with dropout off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = torch.nn.Linear(2, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            raise IndexError("index out of range")
+        found: torch.Tensor = self.head(self.features(x))
+        return found
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda job, rows, params: mean_loss(job, rows, {}, params),
+        lambda job, rows, params: list(outputs(job, params, rows, Net.__call__)),
+    ],
+    ids=["loss", "outputs"],
+)
+def test_a_model_that_fails_for_a_hook_is_told_with_the_client(call: Callable[..., Any]) -> None:
+    data = FederatedData.from_columns(
+        ["a"] * 4 + ["b"] * 4,
+        {"x": np.ones((8, 2), np.float32), "label": np.array([0, 1] * 4)},
+        ["train"] * 8,
+        meta={"task": "multiclass", "classes": 2},
+    )
+    module = FailsWhenJudged()
+    job = Job(methods.ifca(), Net(module), data, MemoryStore(Default({}), data.ids), 0)
+    with pytest.raises(MethodError, match="Client 'b': the model failed on a batch of 4 examples: index out"):
+        call(job, np.arange(4, 8), dict(module.named_parameters()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fedkeep.core.errors import MethodError, NonFiniteError, UploadError
+from fedkeep.core.errors import FedkeepError, MethodError, NonFiniteError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import (
     CLIENT,
@@ -35,7 +36,16 @@ from fedkeep.core.seeds import generator
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import Stream, load_batch, usable
 from fedkeep.engines.first_values import declared, defaults
-from fedkeep.engines.lanes import Group, LocalResult, Moves, group_of, local_run
+from fedkeep.engines.lanes import (
+    MODEL_ERRORS,
+    Group,
+    LocalResult,
+    Moves,
+    columns_of,
+    group_of,
+    local_run,
+    model_error,
+)
 from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, rows_of, widen
 from fedkeep.methods import Client, Finish, Finished, Kept, Method, Phase, Sent, Start, Started
@@ -299,7 +309,8 @@ def mean_loss(job: Job, rows: np.ndarray, sent: Params, params: Params) -> float
     loss, total = job.method.client.phases[0].loss, 0.0
     with torch.no_grad(), job.net.judging(params) as values:
         for chosen, batch in hook_batches(job, rows, params):
-            total += len(chosen) * float(loss(job.net, values, batch, sent))
+            with told(job, rows, batch):
+                total += len(chosen) * float(loss(job.net, values, batch, sent))
     return total / max(len(rows), 1)
 
 
@@ -320,9 +331,22 @@ def outputs(
 ) -> Iterator[tuple[Any, Batch]]:
     """Yield what a function makes of a client's examples, batch by batch, with the batches."""
     for _, batch in hook_batches(job, rows, params):
-        with torch.no_grad(), job.net.judging(params) as values:
+        with torch.no_grad(), job.net.judging(params) as values, told(job, rows, batch):
             found = function(job.net, values, batch)
         yield found, batch
+
+
+@contextmanager
+def told(job: Job, rows: np.ndarray, batch: Batch) -> Iterator[None]:
+    """Say whose examples they were where the model fails on a batch for a hook."""
+    try:
+        yield
+    except FedkeepError:
+        raise
+    except MODEL_ERRORS as error:
+        client = f"Client {job.data.ids[int(job.data.clients_of(rows)[0])]!r}"
+        size = len(next(iter(batch.values())))
+        raise model_error(client, size, error, columns=columns_of(batch)) from error
 
 
 def hook_batches(job: Job, rows: np.ndarray, params: Params) -> Iterator[tuple[np.ndarray, Batch]]:

@@ -145,7 +145,11 @@ def all_fitted(
         config: the experiment; a method that it names by ``package.module:function`` is one of all.
         data: its data.
         folder: the folder of real data.
+
+    Raises:
+        ConfigError: the model cannot be made, whatever the method.
     """
+    build_model(settled(config, data), data, folder)
     for kind in every_method(config):
         try:
             yield kind, fitted(with_method(config, kind), data, folder)
