@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -116,11 +117,23 @@ def test_a_model_larger_than_any_memory(refused: Refused) -> None:
     assert message.startswith("Error: model: 'bag_of_words' cannot be made of ")
 
 
-def test_sizes_are_bounded_before_anything_is_made(refused: Refused) -> None:
-    text = Path("toy.toml").read_text()
-    large = text.replace('kind = "linear"', 'kind = "bag_of_words"\nvocabulary = 9\nuser_dim = 1000000000')
-    Path("large.toml").write_text(large)
-    assert "user_dim is at most" in refused("run", "large.toml")
+@pytest.mark.parametrize(
+    "model",
+    [
+        'kind = "bag_of_words"\nvocabulary = 9\nuser_dim = 1000000000',
+        'kind = "bag_of_words"\nvocabulary = 9\nuser_dim = 4\nembedding_dim = 3000000000',
+        'kind = "bag_of_words"\nvocabulary = 60000000\nuser_dim = 4\nembedding_dim = 60000000',
+        'kind = "text_classifier"\nvocabulary = 9\nhidden = 60000000',
+        'kind = "mlp"\nhidden = 100000000000',
+        'kind = "cnn"\nchannels = 3\nside = 32\nwidths = [60000000, 60000000]',
+        'kind = "resnet"\nchannels = 3\nwidths = [16, 60000000]',
+    ],
+)
+def test_sizes_are_bounded_before_anything_is_made(refused: Refused, model: str) -> None:
+    Path("large.toml").write_text(Path("toy.toml").read_text().replace('kind = "linear"', model))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "GB fit" in refused("run", "large.toml")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kilobytes; on macOS bytes
     assert not Path("runs").exists()
 
 

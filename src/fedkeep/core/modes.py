@@ -9,6 +9,7 @@ moves the ids to where their table lies, but not ``padding_idx``: of all rows of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -43,6 +44,38 @@ class EagerMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+class Sized(EagerMode):
+    """While it is active, all tensors that are made from nothing together have at most so many bytes.
+
+    The operating system promises more memory than there is, and ends a process, perhaps another one, when it is used.
+
+    Args:
+        most: bytes.
+
+    Raises:
+        MemoryError: they would be more; the tensor is not made.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.made = most, 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Count what the operation is going to make, and call it."""
+        given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **(kwargs or {})}
+        old = next((v for v in given.values() if isinstance(v, Tensor)), None)
+        if "size" in given and (old is None or ".new_" in str(func)):
+            kind = given.get("dtype") or (torch.get_default_dtype() if old is None else old.dtype)
+            self.made += math.prod(given["size"]) * kind.itemsize
+            if self.made > self.most:
+                raise MemoryError(
+                    f"it has {self.made / 1e9:,.1f} GB or more, and here at most {self.most / 1e9:,.1f} GB fit"
+                )
+        return func(*args, **(kwargs or {}))
 
 
 LOOKS_UP: dict[Callable[..., Any], tuple[str, ...]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fedkeep.core.arguments import accepted
 from fedkeep.core.declared import declared
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, DataError, MethodError, check_choice, first_line
+from fedkeep.core.modes import Sized
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
@@ -212,9 +214,9 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
             warnings.filterwarnings(
                 "error", "Initializing zero-element tensors"
             )  # a size of 0: nothing could learn
-            for name, value in checked.items():
-                if isinstance(value, int) and value > LARGEST and not is_own(kind):  # one's own may be a seed
-                    raise ValueError(f"{name} is at most {LARGEST}; got {value}")
+            if not is_own(kind):  # of one's own it is not known whether it can be made without values
+                with Sized(memory() // 2), torch.device("meta"):  # training wants a copy of it, at least
+                    make(**checked)
             return make(**checked)
     except (
         TypeError,
@@ -230,8 +232,9 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
         raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {why}.") from error
 
 
-LARGEST = 1 << 26
-"""The largest size of a model that is tried: of a greater one memory ends, perhaps another process's."""
+def memory() -> int:
+    """Return how many bytes of memory this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _maker(kind: str, place: str) -> Callable[..., nn.Module]:
