@@ -52,6 +52,11 @@ def test_answers_without_a_model_by_hand() -> None:
     assert (found.one, found.each) == (0.5, 1.0)
 
 
+def test_without_test_examples_nothing_is_said_of_them() -> None:
+    data = labelled([0, 0, 0, 1, 1, 1], ["train", "train", "valid"] * 2, "multiclass")
+    assert simplest(simulate(Linear(4, 3), methods.fedavg(), data, rounds=1, progress=False)) is None
+
+
 def test_numbers_without_a_model_by_hand() -> None:
     """All users' mean is 3; a's own, with that as one more number, 5/3, b's 13/3. Test labels are 1 and 7."""
     data = labelled([0, 2, 1, 4, 6, 7], SPLIT, "regression")

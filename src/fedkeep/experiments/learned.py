@@ -50,13 +50,13 @@ class Simplest:
 
 
 def simplest(run: Run) -> Simplest | None:
-    """Return what answers without a model reach on the run's test examples; None where a task's labels are not counted.
+    """Return what answers without a model reach on the run's test examples; None where there are none, or labels are not counted.
 
     Training labels of all clients are counted for it, here, where the simulation has them.
     """
     task = tasks_in(run.data.meta)[0]
     rows = None if run.examples is None else run.examples.tensors.get(f"{before_task(task.name)}row")
-    if rows is None or task.kind.counting is None or not len(run.data.split_rows("train")):
+    if rows is None or not len(rows) or task.kind.counting is None or not len(run.data.split_rows("train")):
         return None
     one, each = (_reached(run, task, rows.numpy(), together) for together in (True, False))
     return Simplest(task.client_metric, one, each)
