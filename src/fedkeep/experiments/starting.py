@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def folder_toml(folder: Path) -> tuple[str, list[str]] | None:
     ):
         lines = [
             'reader = "leaf"',
-            f"folder = {json.dumps(folder.name)}          # looked up beside this file",
+            f"folder = {json.dumps(folder.name, ensure_ascii=False)}          # looked up beside this file",
         ]
         return _short_toml(folder, lines), ["The folder is LEAF's: its users are the clients."]
     images = [path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS]
@@ -201,7 +202,7 @@ def folder_toml(folder: Path) -> tuple[str, list[str]] | None:
     levels = _levels(folder, {path.relative_to(folder).parts[:-1] for path in images})
     lines = [
         'reader = "image_folder"',
-        f"folder = {json.dumps(folder.name)}          # looked up beside this file",
+        f"folder = {json.dumps(folder.name, ensure_ascii=False)}          # looked up beside this file",
         f'levels = "{"/".join(levels)}"          # what the folders say, from above',
     ]
     said = [f"{len(images):,} images; their folders say {' and then '.join(levels)}."]
@@ -257,7 +258,7 @@ def _short_toml(folder: Path, data: Sequence[str]) -> str:
     lines = [
         f"# Written by fedkeep start for {folder.name}. Model, optimiser and batches are the usual ones for such data.",
         "# Read it once, change what is wrong, then: fedkeep check, and fedkeep run.",
-        f"name = {json.dumps(folder.name)}",
+        f"name = {json.dumps(folder.name, ensure_ascii=False)}",
         "",
         "[data]",
         *data,
@@ -387,7 +388,7 @@ def _holds_texts(table: Table, name: str, pattern: str = PHRASE) -> bool:
 
 def toml_of(found: Start) -> str:
     """Return the configuration, with comments in plain words."""
-    q = json.dumps
+    q = partial(json.dumps, ensure_ascii=False)
     lines = [
         f"# Written by fedkeep start for {found.path.name}: {found.rows:,} rows of {found.clients:,} clients.",
         "# Read it once, change what is wrong, then: fedkeep check, and fedkeep run.",

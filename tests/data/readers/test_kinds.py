@@ -223,3 +223,22 @@ def test_a_bad_cell_is_named_by_the_first_row_that_has_it() -> None:
         field_of(Table({"c": Cells(pyarrow.chunked_array([rows]))}, "row {}".format), "c")
     assert "row 40" in str(caught.value)
     assert caught.value.facts["got"] == "oops"
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells", "row"),
+    [
+        ("date", ["2024-01-01", "2024-01-02", "2024-13-45"], 2),
+        ("date", ["2024-01-01", "", "01.02.2024"], 2),
+        ("date", ["soon", "2024-01-02", "2024-01-03"], 0),
+        ("date", ["31/12/2024", "1/2/2024", "2024/1/2"], 2),
+        ("truth", ["yes", "no", "perhaps"], 2),
+        ("truth", ["yes", "NA", "1"], 2),
+        ("number", ["1.5", "2", "much"], 2),
+        ("number", ["1,234.5", "2", "1.234,5"], 2),
+    ],
+)
+def test_the_cell_that_is_odd_is_named(kind: str, cells: list[str], row: int) -> None:
+    table = Table({"c": Cells(cells)}, "row {}".format)
+    with raises(DataError, place=f"row {row}", got=cells[row]):
+        field_of(table, "c", kind)

@@ -6,7 +6,8 @@ A whole column is looked at by pyarrow; Python reads dates by their different te
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -337,18 +338,17 @@ class _Column:
             return Field("truth", self.filled(truths))
         if kind in ("", "date") and (dates := self.dates(text, known)) is not None:
             return dates
-        numeric = _match(text, PLAIN) | _match(text, COMMAS) | _match(text, POINTS)
+        numeric = np.stack([_match(text, form) for form in (PLAIN, COMMAS, POINTS)])
         dated = _match(text, r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}")
         there = known.to_numpy()
-        for what, like in (("number", numeric), ("date", dated)):
+        for what, like in (("number", numeric.any(0)), ("date", dated)):
             if kind == what or (not kind and 2 * self.often(like & there) >= self.often(there)):
-                row = int(np.argmax(there & ~like)) if (there & ~like).any() else 0
+                row = _odd(numeric if what == "number" else _forms(text, _date_forms), there)
                 raise self.wrong(row, f"a {what}", self.values[row].as_py(), self.advice)
         if kind:
-            row = int(np.argmax(there))
-            raise self.wrong(
-                row, f"a {kind}", self.values[row].as_py(), " Correct it, or declare another kind."
-            )
+            row = _odd(_forms(text, _truth_forms), there)
+            advice = " Correct it, or declare another kind."
+            raise self.wrong(row, f"a {kind} value such as yes or no", self.values[row].as_py(), advice)
         return self.category(MOST_LEVELS)
 
     def dates(self, text: Any, known: Any) -> Field | None:
@@ -434,6 +434,47 @@ def _match(text: Any, pattern: str) -> NDArray[np.bool_]:
         compute.match_substring_regex(text, pattern), False
     ).to_numpy()
     return found
+
+
+def _odd(forms: NDArray[np.bool_], there: NDArray[np.bool_]) -> int:
+    """Return the first row that has none of the forms of a kind, else the first that has none in common with those before.
+
+    Args:
+        forms: (forms, rows) which row has which.
+        there: (rows,) which rows hold something; some do.
+    """
+    none: NDArray[np.bool_] = there & ~forms.any(0)
+    if not none.any():
+        none = np.asarray(~np.logical_and.accumulate(forms | ~there, axis=1).any(0))
+    return int(np.argmax(none if none.any() else there))
+
+
+def _forms(text: Any, of: Callable[[str], Collection[str]]) -> NDArray[np.bool_]:
+    """Return the forms of a kind that texts have, (forms, rows), each text's as a function says."""
+    different, number = coded_of(text)
+    each = [of(one) for one in different.to_pylist()]
+    known = sorted(set().union(*each)) or [""]
+    has = np.asarray([[form in own for form in known] for own in [*each, ()]], bool)
+    found: NDArray[np.bool_] = has[number].T  # -1 is the last
+    return found
+
+
+def _date_forms(one: str) -> set[str]:
+    found = set()
+    with suppress(ValueError):
+        datetime.fromisoformat(one)
+        found.add("iso")
+    if parts := DAY.fullmatch(one):
+        day, mark = one.removesuffix(parts[5] or ""), parts[2]
+        for form in ("%Y-%m-%d", "%d-%m-%Y", "%m-%d-%Y", "%d-%m-%y", "%m-%d-%y"):
+            with suppress(ValueError):
+                datetime.strptime(day, form.replace("-", mark))
+                found.add(form.replace("-", mark))
+    return found
+
+
+def _truth_forms(one: str) -> set[str]:
+    return {no for no, yes in TRUTHS if one.lower() in (no, yes)}
 
 
 def _numbers(text: Any, known: Any, decimal: str) -> Any | None:
