@@ -138,6 +138,16 @@ def test_who_was_held_out_is_fitted_first(
     assert torch.equal(library.load_model("m", name).state_dict()["user"], own["user"])
 
 
+def test_who_was_held_out_of_a_method_that_fits_nothing_has_the_shared_model(
+    trained: Callable[..., Run], fedkeep: Command
+) -> None:
+    run = trained("run.hold_out=0.4", 'method={kind="fedavg"}')
+    name = run.held_out[0]
+    assert fedkeep("export", "r", "--client", name, "--out", "m").exit_code == 0
+    written = library.load_model("m", name).state_dict()
+    assert all(torch.equal(written[key], value) for key, value in run.server.items())
+
+
 def test_copies_are_what_every_client_fitted(trained: Callable[..., Run], fedkeep: Command) -> None:
     run = trained('method={kind="fine_tuned"}')
     name = str(run.data.ids[0])

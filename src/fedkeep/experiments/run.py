@@ -795,7 +795,8 @@ def _check(run: Run, chosen: Sequence[str]) -> None:
     """Raise ConfigError where a client has nothing of its own yet."""
     if run.method.adapt.everyone:
         return
-    for client in set(chosen) & set(run.held_out) - set(run.fitted):
+    late = set(chosen) & set(run.held_out) - set(run.fitted)
+    for client in late if run.method.adapt.phases else ():  # without a phase it has what it ever will
         raise ConfigError(
             f"{client!r} was held out of federation, so it has no values of its own yet. Fit them on its examples: "
             f"run.fit([{client!r}]), on the command line fedkeep personalize RUN --client {client}."
