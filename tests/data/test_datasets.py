@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,3 +161,42 @@ def test_images_of_pillow_have_their_channels_first(mode: str, shape: tuple[int,
     column = FederatedData.from_datasets({"a": images}).columns["image"]
     assert isinstance(column, np.ndarray)
     assert (column.shape, column.dtype) == (shape, np.uint8)
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_data_sets_larger_than_memory_lie_in_a_folder(divided: bool, tmp_path: Path) -> None:
+    sizes = {"b": 12, "a": 7, "none": 0}
+    whole = {client: pairs(n) for client, n in sizes.items()}
+    parts: Any = {c: {"test": pairs(2), "train": pairs(n)} for c, n in sizes.items() if n}
+    given = parts if divided else whole
+    wanted = FederatedData.from_datasets(given)
+    found = FederatedData.from_datasets(given, folder=tmp_path / "new" / "examples")
+    assert found.fingerprint() == (wanted if divided else wanted.split_per_user()).fingerprint()
+    x = found.columns["x"]
+    assert isinstance(x.base if isinstance(x, np.ndarray) else None, np.memmap)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["examples"]
+    assert FederatedData.load(tmp_path / "new" / "examples").fingerprint() == found.fingerprint()
+    run = fedkeep.simulate(
+        torch.nn.Linear(3, 2), fedkeep.methods.fedavg(), found, rounds=1, cohort=2, progress=False
+    )
+    assert 0 <= run.evaluate()["accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        ({"a": pairs(2), "b": pairs(2, 4)}, {"name": "x", "shape": (4,), "wanted": (3,)}),
+        ({"a": Dicts([{"x": 1, "label": 0}, {"x": 0.5, "label": 0}])}, {"name": "x"}),
+        ({"a": Dicts([{"x": 1, "label": 0}, {"y": 1, "label": 0}])}, {}),
+        ({"a": pairs(0)}, {}),
+        ([pairs(2)], {"got": "list"}),
+    ],
+)
+def test_what_a_folder_refuses_and_nothing_is_left(given: Any, facts: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        FederatedData.from_datasets(given, folder=tmp_path / "new")
+    assert facts.items() <= error.value.facts.items()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(DataError):
+        FederatedData.from_datasets({"a": pairs(2)}, folder=tmp_path)

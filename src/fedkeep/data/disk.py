@@ -32,6 +32,25 @@ _BLOCK = 1 << 20
 Parts = tuple[dict[str, Column], NDArray[np.int64], Ids, NDArray[np.int64] | None, dict[str, Any]]
 
 
+def check_new(folder: Path) -> None:
+    """Raise DataError where a folder holds something, or is a file."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(
+            "{file} exists already and isn't an empty folder. Choose another, or remove it.", file=folder
+        )
+
+
+def parent_of(folder: Path) -> Path:
+    """Return the folder that a folder is made in, which there is then."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            "Cannot write {folder}: {error}. Choose another.", folder=folder, error=error
+        ) from error
+    return folder.parent
+
+
 def save(
     folder: Path,
     columns: Mapping[str, Column],
@@ -41,10 +60,7 @@ def save(
     meta: Mapping[str, Any],
 ) -> None:
     """Write a data set into a new folder; it appears whole or not at all."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(
-            "{file} exists already and isn't an empty folder. Choose another, or remove it.", file=folder
-        )
+    check_new(folder)
     arrays: dict[str, NDArray[Any]] = {"offsets": offsets}
     if bounds is not None:
         arrays["bounds"] = bounds

@@ -23,7 +23,7 @@ from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
 from fedkeep.data.checks import as_columns, as_split, check_columns, check_labels, completed
 from fedkeep.data.columns import Column, Ragged, Rows, as_offsets, check_offsets, offsets_of, stable_order
-from fedkeep.data.datasets import OfClient, columns_of_datasets
+from fedkeep.data.datasets import OfClient, columns_of_datasets, on_disk
 from fedkeep.data.ids import RangeIds, as_id, check_ids, group_rows
 from fedkeep.tasks import KINDS, Kind
 
@@ -113,8 +113,9 @@ class FederatedData:
         datasets: Mapping[str | int, OfClient],
         names: Sequence[str] | None = None,
         meta: Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
     ) -> FederatedData:
-        """Take the examples of PyTorch data sets, one a client; each is read once, into memory.
+        """Take the examples of PyTorch data sets, one a client; each is read once, into memory or a folder.
 
         Args:
             datasets: by client id, a data set with a length and numbered examples (``torch.utils.data.Dataset``), or
@@ -123,10 +124,20 @@ class FederatedData:
                 floats (steps, values a step), may have different lengths (:class:`Ragged`).
             names: of a tuple's values: names of ``forward``'s arguments, and "label". Two are "x" and "label".
             meta: as for the constructor.
+            folder: a new one, for data larger than memory: examples are written there one by one, and looked up as needed.
+                All are of one shape then, and without splits are divided as ``split_per_user`` does by default;
+                :meth:`load` reads them again. None: all are in memory.
 
         Raises:
-            DataError: as for the constructor; or an example is not like the first of all, and is named.
+            DataError: as for the constructor; an example is not like the first of all, and is named; or the folder holds
+                something.
         """
+        if folder is not None:
+            place = expanded(folder)
+            disk.check_new(place)
+            with on_disk(datasets, names, disk.parent_of(place)) as (columns, offsets, ids, bounds):
+                cls(columns, offsets, ids, bounds, meta).save(place)
+            return cls.load(place)
         return cls.from_columns(*columns_of_datasets(datasets, names), meta)
 
     @classmethod
