@@ -278,3 +278,8 @@ def test_the_rows_of_a_faulty_upload_are_refused(rows: Params, facts: dict[str, 
 def test_a_pattern_that_is_a_number_is_refused() -> None:
     with raises(SplitError, name="private", got=2):
         Split(2)  # type: ignore[arg-type]
+
+
+def test_a_type_is_found_by_a_method() -> None:
+    with pytest.raises(SplitError, match=r"method\.fitted"):
+        Split(private=("type:Linear",)).table(Logits())

@@ -88,8 +88,8 @@ def of_file(run: Run, folder: Path, file: Path, split: Literal["train", "test"] 
     found = run.on(rows)
     if lacking := [client for client in found.held_out if client not in found.fitted]:
         raise ConfigError(
-            f"{lacking[0]!r} of {file} has no values of its own yet. Fit them first, on other rows: fedkeep personalize "
-            f"{folder} --new FILE."
+            f"{lacking[0]!r} of {file} has no values of its own yet. Fit them first: fedkeep personalize {folder} --new FILE"
+            f"{'' if split == 'train' else ', of other rows'}."
         )
     found.clients = SomeIds(rows.ids, np.arange(len(rows)))
     return found

@@ -12,7 +12,7 @@ import typer
 from fedkeep.cli.output import say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
 from fedkeep.core.errors import ConfigError
-from fedkeep.report.wording import MISSING, interval, metric_name, number
+from fedkeep.report.wording import MISSING, count, interval, metric_name, number
 
 if TYPE_CHECKING:
     from fedkeep.experiments.run import Run
@@ -102,7 +102,7 @@ def _new(run: Run, folder: Path, file: Path) -> None:
     clients = list(map(str, rows.ids))
     if run.method.adapt.phases:
         say(
-            f"Kept in {run.folder}: what {_users(clients)} of {file} fitted to all of their {rows.examples:,} examples."
+            f"Kept in {run.folder}: what {_users(clients)} of {file} fitted to all of their {count(rows.examples, 'example')}."
         )
     else:
         say(

@@ -188,6 +188,11 @@ def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor]) ->
             f"Split pattern {pattern!r} matches only buffers of {type(module).__name__} that are not persistent "
             f"({passing}); these are neither kept nor sent. Drop the pattern, or register them with persistent=True."
         )
+    if pattern.startswith("type:"):
+        return (
+            f"Split pattern {pattern!r} names layers by their type, which a method finds in its model. Ask "
+            f"method.fitted(model).split."
+        )
     return (
         f"Split pattern {pattern!r} matches no parameter of {type(module).__name__}."
         f"{did_you_mean(pattern, tensors) or f' Its parameters are {list(tensors)}.'}"
