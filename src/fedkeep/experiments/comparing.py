@@ -548,7 +548,9 @@ def _cell(variant: Variant, seed: int, out: Path, data: Path | None, among: str 
 
 def _trials(plan: Plan, variant: Variant, number: int) -> Iterator[tuple[Cell, Settings]]:
     """Yield a method's trials, each a run in a folder of its own."""
-    config = variant.config.model_copy(update={"seed": plan.seeds[0], "personalization": None})
+    config = variant.config.model_copy(
+        update={"seed": plan.seeds[0], "personalization": None, "ranking": None}
+    )
     method = simulation_of(config, plan.data, plan.folder).method
     bounds = config.method.optimizer.bounds if config.method.optimizer else ()  # a method's own come again
     optimizer = replace(method.client.phases[0].optimizer, bounds=bounds)

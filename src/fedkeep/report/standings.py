@@ -529,7 +529,9 @@ def content(found: Found) -> Content:
     every = measured.runs_table([Scene("", groups, tuple(metrics))])
     sections = [
         Section("comparison", "Comparison", tuple(_comparison(found))),
-        Section("ranking", "All items ranked", (found.ranking[0],) if found.ranking else ()),
+        Section(
+            "ranking", "All items ranked", (replace(found.ranking[0], title=""),) if found.ranking else ()
+        ),
         Section("groups", "Groups of users", tuple(shown for shown, _ in found.further.values())),
         Section("references", "Against the references", tuple(_references(found))),
         Section("curves", "Learning curves", (*measured.curves(groups, metrics), *_adapting(groups))),

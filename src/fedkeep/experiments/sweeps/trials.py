@@ -107,7 +107,7 @@ class TrialJob:
         """Add the best value on ``valid`` with each seed, until the trial is ended early."""
         sweep, rounds, steps = self.sweep, 0, 0
         for seed in sweep.seeds:
-            own = config.model_copy(update={"seed": seed, "personalization": None})
+            own = config.model_copy(update={"seed": seed, "personalization": None, "ranking": None})
             out = trial_folder(sweep, self.method, trial.number) / f"seed-{seed}"
             watch = Watch(trial, sweep.metric, valid, steps)
             try:
