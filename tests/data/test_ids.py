@@ -324,3 +324,9 @@ def test_ids_of_one_data_set_are_looked_up_in_another() -> None:
     assert other.members().positions.tolist() == other.members(list(run.clients)).positions.tolist()
     assert other.members(run.clients).positions.tolist() == [other.data.index(name) for name in run.clients]
     assert other.members(run.clients).positions.tolist() != run.clients.positions.tolist()
+
+
+def test_ids_show_the_first_and_their_number() -> None:
+    ids = FederatedData.from_columns(["b", "a", "d", "c"], {"label": [0, 1, 0, 1]}).ids
+    assert repr(ids) == "PackedIds(['a', 'b', 'c'], … 4 ids)"
+    assert repr(RangeIds(2)) == "RangeIds(['user-0', 'user-1'] 2 ids)"

@@ -141,6 +141,9 @@ class Listed(Sequence[str], ABC):
     def __iter__(self) -> Iterator[str]:
         return map(self.at, range(len(self)))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self[:3]}{', …' * (len(self) > 3)} {len(self):,} ids)"
+
 
 class RangeIds(Listed):
     """The ids ``pattern.format(0)`` … ``pattern.format(n - 1)``, made when asked for.
