@@ -4,7 +4,7 @@
 
 ``CLONE`` is another checkout, with its kernels built. The two trees take turns, each in a process of its own, whose
 seconds of a processor are counted after a first audit and proof, or with ``--fresh`` in a new process for each. Methods
-and models are those of ``benchmarks.proofs``: the first model that a method fits. A ratio is that of the medians. Writes
+and models are those of ``benchmarks.proofs``: the first model that a method fits in the older tree. A ratio is that of the medians. Writes
 ``results/audit-times.json``.
 """
 
@@ -24,7 +24,7 @@ LIMIT, HERE = 1.5, Path(__file__).resolve().parent.parent
 
 
 def served() -> None:
-    """Answer lines ``audit KIND`` and ``prove KIND`` with seconds and a model; ``-`` of one that fits none."""
+    """Answer lines ``audit KIND [MODEL]`` and ``prove KIND [MODEL]`` with seconds and the model; ``-``: it fits none."""
     import torch
 
     from benchmarks.audits import NETWORKS, ROUNDS, built
@@ -36,8 +36,8 @@ def served() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for line in sys.stdin:
-        what, kind = line.split()
-        for name in dict.fromkeys((*FIRST, *NETWORKS)):
+        what, kind, *names = line.strip().split("\t")
+        for name in names or dict.fromkeys((*FIRST, *NETWORKS)):
             network = NETWORKS[name]
             torch.manual_seed(0)
             try:
@@ -63,8 +63,8 @@ class Tree:
         self.root, self.fresh = root.resolve(), fresh
         self._worker: subprocess.Popen[str] | None = None
 
-    def seconds(self, what: str, kind: str) -> tuple[float, str] | None:
-        """Return the seconds of an audit or a proof, and the model; None: the method fits none."""
+    def seconds(self, what: str, kind: str, *model: str) -> tuple[float, str] | None:
+        """Return the seconds of an audit or a proof, and the model; None: the method does not fit it, or fits none."""
         if self._worker is None or self.fresh:
             self.close()
             path = os.pathsep.join(map(str, (self.root / "src", self.root / "papers" / "src", self.root)))
@@ -78,16 +78,16 @@ class Tree:
             )
             for first in () if self.fresh else ("audit", "prove"):
                 self._ask(first, "fedavg")
-        return self._ask(what, kind)
+        return self._ask(what, kind, *model)
 
-    def _ask(self, what: str, kind: str) -> tuple[float, str] | None:
+    def _ask(self, *words: str) -> tuple[float, str] | None:
         assert self._worker is not None
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
-        print(what, kind, file=self._worker.stdin, flush=True)
+        print(*words, sep="\t", file=self._worker.stdin, flush=True)
         seconds, _, name = self._worker.stdout.readline().strip().partition("\t")
         if not seconds:
-            raise RuntimeError(f"{what} of {kind} broke down in {self.root}.")
+            raise RuntimeError(f"{words} broke down in {self.root}.")
         return None if seconds == "-" else (float(seconds), name)
 
     def close(self) -> None:
@@ -99,15 +99,14 @@ class Tree:
 
 def compared(here: Tree, there: Tree, what: str, kind: str, turns: int) -> dict[str, Any] | None:
     """Return the median seconds in both trees, and their ratio; None: the method fits no model."""
-    found = [(tree.seconds(what, kind), tree) for _ in range(turns) for tree in (there, here)]
-    done = [(one[0], one[1], tree) for one, tree in found if one is not None]
-    if len(done) < len(found) or len({name for _, name, _ in done}) > 1:
-        return None
-    now, before = (
-        statistics.median([seconds for seconds, _, tree in done if tree is each]) for each in (here, there)
-    )
+    done: list[tuple[float, float]] = []
+    for _ in range(turns):
+        if (old := there.seconds(what, kind)) is None or (new := here.seconds(what, kind, old[1])) is None:
+            return None
+        done.append((new[0], old[0]))
+    now, before = map(statistics.median, zip(*done, strict=True))
     return {
-        "model": done[0][1],
+        "model": old[1],
         "cpu_seconds": round(now, 3),
         "before": round(before, 3),
         "ratio": round(now / before, 2),
