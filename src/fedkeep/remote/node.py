@@ -96,7 +96,7 @@ class Terms:
             does not leave else. More than 1: sums alone leave, whatever ``leaves`` says.
         trainings, judgings, adaptations: the most of each that a client does in a run, below what the signed project says
             (``tally.Limits``).
-        clients_a_word: a word is told only if so many clients of this device have it, whatever the server says.
+        clients_a_word: a counted word is told only if so many clients of this device have it, whatever the server says.
         secure: whether uploads leave in secure sums alone; a run whose method has none is refused.
         simulated_noise: whether a server may have noise on uploads follow a seed; for tests alone.
         compute: where to compute, e.g. ``"cpu"``.
@@ -114,7 +114,7 @@ class Terms:
     trainings: Most = None
     judgings: Most = None
     adaptations: Most = None
-    clients_a_word: Annotated[int, Field(ge=1)] = 1
+    clients_a_word: Annotated[int, Field(ge=1)] = 2
     secure: bool = False
     simulated_noise: bool = False
     compute: str = "cpu"

@@ -79,7 +79,10 @@ def test_a_device_may_keep_words_that_few_of_its_clients_have() -> None:
     assert summary(texts(), Rules(clients_a_word_here=2)).counts == {"a": 4}
     both = summary(texts(), Rules(clients_a_word=3, clients_a_word_here=2))
     assert (both.counts, both.clients, both.code(3).symbols) == ({"a": 4}, {"a": 3}, ("a",))
-    assert summary(texts(), Rules(clients_a_word_here=4)).counts == {}
+    none = summary(texts(), Rules(clients_a_word_here=4))
+    assert none.counts == {}
+    with pytest.raises(DataError, match="No words are left to number.*clients_a_word.*unicode_words"):
+        none.code(1)
 
 
 def test_words_of_texts_to_train_on_alone_count() -> None:

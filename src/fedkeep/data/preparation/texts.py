@@ -139,6 +139,12 @@ class TextSummary(ColumnSummary):
             kept = {s: n for s, n in self.counts.items() if self.clients[s] >= clients_a_word}
         symbols = self.symbols
         if symbols is None and self.tokens not in HASHED:
+            if not kept:
+                raise DataError(
+                    f"No {CALLED[self.tokens]} are left to number: nobody has a text to train on, or fewer clients have "
+                    f"each than wanted, all in all (preparation.clients_a_word) or on a device (its clients_a_word, by "
+                    f"default 2). Hash them, with preparation.tokens = 'unicode_words', or let devices tell more."
+                )
             symbols = COUNTED[self.tokens].from_counts(kept, self.size).symbols
         size = self.size if symbols is None else len(symbols) + 2
         return TextCode(tokens=self.tokens, size=size, max_length=self.max_length, symbols=symbols)
