@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_wine
 from torch import nn
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, NonFiniteError
 from fedkeep.core.optim import Optimizer, UsualRate, adam, sgd
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config, settled
@@ -20,10 +20,11 @@ from fedkeep.experiments.config import Config, LossConfig, builtin_config, parse
 from fedkeep.experiments.plugins import builtin_names
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.simulate import Simulation, simulate
-from fedkeep.methods import METHODS, Phase, apfl, fedavg, mixture
+from fedkeep.methods import METHODS, Method, Phase, apfl, fedavg, fedrep, mixture, scaffold
 from fedkeep.methods.phase import UsualSize
+from fedkeep.methods.terms import squared_error
 from fedkeep.methods.usual import OWN, usual_of
-from fedkeep.models import MLP, BagOfWords
+from fedkeep.models import MLP, BagOfWords, Linear
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.privacy import DifferentialPrivacy
 from tests.experiments.configs import PICTURES, config, shops
@@ -233,3 +234,38 @@ def test_how_long_a_run_is_by_default_hangs_on_no_example_under_differential_pri
         for privacy in (None, DifferentialPrivacy(noise=1.0, clip=1.0, heaviest=6.0))
     )
     assert (open_, private) == (90, 30)
+
+
+def test_a_linear_model_of_numbers_bounds_its_gradients_unless_something_is_said() -> None:
+    squared = Phase(loss=squared_error())
+
+    def bound(method: Method, model: nn.Module) -> set[tuple[float | None, str]]:
+        return {(p.clip_norm, p.clip_over) for p in method.fitted(model).client.phases}
+
+    assert bound(fedrep("user", local=squared), Linear(3, 1)) == {(10.0, "halves")}
+    free = {(None, "all")}
+    assert bound(fedavg(), Linear(3, 2)) == free
+    assert bound(fedavg(local=squared), MLP(3, 1)) == free
+    assert bound(fedavg(local=squared.but(optimizer=sgd(0.1))), Linear(3, 1)) == free
+    assert bound(fedavg(local=squared.but(clip_norm=2.0)), Linear(3, 1)) == {(2.0, "all")}
+    assert bound(scaffold(local=squared), Linear(3, 1)) == free
+
+
+def test_a_client_far_from_the_others_does_not_make_a_linear_model_diverge() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(0, 1, (60, 2)).astype(np.float32)
+    x[40:] += 9
+    data = FederatedData.from_columns(
+        ["a"] * 20 + ["b"] * 20 + ["far"] * 20,
+        {"x": x, "label": draw.normal(0, 1, 60).astype(np.float32)},
+        ["train"] * 60,
+        meta={"task": "regression"},
+    )
+    open_, named = (
+        fedrep("linear.*", local=Phase(loss=squared_error(), **rate))
+        for rate in ({}, {"optimizer": sgd(usual_of(Linear(2, 1)).rate_of_numbers)})
+    )
+    run = simulate(Linear(2, 1), open_, data, rounds=10, progress=False)
+    assert all(torch.isfinite(v).all() for who in data.ids for v in run.parameters(who).values())
+    with pytest.raises(NonFiniteError, match="far"):
+        simulate(Linear(2, 1), named, data, rounds=10, progress=False)

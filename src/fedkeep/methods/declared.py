@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from fedkeep.methods.terms import Term
-
-if TYPE_CHECKING:
-    from fedkeep.methods.base import Method
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,7 +66,19 @@ def reveals(*leaves: str, of: tuple[str, ...]) -> Callable[[F], F]:
     return declare
 
 
-def revealed(method: Method) -> tuple[Reveal, ...]:
+class Declaring(Protocol):
+    """What of a method declares what leaves: its client's hooks and losses, and its links."""
+
+    @property
+    def client(self) -> Any:
+        """Its client."""
+
+    @property
+    def upload(self) -> Any:
+        """Its upload chain."""
+
+
+def revealed(method: Declaring) -> tuple[Reveal, ...]:
     """Return what a method's hooks, its links and the terms of its phases declare."""
     parts = [method.client.start, method.client.finish, *(phase.loss for phase in method.client.phases)]
     found = [one for part in parts for one in _declared(part)]

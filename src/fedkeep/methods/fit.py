@@ -26,6 +26,7 @@ from fedkeep.core.heads import ADVICE, Head
 from fedkeep.core.net import Takes, every_tensor, logits_of
 from fedkeep.core.params import Batch
 from fedkeep.core.seeds import forked
+from fedkeep.methods.declared import GRADIENTS, Declaring, revealed
 from fedkeep.methods.features import drawn_for
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.terms import SquaredError
@@ -38,6 +39,7 @@ from fedkeep.split.halves import divide, matches
 from fedkeep.split.split import Split
 
 T = TypeVar("T")
+D = TypeVar("D", bound=Declaring)
 HEAD, BODY, CLASSIFIER, NORMS, USER = "head.*", "encoder.*", "classifier", "*norm*", "user"
 KIND = "type:"
 """Before the name of a layer's class, where a pattern stands: all parameters and buffers of such layers."""
@@ -392,12 +394,15 @@ def renamed(value: T, changes: Mapping[str, tuple[str, ...]]) -> T:
     return changed
 
 
-def decided(method: T, model: nn.Module) -> T:
+def decided(method: D, model: nn.Module) -> D:
     """Return a method in whose phases nothing is left open: rates and sizes are the model's usual ones.
 
     With batch normalisation there is no last mini-batch of one example, unless a phase says else.
     """
     usual, merges, losses = usual_of(model), bool(batch_norms(model)), list[bool]()
+    clips = not any(
+        GRADIENTS in each.of for each in revealed(method)
+    )  # what reads gradients wants them whole
 
     def look(value: Any) -> Any:
         losses.append(isinstance(value, SquaredError))
@@ -407,10 +412,10 @@ def decided(method: T, model: nn.Module) -> T:
         if not isinstance(value, Phase):
             return value
         merged = value.but(merge_single=True) if merges and value.merge_single is None else value
-        return usual.filled(merged, any(losses))
+        return usual.filled(merged, any(losses), clips)
 
     _walk(method, lambda text: (text,), look)
-    changed: T = _walk(method, lambda text: (text,), phase)
+    changed: D = _walk(method, lambda text: (text,), phase)
     return changed
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -28,37 +29,46 @@ class Usual:
         rate_of_numbers: where numbers are predicted: squared errors have no bound, nor have their gradients.
         rates: further rates by pattern.
         batch_size: examples a mini-batch. Clients have few; so many steps are worth more than fast ones.
+        clip_of_numbers: the bound of a gradient's norm, of each half, where numbers are predicted; None: there is none.
     """
 
     rate: float = 0.1
     rate_of_numbers: float = 0.03
     rates: tuple[tuple[str, float], ...] = ()
     batch_size: int = 8
+    clip_of_numbers: float | None = None
 
-    def filled(self, phase: Phase, numbers: bool) -> Phase:
+    def filled(self, phase: Phase, numbers: bool, clips: bool = True) -> Phase:
         """Return a phase in which nothing is open.
 
         Args:
             phase: the phase.
             numbers: whether numbers are predicted.
+            clips: whether the method takes gradients within a bound.
         """
         optimizer = phase.optimizer
+        clip: dict[str, Any] = {}
         if isinstance(optimizer.learning_rate, UsualRate) and optimizer.kind == "sgd":
             rate = self.rate_of_numbers if numbers else self.rate
             rates = (*optimizer.rates, *self.rates)
             optimizer = replace(optimizer, learning_rate=rate, rates=rates)
+            if numbers and clips and phase.clip_norm is None and self.clip_of_numbers is not None:
+                clip = {"clip_norm": self.clip_of_numbers, "clip_over": "halves"}
         size = self.batch_size if isinstance(phase.batch_size, UsualSize) else phase.batch_size
-        return replace(phase, optimizer=optimizer, batch_size=size)
+        return replace(phase, optimizer=optimizer, batch_size=size, **clip)
 
 
 OWN = Usual(rate_of_numbers=0.1, batch_size=32)
 """Of models of one's own."""
 TABLES = Usual()
+LINEAR = Usual(clip_of_numbers=10.0)
+"""Nothing in it bounds its outputs. Where all of a client's features are far from the others', steps grow without end at
+any rate that serves the others; ordinary gradients are below the bound."""
 WORDS = Usual(rates=(("*embedding.*", 3.0),))
 SERIES = Usual(rate=0.5, rate_of_numbers=0.1)
 IMAGES = Usual(batch_size=16)
 USUAL: Mapping[type[nn.Module], Usual] = {
-    models.Linear: TABLES,
+    models.Linear: LINEAR,
     models.MLP: TABLES,
     models.SequenceClassifier: SERIES,
     models.BagOfWords: WORDS,
