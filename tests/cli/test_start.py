@@ -72,6 +72,13 @@ def test_a_banks_table_runs_at_once(at: Path) -> None:
     assert (again.exit_code, "is there already" in again.stderr) == (2, True)
 
 
+def test_a_column_called_label_is_it_wherever_it_stands(at: Path) -> None:
+    rows = [f"u{n % 5},{n / 7:.2f},{n % 3},{'ab'[n % 2]}" for n in range(60)]
+    Path("t.csv").write_text("\n".join(["user,score,rating,label", *rows]) + "\n")
+    assert fedkeep("start", "t.csv").exit_code == 0
+    assert written(at / "t.toml")["data"]["label"] == "label"
+
+
 def test_an_amount_is_a_label_where_nothing_says_more(at: Path) -> None:
     for name, wanted in (("defaulted", "income"), ("default", "default")):
         rows = [f"{n % 4},{n * 10},{n % 2}" for n in range(40)]

@@ -31,7 +31,8 @@ CLIENTS = re.compile(
 LABELS = tuple(
     re.compile(rf"({words})s?", re.IGNORECASE)
     for words in (
-        r"label|target|class|outcome|y|response|rating|score|churn(ed)?|default|species|quality|diagnosis|result|ziel",
+        r"label|target|y",
+        r"class|outcome|response|rating|score|churn(ed)?|default|species|quality|diagnosis|result|ziel",
         r"income|price",
     )
 )
