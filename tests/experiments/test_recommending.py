@@ -74,6 +74,8 @@ def test_numbers_by_hand() -> None:
         }
     )
     assert (found.cold_items, found.cold_recall, found.cold_clients) == (2, 0.5, 0)  # 4 and 5: third, fifth
+    assert "3 items of 2 users" in found.told
+    assert "2 of the items nobody had in training: 50.0%" in found.told
     assert run_of().full_ranking(liked=5, ks=(3,)).ranks == {"a": [1]}
     assert run_of().full_ranking("valid", ks=(3,)).ranks == {"a": [1]}
 

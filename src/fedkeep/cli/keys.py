@@ -29,7 +29,7 @@ EVERY = "all commands that take a configuration"
 READ_BY = {
     "run": "fedkeep run, compare, sweep, deploy, and others that train",
     "personalization": "fedkeep run, compare and sweep, after the last round",
-    "ranking": "fedkeep run, compare and sweep, after the last round",
+    "ranking": "fedkeep run and compare, after the last round",
     "privacy": "fedkeep run, compare, sweep, deploy and budget",
     "rounds": "fedkeep deploy and fedkeep flower",
     "device": "fedkeep device, from a file of the device's own",

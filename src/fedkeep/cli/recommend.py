@@ -12,7 +12,7 @@ from fedkeep.cli.evaluate import of_file
 from fedkeep.cli.output import say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, RoundOption, RunArgument, at_round
 from fedkeep.core.errors import ConfigError
-from fedkeep.report.wording import count, metric_name, number
+from fedkeep.report.wording import metric_name, number
 
 if TYPE_CHECKING:
     from fedkeep.experiments.run import Run
@@ -89,15 +89,9 @@ def _show_ranking(
 ) -> None:
     found = loaded.full_ranking(split, ks=(n,), liked=liked, clients=client)
     rows = [[metric_name(metric), number(value, metric)] for metric, value in found.metrics.items()]
-    items = sum(map(len, found.ranks.values()))
-    note = f"{count(items, 'item')} of {count(found.clients, 'user')}, each among all that the user had not seen."
-    if found.cold_items:
-        note += f" Nobody had {found.cold_items:,} of them in training: of these {found.cold_recall:.1%} are found."
-    if found.cold_clients:
-        note += f" {count(found.cold_clients, 'user')} without a training example."
     show_table(
         f"{run}: full ranking, on {split}, after {loaded.moment}",
         ["Metric", "Mean over users"],
         rows,
-        note=note,
+        note=found.told,
     )

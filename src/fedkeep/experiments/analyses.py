@@ -293,15 +293,9 @@ def add_ranking(run: Run, asked: Ranking) -> None:
     known = full_ranking(
         run.data, run.clients, lambda _: popular, "test", ks=asked.ks, liked=asked.liked
     ).metrics
-    items = sum(map(len, found.ranks.values()))
-    note = (
-        f"{items:,} items of {found.clients:,} users on test, each among all items but those that the user had before; items with "
-        "the same score stand before it."
-    )
+    note = f"On test: {found.told} Items with the same score stand before it."
     if asked.liked is not None:
         note += f" Of ratings, {asked.liked:g} and more count."
-    if found.cold_items:
-        note += f" {found.cold_items:,} of them nobody had in training: {found.cold_recall:.1%} of these are found."
     analysis = {
         "title": "All items ranked",
         "note": note,

@@ -83,6 +83,19 @@ class FullRanking:
     cold_recall: float
     cold_clients: int
 
+    @property
+    def told(self) -> str:
+        """How many items of how many clients were ranked, and how many of both are cold, in words."""
+        items = sum(map(len, self.ranks.values()))
+        said = (
+            f"{items:,} items of {self.clients:,} users, each among all but those that the user had before."
+        )
+        if self.cold_items:
+            said += f" {self.cold_items:,} of the items nobody had in training: {self.cold_recall:.1%} of these are found."
+        if self.cold_clients:
+            said += f" {self.cold_clients:,} of the users have no training example."
+        return said
+
 
 def full_ranking(
     data: FederatedData,
