@@ -22,6 +22,7 @@ from fedkeep.core.net import logits_of
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines.use import PersonalModel, place_of, takes_of
+from fedkeep.report.wording import count
 from fedkeep.tasks import tasks_in
 from fedkeep.tasks.ranking import RANKING
 
@@ -86,10 +87,8 @@ class FullRanking:
     @property
     def told(self) -> str:
         """How many items of how many clients were ranked, and how many of both are cold, in words."""
-        items = sum(map(len, self.ranks.values()))
-        said = (
-            f"{items:,} items of {self.clients:,} users, each among all but those that the user had before."
-        )
+        items, users = count(sum(map(len, self.ranks.values())), "item"), count(self.clients, "user")
+        said = f"{items} of {users}, each among all but those that the user had before."
         if self.cold_items:
             said += f" {self.cold_items:,} of the items nobody had in training: {self.cold_recall:.1%} of these are found."
         if self.cold_clients:
