@@ -270,6 +270,7 @@ def test_a_malformed_message_is_answered_by_a_reason():
         ),
         ("[rounds]\nminimum = -1\n", "rounds.minimum: wanted at least 0; got -1"),
         ("[personalization]\nsteps = 20\n", "personalization: not across machines"),
+        ("[ranking]\nks = [10]\n", "ranking: not across machines"),
         ("sampling = 'poisson'\n", "'poisson' across machines goes with a table .privacy. alone"),
     ],
 )
