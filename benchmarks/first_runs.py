@@ -11,7 +11,8 @@ validate and 30 % to test; sets below 800 rows are divided and run with three se
 Beside them stand, on the same training rows in one place: the majority or the mean, logistic or ridge regression, and
 gradient boosting (scikit-learn's, as they are); for texts their words by TF-IDF; for rankings how often an item was
 taken. Sets that are ``kept`` were not looked at while defaults were chosen. Cells that the file has are not run again; a row
-with a ``commit`` of its own was measured there.
+with a ``commit`` of its own was measured there. ``results/first-runs.json`` has all methods;
+``results/first-runs-fedavg.json`` (``--methods fedavg``) has FedAvg alone, with epochs that follow a client's steps.
 """
 
 from __future__ import annotations
