@@ -302,6 +302,12 @@ def test_without_references_only_what_was_named_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "c" / "tables" / "gains.csv").exists()
 
 
+def test_one_method_alone_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="two methods at least; got furl"):
+        planned(tmp_path / "c", ("furl",), (0,), references=False)
+    assert not (tmp_path / "c").exists()
+
+
 def test_labels_of_tokens_are_compared_without_counting(tmp_path: Path) -> None:
     """All was run, and the comparison then ended with an error and no page."""
     ids = np.random.default_rng(0).integers(0, 8, (96, 5))

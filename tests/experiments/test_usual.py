@@ -23,7 +23,7 @@ from fedkeep.experiments.simulate import Simulation, simulate
 from fedkeep.methods import METHODS, Method, Phase, apfl, fedavg, fedrep, mixture, scaffold
 from fedkeep.methods.phase import UsualSize
 from fedkeep.methods.terms import squared_error
-from fedkeep.methods.usual import OWN, usual_of
+from fedkeep.methods.usual import OWN, TABLES, WORDS, usual_of
 from fedkeep.models import MLP, BagOfWords, Linear
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.privacy import DifferentialPrivacy
@@ -222,9 +222,10 @@ def test_a_rate_that_is_named_is_not_the_usual_one() -> None:
 )
 def test_clients_of_few_steps_train_longer(examples: tuple[int, ...], epochs: int | None) -> None:
     counts = np.array(examples, np.int64)
-    assert RunSettings().decided(counts, 8).epochs == epochs
-    assert RunSettings(epochs=2).decided(counts, 8).epochs == 2
-    assert RunSettings(rounds=3).decided(counts, 8).length(1) == 3
+    assert RunSettings().decided(counts, TABLES).epochs == epochs
+    assert RunSettings().decided(counts, WORDS).epochs == (30 if examples else None)
+    assert RunSettings(epochs=2).decided(counts, TABLES).epochs == 2
+    assert RunSettings(rounds=3).decided(counts, TABLES).length(1) == 3
 
 
 def test_how_long_a_run_is_by_default_hangs_on_no_example_under_differential_privacy() -> None:

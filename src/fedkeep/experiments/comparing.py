@@ -234,7 +234,7 @@ def plan(
         groups: users' groups, whose numbers are shown apart, as of ``read_groups``.
 
     Raises:
-        ConfigError: data differ or have no test examples, or trials none to be judged by, a name is not known, the folder is another comparison's, models can't be compared by
+        ConfigError: there are fewer than two methods, data differ or have no test examples, or trials none to be judged by, a name is not known, the folder is another comparison's, models can't be compared by
             the metric, methods do not fit model and data, or a run would be refused; each method is named.
     """
     first = configs[0]
@@ -287,6 +287,11 @@ def plan(
         raise ConfigError(f"{len(misfits)} of {len(chosen)} methods do not fit:{listed}")
     if misfits:
         raise misfits[0]
+    if len(variants) < 2:
+        raise ConfigError(
+            "A comparison wants two methods at least; got {got}. Name another with --methods, or leave the references in.",
+            got=", ".join(variant.config.name for variant in variants),
+        )
     title = wording.printable(first.name or data.meta.get("name") or "Comparison")
     made = Plan(
         out=out,

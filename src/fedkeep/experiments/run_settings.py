@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import ConfigError, check_choice, check_whole
 from fedkeep.engines.round import Sampling
+from fedkeep.methods.usual import Usual
 
 OnNonfinite = Literal["stop", "skip"]
-EPOCHS, MOST_EPOCHS, STEPS = 30, 90, 600
-"""Passes over the training data where nobody says how many: the first, or, where a client takes fewer steps in these, as
-many passes as these steps need, but no more than the second."""
+EPOCHS, STEPS = 30, 600
+"""Passes over the training data where nobody says how many; where a client takes fewer steps in these than the second, as
+many passes as so many steps need, but no more than are usual for the model (``methods.usual``)."""
 LEAST = {"rounds": 0, "cohort": 1, "workers": 1, "evaluate_every": 0, "min_clients": 0}
 
 
@@ -28,8 +29,9 @@ class RunSettings:
     Attributes:
         rounds: how many rounds; or give ``epochs``.
         epochs: passes over the training data, instead of ``rounds``; more than none are at least one round. Without
-            either 30, and where clients take fewer than 600 steps in these, as many as 600 steps take, at most 90. On
-            real machines, whose server does not know how many examples a client has, and under differential privacy 30.
+            either 30, and where clients take fewer than 600 steps in these, as many as 600 steps take, at most 90. Of
+            models of words, on real machines, whose server does not know how many examples a client has, and under
+            differential privacy 30.
         cohort: clients a round (all of them, where there are fewer).
         sampling: ``"shuffled"`` (every client once an epoch), ``"independent"`` draws, or ``"poisson"`` (each client
             by a coin of its own, ``cohort`` of them on average).
@@ -124,14 +126,14 @@ class RunSettings:
             return self.rounds
         return max(1, round(self.passes * rounds_per_epoch)) if self.passes else 0
 
-    def decided(self, counts: NDArray[np.int64], batch_size: int) -> Self:
+    def decided(self, counts: NDArray[np.int64], usual: Usual) -> Self:
         """Return settings that say how many epochs, where these say neither epochs nor rounds.
 
         Args:
             counts: how many examples each client trains on, (clients,).
-            batch_size: examples a mini-batch, as is usual for the model.
+            usual: what trains the model's kind.
         """
         if self.rounds is not None or self.epochs is not None or not len(counts):
             return self
-        steps = float(np.mean(np.ceil(counts / batch_size)))
-        return replace(self, epochs=float(min(MOST_EPOCHS, max(EPOCHS, math.ceil(STEPS / steps)))))
+        steps = float(np.mean(np.ceil(counts / usual.batch_size)))
+        return replace(self, epochs=float(min(usual.most_epochs, max(EPOCHS, math.ceil(STEPS / steps)))))

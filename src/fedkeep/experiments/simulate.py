@@ -239,7 +239,7 @@ class Simulation:
         counts = train_counts(data, method)[self.clients]
         trains = self.clients[counts > 0]
         if privacy is None:  # a budget is of rounds that hang on nobody's examples
-            settings = settings.decided(counts[counts > 0], usual_of(model).batch_size)
+            settings = settings.decided(counts[counts > 0], usual_of(model))
         self.settings = settings
         self.conductor = Conductor(
             settings,

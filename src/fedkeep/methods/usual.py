@@ -30,6 +30,7 @@ class Usual:
         rates: further rates by pattern.
         batch_size: examples a mini-batch. Clients have few; so many steps are worth more than fast ones.
         clip_of_numbers: the bound of a gradient's norm, of each half, where numbers are predicted; None: there is none.
+        most_epochs: the most passes over the training data, where nobody says how many and clients take few steps.
     """
 
     rate: float = 0.1
@@ -37,6 +38,7 @@ class Usual:
     rates: tuple[tuple[str, float], ...] = ()
     batch_size: int = 8
     clip_of_numbers: float | None = None
+    most_epochs: int = 90
 
     def filled(self, phase: Phase, numbers: bool, clips: bool = True) -> Phase:
         """Return a phase in which nothing is open.
@@ -64,7 +66,7 @@ TABLES = Usual()
 LINEAR = Usual(clip_of_numbers=10.0)
 """Nothing in it bounds its outputs. Where all of a client's features are far from the others', steps grow without end at
 any rate that serves the others; ordinary gradients are below the bound."""
-WORDS = Usual(rates=(("*embedding.*", 3.0),))
+WORDS = Usual(rates=(("*embedding.*", 3.0),), most_epochs=30)
 SERIES = Usual(rate=0.5, rate_of_numbers=0.1)
 IMAGES = Usual(batch_size=16)
 USUAL: Mapping[type[nn.Module], Usual] = {
