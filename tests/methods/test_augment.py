@@ -1,18 +1,20 @@
-"""Images shifted and mirrored: by hand, and only where gradients are taken."""
+"""Images shifted, mirrored or transformed: by hand, and only where gradients are taken."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Phase, methods, simulate
+from fedkeep import FederatedData, Phase, methods, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
+from fedkeep.core.params import Params
 from fedkeep.data import ImageSet, majority
 from fedkeep.methods.augment import Augmented, moved
 from fedkeep.methods.fedprox import Proximal
-from fedkeep.methods.terms import cross_entropy, l2_penalty
+from fedkeep.methods.terms import Term, cross_entropy, l2_penalty
 from fedkeep.models import CNN
 from tests.tiny import same_bits
 
@@ -41,6 +43,45 @@ def test_channels_move_together() -> None:
     out = moved(image.expand(50, -1, -1, -1), 2, True)
     assert torch.equal(out[:, 0] + 100, out[:, 1])
     assert torch.equal(moved(image, 0, False), image)
+
+
+def darker(image: Tensor) -> Tensor:
+    """Return an image times a draw of its own, as a transform of torchvision's would: by Python's ``if``."""
+    return image.float() * torch.rand(1) if bool(torch.rand(1) < 0.5) else image.float()
+
+
+def test_a_transform_is_given_each_image_alone_and_draws_by_the_clients_seed() -> None:
+    module = Sees()
+    net, term = Net(module), Augmented(cross_entropy(), transform=darker)
+    images = NUMBERS.expand(30, -1, -1, -1)
+    batch = {"image": images, "label": torch.zeros(30, dtype=torch.int64)}
+    torch.manual_seed(5)
+    term(net, net.initial(), batch, {})
+    torch.manual_seed(5)
+    wanted = torch.stack([darker(image) for image in images])
+    assert torch.equal(module.seen[0], wanted)
+    with torch.no_grad():
+        term(net, net.initial(), batch, {})
+    assert torch.equal(module.seen[1], images / 255)
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential"])
+def test_a_run_with_a_transform_repeats_to_the_bit(engine: str) -> None:
+    images = np.random.default_rng(0).random((24, 1, 6, 6), np.float32)
+    data = FederatedData.from_columns(
+        [f"c{n % 3}" for n in range(24)], {"image": images, "label": np.arange(24) % 2}, ["train"] * 24
+    )
+    loss = Augmented(cross_entropy(), transform=darker)
+
+    def run(loss: Term) -> Params:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+        for value in model.parameters():
+            nn.init.constant_(value, 0.1)
+        method = methods.fedavg(local=Phase(loss=loss, batch_size=4))
+        return simulate(model, method, data, rounds=2, engine=engine, progress=False).server
+
+    assert same_bits(run(loss), run(loss))
+    assert not same_bits(run(loss), run(cross_entropy()))
 
 
 class Sees(nn.Module):

@@ -601,7 +601,9 @@ def build_loss(config: LossConfig) -> terms.Term:
         loss = loss + factor * terms.l2_penalty(pattern)
     if config.augment is None:
         return loss
-    return Augmented(loss, **check_options("method.loss.augment", Augmented, config.augment, ("term",)))
+    return Augmented(
+        loss, **check_options("method.loss.augment", Augmented, config.augment, ("term", "transform"))
+    )
 
 
 def _own_term(kind: str, label: str) -> terms.Term:

@@ -1,8 +1,8 @@
-"""Augmented images: a term that sees each training image shifted and mirrored at random."""
+"""Augmented images: a term that sees each training image changed at random."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from fedkeep.methods.terms import Around, Term
 
 @dataclass(frozen=True)
 class Augmented(Around):
-    """A term of images moved by up to ``shift`` pixels each way and mirrored with probability one half.
+    """A term of images moved by up to ``shift`` pixels each way and mirrored with probability one half, or transformed.
 
     Where gradients are off, as for validation losses, images stay as they are. Draws come from torch's generator, which
     a local run seeds.
@@ -27,12 +27,16 @@ class Augmented(Around):
         shift: pixels; what moves in at an edge is that edge, repeated.
         mirror: whether left and right are swapped at random.
         column: of the images, shape (B, channels, height, width).
+        transform: what changes an image, (channels, height, width), in place of shift and mirror, e.g. one of
+            ``torchvision.transforms.v2``. Each image is given to it alone, in the dtype that the data have; what it gives
+            has one shape and dtype for all. It draws from torch's generator.
     """
 
     term: Term
     shift: int = 4
     mirror: bool = True
     column: str = "image"
+    transform: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         check_least(0, shift=self.shift)
@@ -44,8 +48,13 @@ class Augmented(Around):
                 f"column of the images, or leave augmentation out."
             )
         if torch.is_grad_enabled():
-            batch = {**batch, self.column: moved(batch[self.column], self.shift, self.mirror)}
+            batch = {**batch, self.column: self._changed(batch[self.column])}
         return self.term(net, params, batch, received)
+
+    def _changed(self, images: Tensor) -> Tensor:
+        if self.transform is None:
+            return moved(images, self.shift, self.mirror)
+        return torch.stack([self.transform(image) for image in images])
 
 
 def moved(image: Tensor, shift: int, mirror: bool) -> Tensor:
