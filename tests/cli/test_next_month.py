@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from fedkeep import load_run
 from fedkeep.core.run_files import read_info
 from tests.cli.conftest import Command
 
@@ -74,6 +76,49 @@ def test_next_month(months: Path, fedkeep: Command) -> None:
     told = fedkeep("predict", "models", "--data", "june.csv").stdout.splitlines()
     assert told[0] == "client,prediction,p(basic),p(gold),p(plus),p(max)"
     assert len(told) == 133
+
+
+WORDS = """
+[data]
+reader = "table"
+path = "may.csv"
+user = "customer"
+label = "plan"
+text = "said"
+tokens = "word"
+vocabulary = {size}
+[model]
+kind = "bag_of_words"
+[method]
+kind = "fedrep"
+[run]
+rounds = 2
+engine = "sequential"
+"""
+
+
+@pytest.mark.parametrize(("size", "words"), [(100, 3), (7, 1), (6, 0)])
+def test_new_words_get_rows_while_the_vocabulary_has_room(
+    fedkeep: Command, tmp_path: Path, size: int, words: int
+) -> None:
+    (tmp_path / "shop.toml").write_text(WORDS.format(size=size))
+    for month, own in (("may", "old words here today"), ("june", "old words with new news")):
+        lines = [f"{c},{own},{'yes' if n % 2 else 'no'}" for c in ("ann", "bob") for n in range(20)]
+        (tmp_path / f"{month}.csv").write_text("\n".join(["customer,said,plan", *lines]) + "\n")
+    fedkeep("run", "shop.toml", "--out", "may")
+    rates = [
+        f"--set=method.optimizer.{key}"
+        for key in ("kind=sgd", "learning_rate=0.1", "rates={'*embedding*'=0.0}")
+    ]
+    given = ("--set", "data.path=june.csv", "--continue-from", "may", *rates)
+    done = fedkeep("run", "shop.toml", *given, "--out", "june")
+    assert done.exit_code == 0, done.output
+    assert (f"{words} new word" in " ".join(done.output.split())) == (words > 0)
+    before, after = (load_run(tmp_path / month).last for month in ("may", "june"))
+    (name,) = [n for n in before.server if n.endswith("embedding.weight")]
+    assert after.data.meta["vocabulary"]["symbols"][:4] == before.data.meta["vocabulary"]["symbols"]
+    assert len(after.server[name]) == len(before.server[name]) + words == 6 + words
+    assert torch.equal(after.server[name][:6], before.server[name])
 
 
 def test_a_month_without_a_column_is_refused(months: Path, fedkeep: Command) -> None:

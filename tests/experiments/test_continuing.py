@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MethodErro
 from fedkeep.data.preparation import Encoding
 from fedkeep.data.preparation.labels import LabelCode, LabelError, LabelSummary
 from fedkeep.data.preparation.numbers import KeyCode, Keys, KeySummary
+from fedkeep.data.preparation.texts import TextSummary
 from fedkeep.data.seen import Seen
 from fedkeep.methods import Phase
 from fedkeep.privacy import DifferentialPrivacy
@@ -231,6 +233,21 @@ def test_what_fails_before_its_own_first_round_leaves_no_folder(tmp_path: Path) 
     with pytest.raises(MethodError, match="class 3"):
         simulate(Deep().double(), method, june, rounds=1, continue_from=may, out=tmp_path / "june")
     assert not (tmp_path / "june").exists()
+
+
+def test_words_get_the_next_numbers_where_enough_clients_have_them() -> None:
+    may = TextSummary(tokens="word", size=6, max_length=9, counts={"b": 2, "a": 5}, clients={"b": 1, "a": 2})
+    known = may.code(1)
+    assert known.symbols == ("a", "b")
+    june = replace(may, counts={"a": 1, "z": 3, "y": 3, "x": 9}, clients={"a": 1, "z": 2, "y": 2, "x": 1})
+    assert known.extended(june, 1).symbols == ("a", "b", "x", "y")  # as many as there is room for
+    more = known.extended(june, 2)
+    assert (more.symbols, more.size) == (("a", "b", "y", "z"), 6)
+    assert more.extended(june, 1) == more  # it is full
+    assert known.extended(may, 1) == known
+    hashed = TextSummary(tokens="hashed_words", size=64, max_length=9)
+    assert hashed.code(1).extended(hashed, 1) == hashed.code(1)
+    assert known.extended(replace(may, symbols=("q",), counts={}, clients={}), 1) == known
 
 
 def test_labels_and_items_get_the_next_numbers() -> None:

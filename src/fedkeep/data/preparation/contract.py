@@ -114,8 +114,12 @@ class Code(ABC):
     def fault(self, summary: Any) -> str | None:
         """Return why a device's column, of the same kind, does not fit; None where it does."""
 
-    def extended(self, summary: Any) -> Self:
+    def extended(self, summary: Any, clients_a_word: int) -> Self:
         """Return a code that also has numbers for what later data bring; numbers that are given stay as they are.
+
+        Args:
+            summary: of the later data.
+            clients_a_word: as of ``Rules``.
 
         Raises:
             DataError: what is new cannot have one.

@@ -59,16 +59,18 @@ class Encoding:
         return cls(columns=codes, about=summary.about)
 
     def extended(self, summary: Summary) -> Encoding:
-        """Return the encoding of data that have grown: labels and items that are new get the next numbers.
+        """Return the encoding of data that have grown: labels, items and counted words that are new get the next numbers.
 
-        All else stays: words that are new are unknown, categories that are new are none of those known, scales are those
-        of the data before.
+        All else stays: categories that are new are none of those known, scales are those of the data before.
 
         Raises:
             DataError: a column is missing, is one too many or of another kind, or a new value cannot get a number.
         """
         self.check_kinds(summary.columns, replace(summary.about, classes=None))
-        columns = {name: code.extended(summary.columns[name]) for name, code in self.columns.items()}
+        columns = {
+            name: code.extended(summary.columns[name], summary.clients_a_word)
+            for name, code in self.columns.items()
+        }
         found = Encoding(columns=columns, about=self.about.merged(summary.about))
         found.check(summary)
         return found

@@ -279,7 +279,7 @@ class LabelCode(Code):
             return f"the label {shown(unknown[0])} is not one of {shown(list(self.names), 200)}.{near}"
         return None
 
-    def extended(self, summary: LabelSummary) -> Self:
+    def extended(self, summary: LabelSummary, clients_a_word: int = 1) -> Self:
         """Return a code where labels that are new have the next numbers, in sorted order.
 
         Raises:

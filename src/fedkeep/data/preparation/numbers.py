@@ -162,7 +162,7 @@ class KeyCode(Code):
             f"the item {unknown[0]} is not one of the {len(self.keys):,} that are known" if unknown else None
         )
 
-    def extended(self, summary: KeySummary) -> Self:
+    def extended(self, summary: KeySummary, clients_a_word: int = 1) -> Self:
         """Return a code where keys that are new have the next numbers."""
         return replace(self, keys=(*self.keys, *sorted(set(summary.keys) - set(self.keys))))
 

@@ -15,6 +15,7 @@ from fedkeep.data.columns import Ragged
 from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.data.text import (
+    SPECIAL,
     CharVocabulary,
     HashedWords,
     TokenVocabulary,
@@ -134,10 +135,7 @@ class TextSummary(ColumnSummary):
 
     def code(self, clients_a_word: int) -> TextCode:
         """Return the vocabulary of the most frequent symbols; ties go to the smaller one."""
-        kept = self.counts
-        if clients_a_word > 1:
-            kept = {s: n for s, n in self.counts.items() if self.clients[s] >= clients_a_word}
-        symbols = self.symbols
+        kept, symbols = self.common(clients_a_word), self.symbols
         if symbols is None and self.tokens not in HASHED:
             if not kept:
                 raise DataError(
@@ -148,6 +146,12 @@ class TextSummary(ColumnSummary):
             symbols = COUNTED[self.tokens].from_counts(kept, self.size).symbols
         size = self.size if symbols is None else len(symbols) + 2
         return TextCode(tokens=self.tokens, size=size, max_length=self.max_length, symbols=symbols)
+
+    def common(self, clients_a_word: int) -> Mapping[str, int]:
+        """Return how often each symbol occurs that so many clients have."""
+        if clients_a_word <= 1:
+            return self.counts
+        return {s: n for s, n in self.counts.items() if self.clients[s] >= clients_a_word}
 
     def reveals(self) -> str:
         """Return in plain words what the server learns from it."""
@@ -201,6 +205,19 @@ class TextCode(Code):
         """Return why a device's column does not fit; None where it does."""
         names = ("tokens", "max_length") if summary.symbols is None else ("tokens", "max_length", "symbols")
         return difference({n: getattr(self, n) for n in names}, {n: getattr(summary, n) for n in names})
+
+    def extended(self, summary: TextSummary, clients_a_word: int) -> Self:
+        """Return a code where the most frequent of the new symbols have the next ids, as many as there is room for.
+
+        A vocabulary that was given, and one of hashed words, stays.
+        """
+        if self.symbols is None or summary.symbols is not None:
+            return self
+        known = set(self.symbols)
+        new = {s: n for s, n in summary.common(clients_a_word).items() if s not in known}
+        room = max(0, summary.size - self.size)
+        symbols = COUNTED[self.tokens].from_counts(new, SPECIAL + room).symbols
+        return replace(self, symbols=(*self.symbols, *symbols), size=self.size + len(symbols))
 
     @property
     def dtype(self) -> np.dtype[Any]:
