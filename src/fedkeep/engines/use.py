@@ -1,12 +1,12 @@
 """Using a client's model, wherever it comes from: a run, exported files, a device.
 
 ``as_module`` puts a client's values into a module that predicts as the method says. ``predictions`` is the one path from
-it to labels with probabilities, or numbers: of examples in numbers, and their encoding. ``predict_rows`` takes raw values.
+it to labels with probabilities, or numbers: of examples in numbers, and their encoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,25 +121,6 @@ def predictions(
             output = logits_of(model(**(batch if isinstance(model, PersonalModel) else takes.of(batch))))
         said = [_said(output_of(output, task.name), task, encoding) for task in tasks]
         yield from zip(*said, strict=True)
-
-
-def predict_rows(
-    model: nn.Module, rows: Mapping[str, Any] | FederatedData, encoding: Encoding, client: str | None = None
-) -> list[Predicted]:
-    """Return what a client's model says of new examples.
-
-    Args:
-        model: as for :func:`predictions`.
-        rows: raw values by column, as ``Encoding.batch`` takes them, or data that are numbers already.
-        encoding: how raw values become numbers.
-        client: whose model it is.
-
-    Raises:
-        DataError: there is no such column, or a value does not fit it.
-        MethodError: as for :func:`predictions`.
-    """
-    data = rows if isinstance(rows, FederatedData) else encoding.examples(rows)
-    return [Predicted(client, said) for said in predictions(model, data, encoding)]
 
 
 def encoding_of(data: FederatedData) -> Encoding:

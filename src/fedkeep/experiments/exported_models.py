@@ -32,10 +32,10 @@ from fedkeep.core.heads import Head
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Params, is_state
 from fedkeep.core.sealed import read_sealed
-from fedkeep.data import FederatedData
 from fedkeep.data.ids import as_id
 from fedkeep.engines.first_values import first_kept
-from fedkeep.engines.use import Predicted, as_module, predict_rows
+from fedkeep.engines.use import Predicted, as_module
+from fedkeep.experiments.new_rows import predict_rows
 from fedkeep.experiments.run import INFO, SHARED, told_of
 from fedkeep.methods import Method
 
@@ -152,7 +152,7 @@ class Exported:
         check_tensors(path, wanted, layout(found), found)
         return as_module(bare, method, values)
 
-    def predict(self, client: str | int, rows: Mapping[str, Any] | FederatedData) -> list[Predicted]:
+    def predict(self, client: str | int, rows: Any) -> list[Predicted]:
         """Return what a client's model says of new examples, as ``Run.predict``."""
         return predict_rows(self.model(client), rows, self.encoding, as_id(client))
 

@@ -10,26 +10,16 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
-from fedkeep.core.net import Takes
 from fedkeep.data.ids import as_id
-from fedkeep.data.preparation import Encoding
-from fedkeep.data.preparation.features import FeatureCode
 from fedkeep.data.preparation.labels import LabelCode, one_form
-from fedkeep.data.preparation.numbers import PlainCode
-from fedkeep.data.preparation.series import SeriesCode
-from fedkeep.data.preparation.texts import TextCode
-from fedkeep.data.readers.cells import DECIMAL_CLASS, ID, TEXT, Table
-from fedkeep.data.readers.kinds import SERIES, field_of, lacking
+from fedkeep.data.readers.cells import DECIMAL_CLASS, ID, Table
+from fedkeep.data.readers.kinds import field_of, lacking
 from fedkeep.data.readers.load import load_table
-from fedkeep.data.readers.series import series_of
-from fedkeep.data.readers.tables import features_of, names_in
+from fedkeep.data.readers.tables import names_in
 from fedkeep.engines.use import Predicted, predictions, said_tasks, takes_of
-from fedkeep.experiments.config import Config
 from fedkeep.experiments.exported_models import Exported
+from fedkeep.experiments.new_rows import WANTED, examples_in, read_by
 from fedkeep.tasks import Task, of_numbers, of_rows, of_several
-
-ASIDE = ("time", "opted_in")
-"""Columns that a model reads where it names them alone."""
 
 
 def predict_table(
@@ -58,22 +48,24 @@ def predict_table(
     """
     exported = folder if isinstance(folder, Exported) else Exported(folder)
     config, clients, encoding = exported.config, list(exported.clients), exported.encoding
-    labels = {task.label for task in said_tasks(encoding)}
     takes = takes_of(
         exported.shared() if shared else exported.model(clients[0] if client is None else client)
     )
-    wanted = _columns(encoding, config, takes, labels)
+    options = config.data.options
+    wanted = read_by(
+        takes, encoding, text=options.get("text"), series=names_in(options.get("features") or ())
+    )
     column = user or str(config.data.options.get("user", "user"))
     by_row = client is None
     must = [column] if by_row and not shared else [user] if by_row and user else []
     names = [name for own in wanted.values() for name in own]
-    naming = dict.fromkeys(
-        names, " The models were trained on it: add it, or rename the one that holds it."
-    ) | {column: " Name the column of users: --user COLUMN; or --client ID, whose model predicts every row."}
+    naming = dict.fromkeys(names, WANTED) | {
+        column: " Name the column of users: --user COLUMN; or --client ID, whose model predicts every row."
+    }
     table = load_table(file, [*names, *must], [column] if by_row else [], naming)
     if decimal := config.data.options.get("decimal"):
         table = replace(table, decimal=str(decimal))
-    data = encoding.examples({n: _values(table, encoding, n, own) for n, own in wanted.items()}, table.where)
+    data = examples_in(table, encoding, wanted)
     owners = _owners(table, column, len(data.columns[next(iter(wanted))]), client)
     if not shared:
         _check_known(table, owners, exported)
@@ -169,39 +161,6 @@ def _scored(
 def _form(label: str, whole: bool) -> str:
     """Return the form in which labels are compared: "07" is 7 where whole numbers are labels."""
     return str(int(label)) if whole and label.isdigit() else one_form(label)
-
-
-def _columns(
-    encoding: Encoding, config: Config, takes: Takes, labels: set[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return which of the table's columns make each column that the model reads."""
-    inputs = [name for name in encoding.columns if name not in labels]
-    named = [name for name in inputs if {name, f"{name}_length"} & {*takes.names}]
-    found: dict[str, tuple[str, ...]] = {}
-    for name in named or [name for name in inputs if name not in ASIDE]:
-        code = encoding.columns[name]
-        if isinstance(code, FeatureCode):
-            found[name] = code.names
-        elif isinstance(code, SeriesCode):
-            found[name] = tuple(names_in(config.data.options.get("features") or name))
-        else:
-            found[name] = (
-                str(config.data.options.get("text") or name) if isinstance(code, TextCode) else name,
-            )
-    return found
-
-
-def _values(table: Table, encoding: Encoding, name: str, own: Sequence[str]) -> Any:
-    code = encoding.columns[name]
-    if isinstance(code, TextCode):
-        return table.each(own[0], TEXT)
-    if isinstance(code, SeriesCode):
-        return series_of(table, own, dict.fromkeys(own, SERIES), max_length=code.max_length)
-    if isinstance(code, FeatureCode):
-        return features_of(table, own, code.kinds | {n: "number" for n in own if n not in code.kinds})
-    if isinstance(code, PlainCode) and (code.ragged or code.shape):
-        return table.columns[own[0]].tolist()  # a list in each row, as JSON lines and Parquet hold
-    return table.numbers(own[0])
 
 
 def _owners(table: Table, column: str, rows: int, client: str | None) -> list[str | None]:

@@ -39,8 +39,9 @@ from fedkeep.data.ids import SomeIds, as_id
 from fedkeep.engines import Adaptation, Job, Judged, LocalDevice, Order, Sequential, orders_of, to_records
 from fedkeep.engines.adapt import Fits, one_by_one, own_default, own_split
 from fedkeep.engines.judge import recalled
-from fedkeep.engines.use import Predicted, as_module, encoding_of, predict_rows
+from fedkeep.engines.use import Predicted, as_module, encoding_of
 from fedkeep.experiments.fitted import write_fitted
+from fedkeep.experiments.new_rows import predict_rows
 from fedkeep.experiments.onnx_files import write_onnx
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.recommending import KS, FullRanking, full_ranking, recommended
@@ -517,15 +518,14 @@ class Run:
             stage, method = "shared", method.but(predict=method.predict_shared)
         return as_module(self.net.module, method, self.values(client, stage=stage))
 
-    def predict(
-        self, client: str | int, rows: Mapping[str, Any] | FederatedData, *, stage: Stage = "own"
-    ) -> list[Predicted]:
+    def predict(self, client: str | int, rows: Any, *, stage: Stage = "own") -> list[Predicted]:
         """Return what a client's model says of new examples: labels with probabilities, or numbers.
 
         Args:
             client: the client's id.
-            rows: by column a value for each example, as ``Encoding.batch`` takes them: texts, rows of features before
-                any scales; or data that are numbers already.
+            rows: a data frame with the columns that the training data had, as ``FederatedData.from_frame`` takes it; or
+                a mapping, by column a value for each example, as ``Encoding.batch`` takes them: texts, rows of features
+                before any scales; or data that are numbers already.
             stage: which model, see ``Stage``.
 
         Raises:

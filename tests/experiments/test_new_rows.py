@@ -1,0 +1,63 @@
+"""New rows as a data frame: read by the names that columns had in training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+
+from fedkeep import FederatedData, methods, models, simulate
+from fedkeep.core.errors import DataError
+from fedkeep.experiments.exported_models import Exported
+from fedkeep.experiments.run import Run
+
+ROWS = 60
+
+
+def table(**columns: Any) -> pyarrow.Table:
+    split = ["valid" if n % 9 == 0 else "train" for n in range(ROWS)]
+    return pyarrow.table({"who": [f"u{n % 3}" for n in range(ROWS)], "split": split, **columns})
+
+
+@pytest.fixture
+def bought() -> tuple[pyarrow.Table, Run]:
+    age = np.random.default_rng(0).normal(40, 9, ROWS)
+    frame = table(
+        age=age, city=["A", "B", "C"] * (ROWS // 3), bought=["yes" if a > 42 else "no" for a in age]
+    )
+    data = FederatedData.from_frame(frame, client="who", label="bought", features=["age", "city"])
+    model = models.MLP(data.columns["x"].shape[1], 2)
+    return frame, simulate(model, methods.fedrep(), data, rounds=30, progress=False)
+
+
+def test_a_frame_is_predicted_as_the_same_rows_in_training(
+    bought: tuple[pyarrow.Table, Run], tmp_path: Path
+) -> None:
+    frame, run = bought
+    mine = [n for n in range(ROWS) if n % 3 == 1]  # none of valid, so their order is the data's
+    data = FederatedData.from_frame(frame, client="who", label="bought", features=["age", "city"])
+    wanted = run.predict("u1", data.select([1]))
+    said = run.predict("u1", frame.take(mine).drop_columns(["bought"]).select(["city", "who", "age"]))
+    assert [row.tasks[0].probabilities for row in said] == [row.tasks[0].probabilities for row in wanted]
+    assert len({row.tasks[0].value for row in said}) == 2
+    run.export(tmp_path / "models")
+    again = Exported(tmp_path / "models", run.net.module, run.method).predict("u1", frame.take(mine))
+    assert [row.tasks for row in again] == [row.tasks for row in said]
+
+
+def test_a_column_that_lacks_is_named(bought: tuple[pyarrow.Table, Run]) -> None:
+    frame, run = bought
+    with pytest.raises(DataError, match="'age'"):
+        run.predict("u1", frame.drop_columns(["age"]))
+
+
+def test_texts_are_in_a_column_called_as_the_models() -> None:
+    frame = table(text=["good day", "bad news"] * (ROWS // 2), label=["up", "down"] * (ROWS // 2))
+    data = FederatedData.from_frame(frame, client="who", label="label", text="text")
+    model = models.BagOfWords(data.meta["vocabulary"]["size"], 2)
+    run = simulate(model, methods.fedavg(), data, rounds=60, progress=False)
+    said = run.predict("u0", pyarrow.table({"text": ["good day", "bad news"]}))
+    assert [row.tasks[0].value for row in said] == ["up", "down"]
