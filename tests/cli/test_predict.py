@@ -149,7 +149,7 @@ def test_users_without_a_model_have_the_shared_one_if_it_is_asked_for(
     Path("new.csv").write_text(NEW.replace("bo,2.5", "dora,2.5").replace("bo,0.5", "bob,0.5"))
     assert refused("predict", "m", "--data", "new.csv") == (
         "Error: new.csv, line 2: m holds no model of 'bob', nor of 1 other user of the table. Did you mean 'bo'? "
-        "Fit and export their models: fedkeep personalize RUN --client ID, then fedkeep export; or say --shared to "
+        "Fit and export their models: fedkeep personalize RUN --client ID, or for somebody new --new FILE; then fedkeep export; or say --shared to "
         "predict such rows by the shared part alone."
     )
     found = rows(fedkeep("predict", "m", "--data", "new.csv", "--shared").stdout)
@@ -277,7 +277,7 @@ def test_a_shared_part_that_cannot_predict_alone(
     Path("others.csv").write_text("user,height,width\nzoe,0.5,2\n")
     assert refused("predict", "m", "--data", "others.csv") == (
         "Error: others.csv, line 2: m holds no model of 'zoe'. Fit and export their models: fedkeep "
-        "personalize RUN --client ID, then fedkeep export."
+        "personalize RUN --client ID, or for somebody new --new FILE; then fedkeep export."
     )
 
 

@@ -51,11 +51,15 @@ def test_labels_that_are_alike_and_classes_only_in_test_are_said_before_training
 
 
 def test_numbers_of_classes_only_in_test_are_said_too() -> None:
-    columns = {"x": np.ones((5, 1), "f4"), "label": [0, 1, 0, 7, 1]}
-    data = FederatedData.from_columns(list("aabba"), columns, ["train", "train", "train", "test", "test"])
-    (unseen,) = label_warnings(data)
+    def said(trained: int) -> list[str]:
+        columns = {"x": np.ones((trained + 2, 1), "f4"), "label": [n % 2 for n in range(trained)] + [7, 1]}
+        split = ["train"] * trained + ["test"] * 2
+        return list(label_warnings(FederatedData.from_columns(["a"] * (trained + 2), columns, split)))
+
+    (unseen,) = said(20)
     assert "test split alone" in unseen
     assert "7 (1 examples)" in unseen
+    assert said(19) == []  # so few lack classes by chance
 
 
 def test_what_was_mended_as_advised_is_not_said_again(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def test_a_model_that_does_not_fit_the_examples_is_an_error_that_says_whose(kind
     data.columns["label"][:] = np.minimum(data.columns["label"], 2)  # type: ignore[index]
     for client in (1, 3, 4, 5):
         data.columns["label"][data.rows(client, "test")[0]] = 3  # type: ignore[index]
-    run = simulate(kind(), methods.furl("user"), data, rounds=1, evaluate_every=0)
+    with pytest.warns(UserWarning, match="test split alone"):
+        run = simulate(kind(), methods.furl("user"), data, rounds=1, evaluate_every=0)
     with pytest.raises(MethodError) as error:
         run.evaluate("test", clients=users([1, 3, 4, 5]))
     whose, examples = (

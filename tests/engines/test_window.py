@@ -152,10 +152,12 @@ def test_outputs_by_task_are_taken_apart() -> None:
 def test_an_error_among_many_clients_names_the_one() -> None:
     given = data()
     given.columns["label"][given.rows(44, "test")[3]] = 7  # type: ignore[index]
+    with pytest.warns(UserWarning, match="test split alone"):
+        run = trained(Counted, given)
     with pytest.raises(
         MethodError, match="Judging the test examples of 'user-44': .*Target 7 is out of bounds"
     ):
-        trained(Counted, given).evaluate()
+        run.evaluate()
 
 
 def test_a_window_ends_with_what_its_clients_keep(monkeypatch: pytest.MonkeyPatch) -> None:

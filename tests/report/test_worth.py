@@ -103,7 +103,7 @@ def test_claims_that_cannot_be_made_are_named() -> None:
     assert "for these users and these trained models" in sentences(few)[1]
     assert tenths(few)[0].startswith("The tenth of users who gained least on validation: gain 20.0 points (")
     single = comparison([1, 0], [0, 1], same=0)
-    assert sentences(single)[0].startswith("Gain 0.0 points, without an interval. ")
+    assert sentences(single)[0] == "Gain 0.0 points, without an interval."
     assert sentences(single)[1] == "It can't be told whether it beats the shared part alone."
     assert "Some users have one test example only, so nothing is claimed about these users alone." in limits(
         single.found

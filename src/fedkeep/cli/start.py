@@ -40,7 +40,8 @@ def start(
     table = table if table.name not in ("", "..") else table.resolve()
     path = out or table.with_name(f"{table.name.split('.')[0]}.toml")
     if path.exists():
-        raise ConfigError(f"{path} is there already. Name another file with --out, or remove it.")
+        other = path.with_name(f"{path.stem}-2.toml")
+        raise ConfigError(f"{path} is there already. Remove it, or write another beside it: --out {other}")
     if path.resolve().parent != table.resolve().parent:
         raise ConfigError(f"The configuration stands beside its data; {path} is in another folder.")
     if table.is_dir() and (whole := folder_toml(table)) is not None:
@@ -53,7 +54,8 @@ def start(
     write_whole(path, toml_of(found).encode())
     what = {"regression": "a number"}.get(found.task, "classes")
     say(
-        f"Whose each row is: {found.client!r} ({found.clients:,} different). Predicted: {found.label!r}, {what}."
+        f"Whose each row is: {found.client!r} ({found.clients:,} different). Predicted: {found.label!r}, {what}"
+        f"{'' if label else ' (a guess; another: --label COLUMN)'}."
     )
     if found.series:
         say(f"Read by the model: the series {', '.join(map(repr, found.series))}.")

@@ -156,7 +156,7 @@ def label_warnings(data: Labelled) -> Iterator[str]:
         if names and len(everything) == len(names) and (said := spellings("classes", names, everything)):
             yield said
         unseen = np.flatnonzero((tested > 0) & (trained == 0))
-        if len(unseen):
+        if len(unseen) and (names or trained.sum() >= LEAST):
             told = ", ".join(
                 f"{shown(names[c]) if c < len(names) else c} ({tested[c]:,} examples)"
                 for c in unseen[:MOST].tolist()

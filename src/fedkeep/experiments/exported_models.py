@@ -67,7 +67,10 @@ class Exported:
         RunError: the folder holds no models, or is damaged.
     """
 
-    advice = "Fit and export their models: fedkeep personalize RUN --client ID, then fedkeep export"
+    advice = (
+        "Fit and export their models: fedkeep personalize RUN --client ID, or for somebody new --new FILE; then fedkeep "
+        "export"
+    )
 
     def __init__(
         self, folder: Path | str, model: nn.Module | None = None, method: Method | None = None

@@ -199,12 +199,13 @@ def sentences(c: Comparison) -> tuple[str, ...]:
     if c.metric == "hr10":
         gain += f" in {wording.metric_name(c.metric)}"
     better, worse = (math.floor(100 * n / people) for n in (w.at_least_better, w.at_least_worse))
+    shares = f" At least {better} % of users gain, at least {worse} % lose." if better or worse else ""
     untold = people - w.count("better") - w.count("worse")
     named = f"Named: {wording.count(w.count('better'), 'user')} better off, {w.count('worse')} worse off"
     if untold:
         named += f"; for the other {untold} the test examples are too few to tell"
     return (
-        f"Gain {gain}. At least {better} % of users gain, at least {worse} % lose.",
+        f"Gain {gain}.{shares}",
         verdict(c),
         f"{named}.{_needed(w) if untold else ''}{_losers(w)}",
     )
