@@ -1,4 +1,4 @@
-"""Early stopping of private phases: opted-out validation examples stop none of which a federated phase may know."""
+"""Early stopping: by which validation examples, and where a client has none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from fedkeep import FederatedData, Method, Phase, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
+from fedkeep.experiments.learned import remarks
 from fedkeep.methods import EarlyStopping
 from tests.fitting import fit_private
 from tests.methods.parts import Deep
@@ -77,3 +78,34 @@ def test_a_phase_on_all_examples_stops_by_all() -> None:
         rows = [data.rows(client, "train") for client in range(len(data))]
         found.append([fit_private(run, f"user-{c}", np.arange(r.start, r.stop)) for c, r in enumerate(rows)])
     assert not all(same_bits(one, other) for one, other in zip(*found, strict=True))
+
+
+def adapting(rule: EarlyStopping | None) -> Method:
+    local = Phase(batch_size=3, optimizer=sgd(0.3), epochs=1)
+    method = methods.fine_tuned(local=local, early_stopping=rule)
+    return method.adapting(phases=tuple(p.but(epochs=6) for p in method.adapt.phases))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_a_client_without_validation_examples_takes_all_passes_where_none_are_required(engine: Any) -> None:
+    data = classes((6, 6, 6), valid=6)
+    data.bounds[1, 1:3] = data.bounds[1, 3]  # the second client's are trained on, but for none
+    runs = {
+        key: simulate(Deep(), adapting(rule), data, rounds=1, seed=1, evaluate_every=0, engine=engine)
+        for key, rule in (
+            ("stops", EarlyStopping(every=1, patience=1, required=False)),
+            ("all", None),
+            ("required", EarlyStopping(every=1, patience=1)),
+        )
+    }
+    for client, same in (("user-0", False), ("user-1", True), ("user-2", False)):
+        assert same_bits(runs["stops"].own(client), runs["all"].own(client)) == same
+    with pytest.raises(MethodError, match="no example in the split 'valid'"):
+        runs["required"].own("user-1")
+
+
+def test_a_run_says_who_took_all_passes() -> None:
+    data = classes((6, 6, 6), valid=6, test=3)
+    data.bounds[1, 1:3] = data.bounds[1, 2]
+    run = simulate(Deep(), methods.mixture(), data, rounds=3, seed=1)
+    assert any("1 client without a validation example" in said for said in remarks(run))

@@ -167,7 +167,7 @@ def test_with_the_papers_rate_and_passes_the_defaults_are_the_papers() -> None:
             10,
             "all",
         )
-        assert phase.early_stopping == EarlyStopping(every=5, patience=10)
+        assert phase.early_stopping == EarlyStopping(every=5, patience=10, required=False)
     assert (own.trains, joint.trains) == (("local_expert.*",), "all")
     assert method.predict_shared == PredictOutput("global_logits")
     assert mixture(local_optimizer=sgd(0.1), mixture_optimizer=sgd(0.2)).adapt.phases[1].optimizer == sgd(0.2)

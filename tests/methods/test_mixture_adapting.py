@@ -19,7 +19,7 @@ from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.experiments.personalize import rooted
 from fedkeep.experiments.run import adapt_clients
-from fedkeep.methods import Phase, mixture
+from fedkeep.methods import EarlyStopping, Phase, mixture
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.fitting import first_examples
 from tests.methods.experts import DATA, LATER, LOCAL, Expert, Switch, federated, model, part
@@ -206,10 +206,17 @@ def test_a_fine_tuned_start_needs_equal_experts() -> None:
 
 
 def test_early_stopping_without_validation_examples() -> None:
+    """All passes are taken, unless the rule that was named requires them."""
     data = classes(counts=(5, 6), valid=0)
-    run = simulate(model(), mixture(local=LOCAL), data, rounds=0)
+    made = model()
+    usual, none, required = (
+        simulate(copy.deepcopy(made), mixture(local=LOCAL, **stop), data, rounds=0)
+        for stop in ({}, {"early_stopping": None}, {"early_stopping": EarlyStopping()})
+    )
+    for client in ("user-0", "user-1"):
+        assert same_bits(adapt_clients(usual).own(client), adapt_clients(none).own(client))
     with pytest.raises(MethodError, match="^Client 'user-0', adapting: "):
-        adapt_clients(run)
+        adapt_clients(required)
 
 
 def test_a_gate_that_sees_confidences_trains_too() -> None:

@@ -186,16 +186,21 @@ def watched(
         draws: names the client, for messages.
         trains: whether the phase has examples to train on; without any it is never measured.
 
+    Returns:
+        The examples; none, where the phase's rule requires none.
+
     Raises:
-        MethodError: there are none.
+        MethodError: there are none, and the rule requires them.
     """
+    rows = np.zeros(0, np.int64) if valid is None else allowed(data, valid, phase.examples)
+    if phase.early_stopping is not None and not phase.early_stopping.required:
+        return rows
     if valid is None or not len(valid):
         raise MethodError(
             "{who}: a phase is to stop early by the validation loss, but there is no example in the split 'valid'. "
             "Hold some out (data.split), or set early_stopping=None.",
             who=str(draws),
         )
-    rows = allowed(data, valid, phase.examples)
     if trains and not len(rows):
         raise MethodError(
             "{who}: a phase on opted-in examples is to stop early by the validation loss, but no example in the split "
@@ -212,18 +217,18 @@ class Stopper:
 
     Args:
         rule: when to measure and when to stop.
-        measure: returns the loss.
+        measure: returns the loss; None: nothing can be measured, and nothing stops.
         params: the values to keep, changed in place by training.
     """
 
-    def __init__(self, rule: EarlyStopping, measure: Callable[[], float], params: Params) -> None:
+    def __init__(self, rule: EarlyStopping, measure: Callable[[], float] | None, params: Params) -> None:
         self.rule, self.measure, self.params = rule, measure, params
         self.best, self.epoch, self.waited = float("inf"), 0, 0
         self.kept: Params = {}
 
     def done(self, epoch: int) -> bool:
         """Tell, after a pass (counted from 1), whether training should stop."""
-        if (epoch - 1) % self.rule.every:
+        if self.measure is None or (epoch - 1) % self.rule.every:
             return False
         loss = self.measure()
         if not self.kept or loss < self.best - self.rule.min_improvement:
@@ -696,7 +701,10 @@ class Pass(ABC):
         ]
         losses = (partial(self.validation_loss, k) for k in range(len(counts)))
         each = [partial(without_draws, "validation loss", loss, lanes.device) for loss in losses]
-        return [Stopper(rule, loss, lanes.lane(k)) for k, loss in enumerate(each)]
+        return [
+            Stopper(rule, loss if len(self.watched[k]) else None, lanes.lane(k))
+            for k, loss in enumerate(each)
+        ]
 
     def __enter__(self) -> Self:
         return self

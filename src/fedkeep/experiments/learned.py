@@ -16,7 +16,7 @@ from fedkeep.experiments.drive import places_of
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.summary import Summary, summarize
 from fedkeep.experiments.worth import counted_rows
-from fedkeep.report.wording import lower_is_better, metric_inline, number
+from fedkeep.report.wording import count, lower_is_better, metric_inline, number
 from fedkeep.tasks import Task, tasks_in
 from fedkeep.tasks.results import before_task
 
@@ -88,9 +88,22 @@ def remarks(run: Run, best: Summary | None = None) -> list[str]:
         _no_better(run, task, best),
         _improving(run.history, best),
         _unmoved(run),
+        _unstopped(run),
         cut_inputs(run.data),
     ]
     return [remark for remark in found if remark]
+
+
+def _unstopped(run: Run) -> str:
+    """Return that clients adapt without a validation example to stop them, where a phase would stop by these."""
+    rules = [phase.early_stopping for phase in run.method.adapt.phases]
+    if all(rule is None or rule.required for rule in rules):
+        return ""
+    train, valid = (run.data.counts(split)[run.clients.positions] for split in ("train", "valid"))
+    without = int(((train > 0) & (valid == 0)).sum())
+    if not without:
+        return ""
+    return f"{count(without, 'client')} without a validation example took all passes of the last step."
 
 
 def _rose(history: Sequence[Record]) -> str:

@@ -213,7 +213,7 @@ def mixture(
     local_epochs: int = 200,
     mixture_optimizer: Optimizer | None = None,
     mixture_epochs: int = 200,
-    early_stopping: EarlyStopping | None = EarlyStopping(),
+    early_stopping: EarlyStopping | None = EarlyStopping(required=False),
 ) -> Method:
     """Return the federated mixture of experts. The paper's own rate is Adam's 1e-4, with 3 passes a round in batches of 10.
 
@@ -236,7 +236,8 @@ def mixture(
         mu: pulls the global expert towards the received one (FedProx); 0: not.
         local_optimizer, local_epochs: of step 2; by default the rounds' optimiser, and at most so many passes.
         mixture_optimizer, mixture_epochs: of step 3, likewise.
-        early_stopping: of steps 2 and 3, by the client's own validation loss; None: all passes.
+        early_stopping: of steps 2 and 3, by the client's own validation loss; None: all passes, which a client without a
+            validation example takes by default, too.
 
     Raises:
         MethodError: an unknown choice.

@@ -46,11 +46,14 @@ class EarlyStopping:
         every: passes between measurements.
         patience: measurements without improvement until the phase stops.
         min_improvement: an improvement is a loss lower than the best so far by more than this.
+        required: whether a client without a validation example is an error; else nothing stops it, and it takes all
+            passes.
     """
 
     every: int = 5
     patience: int = 10
     min_improvement: float = 0.0
+    required: bool = True
 
     def __post_init__(self) -> None:
         check_count(1, every=self.every, patience=self.patience)
