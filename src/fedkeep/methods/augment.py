@@ -27,8 +27,8 @@ class Augmented(Around):
         shift: pixels; what moves in at an edge is that edge, repeated.
         mirror: whether left and right are swapped at random.
         column: of the images, shape (B, channels, height, width).
-        transform: what changes an image, (channels, height, width), in place of shift and mirror, e.g. one of
-            ``torchvision.transforms.v2``. Each image is given to it alone, in the dtype that the data have; what it gives
+        transform: a function that changes an image, (channels, height, width), in place of shift and mirror, e.g. one of a
+            module's top that calls ``torchvision.transforms.v2``. Each image is given to it alone, in the dtype that the data have; what it gives
             has one shape and dtype for all. It draws from torch's generator.
     """
 
