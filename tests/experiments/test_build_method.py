@@ -120,7 +120,8 @@ def test_adaptation_of_several_phases() -> None:
     own, joint = adapting("mixture", table)
     usual = methods.mixture()
     for phase, before in zip((own, joint), usual.adapt.phases, strict=True):
-        assert (phase.trains, phase.examples, phase.early_stopping) == (before.trains, "all", EarlyStopping())
+        stop = EarlyStopping(required=False)
+        assert (phase.trains, phase.examples, phase.early_stopping) == (before.trains, "all", stop)
         assert (phase.epochs, phase.batch_size, phase.clip_norm, phase.optimizer) == (7, 3, 2.0, sgd(0.5))
     stops = {**table, "early_stopping": {"every": 1, "patience": 3}}
     (tuned,) = adapting("fine_tuned", stops)
@@ -139,7 +140,10 @@ def test_augmented_images() -> None:
 def test_the_built_in_mixture_is_the_papers() -> None:
     made = builtin_config("mixture")
     local = Phase(optimizer=adam(1e-4), epochs=3, batch_size=10)
-    method, usual = build_method(made.method), methods.mixture(local=local)
+    method = build_method(made.method)
+    usual = methods.mixture(
+        local=local, early_stopping=EarlyStopping()
+    )  # which the paper's clients can all do
     assert (method.adapt, method.client) == (usual.adapt, usual.client)
     assert isinstance(build_model(made, PICTURES), models.MixtureOfExperts)
     assert (made.run.rounds, made.run.cohort) == (1500, 5)
