@@ -435,6 +435,7 @@ def test_a_device_shows_its_terms_and_all_that_it_was_asked(trained: Hospitals) 
     assert re.search(r"north +4 of any", terms.stdout), terms.stdout
     assert re.search(r"\[model\]\n +kind = ", terms.stdout), terms.stdout
     assert "no [privacy]" in terms.stdout
+    assert "rounds" not in terms.stdout
 
 
 def test_a_hospital_that_misses_rounds_is_named_at_the_end_and_on_the_page(tmp_path: Path) -> None:

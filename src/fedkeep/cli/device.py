@@ -175,9 +175,11 @@ def _what_decides(experiment: str) -> str:
     from fedkeep.experiments.toml import from_toml, to_toml
 
     table = from_toml(experiment)
-    kept: dict[str, Any] = {
-        key: table[key] for key in ("model", "method", "run", "rounds", "privacy") if key in table
-    }
+    run = {
+        key: value for key, value in table.get("run", {}).items() if key != "rounds"
+    }  # these are the limits
+    kept: dict[str, Any] = {key: table[key] for key in ("model", "method", "privacy") if key in table}
+    kept |= {"run": run} if run else {}
     none = "" if "privacy" in kept else "# no [privacy]: updates leave without noise\n"
     return to_toml(kept) + none
 
