@@ -10,6 +10,7 @@ import pytest
 
 from fedkeep.remote import Packet
 from fedkeep.remote.events import Events
+from fedkeep.remote.listed import Listed
 from fedkeep.remote.messages import PROTOCOL, Encode, Fits, Hello, Here, Refused, packet_of
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.transport import MemoryTransport, Reply
@@ -163,6 +164,57 @@ class TestKeys:
         transport.join("x", device("a"))
         passed(nodes)
         assert nodes.place == {"a": "x"}
+
+
+class TestListed:
+    """Where the owner lists clients by node, by names and globs, nothing else counts."""
+
+    LISTED = Listed({"one": ("a", "n-*"), "two": ("b", "s-*", "n-7")})
+
+    def test_who_comes_first_does_not_count_and_a_claim_is_told_once_by_name(self) -> None:
+        transport = MemoryTransport({"y": device("a", "n-1", "b", "s-1")}, keys=KEYS)
+        nodes = met(transport, listed=self.LISTED)
+        assert nodes.place == {"b": "y", "s-1": "y"}
+        nodes.ask_anew("y")
+        passed(nodes)
+        told = said(nodes, "refused")
+        assert [("'a'" in line, "'n-1'" in line, "another node" in line) for line in told] == [
+            (True, False, True),
+            (False, True, True),
+        ]
+        transport.join("x", device("a", "n-1"))
+        passed(nodes)
+        assert nodes.place == {"b": "y", "s-1": "y", "a": "x", "n-1": "x"}
+        assert nodes.owners == {"b": "two", "s-1": "two", "a": "one", "n-1": "one"}
+
+    def test_a_client_that_is_named_is_met_by_no_glob(self) -> None:
+        nodes = met(MemoryTransport({"x": device("n-7"), "y": device("n-7")}, keys=KEYS), listed=self.LISTED)
+        assert nodes.place == {"n-7": "y"}
+
+    def test_a_client_of_two_nodes_globs_or_of_none_is_nobodys_and_stops_nobody(self) -> None:
+        listed = Listed({"one": ("n*", "a"), "two": ("*1",)})
+        nodes = met(MemoryTransport({"x": device("n1", "a", "c")}, keys=KEYS), listed=listed)
+        assert nodes.place == {"a": "x"}
+        several, none = said(nodes, "refused")
+        assert ("'n1'" in several, "several nodes" in several) == (True, True)
+        assert ("'c'" in none, "no node" in none) == (True, True)
+
+    def test_an_impostor_takes_no_part_and_is_not_told_of_the_encoding(self) -> None:
+        keys = {**KEYS, "z": "three"}
+        transport = MemoryTransport({"z": device("a"), "x": device("a")}, keys=keys)
+        nodes = met(transport, listed=self.LISTED)
+        assert nodes.place == {"a": "x"}
+        assert set(nodes.here) == {"x"}
+        assert set(nodes.refusals) == {"z"}
+        assert [node for kind, node, _ in transport.carried if kind == "encoding"] == ["x"]
+
+    def test_the_list_of_now_counts_more_than_who_owned_a_client_before(self) -> None:
+        transport = MemoryTransport({"y": device("b")}, keys=KEYS)
+        nodes = Nodes(transport, HELLO, Events(transport.now), listed=self.LISTED)
+        nodes.owners = {"b": "one"}
+        nodes.encode(ENCODE)
+        passed(nodes)
+        assert (nodes.place, nodes.owners) == ({"b": "y"}, {"b": "two"})
 
 
 def test_why_a_node_took_no_part_is_forgotten_once_it_is_gone() -> None:

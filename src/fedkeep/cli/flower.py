@@ -63,6 +63,14 @@ def init(
         typer.Option("--renew", metavar="NODE", help="Give this node another key. May be repeated."),
     ] = None,
     days: Annotated[int, typer.Option("--days", min=1, help="How long certificates are valid.")] = 365,
+    clients: Annotated[
+        Path | None,
+        typer.Option(
+            "--clients",
+            metavar="FILE",
+            help="A table [clients]: by node, names and globs of its clients. Then no node can bring another one.",
+        ),
+    ] = None,
     overrides: SetOption = None,
 ) -> None:
     """Set a federation up: DIR/project is a Flower project that trains CONFIG; with nodes it is signed, DIR/keys holds
@@ -72,10 +80,20 @@ def init(
     method's head is found on the data of CONFIG; without these name it: method.head. Without nodes the project is for
     Flower's simulation.
     """
+    from fedkeep.experiments.config import read_text
     from fedkeep.flower.set_up import KEYS, PROJECT, set_up
 
     text = None if config is None else _experiment(config, overrides)
-    set_up(folder, text, hosts=host or [], nodes=node or [], renewed=renew or [], port=port, days=days)
+    set_up(
+        folder,
+        text,
+        hosts=host or [],
+        nodes=node or [],
+        renewed=renew or [],
+        port=port,
+        days=days,
+        clients=None if clients is None else read_text(clients),
+    )
     say(f"The project is in {folder / PROJECT}{', signed' if (folder / KEYS).exists() else ''}.")
     for name in [*(node or ()), *(renew or ())]:
         say(f"{folder / name} is {name}'s: take it there, and nowhere else.")
@@ -257,13 +275,13 @@ def who(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The server's folder of the run.")],
     project: ProjectOption = None,
 ) -> None:
-    """Show a run's clients, the node to whose key each belongs, and in how many rounds each took part."""
+    """Show a run's clients, the node to whose key each belongs, by which rule, and in how many rounds each took part."""
     from fedkeep.remote.attendance import attendance_of
 
     found = attendance_of(run)
     title = f"{run}: after {found.rounds} round{'s' * (found.rounds != 1)}"
     _show_clients(title, run, project, found, dict.fromkeys(found.dropped, "dropped"))
-    for line in found.lines():
+    for line in [found.rule, *found.lines()]:
         say(line)
 
 
@@ -271,10 +289,11 @@ def _show_clients(
     title: str, run: Path, project: Path | None, found: Attendance, state: Mapping[str, str]
 ) -> None:
     names, owners = _node_names(run, project), found.roster.owners
+    nobody = "none" if found.listed else "any"
     rows = []
     for client, counts in zip(map(str, found.roster.ids), found.roster.counts, strict=True):
         key = owners.get(client, "")
-        node = names.get(key, f"key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else "any")
+        node = names.get(key, f"key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else nobody)
         asked = str(found.asked[client]) if found.asked else "not known"
         taken = str(found.taken[client])
         row = [client, node, str(counts.get("train", 0)), taken, asked]

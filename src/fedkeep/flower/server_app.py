@@ -19,6 +19,7 @@ from fedkeep.core.run_files import read_info
 from fedkeep.experiments.config import read_text
 from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.progress import Stand, tell_elsewhere
+from fedkeep.flower.clients import listed_in
 from fedkeep.flower.grid import LIMIT, GridTransport
 from fedkeep.flower.local import judged
 from fedkeep.flower.project import bundled
@@ -138,7 +139,9 @@ def _serve(grid: Grid, settings: Settings, tell: Callable[[str], None]) -> None:
     if settings.continue_from:
         older = Path(settings.continue_from)
         federation = replace(federation, continue_from=older, on_change=settings.on_change)
-    names = node_names(bundled(settings.config).parent / NODES)
+    project = bundled(settings.config).parent
+    names = node_names(project / NODES)
+    federation = replace(federation, listed=listed_in(project, names))
     tell_elsewhere(Rounds())
     LOG.setLevel(logging.INFO)
     LOG.handlers = [Told(tell)]

@@ -16,10 +16,11 @@ from pathlib import Path
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import PRIVATE_FILE, private_folder, write_whole
 from fedkeep.experiments.toml import to_toml
+from fedkeep.flower.clients import CLIENTS, clients_by_node
 from fedkeep.flower.keys import RESERVED, make_keys
 from fedkeep.flower.node_check import EXPERIMENT
 from fedkeep.flower.project import CONFIG, new_project
-from fedkeep.flower.signed import sign_project
+from fedkeep.flower.signed import named_keys, sign_project
 
 PROJECT, KEYS, RUN = "project", "keys", "run"
 PARTY = """# {name}: a node of {project}
@@ -39,6 +40,7 @@ def set_up(
     port: int,
     days: int,
     renewed: Sequence[str] = (),
+    clients: str | None = None,
 ) -> None:
     """Write a federation's folder, or what it lacks; and sign its project if there are keys.
 
@@ -50,6 +52,7 @@ def set_up(
         port: of the link.
         days: how long certificates are valid.
         renewed: names of nodes that are there, and get another key.
+        clients: which clients are at which node (``flower.clients``); None: as the project says, if it does.
 
     Raises:
         ConfigError: there is no experiment, a name is none, a node to be renewed is not there, or the folder holds
@@ -77,6 +80,9 @@ def set_up(
         make_keys(keys, hosts=hosts, nodes=nodes, days=days)
     if not project.exists():
         new_project(project, str(text), folder.resolve().name, out=folder / RUN)
+    if clients is not None:
+        clients_by_node(clients, named_keys(keys))
+        write_whole(project / CLIENTS, clients.encode())
     if not keys.exists():
         return
     sign_project(project, keys / "signer.key")

@@ -29,6 +29,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedkeep.core.errors import ConfigError, RunError, first_line
 from fedkeep.core.files import write_whole
+from fedkeep.experiments.config import read_text
+from fedkeep.flower.clients import CLIENTS, clients_by_node
 from fedkeep.flower.inner import bundle_of
 from fedkeep.flower.keys import RESERVED
 
@@ -46,9 +48,12 @@ def sign_project(project: Path, key: Path) -> None:
     ``publisher.json`` has the public key that signs what runs publish, ``nodes.json`` those of the nodes, by name.
 
     Raises:
-        ConfigError: there is no such key, or the project is none that Flower can bundle, or holds a server's run.
+        ConfigError: there is no such key, or the project is none that Flower can bundle, holds a server's run, or lists
+            clients of a node that has no key.
     """
     signer, publisher = private_key(key), key.with_name("publisher.pub")
+    if (listed := project / CLIENTS).exists():
+        clients_by_node(read_text(listed), named_keys(key.parent), str(listed))
     if nodes := named_keys(key.parent):
         write_whole(project / NODES, json.dumps(nodes, indent=1).encode() + b"\n")
     if publisher.exists():
@@ -94,7 +99,11 @@ class Signed:
         files, signature = _files(bundle), _signature(bundle)
         if signature is None:
             raise ConfigError(f"{project} is not signed: fedkeep flower init, in the folder above it.")
-        wanted = {n: c.decode() for n, c in files.items() if n.endswith(".toml") or n == PUBLISHER}
+        wanted = {
+            n: c.decode()
+            for n, c in files.items()
+            if (n.endswith(".toml") and n != CLIENTS) or n == PUBLISHER
+        }
         return cls(_hashes(files), wanted, base64.b64encode(signature).decode())
 
     def check(self, trusted: Iterable[Path]) -> dict[str, bytes]:

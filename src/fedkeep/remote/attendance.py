@@ -35,6 +35,7 @@ class Attendance:
             than are taken.
         judged: by split, on how many examples models were judged at most, and at last.
         dropped: clients that the owner has dropped.
+        listed: whether the signed project says which clients are whose.
     """
 
     rounds: int
@@ -43,6 +44,16 @@ class Attendance:
     asked: Mapping[str, int]
     judged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     dropped: Collection[str] = ()
+    listed: bool = False
+
+    @property
+    def rule(self) -> str:
+        """How it is known whose a client is, for people."""
+        if self.listed:
+            return "Clients belong to the nodes for which the signed project lists them (clients.toml)."
+        if self.roster.keys:
+            return "A client belongs to the key that first brought it."
+        return "The link of this run knows no keys: any node may bring any client."
 
     @property
     def missed(self) -> dict[str, tuple[int, int]]:
@@ -90,6 +101,7 @@ def attendance_of(folder: Path) -> Attendance:
         asked=_asked(info, roster, ids, commit.round),
         judged=judged,
         dropped=dropped_from(folder),
+        listed=bool(info.get("listed")),
     )
 
 
@@ -119,12 +131,17 @@ def move(folder: Path, clients: Collection[str], key: str) -> None:
         key: what stands for the key, as the link knows it (``Transport.key``).
 
     Raises:
-        ConfigError: one is none of the run's, or the link of this run knows no keys.
+        ConfigError: one is none of the run's, the link of this run knows no keys, or the project lists clients by node.
         RunError: there is no such run across machines, it is damaged, or a server is at it.
     """
     info = read_info(folder)
     roster = _roster(info, folder)
     _check_known(roster, clients)
+    if info.get("listed"):
+        raise ConfigError(
+            "The signed project lists clients by node, and nothing else counts: change the list, and sign it by fedkeep "
+            "flower init DIR --clients FILE."
+        )
     if not roster.keys:
         raise ConfigError("Nodes of this run have no keys, so that any may bring any client.")
     directory = RunDirectory(folder, info)  # locked

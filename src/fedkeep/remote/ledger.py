@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 from fedkeep.data.ids import Ids, check_ids
 from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.remote.listed import Listed
 from fedkeep.store import Line, VersionLedger
 
 AHEAD = 600_000
@@ -55,7 +56,7 @@ class Roster:
     ids: Ids
     counts: Sequence[Mapping[str, int]]
     keys: Sequence[str] = ()
-    """Of each client, what stands for the key that first brought it; none where the link knows no keys."""
+    """Of each client, what stands for the key that it belongs to; none where the link knows no keys."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -89,9 +90,15 @@ class Roster:
         keys = [owners.get(client, "") for client in ids]
         return cls(check_ids(ids), [counts[client] for client in ids], keys if any(keys) else ())
 
+    def listed(self, listed: Listed | None) -> Roster:
+        """Return it as the owner lists clients now; None: as it is."""
+        if listed is None:
+            return self
+        return replace(self, keys=[listed.key(client) or "" for client in map(str, self.ids)])
+
     @property
     def owners(self) -> dict[str, str]:
-        """By client, the key that first brought it."""
+        """By client, the key that it belongs to."""
         return dict(zip(self.ids, self.keys, strict=True)) if self.keys else {}
 
 

@@ -4,8 +4,9 @@ A node is told of the run (``hello``), then of its encoding; from its answer ``f
 that was restarted may have another name, and then its clients are on that one. A node that refuses, as its disk may be
 full, is asked again.
 
-A client belongs to the key that first brought it, as the link knows keys. A node with another key that claims it is told
-of once; it is never asked for that client, and stops nobody. Where the link knows no keys, all nodes are alike.
+A client belongs to the node that the run's owner lists it for; where nothing is listed, to the key that first brought it,
+as the link knows keys. A node with another key that claims it is told of once; it is never asked for that client, and
+stops nobody. Where the link knows no keys, all nodes are alike.
 
 Waiting for clients is said soon after it began, and then ever more seldom.
 """
@@ -21,6 +22,7 @@ from fedkeep.core.errors import ConfigError, DataError, UploadError
 from fedkeep.data.ids import check_ids
 from fedkeep.data.preparation import Summary
 from fedkeep.remote.events import Events
+from fedkeep.remote.listed import Listed
 from fedkeep.remote.messages import (
     UNFIT,
     Encode,
@@ -67,18 +69,28 @@ class Nodes:
         events: a log of which nodes come and go.
         patience: seconds until a node that does not answer, or refused, is asked again, and 5 until one that failed;
             after each further time twice as long, until it fits.
+        listed: which clients are whose, by the owner's word; None: whoever brings a client first has it.
 
     Attributes:
         place: by client, its node.
-        owners: by client, the key that first brought it.
+        owners: by client, the key that it belongs to.
         counts: by client, its numbers of examples by partition.
         twice: clients that two nodes have, and what is wrong with that.
         refusals: by node, why it takes no part.
         failures: by node that cannot answer, or is busy, what came in place of an answer.
     """
 
-    def __init__(self, transport: Transport, hello: Hello, events: Events, *, patience: float = 60.0) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        hello: Hello,
+        events: Events,
+        *,
+        patience: float = 60.0,
+        listed: Listed | None = None,
+    ) -> None:
         self.transport, self.hello, self.events, self.patience = transport, hello, events, patience
+        self.listed = listed
         self.place: dict[str, str] = {}
         self.owners: dict[str, str] = {}
         self._claimed: set[tuple[str, str]] = set()  # key and client of claims that were told of
@@ -253,6 +265,10 @@ class Nodes:
     def _is_here(self, name: str, node: _Node, here: Here) -> None:
         _check_ids(here.clients)
         _check_summary(here)
+        if self.listed is not None:
+            here = replace(here, clients=self._own(name, here.clients))
+            if not here.clients:
+                raise UploadError("the project lists none of its clients for it.")
         if node.here is None:
             self.events.note("joined", f"Node {name!r} has {len(here.clients)} clients.", node=name)
         node.state, node.here = "here", here
@@ -277,7 +293,7 @@ class Nodes:
         for client in [client for client in unfit if client not in node.unfit]:
             self.events.note("refused", _unfit(client), node=name, client=client)
         self._waits.pop(name, None)
-        own = {client: counts for client, counts in fits.clients.items() if self._has(name, client)}
+        own = {client: fits.clients[client] for client in self._own(name, fits.clients)}
         node.fits, node.unfit = own, unfit
         self._pauses(name, "fits", self.patience)
         if not unfit:
@@ -293,21 +309,28 @@ class Nodes:
                 self._send(other, "asked", self.hello)
 
     def _may_have(self, name: str, client: str) -> bool:
-        """Tell whether a client is nobody's yet, or belongs to a node's key."""
+        """Tell whether a client is listed for a node; with no list, whether it is nobody's yet or belongs to its key."""
         key = self.transport.key(name)
+        if self.listed is not None:
+            return self.listed.key(client) == key
         return self.owners.get(client, key) == key
 
-    def _has(self, name: str, client: str) -> bool:
-        """Tell whether a client belongs to a node's key, which it does from now on if it is nobody's yet."""
-        key = self.transport.key(name)
-        if self.owners.setdefault(client, key) == key:
-            return True
-        if (key, client) not in self._claimed:
-            self._claimed.add((key, client))
-            claim = f"Node {name!r} claims client {client!r}, which belongs to another key. It is not asked for it."
-            self._nodes[name].foreign += (claim,)
-            self.events.note("refused", claim, node=name, client=client)
-        return False
+    def _own(self, name: str, clients: Iterable[str]) -> list[str]:
+        """Return those of a node's clients that belong to its key, as they do from now on if they are nobody's yet."""
+        key, own = self.transport.key(name), []
+        for client in clients:
+            if self._may_have(name, client):
+                self.owners[client] = key
+                own.append(client)
+            elif (key, client) not in self._claimed:
+                self._claimed.add((key, client))
+                whose = "belongs to another key"
+                if self.listed is not None:
+                    whose = f"the project lists for {self.listed.instead(client)}"
+                claim = f"Node {name!r} claims client {client!r}, which {whose}. It is not asked for it."
+                self._nodes[name].foreign += (claim,)
+                self.events.note("refused", claim, node=name, client=client)
+        return own
 
     def _put(self, client: str, name: str) -> None:
         node = self._nodes.get(name)

@@ -34,6 +34,7 @@ from fedkeep.remote.continued import begun, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.ledger import Attempts, Ledger, Roster
+from fedkeep.remote.listed import Listed
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes, wait_for_clients
@@ -74,6 +75,8 @@ class Federation(RunSettings):
             what each client kept; it must be as it was until the first round has finished. None: there is none.
         on_change: about federated parameters that the older run does not have as the model does: ``"refuse"``, or begin
             them ``"anew"`` with the model's own values.
+        listed: which clients are of which node's key, by the owner's word; it may change between two starts. None: a
+            client is of the key that first brought it.
         config: the configuration, for the run's folder.
     """
 
@@ -93,6 +96,7 @@ class Federation(RunSettings):
     simulated_noise: bool = False
     continue_from: Path | None = None
     on_change: OnChange = "refuse"
+    listed: Listed | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -166,11 +170,16 @@ class _Serving:
         if goes_on and "encoding" not in info:
             raise RunError(f"{self.out} is a simulation, not a run across machines. Name another folder.")
         self.older = older = older_for(self.federation.continue_from, self.out if goes_on else None)
+        listed = self.federation.listed
         self.nodes = Nodes(
-            self.transport, self._hello(str(info["run"])), self.events, patience=60 * self.poll
+            self.transport,
+            self._hello(str(info["run"])),
+            self.events,
+            patience=60 * self.poll,
+            listed=listed,
         )
         if goes_on:
-            self.roster = Roster.from_plain(info["roster"])
+            self.roster = Roster.from_plain(info["roster"]).listed(listed)
             self.nodes.owners = self.roster.owners
         elif older is not None:
             self.nodes.owners = dict(older.owners)
@@ -202,6 +211,8 @@ class _Serving:
                 older.tell_of(self.roster.ids, self.events)
         self.conductor = self._conducted(method, first)
         directory = self.conductor.open(self.out, goes_on, self._about, str(info["run"]))
+        if goes_on:
+            directory.write_info({**directory.read_info(), **self._whose()})
         self.events.write_to(self.out / "events.jsonl")
         self._meet(self.conductor, directory)
 
@@ -373,6 +384,10 @@ class _Serving:
     def _cohort(self, number: int) -> list[str]:
         return [str(self.roster.ids[place]) for place in self._conductor.sampler(number)]
 
+    def _whose(self) -> dict[str, Any]:
+        """Return what ``run.json`` says of whose clients are."""
+        return {"roster": self.roster.plain(), "listed": self.federation.listed is not None}
+
     def _about(self) -> dict[str, Any]:
         """Return what ``run.json`` says of a new run."""
         data = {
@@ -383,7 +398,7 @@ class _Serving:
         }
         more = {
             "encoding": self.encoding,
-            "roster": self.roster.plain(),
+            **self._whose(),
             "cohort_seed": self._conductor.sampler.seed,
             **({} if self.older is None else {"began_from": self.older.plain()}),
         }
