@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from torch import nn
 
 from fedkeep import FederatedData, methods, simulate
+from fedkeep.data import Ragged
+from fedkeep.data import alike as odd
 from fedkeep.data.alike import alike, label_warnings, oddities
+from fedkeep.data.federated import take
 from fedkeep.data.readers import read_table
 
 ROWS = ("a,1,yes,train", "a,2, yes,train", "a,3,no,train", "b,4,no,train", "b,5,No,train", "b,8,yes.,test")
@@ -116,3 +120,40 @@ def test_clients_of_one_example_each_are_said_before_training() -> None:
     assert not any(
         "clients" in line for line in oddities(FederatedData.from_columns(["a"] * 30, columns, splits))
     )
+
+
+def shared_with_train(columns: dict[str, Any], twice: int) -> list[str]:
+    """What is said of 40 examples of two clients, the last ten of which are tested, ``twice`` of them on trained inputs."""
+    rows = np.arange(40)
+    rows[30 : 30 + twice] = np.arange(twice)
+    meta = {"task": "binary", "classes": 2}
+    taken = take(columns, rows) | {"label": np.arange(40) % 2}
+    split = ["train"] * 30 + ["test"] * 10
+    found = oddities(FederatedData.from_columns(["a", "b"] * 20, taken, split, meta))
+    return [line for line in found if "test examples" in line]
+
+
+DRAWN = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+INPUTS = {
+    "features": {"x": DRAWN},
+    "images": {"x": DRAWN.reshape(40, 1, 2, 3)},
+    "texts": {"text": Ragged.from_rows([[n, 7, n + 1][: 2 + n % 2] for n in range(40)])},
+    "texts beside numbers": {"text": Ragged.from_rows([[7, 1 + n % 5] for n in range(40)]), "x": DRAWN},
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_examples_that_are_tested_and_trained_on_are_counted(name: str) -> None:
+    (line,) = shared_with_train(INPUTS[name], 3)
+    assert "3 of 10 test examples" in line
+    assert shared_with_train(INPUTS[name], 0) == []
+
+
+def test_rows_of_few_possible_values_are_equal_by_chance_and_nothing_is_said() -> None:
+    assert shared_with_train({"x": (np.arange(80).reshape(40, 2) % 3).astype(np.float32)}, 5) == []
+    assert shared_with_train({"item": np.arange(40) % 3}, 5) == []
+
+
+def test_inputs_of_many_bytes_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(odd, "MOST_BYTES", DRAWN.nbytes - 1)
+    assert shared_with_train({"x": DRAWN}, 3) == []

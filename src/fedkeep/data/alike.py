@@ -1,5 +1,6 @@
 """What is odd about data, said before training: names that are two though one may be meant (spaces, case, 1 and 1.0),
-classes that nothing is trained on, one class alone, features that never change, clients of one example each.
+classes that nothing is trained on, one class alone, features that never change, clients of one example each, examples
+that are both trained on and tested.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import shown
-from fedkeep.data.columns import Ragged
+from fedkeep.data.columns import Column, Ragged
 from fedkeep.tasks import of_several, tasks_in
 
 
@@ -42,6 +43,12 @@ LOOKED = 100_000
 """Rows that are looked at."""
 LEAST = 20
 """Of fewer examples to train on, or of fewer clients, it is not said that they are alike."""
+SAID = 0.01
+"""The share of test examples that are trained on, too, above which it is said."""
+MOST_BYTES = 1 << 28
+"""Inputs that are larger, as files of many images, are not searched for equal examples."""
+BLOCK = 1 << 14
+"""Rows that are looked at together."""
 
 
 def alike(names: Iterable[str]) -> list[list[int]]:
@@ -91,8 +98,8 @@ def spellings(what: str, names: Sequence[str], counts: NDArray[Any]) -> str:
 
 
 def oddities(data: Labelled) -> Iterator[str]:
-    """Yield why little can be learned from data: one label, features that never change or only number rows, and clients
-    of one example each.
+    """Yield why little can be learned from data, or from their test: one label, features that never change or only number
+    rows, examples that are trained on and tested, and clients of one example each.
     """
     train = data.split_rows("train")[:LOOKED]
     for task in tasks_in(data.meta) if len(train) >= LEAST else ():
@@ -125,12 +132,57 @@ def oddities(data: Labelled) -> Iterator[str]:
                     f"The feature {name!r} is another number in every row, as an id is: a model learns rows by heart "
                     f"from it. Leave it out of the features."
                 )
+    tested, twice = int(data.counts("test").sum()), repeated(data)
+    if twice > SAID * tested:
+        yield (
+            f"{twice:,} of {tested:,} test examples stand among those to train on, too, with the same inputs, so test "
+            f"also shows what a model knows by heart. Keep one of each, or give equal rows one split (a column split)."
+        )
     count = data.counts("train") + data.counts("valid") + data.counts("test")
     if len(count) >= LEAST and (count == 1).mean() > 0.5:
         yield (
             f"{(count == 1).sum():,} of {len(count):,} clients have one example each, so nothing of theirs is both "
             f"trained on and tested. Is another column the client's?"
         )
+
+
+def repeated(data: Labelled) -> int:
+    """Return how many test examples have the same inputs as one that is trained on; 0 where chance alone makes that likely.
+
+    Inputs are all columns but labels. Where they are few whole numbers, as an item's, or features of few different values,
+    equal rows say nothing: there must be a hundred times as many possible rows as examples. Of inputs beyond ``MOST_BYTES`` 0.
+    """
+    kinds = tasks_in(data.meta)
+    labels = {task.label for task in kinds} | {"opted_in"}
+    inputs = {name: column for name, column in data.columns.items() if name not in labels}
+    train, test = data.split_rows("train"), data.split_rows("test")
+    wide = [c for c in inputs.values() if isinstance(c, Ragged) or c.ndim > 1]
+    if not wide or not len(train) or sum(c.nbytes for c in inputs.values()) > MOST_BYTES:
+        return 0
+    seen = set(_digests(inputs.values(), train))
+    found = sum(digest in seen for digest in _digests(inputs.values(), test))
+    x = data.columns.get("x")
+    if found and isinstance(x, np.ndarray) and x.ndim == 2 and len(wide) == 1:
+        few = x[train[:LOOKED]]
+        possible = sum(float(np.log(len(np.unique(few[:, place])))) for place in range(x.shape[1]))
+        return found if possible > np.log(100.0 * len(train)) else 0
+    return found
+
+
+def _digests(columns: Iterable[Column], rows: NDArray[Any]) -> Iterator[int]:
+    """Yield a hash of each row's values."""
+    columns = list(columns)
+    for start in range(0, len(rows), BLOCK):
+        some = rows[start : start + BLOCK]
+        yield from map(hash, zip(*(_bytes(column, some) for column in columns), strict=True))
+
+
+def _bytes(column: Column, rows: NDArray[Any]) -> list[bytes]:
+    if isinstance(column, Ragged):
+        return [column[int(row)].tobytes() for row in rows]
+    block = np.ascontiguousarray(column[rows]).reshape(len(rows), -1)
+    content, width = block.tobytes(), block.shape[1] * block.itemsize
+    return [content[place : place + width] for place in range(0, len(content), width)]
 
 
 def _counts_rows(name: str, values: NDArray[Any]) -> bool:
