@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 from PIL import Image
 
+from fedkeep.experiments import starting
 from tests.commands import call
 
 
@@ -233,3 +234,18 @@ def test_a_folder_of_nothing_known_is_refused_and_nothing_is_written(at: Path) -
     images(at / "deep", ["a/b/c/d/1.png"])
     assert fedkeep("start", "deep").exit_code == 2
     assert sorted(path.name for path in at.iterdir()) == ["deep", "empty"]
+
+
+def test_epochs_are_the_usual_ones_but_where_examples_are_too_many(
+    at: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images(at / "pets", [f"{c}/{n}.png" for c in "ab" for n in range(6)])
+    rows = "\n".join(["user,x,label", *(f"u{n % 4},{n / 7:.3f},{n % 2}" for n in range(40))])
+    for name, most, epochs in (("few", None, None), ("many", 200, 5)):
+        if most is not None:
+            monkeypatch.setattr(starting, "MOST_ROWS", most)
+        (at / f"{name}.csv").write_text(rows)
+        assert fedkeep("start", f"{name}.csv").exit_code == 0
+        assert written(at / f"{name}.toml").get("run", {}).get("epochs") == epochs
+    assert fedkeep("start", "pets").exit_code == 0
+    assert "epochs" not in written(at / "pets.toml").get("run", {})

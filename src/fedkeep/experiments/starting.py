@@ -22,6 +22,7 @@ from fedkeep.data.readers.load import load_table
 from fedkeep.data.readers.many import files_of, load_many
 from fedkeep.data.readers.pictures import opened_picture
 from fedkeep.data.readers.series import is_series, seems_series, series_of
+from fedkeep.experiments.run_settings import EPOCHS
 
 CLIENTS = re.compile(
     r"(user|client|customer|person|patient|subject|site|store|shop|hospital|device|account|member|author|speaker|"
@@ -41,8 +42,8 @@ MOST_CLASSES = 20
 """More different numbers than this are a number to predict."""
 MOST_NAMES = 100
 """More different texts than this are hardly classes."""
-EXAMPLES = 4_000_000
-"""About so many examples are trained on in all: more rows train for fewer epochs."""
+MOST_ROWS, MOST_IMAGES = 4_000_000, 600_000
+"""About so many rows, or images, a proposed run trains on in all: where the usual epochs are more, it has fewer."""
 
 
 UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]{6}"
@@ -224,7 +225,7 @@ def folder_toml(folder: Path) -> tuple[str, list[str]] | None:
             "least = 1",
         ]
         said.append("No folder says whose an image is, so images are dealt to 10 clients.")
-    return _short_toml(folder, lines), said
+    return _short_toml(folder, lines, _fewer(len(images), MOST_IMAGES)), said
 
 
 def _levels(folder: Path, found: set[tuple[str, ...]]) -> list[str]:
@@ -255,33 +256,40 @@ def _side(path: Path) -> tuple[int, int]:
         return image.size
 
 
-def _short_toml(folder: Path, data: Sequence[str]) -> str:
+def _short_toml(folder: Path, data: Sequence[str], epochs: Sequence[str] = ()) -> str:
     lines = [
-        f"# Written by fedkeep start for {folder.name}. Model, optimiser and batches are the usual ones for such data.",
+        f"# Written by fedkeep start for {folder.name}. Model, optimiser, batches and epochs are the usual ones for such data.",
         "# Read it once, change what is wrong, then: fedkeep check, and fedkeep run.",
         f"name = {json.dumps(folder.name, ensure_ascii=False)}",
         "",
         "[data]",
         *data,
-        *_usual_lines(10),
+        *_usual_lines(epochs),
     ]
     return "\n".join(lines)
 
 
-def _usual_lines(epochs: int, method: str = "fedper", clients: int = 0) -> list[str]:
-    """Return the tables of a configuration that leaves model, optimiser and batches to what is usual."""
+def _fewer(examples: int, most: int) -> list[str]:
+    """Return the line that says how many epochs, where examples are too many for the usual ones (``RunSettings``)."""
+    epochs = max(1, most // examples)
+    return (
+        [f"epochs = {epochs}          # as there are many examples; usual are {EPOCHS}"]
+        if epochs < EPOCHS
+        else []
+    )
+
+
+def _usual_lines(epochs: Sequence[str], method: str = "fedper", clients: int = 0) -> list[str]:
+    """Return the tables of a configuration that leaves model, optimiser, batches and epochs to what is usual."""
     private = {"fedper": "a private head", "furl": "a private vector for each"}[method]
-    more = ["cohort = 10          # clients who train in one round"] if clients > 10 else []
+    more = [*epochs, *(["cohort = 10          # clients who train in one round"] if clients > 10 else [])]
     if method == "furl":  # without its vectors the model is whole
         more.append("evaluate_shared = true          # judge the shared part alone, too")
     return [
         "",
         "[method]",
         f'kind = "{method}"          # {private}; others: fedkeep list --for THIS FILE',
-        "",
-        "[run]",
-        f"epochs = {epochs}",
-        *more,
+        *(["", "[run]", *more] if more else []),
         "",
     ]
 
@@ -425,8 +433,9 @@ def toml_of(found: Start) -> str:
     if found.series:
         lines += ["", "[data.kinds]"]
         lines += [f'{q(name)} = "{SERIES}"          # {about}' for name, about in found.series.items()]
-        return "\n".join([*lines, *_usual_lines(20)])
-    epochs = max(1, min(20, EXAMPLES // found.rows))
+    epochs = _fewer(found.rows, MOST_ROWS)
+    if found.series:
+        return "\n".join([*lines, *_usual_lines(epochs)])
     return "\n".join([*lines, *_usual_lines(epochs, "furl", found.clients)])
 
 
