@@ -16,13 +16,13 @@ import argparse
 import datetime
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 from benchmarks.measure import RESULTS, processor
 from benchmarks.processes import ROOT
@@ -69,7 +69,9 @@ def install(cell: Cell, folder: Path, tree: Path, build: str) -> tuple[Path, dic
     if not cell.flower:  # in the clone alone
         project = tree / "pyproject.toml"
         lines = project.read_text(encoding="utf-8").splitlines()
-        project.write_text("\n".join(line for line in lines if "flwr>=" not in line or "=" in line.split("flwr")[0]))
+        project.write_text(
+            "\n".join(line for line in lines if "flwr>=" not in line or "=" in line.split("flwr")[0])
+        )
     wanted, found = folder / "wanted.txt", folder / "found.txt"
     lines = [f"-e {tree}[{EXTRAS}]", f"-e {tree / 'papers'}", f"torch=={cell.torch}{build}"]
     wanted.write_text("\n".join(lines), encoding="utf-8")
@@ -82,26 +84,27 @@ def install(cell: Cell, folder: Path, tree: Path, build: str) -> tuple[Path, dic
 
 def tested(python: Path, tree: Path, jobs: int, tests: list[str]) -> dict[str, Any]:
     """Run the tests; return how many passed, were skipped and failed, and which failed and why."""
-    report = tree.parent / "report.xml"
-    report.unlink(missing_ok=True)
-    here = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    here = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "600"}
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")} | here
     environment["PATH"] = os.pathsep.join([str(python.parent), environment["PATH"]])
-    words = ["-m", "pytest", "-q", "-n", str(jobs), "--dist", "worksteal", "-p", "no:cacheprovider"]
-    subprocess.run([python, *words, f"--junitxml={report}", *tests], cwd=tree, env=environment)
-    suite = ElementTree.parse(report).getroot()[0]
-    failed = {}
-    for case in suite.iter("testcase"):
-        for kind in ("failure", "error"):
-            if (node := case.find(kind)) is not None:
-                failed[f"{case.get('classname')}.{case.get('name')}"] = (node.get("message") or "")[:300]
-    total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
-    seconds = round(float(suite.get("time", 0)))
+    words = ["-m", "pytest", "-q", "-rfE", "-n", str(jobs), "--dist", "worksteal", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [python, *words, *tests],
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+    print(done.stdout, flush=True)
+    failed = dict(re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - (.*))?$", done.stdout, re.MULTILINE))
+    last = done.stdout.splitlines()[-1]
+    counts = {what: int(number) for number, what in re.findall(r"(\d+) (\w+)", last)}
     return {
-        "passed": total - skipped - len(failed),
-        "skipped": skipped,
+        "passed": counts.get("passed", 0),
+        "skipped": counts.get("skipped", 0),
         "failed": failed,
-        "seconds": seconds,
+        "said": last,
     }
 
 
