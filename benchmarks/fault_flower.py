@@ -141,6 +141,9 @@ def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
             say(wrong)
         finally:
             harm.end()
+    for number in range(len(lines), LEG):
+        about = {"number": leg * LEG + number, "leg": leg, "kind": kinds[number]}
+        lines.append({**about, "what": "not done, or not survived", "seconds": 0.0, "commit": commit()})
     wrong = wrong or differences(place.folder, text)
     say(f"leg {leg}: {wrong or 'equal to a simulation, to the bit'}")
     for line in lines:

@@ -8,18 +8,23 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_proxy import Proxy
 from fedkeep.core.errors import RunError
+from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import PATIENCE, Link
 from fedkeep.flower.local import Local, rounds_done, start_node
 from fedkeep.flower.processes import marked
+from fedkeep.flower.project import new_project
+from fedkeep.flower.signed import sign_project
 from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
@@ -27,14 +32,15 @@ from fedkeep.flower.watch import JOINED
 LONGEST = 600.0  # seconds until a round counts as stuck
 EXEC = "guard.py flower-superexec"  # in the words of a node's process that serves messages, each by a fork of itself
 SHIFTED = """
-import datetime, sys
+import datetime, runpy, sys
 from flwr.supernode import node_auth_http_interceptor as signing
 now = signing.now
 signing.now = lambda: now() + datetime.timedelta(seconds={seconds})
-from flwr.supernode.cli import flower_supernode
 sys.argv = sys.argv[1:]
-flower_supernode()
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
+
+THIEF = "thief"  # a node's name
 
 
 class StuckError(Exception):
@@ -224,25 +230,66 @@ class Harm:
         name, seconds = self._node(), self.draw.choice([-86400, -400, 60, 86400])
         self.link.processes.kill(name)
         node = self.nodes[name]
-        python, *words = [
-            str(Path(os.sys.executable)),
-            "-c",
-            SHIFTED.format(seconds=seconds),
-            *node.command(),
-        ]
+        python, safe, *words = node.command()
+        shifted = [python, safe, "-c", SHIFTED.format(seconds=seconds), *words]
         (self.link.processes.logs / f"{name}.log").unlink(missing_ok=True)
-        self.link.processes.start(name, [python, *words], **node.environment())
+        self.link.processes.start(name, shifted, **node.environment())
         try:
             self.link.processes.await_text(name, JOINED, PATIENCE)
             told = "taken"
         except RunError as error:
-            told = str(error).splitlines()[-1].strip()[:120]
+            told = str(error)
+        if "clock" not in told:
+            raise StuckError(f"{name} is {seconds} s off, and nobody was told: {told}")
         self.link.processes.kill(name)
         self._start(name)
-        return f"{name} by {datetime.timedelta(seconds=seconds)}: {told}"
+        return f"{name} by {datetime.timedelta(seconds=seconds)}: {told.splitlines()[0][:120]}"
+
+    def impostor(self) -> str:
+        """Let a node with a key of its own claim the clients of another, with that one's experiment."""
+        victim = self._node()
+        make_keys(self.link.keys, hosts=[], nodes=[THIEF])
+        self.link.register(self.link.keys / f"{THIEF}.pub")
+        place = replace(self.place, clients={THIEF: self.place.clients[victim]})
+        node = place.node(THIEF, self.link.address)
+        try:
+            return self._until_told(
+                THIEF,
+                lambda: start_node(self.link, THIEF, node),
+                lambda: self.link.processes.kill(THIEF),
+                words="belongs to another key",
+            )
+        finally:
+            shutil.rmtree(self.place.folder / "nodes" / THIEF, ignore_errors=True)
+
+    def foreign_project(self) -> str:
+        """Submit a project that a key has signed which no node trusts, with the experiment of this run."""
+        folder = self.place.folder / f"foreign-{self.submitted}"
+        status = folder / "status.json"
+        make_keys(folder / "keys", hosts=[], nodes=[])
+        new_project(folder / "project", self.place.config_text, "foreign", out=folder / "run")
+        sign_project(folder / "project", folder / "keys" / "signer.key")
+        number = self.link.submit(folder / "project", {"status": str(status), "patience": LONGEST})
+        try:
+            end = time.monotonic() + LONGEST
+            while time.monotonic() < end:
+                said = read_status(status).text
+                if "no key that it trusts has signed" in said:
+                    return said[:200]
+                if (folder / "run").exists():
+                    raise StuckError("a project that nobody trusts has begun to train")
+                time.sleep(0.2)
+        finally:
+            self.link.stop_run(number)
+        raise StuckError(f"no node has refused a foreign project: {read_status(status).text}")
 
     def _until_told(
-        self, name: str, harm: Callable[[], object], mend: Callable[[], object], may_pass: bool = False
+        self,
+        name: str,
+        harm: Callable[[], object],
+        mend: Callable[[], object],
+        may_pass: bool = False,
+        words: str = "",
     ) -> str:
         before = rounds_done(self.place.run)
         told, events = len(self._events()), self.place.run / "events.jsonl"
@@ -251,6 +298,7 @@ class Harm:
             end = time.monotonic() + LONGEST
             while time.monotonic() < end:
                 new = [e for e in self._events()[told:] if e["kind"] in ("lost", "refused", "broken")]
+                new = [e for e in new if words in e["text"]]
                 if new:
                     return f"{name}: {new[0]['text'][:160]}"
                 if may_pass and rounds_done(self.place.run) > before + 1:
@@ -314,4 +362,6 @@ KINDS: dict[str, Callable[[Harm], str]] = {
     "removed state": Harm.remove_state,
     "foreign state": Harm.foreign_state,
     "clock jump": Harm.jump_clock,
+    "impostor": Harm.impostor,
+    "foreign project": Harm.foreign_project,
 }

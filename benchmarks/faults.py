@@ -56,13 +56,16 @@ def campaign(part: str, tried: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def commit() -> str:
-    """Return the commit that runs, with ``+`` behind it where files were changed since."""
+    """Return the commit that runs, with ``+`` behind it where files but results were changed since."""
     try:
         head, changed = (
             subprocess.run(
                 ["git", *words], capture_output=True, text=True, check=True, cwd=RESULTS.parent
             ).stdout
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+            for words in (
+                ("rev-parse", "HEAD"),
+                ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results"),
+            )
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
