@@ -264,7 +264,7 @@ class Harm:
 
     def foreign_project(self) -> str:
         """Submit a project that a key has signed which no node trusts, with the experiment of this run."""
-        folder = self.place.folder / f"foreign-{self.submitted}"
+        folder = self.place.folder / f"foreign-{len(list(self.place.folder.glob('foreign-*')))}"
         status = folder / "status.json"
         make_keys(folder / "keys", hosts=[], nodes=[])
         new_project(folder / "project", self.place.config_text, "foreign", out=folder / "run")
