@@ -95,7 +95,7 @@ def test_the_best_and_what_cannot_be_told_from_it() -> None:
     assert shown.rows[0] == ("a", "80.0 %", "best", "", "1 kB")
     # one client of twelve has one example of ten less: −0.1 / 12, and t.975 with 11 degrees, of two comparisons, is 2.593
     assert shown.rows[1] == ("b", "79.2 %", "−0.8 (−3.0 to 1.3)", "0.68", "2 kB")
-    assert "Each interval is 97.5 %, for users like these" in shown.note
+    assert all(fact in shown.note for fact in ("97.5 %", "for users like these", "multiplied by 2"))
     assert shown.bold == {(0, 1), (1, 1)}
     assert "these users" in said(made([8] * 5, [1] * 5))
 

@@ -253,10 +253,12 @@ def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str]
         rows.append((label, c.value(s), c.behind(s), "" if s.is_best else p_text(s.p), *more))
     bold = frozenset((i, 1) for i, s in enumerate(c.standings) if s.close)
     whom = "users like these" if c.users >= FEW else "these users"
+    pairs = len(c.labels) - 1
+    whole = "" if pairs == 1 else f" Each is a {c.level} interval, so that with 95 % confidence all {pairs} hold."
     note = (
-        "Bold: may be the best, as the interval holds 0. With 95 % confidence the best method is among these (multiple "
-        f"comparisons with the best: paired tests over users and seeds, 5 % divided by {len(c.labels) - 1}, the number of "
-        f"other methods). Each interval is {c.level}, for {whom}; {_counts(c.metric)}."
+        "Bold: may be the best; between two in bold nothing is decided. Each other method is compared with the best on the "
+        f"same users, examples and seeds. In brackets is where its difference lies, for {whom}: it may be the best if they "
+        f"hold 0.{whole}{f' p was multiplied by {pairs}.' if pairs > 1 else ''} {_counts(c.metric)}."
         f"{f' {wording.BY_FIRST_TASK}' if c.task else ''}{c.untested}"
     )
     if len(c.seeds) > 1:
@@ -267,8 +269,8 @@ def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str]
 
 def _counts(metric: str) -> str:
     if metric in CLASS_METRICS:
-        return "every example counts once, and users are left out one at a time (jackknife)"
-    return "each user counts once"
+        return "Every example counts once, and users are left out one at a time (jackknife)"
+    return "Each user counts once"
 
 
 def p_text(p: float) -> str:

@@ -323,6 +323,7 @@ def _plain(value: Interval | Group | None) -> dict[str, Any] | None:
 
 
 SAID = {"better": "better off", "worse": "worse off", "": "can't be told"}
+NOTHING = ("0 %", "0", wording.MISSING)
 MOST_NAMED = 200  # users listed in a table
 
 
@@ -359,15 +360,20 @@ def worth_table(found: Sequence[Comparison], title: str = "") -> Table:
         f"gain of the tenth that gained least on validation{tail}",
         "seeds",
     )
-    note = (
-        "Each user counts once. Intervals are 95 %. Users are named better or worse off by exact paired tests, so "
-        "that of those named about 5 % at most are named wrongly."
-    )
+    first = 3 if several else 2  # what says nothing of any comparison is left out
+    said = [j for j in range(len(columns)) if j < first or any(row[j] not in NOTHING for row in rows)]
+    note = "Each user counts once. Intervals are 95 %."
+    if any(c.found.count(way) for c in found for way in ("better", "worse")):
+        note += (
+            " Users are named better or worse off by exact paired tests, so that of those named about 5 % at most are "
+            "named wrongly."
+        )
     if any(c.task for c in found):
         note += f" {wording.BY_FIRST_TASK}"
     if any(c.metric == "hr10" for c in found):
         note += " Of a ranking gains are in HR@10: the right item is among the first ten or not."
-    return Table(columns, tuple(rows), title, note, left=3 if several else 2)
+    shown = tuple(tuple(row[j] for j in said) for row in rows)
+    return Table(tuple(columns[j] for j in said), shown, title, note, left=first)
 
 
 def pooled_table(found: Sequence[Comparison]) -> Table:
