@@ -254,7 +254,9 @@ def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str]
     bold = frozenset((i, 1) for i, s in enumerate(c.standings) if s.close)
     whom = "users like these" if c.users >= FEW else "these users"
     pairs = len(c.labels) - 1
-    whole = "" if pairs == 1 else f" Each is a {c.level} interval, so that with 95 % confidence all {pairs} hold."
+    whole = (
+        "" if pairs == 1 else f" Each is a {c.level} interval, so that with 95 % confidence all {pairs} hold."
+    )
     note = (
         "Bold: may be the best; between two in bold nothing is decided. Each other method is compared with the best on the "
         f"same users, examples and seeds. In brackets is where its difference lies, for {whom}: it may be the best if they "
