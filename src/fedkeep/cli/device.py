@@ -190,6 +190,12 @@ def _own_terms(own: OwnDevice) -> Iterator[str]:
         "It trains what a trusted key has signed. An update of the shared parameters leaves"
         + (", in secure sums alone." if own.secure else ".")
     )
+    yield "Before the first round it tells " + (
+        "names, labels and categories of its data, and numbers in secure sums alone."
+        if own.secure
+        else "a summary of its data; of words those that "
+        f"{own.clients_a_word} of its clients have. fedkeep prepare shows it."
+    )
     told = {
         "sums": "sums over its clients' examples",
         "clients": "a sum for each client",

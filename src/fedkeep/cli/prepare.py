@@ -54,9 +54,9 @@ def prepare(
         raise ConfigError(
             f"--out and --summary both name {out}. Give the encoding and the summary a file each."
         )
-    found = _merged(named) if merge else _of_config(named, data, overrides)
+    found, secure = (_merged(named), False) if merge else _of_config(named, data, overrides)
     encoding = Encoding.of(found)
-    say(found.describe())
+    say(found.describe(secure=secure))
     if show:
         say(found.to_json())
     for path, text in ((summary, found.to_json()), (out, encoding.to_json())):
@@ -65,14 +65,16 @@ def prepare(
     say(f"Encoding {encoding.digest[:16]}: {_sizes(encoding)}")
 
 
-def _of_config(named: list[str], data: Path | None, overrides: list[str] | None) -> Summary:
+def _of_config(named: list[str], data: Path | None, overrides: list[str] | None) -> tuple[Summary, bool]:
+    """Return the summary of a configuration's data, and whether its method sums securely."""
     from fedkeep.experiments.build import build_source
 
     if len(named) > 1:
         raise ConfigError(f"Wanted one configuration; got {len(named)}. To add summaries up, say --merge.")
     found = find_config(named[0], overrides)
     config = found.config
-    return build_source(config.data, config.seed, found.data_folder(data)).summary(config.preparation)
+    source = build_source(config.data, config.seed, found.data_folder(data))
+    return source.summary(config.preparation), config.method.secure is not None
 
 
 def _merged(named: list[str]) -> Summary:

@@ -63,6 +63,7 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         build=lambda encoding: experiment(sent, encoding),
         encode=encode,
         summarise=asdict(config.preparation),
+        secure=_secure(config),
         clients=rounds.clients,
         seed=config.seed,
         privacy=config.privacy,
@@ -70,6 +71,11 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         config=config.model_dump(mode="json"),
         **{one.name: getattr(run, one.name) for one in fields(RunSettings)},
     )
+
+
+def _secure(config: Config) -> float | None:
+    """Return the threshold of secure sums, where the method has them."""
+    return None if config.method.secure is None else config.method.secure.threshold
 
 
 def sent_of(config: Config) -> str:
@@ -108,7 +114,7 @@ def experiments_in(files: Mapping[str, bytes]) -> dict[str, Signed]:
                 if text in found:  # twice, with other rounds
                     limits = limits.with_others(found[text].limits, max)
                 preparation = json.loads(json.dumps(asdict(config.preparation)))
-                found[text] = Signed(preparation=preparation, limits=limits)
+                found[text] = Signed(preparation=preparation, secure=_secure(config), limits=limits)
     return found
 
 

@@ -53,7 +53,10 @@ def fault_of(hello: Hello, signed: Mapping[str, Any] | None) -> str:
         return ""
     if hello.experiment not in signed:
         what = "experiment"
-    elif hello.summarise not in (None, signed[hello.experiment].preparation):
+    elif hello.summarise is not None and (hello.summarise, hello.secure) != (
+        signed[hello.experiment].preparation,
+        signed[hello.experiment].secure,
+    ):
         what = "preparation"
     else:
         return ""

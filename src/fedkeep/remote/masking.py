@@ -1,4 +1,4 @@
-"""A device's side of secure sums across machines: what its clients answer in each step is on its disk first.
+"""A device's side of secure sums across machines: what it answers in each step is on its disk first.
 
     keys       how many clients begin        -> public keys
     shares     by client, its keys           -> by other client, sealed shares of the secrets
@@ -9,6 +9,9 @@ What a client has answered it answers again to the same message, to the bit, and
 vectors under one mask would show their difference, and two lists of survivors would unmask one client. So secrets and
 vectors lie on the disk until the sum is unmasked, or the client has begun two later ones. A sum is known by the attempt
 of the message that asked for its keys; numbers never go back.
+
+In rounds the parties of a sum are clients. Before them it is the devices, each with what it tells of its clients' data:
+the same data in two sums over other devices would show what the difference holds, so a device unmasks one in a run.
 """
 
 from __future__ import annotations
@@ -21,16 +24,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedkeep.core.errors import RunError, SecureSumError, StoreError, UploadError
 from fedkeep.core.files import write_whole
 from fedkeep.core.params import SERVER, Params
+from fedkeep.data.preparation import Summary
 from fedkeep.methods.secure import SecureSums, Vectors
 from fedkeep.privacy.secure import Keys, SecureClient, threshold_for
-from fedkeep.privacy.secure.messages import LEAST
+from fedkeep.privacy.secure.messages import LEAST, Revealed
 from fedkeep.remote.device_file import sum_of
-from fedkeep.remote.messages import Ask, ClientAnswer, ClientOrder, Packet, Step
+from fedkeep.remote.messages import Ask, ClientAnswer, ClientOrder, Hello, Packet, Step
 from fedkeep.split import Split
 
 VECTOR = SERVER + "masked"
@@ -42,6 +48,12 @@ LIVE = 2
 def about(run: str, number: int) -> str:
     """Return what the masks of a sum are bound to."""
     return f"{run}/{number}"
+
+
+def about_data(run: str, number: int, hello: Hello, blank: Summary) -> str:
+    """Return what the masks of a sum over what devices tell are bound to: also what they are asked, and its form."""
+    form = json.dumps([hello.summarise, blank.form], sort_keys=True)
+    return f"{run}/preparation/{number}/{hashlib.sha256(form.encode()).hexdigest()}"
 
 
 @dataclass
@@ -65,11 +77,148 @@ class _Sum:
     loss: float = float("nan")
 
 
-class Masking:
-    """The secure sums of a run on one device.
+class Sums:
+    """The secure sums of a run on one device, on its disk.
 
     Args:
         states: the file of the run's states; those of sums lie beside it, of their owner alone.
+        threshold: the share of the parties that must be there at every step.
+    """
+
+    def __init__(self, states: Path, threshold: float) -> None:
+        self.states, self.threshold = states, threshold
+
+    def _place(self, party: str) -> Path:
+        """Return the file of a party's secrets."""
+        return sum_of(self.states, party)
+
+    def _keys(self, party: str, ask: Ask, attempt: int, bound: str) -> Mapping[str, str]:
+        """Return new keys for a sum, whose masks are ``bound`` to what it is of."""
+        sums = self._read(party)
+        found = sums.get(ask.sum)
+        if found is None:
+            if any(number > ask.sum for number in sums):
+                raise SecureSumError(
+                    f"{party!r} was asked for keys of the sum {ask.sum}, and has begun a later one."
+                )
+            cohort = _cohort(ask)
+            secrets = SecureClient(party, bound, threshold_for(cohort, self.threshold))
+            found = _Sum(cohort, secrets, made={"keys": secrets.keys().to_bytes().hex()})
+            found.answered["keys"] = _digest(ask, attempt)
+            self._write(party, dict(sorted({**sums, ask.sum: found}.items())[-LIVE:]))
+        self._check_same(party, found, ask, attempt)
+        return found.made
+
+    def _step(self, party: str, ask: Ask, attempt: int, act: Callable[[_Sum, SecureClient], None]) -> _Sum:
+        """Take a step that follows others, or return what it gave."""
+        sums = self._read(party)
+        found = sums.get(ask.sum)
+        if found is None:
+            raise StoreError(f"{party!r} has made no keys of the sum {ask.sum}, or has dropped them.")
+        if ask.step not in found.answered:
+            if found.secrets is None:
+                raise SecureSumError(f"The sum {ask.sum} of {party!r} is over.")
+            found.made = {}
+            act(found, found.secrets)
+            found.answered[ask.step] = _digest(ask, attempt)
+            self._write(party, sums)
+        self._check_same(party, found, ask, attempt)
+        return found
+
+    def _check_same(self, party: str, found: _Sum, ask: Ask, attempt: int) -> None:
+        """Refuse another message of a step that was answered, and what came before the last one."""
+        if found.answered[ask.step] != _digest(ask, attempt) or ask.step != list(found.answered)[-1]:
+            raise SecureSumError(
+                f"{party!r} was asked for {ask.step!r} of the sum {ask.sum} again, and otherwise or too late. Each "
+                f"step is answered once: a mask key used twice would show what it hides."
+            )
+
+    def _read(self, party: str) -> dict[int, _Sum]:
+        """Return a party's sums by number; none, where there is no file."""
+        path = self._place(party)
+        if not path.exists():
+            return {}
+        try:
+            packet = Packet.from_bytes(path.read_bytes())
+            return {
+                int(k): _from_plain(one, packet.tensors.get(k)) for k, one in packet.header["sums"].items()
+            }
+        except (OSError, UploadError, ValueError, KeyError, TypeError) as error:
+            reason = getattr(error, "strerror", None) or "it is damaged"
+            return self._unreadable(
+                path, f"The secrets of {party!r} for secure sums cannot be read: {reason}."
+            )
+
+    def _unreadable(self, path: Path, said: str) -> dict[int, _Sum]:
+        """Return the sums to go on with where they cannot be read; StoreError: there are none."""
+        raise StoreError(
+            f"{said} Begin a new run, or remove {path.name} where it has told nothing in this one yet."
+        )
+
+    def _write(self, party: str, sums: Mapping[int, _Sum]) -> None:
+        packet = Packet(
+            {"kind": "sums", "sums": {str(number): _to_plain(one) for number, one in sums.items()}},
+            {str(number): one.vector for number, one in sums.items() if one.vector is not None},
+        )
+        try:
+            write_whole(self._place(party), packet.to_bytes(), 0o600)
+        except RunError as error:
+            reason = getattr(error.__cause__, "strerror", None) or "the disk refused"
+            raise StoreError(
+                f"The secrets of {party!r} for secure sums cannot be written: {reason}. It takes no step until they "
+                f"can: free some space or check the rights."
+            ) from error
+
+
+BEFORE = "\x1fbefore the rounds"
+"""Stands for a client, in whose place a file is: no client has such an id."""
+
+
+class Preparing(Sums):
+    """What a device tells before the first round, in secure sums over devices.
+
+    A device that has unmasked a sum of a run takes part in no other one.
+    """
+
+    def _place(self, party: str) -> Path:
+        return sum_of(self.states, BEFORE)
+
+    def prepared(
+        self, party: str, ask: Ask, bound: str, vector: Callable[[], NDArray[np.uint64]]
+    ) -> tuple[dict[str, str], torch.Tensor | None]:
+        """Return what comes of a step, and with ``masked`` the masked vector.
+
+        Args:
+            party: stands for the device.
+            ask: the step.
+            bound: what the sum is of; all of its devices must say the same, or their masks stay.
+            vector: gives what the device adds.
+
+        Raises:
+            SecureSumError: it is not the time for this step, or another sum was unmasked.
+            StoreError: secrets can't be read or written.
+        """
+
+        def mask(found: _Sum, secrets: SecureClient) -> None:
+            found.vector = torch.from_numpy(secrets.masked(_plain(ask.given), vector()).view(np.int64))
+
+        if any("revealed" in one.answered for number, one in self._read(party).items() if number != ask.sum):
+            raise SecureSumError(
+                "This device has unmasked what it tells of its data in another sum of this run. A second sum over other "
+                "devices would show by how much the two differ. Begin a new run."
+            )
+        if ask.step == "keys":
+            return dict(self._keys(party, ask, 0, bound)), None
+        acts = {"shares": _shares, "revealed": _revealed}
+        found = self._step(party, ask, 0, mask if ask.step == "masked" else acts[ask.step](ask))
+        return dict(found.made), found.vector if ask.step == "masked" else None
+
+
+class Masking(Sums):
+    """The secure sums of a run's clients on one device.
+
+    Args:
+        states: as for `Sums`.
         rule: clipping, range and threshold, as the device's own configuration says.
         split: makes what leaves.
         declared: zeros of what clients send along, under ``server/NAME``.
@@ -79,7 +228,8 @@ class Masking:
     """
 
     def __init__(self, states: Path, rule: SecureSums, split: Split, declared: Params) -> None:
-        self.states, self.rule, self.split, self.declared = states, rule, split, declared
+        super().__init__(states, rule.threshold)
+        self.rule, self.split, self.declared = rule, split, declared
         self.lost: list[str] = []
 
     def check(self, one: ClientOrder) -> None:
@@ -127,50 +277,9 @@ class Masking:
         client, acts = one.client, {"shares": _shares, "revealed": _revealed}
         for ask in one.asks:
             if ask.step == "keys":
-                yield ask.step, self._keys(client, ask, attempt)
+                yield ask.step, self._keys(client, ask, attempt, about(self.states.stem, ask.sum))
             elif ask.step != "masked":
                 yield ask.step, self._step(client, ask, attempt, acts[ask.step](ask)).made
-
-    def _keys(self, client: str, ask: Ask, attempt: int) -> Mapping[str, str]:
-        sums = self._read(client)
-        found = sums.get(ask.sum)
-        if found is None:
-            if any(number > ask.sum for number in sums):
-                raise SecureSumError(
-                    f"{client!r} was asked for keys of the sum {ask.sum}, and has begun a later one."
-                )
-            cohort = _cohort(ask)
-            threshold = threshold_for(cohort, self.rule.threshold)
-            secrets = SecureClient(client, about(self.states.stem, ask.sum), threshold)
-            found = _Sum(cohort, secrets, made={"keys": secrets.keys().to_bytes().hex()})
-            found.answered["keys"] = _digest(ask, attempt)
-            self._write(client, dict(sorted({**sums, ask.sum: found}.items())[-LIVE:]))
-        self._check_same(client, found, ask, attempt)
-        return found.made
-
-    def _step(self, client: str, ask: Ask, attempt: int, act: Callable[[_Sum, SecureClient], None]) -> _Sum:
-        """Take a step that follows others, or return what it gave."""
-        sums = self._read(client)
-        found = sums.get(ask.sum)
-        if found is None:
-            raise StoreError(f"{client!r} has made no keys of the sum {ask.sum}, or has dropped them.")
-        if ask.step not in found.answered:
-            if found.secrets is None:
-                raise SecureSumError(f"The sum {ask.sum} of {client!r} is over.")
-            found.made = {}
-            act(found, found.secrets)
-            found.answered[ask.step] = _digest(ask, attempt)
-            self._write(client, sums)
-        self._check_same(client, found, ask, attempt)
-        return found
-
-    def _check_same(self, client: str, found: _Sum, ask: Ask, attempt: int) -> None:
-        """Refuse another message of a step that was answered, and what came before the last one."""
-        if found.answered[ask.step] != _digest(ask, attempt) or ask.step != list(found.answered)[-1]:
-            raise SecureSumError(
-                f"{client!r} was asked for {ask.step!r} of the sum {ask.sum} again, and otherwise or too late. Each "
-                f"step is answered once: a mask key used twice would show what it hides."
-            )
 
     def _answer(self, client: str, found: _Sum) -> ClientAnswer:
         assert found.vector is not None
@@ -180,43 +289,18 @@ class Masking:
             upload=self.split.arrived({VECTOR: found.vector}, found.weight, {}),
         )
 
-    def _read(self, client: str) -> dict[int, _Sum]:
-        """Return a client's sums by number; those that cannot be read are removed: it makes new keys for the next."""
-        path = sum_of(self.states, client)
-        if not path.exists():
-            return {}
+    def _unreadable(self, path: Path, said: str) -> dict[int, _Sum]:
+        """Remove secrets that cannot be read: the client makes new keys for the next sum."""
         try:
-            packet = Packet.from_bytes(path.read_bytes())
-            return {
-                int(k): _from_plain(one, packet.tensors.get(k)) for k, one in packet.header["sums"].items()
-            }
-        except (OSError, UploadError, ValueError, KeyError, TypeError) as error:
-            reason = getattr(error, "strerror", None) or "it is damaged"
-            said = f"The secrets of client {client!r} for secure sums cannot be read: {reason}."
-            try:
-                path.unlink()
-            except OSError as refused:
-                raise StoreError(
-                    f"{said} Nor can they be removed: {refused.strerror}. Check the rights, or remove {path.name}."
-                ) from refused
-            self.lost.append(
-                f"{said} They are removed: it sits out the sums that they were of, and makes new ones for later sums."
-            )
-            return {}
-
-    def _write(self, client: str, sums: Mapping[int, _Sum]) -> None:
-        packet = Packet(
-            {"kind": "sums", "sums": {str(number): _to_plain(one) for number, one in sums.items()}},
-            {str(number): one.vector for number, one in sums.items() if one.vector is not None},
-        )
-        try:
-            write_whole(sum_of(self.states, client), packet.to_bytes(), 0o600)
-        except RunError as error:
-            reason = getattr(error.__cause__, "strerror", None) or "the disk refused"
+            path.unlink()
+        except OSError as refused:
             raise StoreError(
-                f"The secrets of client {client!r} cannot be written: {reason}. It takes no step until they can: free "
-                f"some space or check the rights."
-            ) from error
+                f"{said} Nor can they be removed: {refused.strerror}. Check the rights, or remove {path.name}."
+            ) from refused
+        self.lost.append(
+            f"{said} They are removed: it sits out the sums that they were of, and makes new ones for later sums."
+        )
+        return {}
 
 
 def _cohort(ask: Ask) -> int:
@@ -247,6 +331,15 @@ def _revealed(ask: Ask) -> Callable[[_Sum, SecureClient], None]:
         found.secrets, found.vector = None, None
 
     return act
+
+
+def revealed_of(made: Mapping[str, str]) -> Revealed:
+    """Return the shares that a party reveals; ValueError: they are no hexadecimal text."""
+    shares = {name: bytes.fromhex(share) for name, share in made.items()}
+    return Revealed(
+        seeds={name.removeprefix(SEEDS): share for name, share in shares.items() if name.startswith(SEEDS)},
+        keys={name.removeprefix(KEYS): share for name, share in shares.items() if name.startswith(KEYS)},
+    )
 
 
 def _plain(given: Mapping[str, str]) -> dict[str, bytes]:

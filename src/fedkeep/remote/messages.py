@@ -177,7 +177,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> Params:
     return out
 
 
-PROTOCOL = 4  # of the messages; server and device must speak the same
+PROTOCOL = 5  # of the messages; server and device must speak the same
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Part = Annotated[float, Field(ge=0, le=1)]
 Partition = Literal["valid", "test"]
@@ -396,6 +396,21 @@ def _write_fault(fault: Fault | None, parts: _Parts) -> tuple[str, str] | None:
     return next(name for name, kind in FAULTS.items() if isinstance(fault, kind)), str(fault)
 
 
+def _read_vector(number: int | None, parts: _Parts) -> Tensor | None:
+    if number is None:
+        return None
+    (found,) = parts.take("vector", number, "lanes")
+    vector = found.get("all")
+    if len(found) != 1 or vector is None or vector.dtype != torch.int64 or vector.dim() != 1:
+        raise malformed(parts.kind, "its vector should be int64 (lanes,)")
+    return vector
+
+
+VECTOR = _coded(
+    Count | None,
+    _read_vector,
+    lambda vector, parts: None if vector is None else parts.put("vector", lanes={"all": vector}),
+)
 LINE = _coded(tuple[Count, Count, Part], lambda said, _: Line(*said), lambda line, _: tuple(line))
 NAMED = _coded(
     tuple[Count, Count, Count] | None,
@@ -421,6 +436,8 @@ class Hello(Message):
         simulated_noise: noise on uploads follows the seed too (tests alone); else it comes from the system.
         continue_from: the id of a run whose private states this one begins with; empty: none.
         summarise: what the device is asked to tell of its data for the encoding; None: it is not asked.
+        secure: the numbers of what it tells leave in secure sums alone, and this is the share of the devices that must
+            answer at each step; None: they leave in the clear.
     """
 
     kind: ClassVar[str] = "hello"
@@ -432,11 +449,12 @@ class Hello(Message):
     simulated_noise: bool = False
     continue_from: str = ""
     summarise: dict[str, Any] | None = None
+    secure: Annotated[float, Field(gt=0.5, le=1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Here(Message):
-    """A node's answer to ``Hello``: whose data it has, and what it tells of them."""
+    """A node's answer to ``Hello``: whose data it has, and what it tells of them; with ``hello.secure`` no number."""
 
     kind: ClassVar[str] = "here"
     run: str
@@ -513,6 +531,43 @@ class Ask(Written):
     step: Step
     sum: Count
     given: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare(Message):
+    """A step of a secure sum over what nodes tell of their data, before the encoding, see ``remote.masking``.
+
+    Attributes:
+        run: the run's id.
+        hello: the first message, as a node may be another process by now.
+        party: one of its clients, which stands for the node in the sum.
+        ask: the step.
+    """
+
+    kind: ClassVar[str] = "prepare"
+    run: str
+    hello: Hello
+    party: str
+    ask: Ask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared(Message):
+    """A node's answer to ``Prepare``.
+
+    Attributes:
+        run: the run's id.
+        step, sum: of the message.
+        made: what came of the step.
+        vector: with ``masked`` the masked vector, int64 (lanes,).
+    """
+
+    kind: ClassVar[str] = "prepared"
+    run: str
+    step: Step
+    sum: Count
+    made: dict[str, str] = field(default_factory=dict)
+    vector: Annotated[Tensor | None, VECTOR] = None
 
 
 @dataclass(frozen=True, kw_only=True)

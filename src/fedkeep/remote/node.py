@@ -1,6 +1,7 @@
 """A device of a federation: it builds the experiment that the server names, keeps its clients' states, and serves.
 
     hello     -> here      whose data it has, and the summary that it is asked for
+    prepare   -> prepared  a step of the secure sum of summaries' numbers, where these leave in sums alone
     encoding  -> fits      it has built the experiment, and compared it with the server's part by part
     work      -> answers   begin at the versions that the server names, judge, train, stage durably, answer
 
@@ -24,11 +25,12 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import nn
 
-from fedkeep.core.errors import ConfigError, MethodError, SplitError, UploadError
+from fedkeep.core.errors import ConfigError, MethodError, SecureSumError, SplitError, UploadError
+from fedkeep.core.files import private_folder
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, nbytes
 from fedkeep.data import SPLITS
-from fedkeep.data.preparation import Encoding, RuleError, Rules, Source
+from fedkeep.data.preparation import Encoding, RuleError, Rules, Source, Summary
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_default, job_of
 from fedkeep.engines.judge import ExamplesOf, counts_of
 from fedkeep.engines.rehearsal import fit
@@ -45,9 +47,9 @@ from fedkeep.remote.agreement import (
     refusal,
     told_counts,
 )
-from fedkeep.remote.device_file import About, DeviceFile, create, file_of, packed
+from fedkeep.remote.device_file import About, DeviceFile, create, file_of, locked, packed
 from fedkeep.remote.device_store import DeviceStore, OnMissing
-from fedkeep.remote.masking import Masking
+from fedkeep.remote.masking import Masking, Preparing, about_data
 from fedkeep.remote.messages import (
     LEAVES,
     Encode,
@@ -56,6 +58,8 @@ from fedkeep.remote.messages import (
     Here,
     Packet,
     Partition,
+    Prepare,
+    Prepared,
     Work,
     check_work,
     message_of,
@@ -97,7 +101,8 @@ class Terms:
         trainings, judgings, adaptations: the most of each that a client does in a run, below what the signed project says
             (``tally.Limits``).
         clients_a_word: a counted word is told only if so many clients of this device have it, whatever the server says.
-        secure: whether uploads leave in secure sums alone; a run whose method has none is refused.
+        secure: whether uploads, and numbers that tell of the data, leave in secure sums alone; a run whose method has none
+            is refused.
         simulated_noise: whether a server may have noise on uploads follow a seed; for tests alone.
         compute: where to compute, e.g. ``"cpu"``.
         patience: seconds to wait for another process that serves a message of the same run.
@@ -196,6 +201,8 @@ class Node:
             if fault := other_fedkeep(packet.header):  # its messages may have other fields
                 raise RefusalError(fault)
             return packet_of(self._hello(message_of(packet, Hello)))
+        if kind == "prepare":
+            return packet_of(self._prepare(message_of(packet, Prepare)))
         if kind == "encoding":
             return packet_of(self._encoding(message_of(packet, Encode)))
         if kind == "work":
@@ -220,18 +227,53 @@ class Node:
         self._check(hello)
         summary = None
         if hello.summarise is not None:
-            unused = "The rules of the summary cannot be used"
-            try:
-                rules = Rules(**hello.summarise)
-                here = max(rules.clients_a_word_here, self.terms.clients_a_word)
-                rules = replace(rules, clients_a_word_here=here)
-            except (TypeError, ConfigError) as error:
-                raise RefusalError(f"{unused}: {error}") from error
-            try:
-                summary = json.loads(self.source.summary(rules).to_json())
-            except RuleError as error:  # what else a reader says may hold data
-                raise RefusalError(f"{unused}: {error}") from error
+            told = self._summary(hello.summarise)
+            blank = told.blank
+            if self.terms.secure and hello.secure is None and told != blank:
+                raise RefusalError(
+                    "This device tells of its data in secure sums alone (device.secure). Add a table [method.secure]."
+                )
+            summary = json.loads((told if hello.secure is None else blank).to_json())
         return Here(run=hello.run, clients=list(self.clients), summary=summary)
+
+    def _summary(self, asked: Mapping[str, Any]) -> Summary:
+        """Return what this device tells of its data by rules, as the server named them, and by its owner's."""
+        unused = "The rules of the summary cannot be used"
+        try:
+            rules = Rules(**asked)
+            here = max(rules.clients_a_word_here, self.terms.clients_a_word)
+            rules = replace(rules, clients_a_word_here=here)
+        except (TypeError, ConfigError) as error:
+            raise RefusalError(f"{unused}: {error}") from error
+        try:
+            return self.source.summary(rules)
+        except RuleError as error:  # what else a reader says may hold data
+            raise RefusalError(f"{unused}: {error}") from error
+
+    def _prepare(self, message: Prepare) -> Prepared:
+        """Take a step of the secure sum over what devices tell of their data."""
+        hello, ask = message.hello, message.ask
+        self._check(hello)
+        if hello.summarise is None or hello.secure is None or hello.run != message.run:
+            raise UploadError("A message was refused: its run sums nothing of devices' data securely.")
+        if message.party not in self.clients:
+            raise UploadError("A message was refused: it is for none of this device's clients.")
+        states = file_of(self.folder, message.run)
+        told = self._summary(hello.summarise)
+        private_folder(states.parent)
+        lock = locked(states, self.terms.patience)
+        try:
+            made, vector = Preparing(states, hello.secure).prepared(
+                message.party,
+                ask,
+                about_data(message.run, ask.sum, hello, told.blank),
+                lambda: told.numbers,
+            )
+        except SecureSumError as error:
+            raise RefusalError(str(error)) from error
+        finally:
+            lock.release()
+        return Prepared(run=message.run, step=ask.step, sum=ask.sum, made=made, vector=vector)
 
     def _check(self, hello: Hello) -> None:
         """Raise RefusalError unless this device can take part in the run at all."""

@@ -264,7 +264,7 @@ class Nodes:
 
     def _is_here(self, name: str, node: _Node, here: Here) -> None:
         _check_ids(here.clients)
-        _check_summary(here)
+        _check_summary(here, self.hello.secure is not None)
         if self.listed is not None:
             here = replace(here, clients=self._own(name, here.clients))
             if not here.clients:
@@ -356,11 +356,13 @@ def _check_ids(clients: Iterable[str]) -> None:
         raise UploadError("its ids of clients are not in Unicode's normal form C.")
 
 
-def _check_summary(here: Here) -> None:
+def _check_summary(here: Here, secure: bool) -> None:
     """Raise UploadError where what a node tells of its data is no summary."""
     if here.summary is not None:
         try:
-            Summary.from_json(json.dumps(here.summary), "Its summary")
+            told = Summary.from_json(json.dumps(here.summary), "Its summary")
+            if secure and told != told.blank:
+                raise UploadError("it tells numbers of its data in the clear, where secure sums were wanted.")
         except DataError as error:
             raise UploadError(str(error)) from error
 

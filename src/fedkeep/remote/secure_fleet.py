@@ -24,10 +24,9 @@ from fedkeep.engines import Answer, Order
 from fedkeep.methods import Global, Method, Reduced, SecureMean, SecureSums, Sent
 from fedkeep.methods.secure import Undivided, Vectors
 from fedkeep.privacy.secure import Keys, SecureServer, Spent, WrongShareError
-from fedkeep.privacy.secure.messages import Revealed
 from fedkeep.remote.exchange import Exchange
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.masking import KEYS, SEEDS, VECTOR, about
+from fedkeep.remote.masking import VECTOR, about, revealed_of
 from fedkeep.remote.messages import Ask, ClientOrder, Step
 from fedkeep.split import Upload
 
@@ -116,7 +115,7 @@ class SecureFleet(Fleet):
         self._ask_shares(ahead, asks)
         exchange = self._exchanged(here.round, asks)
         self._take(
-            exchange, "revealed", lambda client, made: here.server.add_revealed(client, _revealed(made))
+            exchange, "revealed", lambda client, made: here.server.add_revealed(client, revealed_of(made))
         )
         self._take_shares(ahead, exchange)
         with _ends_round():
@@ -362,11 +361,3 @@ def _light(round: int, asks: Mapping[str, Sequence[Ask]]) -> dict[str, ClientOrd
         client: ClientOrder(round=round, client=client, sent=NOTHING, train=False, asks=tuple(each))
         for client, each in asks.items()
     }
-
-
-def _revealed(made: Mapping[str, str]) -> Revealed:
-    shares = {name: bytes.fromhex(share) for name, share in made.items()}
-    return Revealed(
-        seeds={name.removeprefix(SEEDS): share for name, share in shares.items() if name.startswith(SEEDS)},
-        keys={name.removeprefix(KEYS): share for name, share in shares.items() if name.startswith(KEYS)},
-    )

@@ -39,6 +39,7 @@ from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes, wait_for_clients
 from fedkeep.remote.policy import Retries, RoundPolicy
+from fedkeep.remote.pooled import pooled
 from fedkeep.remote.roll_back import Kept
 from fedkeep.remote.secure_fleet import fleet_of, summing
 from fedkeep.remote.transport import Transport
@@ -62,6 +63,7 @@ class Federation(RunSettings):
         build: makes model and method, given the encoding as JSON; devices do the same.
         encode: makes the encoding as JSON of what devices told of their data.
         summarise: what devices are asked to tell; None: nothing.
+        secure: the numbers of what they tell leave in secure sums alone, whose threshold this is; None: in the clear.
         clients: how many clients must be there for the run to begin.
         seed: everything random follows from it, as for ``simulate``.
         on_malformed: about clients whose upload is refused; on other machines that stops no run, unless it is said.
@@ -85,6 +87,7 @@ class Federation(RunSettings):
     build: Callable[[Mapping[str, Any]], tuple[nn.Module, Method]]
     encode: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
     summarise: Mapping[str, Any] | None = None
+    secure: float | None = None
     clients: int = 1
     seed: int = 0
     on_malformed: Literal["stop", "skip"] = "skip"
@@ -274,6 +277,7 @@ class _Serving:
             seed=seed,
             simulated_noise=federation.simulated_noise,
             summarise=asked,
+            secure=federation.secure,
             continue_from="" if self.older is None else self.older.run,
         )
 
@@ -290,6 +294,9 @@ class _Serving:
     def _encoding(self) -> Mapping[str, Any]:
         if self.older is not None:
             return self.older.encoding
+        if self.federation.summarise is not None and self.federation.secure is not None:
+            found = pooled(self.nodes, patience=self.patience, poll=self.poll)
+            return self.federation.encode([json.loads(found.to_json())])
         told = [here.summary for here in self.nodes.here.values() if here.summary is not None]
         return self.federation.encode(told)
 

@@ -55,10 +55,12 @@ class Signed:
 
     Attributes:
         preparation: the rules of the summary that a device is asked for.
+        secure: as of ``Hello``.
         limits: the most that the project's rounds ask of a client.
     """
 
     preparation: Mapping[str, Any]
+    secure: float | None = None
     limits: Limits = Limits()
 
 

@@ -83,6 +83,24 @@ class ColumnSummary(ABC):
         """Return the summary of all these devices' rows; their forms are the same."""
         return self
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many limbs each of ``numbers`` takes in a secure sum; it follows from the form alone."""
+        return ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What is summed over devices, as whole numbers; those of a merged summary are the sums of its parts'."""
+        return ()
+
+    def with_numbers(self, numbers: Sequence[int]) -> Self:
+        """Return the same with other numbers.
+
+        Raises:
+            DataError: they contradict each other.
+        """
+        return self
+
     @abstractmethod
     def code(self, clients_a_word: int) -> Code:
         """Return the code that follows from the summary of all.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedkeep.core.errors import DataError, warn
 from fedkeep.data.columns import Rows, is_missing
 from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.pooling import COUNT, SQUARE, SUM
 from fedkeep.data.preparation.rules import Rules
 
 UNIT = 172
@@ -212,6 +213,37 @@ class FeatureSummary(ColumnSummary):
             missing={n: sum(one.missing.get(n, 0) for one in every) for one in every for n in one.missing},
         )
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """A count, sums and squares where they are standardised, and a count of gaps of each feature."""
+        each = len(self.names) if self.standardise else 0
+        return (COUNT, *(SUM,) * each, *(SQUARE,) * each, *(COUNT,) * len(self._may_miss))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers in the order of the widths."""
+        return (
+            self.count,
+            *self.sums,
+            *self.squares,
+            *(self.missing.get(name, 0) for name in self._may_miss),
+        )
+
+    def with_numbers(self, numbers: Sequence[int]) -> Self:
+        """Return the same with other sums and counts."""
+        each = len(self.names) if self.standardise else 0
+        count, sums, squares = numbers[0], numbers[1 : 1 + each], numbers[1 + each : 1 + 2 * each]
+        gaps = dict(zip(self._may_miss, numbers[1 + 2 * each :], strict=True))
+        if min((count, *gaps.values())) < 0:
+            raise DataError("Wanted numbers of rows of at least 0. Sum the devices' data up again.")
+        missing = {name: times for name, times in gaps.items() if times}
+        return replace(self, count=count, sums=tuple(sums), squares=tuple(squares), missing=missing)
+
+    @property
+    def _may_miss(self) -> tuple[str, ...]:
+        """Of which features a value may be missing."""
+        return self.names
+
     def code(self, clients_a_word: int) -> FeatureCode:
         """Return mean and standard deviation of each feature; one that never changes is divided by 1."""
         about: dict[str, Any] = {
@@ -258,7 +290,30 @@ def _check_named(about: FeatureSummary | FeatureCode, missing: Collection[str]) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetSummary(FeatureSummary):
+class WholeSummary(FeatureSummary):
+    """As of `FeatureSummary`, of features of which no value is missing."""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """None, where nothing is standardised."""
+        return super().widths if self.standardise else ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """None, where nothing is standardised."""
+        return super().numbers if self.standardise else ()
+
+    def with_numbers(self, numbers: Sequence[int]) -> Self:
+        """Return the same with other sums."""
+        return super().with_numbers(numbers) if self.standardise else self
+
+    @property
+    def _may_miss(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSummary(WholeSummary):
     """What leaves a device of a number to predict; as of `FeatureSummary`, for one feature."""
 
     kind: Literal["target"] = "target"  # type: ignore[assignment]
@@ -280,7 +335,7 @@ class TargetSummary(FeatureSummary):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetsSummary(FeatureSummary):
+class TargetsSummary(WholeSummary):
     """What leaves a device of several numbers to predict; as of `FeatureSummary`."""
 
     kind: Literal["targets"] = "targets"  # type: ignore[assignment]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.pooling import COUNT
 from fedkeep.data.preparation.rules import Rules
 
 
@@ -50,6 +51,21 @@ class TimeSummary(ColumnSummary):
     def merged(self, others: Sequence[Self]) -> Self:
         """Return whether all devices' times are whole numbers."""
         return replace(self, whole=self.whole and all(other.whole for other in others))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """A count."""
+        return (COUNT,)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """How many devices have times with fractions."""
+        return (int(not self.whole),)
+
+    def with_numbers(self, numbers: Sequence[int]) -> Self:
+        """Return whether no device has times with fractions."""
+        (fractions,) = numbers
+        return replace(self, whole=not fractions)
 
     def code(self, clients_a_word: int) -> TimeCode:
         """Return whole numbers as int64, others as float64."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged, offsets_of
 from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
-from fedkeep.data.preparation.features import FeatureCode, Features, FeatureSummary
+from fedkeep.data.preparation.features import FeatureCode, Features, WholeSummary
 from fedkeep.data.preparation.rules import Rules
 
 
@@ -92,9 +92,9 @@ class SeriesSummary(ColumnSummary):
         )
 
     @property
-    def _of_features(self) -> FeatureSummary:
+    def _of_features(self) -> WholeSummary:
         """The same of steps as rows; DataError where it contradicts itself."""
-        return FeatureSummary(
+        return WholeSummary(
             names=self.names,
             standardise=self.standardise,
             count=self.count,
@@ -105,6 +105,21 @@ class SeriesSummary(ColumnSummary):
     def merged(self, others: Sequence[Self]) -> Self:
         """Return the sums over all devices' steps."""
         found = self._of_features.merged([one._of_features for one in others])
+        return replace(self, count=found.count, sums=found.sums, squares=found.squares)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """As of `FeatureSummary`."""
+        return self._of_features.widths
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """As of `FeatureSummary`."""
+        return self._of_features.numbers
+
+    def with_numbers(self, numbers: Sequence[int]) -> Self:
+        """Return the same with other sums."""
+        found = self._of_features.with_numbers(numbers)
         return replace(self, count=found.count, sums=found.sums, squares=found.squares)
 
     def code(self, clients_a_word: int) -> SeriesCode:

@@ -8,11 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedkeep.core.errors import DataError
 from fedkeep.data.preparation.contract import STRICT, ColumnSummary, difference
 from fedkeep.data.preparation.features import FeatureSummary, TargetsSummary, TargetSummary
 from fedkeep.data.preparation.labels import LabelSummary
 from fedkeep.data.preparation.numbers import KeySummary, PlainSummary, TimeSummary
+from fedkeep.data.preparation.pooling import from_lanes, to_lanes
 from fedkeep.data.preparation.reading import from_json, to_json
 from fedkeep.data.preparation.series import SeriesSummary
 from fedkeep.data.preparation.texts import TextSummary
@@ -116,15 +120,68 @@ class Summary:
             return f"clients_a_word {self.clients_a_word}, not {wanted.clients_a_word}"
         return difference(theirs["about"], ours["about"])
 
-    def describe(self) -> str:
-        """Return in plain words what the server learns from this summary, a line for each column."""
+    @property
+    def counting(self) -> str | None:
+        """The first column whose words are counted, by name; None: there is none."""
+        texts = (
+            name
+            for name, one in sorted(self.columns.items())
+            if isinstance(one, TextSummary) and one.counting
+        )
+        return next(texts, None)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many limbs each number that is summed over devices takes, column by column; it follows from the form."""
+        return tuple(width for _, column in sorted(self.columns.items()) for width in column.widths)
+
+    @property
+    def numbers(self) -> NDArray[np.uint64]:
+        """All numbers that are summed over devices, as lanes of a secure sum, uint64 (Σ widths,)."""
+        numbers = [number for _, column in sorted(self.columns.items()) for number in column.numbers]
+        return to_lanes(numbers, self.widths)
+
+    def with_numbers(self, lanes: NDArray[np.uint64]) -> Summary:
+        """Return the same with other numbers, which stand in lanes as :attr:`numbers` has them.
+
+        Raises:
+            DataError: they contradict each other.
+        """
+        numbers, place = from_lanes(lanes, self.widths), 0
+        columns = dict(self.columns)
+        for name, column in sorted(self.columns.items()):
+            columns[name] = column.with_numbers(numbers[place : place + len(column.widths)])
+            place += len(column.widths)
+        return replace(self, columns=columns)
+
+    @property
+    def blank(self) -> Summary:
+        """The same without a number: what a device tells in the clear where its numbers leave in a secure sum."""
+        found = self.with_numbers(np.zeros(sum(self.widths), np.uint64))
+        columns = {
+            name: replace(one, counts={}, clients={}) if isinstance(one, TextSummary) else one
+            for name, one in found.columns.items()
+        }
+        return replace(found, columns=columns)
+
+    def describe(self, *, secure: bool = False) -> str:
+        """Return in plain words what the server learns from this summary, a line for each column.
+
+        Args:
+            secure: whether its method sums securely.
+        """
         who = "one client" if self.clients == 1 else f"{self.clients:,} clients together"
         lines = [f"What the summary of {who} tells the server:"]
         lines += [f"  {name}: {column.reveals()}." for name, column in sorted(self.columns.items())]
         if self.about.meta:
             lines.append(f"  What the data say of themselves: {', '.join(self.about.meta)}.")
         lines.append("No example, no text and no client's traits or id is in it. No noise is added.")
-        if self.clients == 1:
+        if secure:
+            lines.append(
+                "With secure sums ([method.secure]) a device's sums and numbers of rows leave in a sum over devices alone; "
+                "names, labels, items, categories and numbers of clients leave as they are."
+            )
+        elif self.clients == 1:
             lines.append("It is the summary of a single client, so all of this is known of that client.")
         return "\n".join(lines)
 

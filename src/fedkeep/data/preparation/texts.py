@@ -125,6 +125,11 @@ class TextSummary(ColumnSummary):
         if self.clients and self.clients.keys() != self.counts.keys():
             raise DataError("Wanted for each word how many clients have it. Sum the device's data up again.")
 
+    @property
+    def counting(self) -> bool:
+        """Whether words are counted."""
+        return self.symbols is None and self.tokens not in HASHED
+
     def merged(self, others: Sequence[Self]) -> Self:
         """Return the sums of the counts."""
         counts, clients = Counter(self.counts), Counter(self.clients)
@@ -136,7 +141,7 @@ class TextSummary(ColumnSummary):
     def code(self, clients_a_word: int) -> TextCode:
         """Return the vocabulary of the most frequent symbols; ties go to the smaller one."""
         kept, symbols = self.common(clients_a_word), self.symbols
-        if symbols is None and self.tokens not in HASHED:
+        if self.counting:
             if not kept:
                 raise DataError(
                     f"No {CALLED[self.tokens]} are left to number: nobody has a text to train on, or fewer clients have "
