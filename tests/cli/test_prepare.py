@@ -122,3 +122,12 @@ def test_what_is_refused(fedkeep: Command, refused: Callable[..., str]) -> None:
     assert refused("prepare", "there.toml", *data, "--out", "no/such/folder.json").startswith(
         "Error: Cannot write no/such/folder.json: No such file or directory. What was there"
     )
+
+
+@pytest.mark.usefixtures("nodes")
+def test_with_secure_sums_it_says_what_leaves_in_them_alone(fedkeep: Command) -> None:
+    secure = ["--set", "method.secure.clip=1.0", "--set", "method.weighting=uniform"]
+    for more in ([], secure):
+        result = fedkeep("prepare", "there.toml", "--data", ".", *more)
+        assert result.exit_code == 0, result.output
+        assert ("in a sum over devices alone" in result.stdout) == bool(more)

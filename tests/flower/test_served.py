@@ -9,7 +9,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.data.preparation import Encoding, Rules
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.sources import build_source
-from fedkeep.flower.served import encode, federation_of
+from fedkeep.flower.served import encode, experiments_in, federation_of
 from tests.flower.test_apps import CONFIG
 
 MODEL = CONFIG[CONFIG.index("[model]") : CONFIG.index("private_scale")]  # and the method
@@ -137,3 +137,14 @@ def test_the_encoding_is_made_of_what_every_device_told(tmp_path):
 def test_metrics_of_predicted_classes_are_not_across_machines():
     with pytest.raises(ConfigError, match="run.metrics: not across machines"):
         federation_of(f"{CONFIG}metrics = ['macro_f1']\n")
+
+
+@pytest.mark.parametrize("threshold", [None, 0.75])
+def test_what_devices_tell_of_their_data_is_summed_as_their_changes_are(threshold):
+    secure = (
+        "" if threshold is None else f"\n[method.secure]\nclip = 2.0\nheaviest = 9\nthreshold = {threshold}\n"
+    )
+    text = f"{MODEL}\n{secure}\n[run]\nrounds = 1\n"
+    made = federation_of(text)
+    assert made.secure == threshold
+    assert experiments_in({"a.toml": text.encode()})[made.text].secure == threshold
