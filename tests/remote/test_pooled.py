@@ -346,7 +346,9 @@ class Party:
         return message_of(self.say(self.message(step, number, given, **changes)), Refused).reason
 
     def message(self, step: str, number: int, given: Mapping[str, str], **changes: Any) -> Prepare:
-        return Prepare(run=RUN, hello=hello(**changes), ask=Ask(step=step, sum=number, given=given))  # type: ignore[arg-type]
+        return Prepare(
+            run=RUN, hello=hello(**changes), party=self.name, ask=Ask(step=step, sum=number, given=given)
+        )  # type: ignore[arg-type]
 
 
 def test_a_step_is_answered_once_and_again_to_the_byte(tmp_path: Path) -> None:
@@ -416,7 +418,9 @@ def test_a_device_for_secure_sums_tells_no_number_in_the_clear(tmp_path: Path) -
     told = Summary.from_json(json.dumps(here.summary))
     assert told == told.blank == raw(0).summary().blank
     bare = hello(secure=None)
-    message = Prepare(run=RUN, hello=bare, ask=Ask(step="keys", sum=1, given={"clients": "2"}))
+    message = Prepare(
+        run=RUN, hello=bare, party=party.name, ask=Ask(step="keys", sum=1, given={"clients": "2"})
+    )
     assert "refused" in message_of(party.say(message), Refused).reason
 
 
@@ -500,3 +504,13 @@ def test_a_run_with_secure_sums_has_the_simulations_bits(tmp_path: Path) -> None
     assert same_bits(server_of(tmp_path / "run"), on_server(expected))
     info = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert info["encoding"] == json.loads(Encoding.of(fleet.plain()).to_json())
+
+
+def test_any_of_its_clients_stands_for_a_device_and_no_other(tmp_path: Path) -> None:
+    """The project's owner may list but some of a device's clients for it."""
+    fleet = Fleet(tmp_path, 2)
+    party = Party(fleet.node(0))
+    party.name = "client-1-0"
+    assert "none of this device's clients" in party.refused("keys", 1, {"clients": "2"})
+    party.name = "client-0-1"
+    assert party.step("keys", 1, {"clients": "2"}).made
