@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,16 +14,21 @@ from fedkeep.cli.reproduce import parse_seeds
 from fedkeep.cli.settings import (
     MOST_SEEDS,
     DataOption,
+    JobsOption,
     MetricOption,
+    OnOption,
     SetOption,
+    SlurmOption,
     YesOption,
     ask_if_long,
     find_config,
+    place_of,
 )
 from fedkeep.core.errors import ConfigError
 from fedkeep.report.wording import duration
 
 if TYPE_CHECKING:
+    from fedkeep.experiments.comparing import Plan
     from fedkeep.report.standings import Found
     from fedkeep.report.tables import Table
 
@@ -54,9 +60,13 @@ def compare(
             "with the shared part alone.",
         ),
     ] = True,
-    jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time, each in a process of its own.")
-    ] = 1,
+    jobs: JobsOption = None,
+    on: OnOption = "local",
+    slurm: SlurmOption = "",
+    status: Annotated[
+        bool,
+        typer.Option("--status", help="Run nothing: show which runs are done, run, wait or were stopped."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="The comparison's folder; by default comparisons/NAME."),
@@ -86,6 +96,8 @@ def compare(
     """Run every method with every seed, and write one comparison: page, tables and figures.
 
     Stopped, it goes on when called again; called with more methods or seeds, it runs what is missing.
+
+    On a cluster: fedkeep compare CONFIG --methods all --on slurm --slurm "--time=2:00:00", in a folder that all nodes see.
     """
     from fedkeep.experiments import comparing
 
@@ -111,6 +123,10 @@ def compare(
         groups=grouped,
     )
     several = len(plans) > 1
+    place = place_of(on, folder, jobs, slurm)
+    if status:
+        _show_status(comparing.status(plans, {} if place is None else place.states()), plans)
+        return
     for plan in plans:
         tried = f", after {tune} trials of each" if tune else ""
         every = len(plan.cells) + sum(map(len, plan.trials.values()))
@@ -121,13 +137,13 @@ def compare(
             f"{where}{len(plan.variants)} methods × {len(plan.seeds)} seeds{tried}: {len(plan.missing)} of {every} "
             "runs to do."
         )
-    seconds = sum(plan.seconds for plan in plans) / jobs
+    seconds = sum(plan.seconds for plan in plans) / (jobs or 1)
     ask_if_long(seconds, f"This comparison would take at least {duration(seconds)}, by its runs.", yes)
     try:
         if several:
-            all_of, page = comparing.run_all(plans, jobs)
+            all_of, page = comparing.run_all(plans, jobs or 1, on=place)
         else:
-            made, page = comparing.run(plans[0], jobs)
+            made, page = comparing.run(plans[0], jobs or 1, on=place)
     except KeyboardInterrupt as stop:
         complain("Stopped. Call the same command again to go on; finished runs and rounds are kept.")
         raise typer.Exit(130) from stop
@@ -137,6 +153,14 @@ def compare(
         _show(made)
     say(f"Page: {page}")
     say(f"Tables: {folder / 'tables'}" + ("" if several else f", figures: {folder / 'figures'}"))
+
+
+def _show_status(rows: Sequence[tuple[str, str, str]], plans: Sequence[Plan]) -> None:
+    show_table("Runs", ["run", "state", "rounds"], [list(row) for row in rows])
+    states = Counter(state for _, state, _ in rows)
+    say(", ".join(f"{count} {state}" for state, count in states.most_common()) + ".")
+    if seconds := sum(plan.seconds for plan in plans):
+        say(f"What is left would take about {duration(seconds)} here, run after run.")
 
 
 def _show_all(found: Mapping[str, Found]) -> None:

@@ -18,6 +18,7 @@ from fedkeep.core.extras import installing
 
 if TYPE_CHECKING:
     from fedkeep.experiments.config import Config
+    from fedkeep.experiments.places import Place
     from fedkeep.experiments.run import Run
 
 DataOption = Annotated[
@@ -55,6 +56,32 @@ RoundOption = Annotated[
         "--round", help="best: the best on valid, of which fedkeep run tells first. last: the last one."
     ),
 ]
+OnOption = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="PLACE",
+        help="Where runs are computed: local, slurm, ray (or ray://HOST:PORT), or package.module:function, which returns a "
+        "concurrent.futures.Executor.",
+    ),
+]
+SlurmOption = Annotated[
+    str,
+    typer.Option(
+        "--slurm",
+        metavar="OPTIONS",
+        help='With --on slurm: options of sbatch, e.g. "--partition=gpu --time=2:00:00".',
+    ),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        metavar="N",
+        min=1,
+        help="Runs at a time, each in a process of its own; by default 1, elsewhere as many as the place lets.",
+    ),
+]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 MOST_SEEDS = 1000
@@ -83,6 +110,19 @@ def ask_if_long(seconds: float, told: str, yes: bool) -> None:
     """
     if not seconds <= LONGEST:
         ask(f"{told} Begin?", f"{told} Fewer rounds, passes or runs take less.", yes)
+
+
+def place_of(on: str, folder: Path, jobs: int | None, slurm: str) -> Place | None:
+    """Return the place that ``--on`` names; None: this machine.
+
+    Raises:
+        ConfigError: there is no such place, or it cannot be reached from here.
+    """
+    from fedkeep.experiments.places import place
+
+    if on == "local" and not slurm:
+        return None
+    return place(on, folder, most=jobs, options=slurm)
 
 
 def at_round(run: Run, round: str) -> Run:

@@ -22,24 +22,27 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, RoundError, RunError
 from fedkeep.core.files import is_free, write_whole
-from fedkeep.core.run_files import numerics_of, read_info
+from fedkeep.core.run_files import numerics_of, read_commit, read_info
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.cells import CLASS, ID
 from fedkeep.data.readers.load import load_table
 from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.analyses import add_ranking
 from fedkeep.experiments.build import ahead_of, build_data, run_config, simulation_of
-from fedkeep.experiments.config import Config
+from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.learned import still_improving
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
+from fedkeep.experiments.places import Place, State
+from fedkeep.experiments.progress import Stand
+from fedkeep.experiments.run_directory import in_use
 from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.summary import summarize
 from fedkeep.experiments.tuning import Settings, told, trials
@@ -73,7 +76,7 @@ TUNED = (
 )
 GROUP = replace(CLASS, read=lambda cell: "" if cell in (None, "") else CLASS.read(cell))
 """A group's name, or nothing."""
-PLAN, TRIALS, FAULT = "compare.json", "tuned.json", "fault.txt"
+PLAN, TRIALS, FAULT, TRIED = "compare.json", "tuned.json", "fault.txt", "trials"
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,9 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For progress."""
-        return f"{self.among}/{self.folder.name}" if self.among else self.folder.name
+        """For progress; no two cells of a comparison have the same."""
+        own = f"trial {self.folder.name}" if self.folder.parent.name == TRIED else self.folder.name
+        return f"{self.among}/{own}" if self.among else own
 
     @property
     def finished(self) -> bool:
@@ -110,6 +114,35 @@ class Cell:
     def begun(self) -> bool:
         """Whether its folder holds a run."""
         return (self.folder / "run.json").exists()
+
+    @property
+    def stand(self) -> Stand | None:
+        """How far its run has come, as its folder tells; None: it has not begun."""
+        if not self.begun:
+            return None
+        info = read_info(self.folder)
+        return Stand("rounds", read_commit(self.folder, info).round, info["rounds"])
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return all that it is, as JSON holds it."""
+        return {
+            "label": self.label,
+            "config": self.config.to_toml(),
+            "folder": str(self.folder.absolute()),
+            "data": None if self.data is None else str(self.data.absolute()),
+            "among": self.among,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Return the cell that ``to_plain`` wrote.
+
+        Raises:
+            ConfigError: its configuration is none.
+        """
+        config = parse_config(plain["config"], f"the configuration of {plain['label']}")
+        data = None if plain["data"] is None else Path(plain["data"])
+        return cls(plain["label"], config, Path(plain["folder"]), data, plain["among"])
 
     def check(self) -> None:
         """Check that a run that is there was made with these settings, and under today's ``NUMERICS``.
@@ -373,8 +406,14 @@ def plans(
     ]
 
 
-def run(plan: Plan, jobs: int = 1, progress: bool | None = None) -> tuple[Found, Path]:
+def run(
+    plan: Plan, jobs: int = 1, progress: bool | None = None, on: Place | None = None
+) -> tuple[Found, Path]:
     """Run what is missing, ``jobs`` cells at a time, and write page, tables and figures.
+
+    Args:
+        plan: what is compared.
+        jobs, progress, on: as for ``run_long_jobs``.
 
     Returns:
         What was found, and the page's path.
@@ -382,12 +421,12 @@ def run(plan: Plan, jobs: int = 1, progress: bool | None = None) -> tuple[Found,
     Raises:
         FedkeepError: a cell failed, after those that ran beside it.
     """
-    ((made, page),) = _run([plan], jobs, progress)
+    ((made, page),) = _run([plan], jobs, progress, on)
     return made, page
 
 
 def run_all(
-    plans: Sequence[Plan], jobs: int = 1, progress: bool | None = None
+    plans: Sequence[Plan], jobs: int = 1, progress: bool | None = None, on: Place | None = None
 ) -> tuple[dict[str, Found], Path]:
     """Do what ``run`` does for several data sets, and write a page and a table of all in the folder that holds theirs.
 
@@ -403,22 +442,24 @@ def run_all(
         out / PLAN,
         (json.dumps({"format": 1, "data_sets": [p.among for p in plans]}, indent=1) + "\n").encode(),
     )
-    made = {plan.among: each for plan, (each, _) in zip(plans, _run(plans, jobs, progress), strict=True)}
+    made = {plan.among: each for plan, (each, _) in zip(plans, _run(plans, jobs, progress, on), strict=True)}
     return made, write_across(made, out)
 
 
-def _run(plans: Sequence[Plan], jobs: int, progress: bool | None) -> list[tuple[Found, Path]]:
+def _run(
+    plans: Sequence[Plan], jobs: int, progress: bool | None, on: Place | None
+) -> list[tuple[Found, Path]]:
     for plan in plans:
         plan.out.mkdir(parents=True, exist_ok=True)
         write_whole(plan.out / PLAN, (json.dumps(_about(plan), indent=1) + "\n").encode())
     trials = [c for plan in plans for own in plan.trials.values() for c, _ in own if not c.finished]
     later = [_kind(cell) for plan in plans for cell in plan.cells if trials and not cell.finished]
-    run_long_jobs(trials, jobs, progress, kind=_kind, later=later)
+    run_long_jobs(trials, jobs, progress, kind=_kind, later=later, on=on, stand=_stand)
     plans = [_tuned(plan) for plan in plans]
     for plan in plans:
         _check_folder(plan)
     cells = [cell for plan in plans for cell in plan.cells if not cell.finished]
-    run_long_jobs(cells, jobs, progress, kind=_kind)
+    run_long_jobs(cells, jobs, progress, kind=_kind, on=on, stand=_stand)
     made = [(found(plan), plan.out) for plan in plans]
     return [(each, write(each, out)) for each, out in made]
 
@@ -541,6 +582,34 @@ def _improving(run: RunFiles, plan: Plan) -> bool:
     return best is not None and still_improving(run.records, best)
 
 
+def status(plans: Sequence[Plan], states: Mapping[str, State]) -> list[tuple[str, str, str]]:
+    """Return for each trial and run its name, how it stands, and how many of its rounds are finished.
+
+    Args:
+        plans: what is compared.
+        states: of those that run elsewhere, by name, as of ``Place.states``.
+    """
+    cells = [c for plan in plans for own in plan.trials.values() for c, _ in own]
+    cells += [cell for plan in plans for cell in plan.cells]
+    stands = [cell.stand for cell in cells]
+    rounds = ["" if stand is None else f"{stand.done:g} of {stand.total}" for stand in stands]
+    return [(c.name, _how(c, states.get(c.name)), done) for c, done in zip(cells, rounds, strict=True)]
+
+
+def _how(cell: Cell, state: State | None) -> str:
+    if (cell.folder / FAULT).exists():
+        return "diverged"
+    if cell.finished:
+        return "finished"
+    if cell.begun and in_use(cell.folder):
+        return "running"
+    return state or ("stopped" if cell.begun else "not begun")
+
+
+def _stand(cell: Cell) -> Stand | None:
+    return cell.stand
+
+
 def _kind(cell: Cell) -> str:
     """Return what cells have in common that take about as long: method and data set."""
     return f"{cell.among}/{cell.label}"
@@ -560,7 +629,7 @@ def _trials(plan: Plan, variant: Variant, number: int) -> Iterator[tuple[Cell, S
     bounds = config.method.optimizer.bounds if config.method.optimizer else ()  # a method's own come again
     optimizer = replace(method.client.phases[0].optimizer, bounds=bounds)
     for n, (tried, settings) in enumerate(trials(config, optimizer, number)):
-        folder = plan.out / "trials" / f"{_folder_name(config.name)}-{n}"
+        folder = plan.out / TRIED / f"{_folder_name(config.name)}-{n}"
         yield Cell(config.name, tried, folder, plan.folder, plan.among), settings
 
 

@@ -15,12 +15,15 @@ from concurrent.futures import as_completed
 from multiprocessing.queues import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.experiments.forecast import Forecast
+from fedkeep.experiments.places import LostError, Place
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import Stand, tell_elsewhere
 
 EVERY = 300.0  # seconds between two lines about what runs
+RETRIES = 3
+"""How often a job that is lost elsewhere is sent again, unless it has come further meanwhile."""
 
 
 class LongJob(Protocol):
@@ -47,6 +50,8 @@ def run_long_jobs(
     *,
     kind: Callable[[Job], str] = lambda job: "",
     later: Iterable[str] = (),
+    on: Place | None = None,
+    stand: Callable[[Job], Stand | None] = lambda job: None,
 ) -> None:
     """Compute jobs, ``workers`` at a time.
 
@@ -57,11 +62,16 @@ def run_long_jobs(
         finished: called after every job.
         kind: of a job; those of one kind take about as long.
         later: the kinds of jobs that come after these, whose time is told too.
+        on: where they run; None: here.
+        stand: how far a job has come that runs elsewhere, as its folder tells.
 
     Raises:
         FedkeepError: of the first that failed, after those that ran beside it; those that wait are not begun.
-        RunError: a process was killed.
+        RunError: a process was killed; elsewhere, one job so often that it was given up.
     """
+    if on is not None:
+        _run_elsewhere(on, jobs, workers, progress, finished, kind, later, stand)
+        return
     if workers <= 1 or len(jobs) <= 1:
         forecast = Forecast([*map(kind, jobs), *later])
         for number, job in enumerate(jobs, 1):
@@ -73,9 +83,7 @@ def run_long_jobs(
                 finished()
         return
     queue: SimpleQueue[Any] = multiprocessing.get_context("spawn").SimpleQueue()
-    shows = _Bars if (sys.stderr.isatty() if progress is None else progress) else _Lines
-    kinds = {job.name: kind(job) for job in jobs}
-    board = shows(len(jobs), Forecast([*kinds.values(), *later], workers), kinds)
+    board = _board(jobs, workers, progress, kind, later)
     listener = threading.Thread(target=_listen, args=(queue, board), name="progress of jobs", daemon=True)
     listener.start()
     try:
@@ -92,6 +100,86 @@ def run_long_jobs(
         queue.put(None)
         listener.join()
         board.close()
+
+
+def _run_elsewhere(
+    on: Place,
+    jobs: Sequence[Job],
+    workers: int,
+    progress: bool | None,
+    finished: Callable[[], object] | None,
+    kind: Callable[[Job], str],
+    later: Iterable[str],
+    stand: Callable[[Job], Stand | None],
+) -> None:
+    """Let a place compute jobs; one that is lost is sent again, thrice without any progress of its own."""
+    left, tries, faults = {job.name: job for job in jobs}, dict[str, int](), dict[str, FedkeepError]()
+    before = {name: _done(stand(job)) for name, job in left.items()}
+    board = _board(jobs, max(workers, 1), progress, kind, later)
+    try:
+        on.send(jobs)
+        while left:
+            for name, state in on.states().items():
+                if state == "running" and name in left:
+                    board.comes(name, stand(left[name]))
+            for name, error in on.ended():
+                if name not in left:  # an earlier call's, that this one does not want
+                    continue
+                if isinstance(error, LostError):
+                    came = _done(stand(left[name]))
+                    tries[name] = 1 if came > before[name] else tries.get(name, 0) + 1
+                    before[name] = came
+                    if tries[name] <= RETRIES:
+                        board.say(f"{name} is lost, and is sent again. {error}")
+                        on.send([left[name]])
+                        continue
+                del left[name]
+                board.comes(name, None)  # it may be over before it was seen to run
+                if error is not None:
+                    faults[name] = error
+                    board.failed(name)
+                    continue
+                board.finished(name)
+                if finished is not None:
+                    finished()
+    except BaseException as stop:
+        cancel = not isinstance(stop, KeyboardInterrupt) or _asked_to_cancel()
+        if said := on.leave(cancel):
+            board.say(said)
+        raise
+    finally:
+        board.close()
+    for name, error in faults.items():
+        raise RunError(
+            f"{name}: {error}{f' {len(faults) - 1} more failed.' if faults.keys() - {name} else ''}"
+        )
+
+
+def _done(stand: Stand | None) -> float:
+    return 0.0 if stand is None else stand.done
+
+
+def _asked_to_cancel() -> bool:
+    """Ask whether jobs elsewhere are to end too, where somebody can be asked; else they go on."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    _say("Cancel the jobs that run elsewhere, too? [y/N] ")
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        return False
+
+
+def _board(
+    jobs: Sequence[Job],
+    workers: int,
+    progress: bool | None,
+    kind: Callable[[Job], str],
+    later: Iterable[str],
+) -> _Lines:
+    shows = _Bars if (sys.stderr.isatty() if progress is None else progress) else _Lines
+    kinds = {job.name: kind(job) for job in jobs}
+    return shows(len(jobs), Forecast([*kinds.values(), *later], workers), kinds)
 
 
 _QUEUE: list[SimpleQueue[Any]] = []  # of a worker process
@@ -121,6 +209,7 @@ class _Lines:
         self.forecast, self.kinds = forecast, kinds
         self.last = self.began
         self.running: dict[str, Stand] = {}
+        self.begun: set[str] = set()
         self.over: set[str] = set()
         self.lock = threading.Lock()
 
@@ -133,6 +222,14 @@ class _Lines:
                 self.running[name] = stand
                 self.forecast.came(name, stand.done / stand.total if stand.total else 0.0, stand.title)
                 self.show(name)
+
+    def comes(self, name: str, stand: Stand | None) -> None:
+        """Take note of how far a job has come that runs elsewhere, from the first time it is seen to run."""
+        if name not in self.running and name not in self.begun:
+            self.begun.add(name)
+            self.told(name, None)
+        if stand is not None:
+            self.told(name, stand)
 
     def finished(self, name: str) -> None:
         """Say that a job is finished."""

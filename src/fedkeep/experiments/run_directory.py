@@ -435,6 +435,15 @@ def is_lockable(folder: Path) -> bool:
     return path.exists() and os.access(path, os.W_OK)
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process is at work on a run."""
+    try:
+        locked(folder).release()
+    except RunError:
+        return True
+    return False
+
+
 def locked(folder: Path) -> FileLock:
     """Return a folder's lock, held.
 

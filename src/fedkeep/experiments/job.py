@@ -1,0 +1,45 @@
+"""A long job that a scheduler begins on any machine: ``python -m fedkeep.experiments.job FILE``.
+
+The file is what `places` wrote. A run that was begun before goes on; the exit status is 0 where the job is finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.experiments.comparing import Cell
+from fedkeep.version import NUMERICS, __version__
+
+KINDS = {Cell.__name__: Cell}
+
+
+def main(file: Path) -> None:
+    """Compute the job of a file, with as many threads as Slurm gives it.
+
+    Raises:
+        ConfigError: it was written by another fedkeep.
+        FedkeepError: the job's own.
+    """
+    about = json.loads(file.read_text(encoding="utf-8"))
+    if (there := (about["fedkeep"], about["numerics"])) != (ours := (__version__, NUMERICS)):
+        raise ConfigError(
+            "{file} is of fedkeep {there}, and this machine has {ours}. Install the same on all machines.",
+            file=file,
+            there=there,
+            ours=ours,
+        )
+    torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
+    KINDS[about["kind"]].from_plain(about["job"])(alone=False, progress=False)
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except FedkeepError as error:
+        sys.exit(f"Error: {error}")

@@ -1,0 +1,427 @@
+"""Where long jobs run: as jobs of Slurm, as tasks of Ray, or in whatever a ``concurrent.futures.Executor`` stands for.
+
+A place is named by a text: ``slurm``; ``ray``, or ``ray://HOST:PORT``; or ``package.module:function``, a function without
+arguments that returns an executor. In processes of this machine jobs run without any, see ``long_jobs``.
+
+Of Slurm nothing but ``sbatch``, ``squeue`` and ``scancel`` is used. A job is a file of JSON in a folder that all nodes
+share, read by ``fedkeep.experiments.job``, so nothing is unpickled. Ray and executors hand jobs over by their own means,
+most by pickling, among processes that trust each other.
+
+The shared folder must be one where a file that is renamed is there whole, and under its new name alone, for whoever
+looks next on any node, and where one process at a time gets a lock on a file (NFS 4 does both).
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from fedkeep.core.errors import ConfigError, FedkeepError, RunError, first_line
+from fedkeep.core.extras import installing
+from fedkeep.core.files import write_whole
+from fedkeep.experiments.plugins import imported
+from fedkeep.version import NUMERICS, __version__
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.long_jobs import LongJob
+
+State = Literal["waiting", "running", "over"]
+POLL = 5.0
+"""Seconds between two looks at what runs."""
+SURE = 3
+"""Looks that must agree that a job is gone, as a shared folder shows its last file late."""
+LAST_LINES = 15
+
+
+class LostError(RunError):
+    """A job is gone without a word: it was killed, or the machine that it ran on is down."""
+
+
+@runtime_checkable
+class Written(Protocol):
+    """A long job that can be read again by another process, see ``fedkeep.experiments.job``."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return all that it is, as JSON holds it."""
+        ...
+
+
+class Place(Protocol):
+    """Takes jobs, and says of each how it ended."""
+
+    def send(self, jobs: Sequence[LongJob]) -> None:
+        """Let jobs run; of those that run there already, none is sent again.
+
+        Raises:
+            ConfigError: the place is not to be had as it is.
+        """
+        ...
+
+    def ended(self) -> list[tuple[str, FedkeepError | None]]:
+        """Wait for a while, and return which jobs have ended, each with its error.
+
+        A ``LostError`` says that it can be sent again.
+        """
+        ...
+
+    def states(self) -> Mapping[str, State]:
+        """Return how those stand that were sent and have not ended."""
+        ...
+
+    def leave(self, cancel: bool) -> str:
+        """Wait for nothing any more, and return what to say of jobs that go on; ``cancel``: none does."""
+        ...
+
+
+def place(named: str, folder: Path, *, most: int | None = None, options: str = "") -> Place:
+    """Return a place by its name.
+
+    Args:
+        named: see the module.
+        folder: shared by all machines; Slurm's jobs and what they print lie in its folder ``slurm``.
+        most: how many jobs run at a time; None: as many as the place lets.
+        options: of ``sbatch``, e.g. ``--partition=gpu --time=2:00:00``; for Slurm alone.
+
+    Raises:
+        ConfigError: there is none of this name, or it cannot be reached from here.
+    """
+    if named == "slurm":
+        return Slurm(folder.absolute() / "slurm", _split(options), most)
+    if options:
+        raise ConfigError("--slurm has options of sbatch: say --on slurm, or leave it out.")
+    if named == "ray" or named.startswith("ray://"):
+        return Futures(lambda: _Ray(named), most)
+    if ":" not in named:
+        raise ConfigError(
+            "--on wants local, slurm, ray, ray://HOST:PORT, or a function that returns an executor, as "
+            "package.module:function; got {got!r}.",
+            got=named,
+        )
+    return Futures(lambda: _executor(named), most)
+
+
+def _split(options: str) -> list[str]:
+    try:
+        return shlex.split(options)
+    except ValueError as error:
+        raise ConfigError(
+            "--slurm wants options as sbatch takes them; got {got!r}: {why}.", got=options, why=error
+        ) from error
+
+
+def _executor(named: str) -> Executor:
+    made = imported("--on", named)()
+    if not isinstance(made, Executor):
+        raise ConfigError(
+            "--on: {named} returned a {got}, and a concurrent.futures.Executor is wanted.",
+            named=named,
+            got=type(made).__name__,
+        )
+    return made
+
+
+def _compute(job: LongJob) -> None:
+    job(alone=False, progress=False)
+
+
+class Futures:
+    """The workers of an executor.
+
+    Args:
+        make: returns the executor; called again where one is broken.
+        most: as for ``place``.
+    """
+
+    def __init__(self, make: Callable[[], Executor], most: int | None) -> None:
+        self._make, self._most = make, most
+        self._executor = make()
+        self._waiting: list[LongJob] = []
+        self._sent: dict[Future[None], str] = {}
+
+    def send(self, jobs: Sequence[LongJob]) -> None:
+        """Let jobs run, at most so many at a time."""
+        self._waiting += jobs
+        while self._waiting and (self._most is None or len(self._sent) < self._most):
+            try:
+                future = self._executor.submit(_compute, self._waiting[0])
+            except BrokenExecutor:
+                self._executor = self._make()
+                continue
+            self._sent[future] = self._waiting.pop(0).name
+
+    def ended(self) -> list[tuple[str, FedkeepError | None]]:
+        """Return which jobs have ended; one whose worker died is lost."""
+        over, _ = wait(self._sent, POLL, FIRST_COMPLETED)
+        found = [(self._sent.pop(one), _error(one)) for one in sorted(over, key=lambda f: self._sent[f])]
+        self.send(())
+        return found
+
+    def states(self) -> dict[str, State]:
+        """Return how those stand that have not ended."""
+        return {name: "running" if one.running() else "waiting" for one, name in self._sent.items()} | {
+            job.name: "waiting" for job in self._waiting
+        }
+
+    def leave(self, cancel: bool) -> str:
+        """Let the executor end; its jobs end with the process that made it."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        return ""
+
+
+def _error(future: Future[None]) -> FedkeepError | None:
+    try:
+        future.result()
+    except FedkeepError as error:
+        return error
+    except (BrokenExecutor, CancelledError) as error:
+        return LostError(f"Its worker is gone: {error or type(error).__name__}.")
+    return None
+
+
+class _Ray(Executor):
+    """Ray's tasks as an executor.
+
+    Args:
+        named: ``ray``, or the address of a cluster, ``ray://HOST:PORT``.
+    """
+
+    def __init__(self, named: str) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigError(f"--on {named} needs Ray. {installing('ray')}") from error
+        self._ray = ray
+        if not ray.is_initialized():
+            try:
+                ray.init(
+                    address=None if named == "ray" else named, log_to_driver=False, logging_level="error"
+                )
+            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+                raise ConfigError(
+                    "--on {named}: there is no Ray cluster: {why}. Begin one with ray start --head.",
+                    named=named,
+                    why=error,
+                ) from error
+        self._call = ray.remote(max_retries=0)(_compute)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin a task; the future's error is the task's own, or BrokenExecutor where its worker died."""
+        from ray.exceptions import RayError, RayTaskError
+
+        found: Future[Any] = Future()
+
+        def over(one: Future[Any]) -> None:
+            error = one.exception()
+            if error is None:
+                found.set_result(one.result())
+            elif isinstance(error, RayTaskError):
+                found.set_exception(error.cause)
+            else:
+                found.set_exception(BrokenExecutor(str(error)) if isinstance(error, RayError) else error)
+
+        found.set_running_or_notify_cancel()
+        self._call.remote(*args, **kwargs).future().add_done_callback(over)
+        return found
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster; what this process began there ends."""
+        self._ray.shutdown()
+
+
+SCRIPT = """#!/bin/bash
+cd {folder} || exit 1
+name=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {names})
+cd {here} || exit 1
+{python} -m fedkeep.experiments.job {folder}/"$name".json
+status=$?
+[ $status -lt 128 ] && echo $status > {folder}/"$name".part && mv {folder}/"$name".part {folder}/"$name".ended
+"""
+"""A task of an array. What a signal ended leaves no status, as what is killed with this script."""
+LARGEST = 1000
+"""Tasks of an array; Slurm takes 1,001 by default."""
+OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+ACTIVE = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
+
+
+@dataclass
+class _Sent:
+    """A job of Slurm's.
+
+    Attributes:
+        id: Slurm's, e.g. ``12_3``.
+        state: when it was last looked at.
+        missed: looks in a row that did not find it.
+    """
+
+    id: str
+    state: State = "waiting"
+    missed: int = 0
+
+
+class Slurm:
+    """Jobs of Slurm, sent as arrays.
+
+    A job leaves a file ``NAME.ended`` with its exit status; without it, and gone from ``squeue``, it is lost: killed, out
+    of time, or its node is down. What was sent is written down, so a later call finds the jobs that still run.
+
+    Args:
+        folder: of jobs and what they print, shared by all nodes.
+        options: of ``sbatch``.
+        most: jobs at a time; None: no limit.
+
+    Raises:
+        ConfigError: Slurm's commands are not here.
+    """
+
+    def __init__(self, folder: Path, options: Sequence[str], most: int | None) -> None:
+        if missing := [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]:
+            raise ConfigError(
+                "--on slurm: there is no {missing} here. Call it where Slurm's commands are, on a login node.",
+                missing=missing[0],
+            )
+        self.folder, self.options, self.most = folder, options, most
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._sent: dict[str, _Sent] = {}
+        if self._book.exists():
+            known: dict[str, str] = json.loads(self._book.read_text(encoding="utf-8"))
+            self._sent = {name: _Sent(id) for name, id in known.items()}
+
+    def send(self, jobs: Sequence[LongJob]) -> None:
+        """Submit jobs, but for those that an earlier call sent and that still run.
+
+        Raises:
+            ConfigError: Slurm refuses them, or one cannot be written as a file.
+        """
+        self._look()
+        new = []
+        for job in jobs:
+            name, content = _file(job.name), _written(job)
+            path, one = self.folder / f"{name}.json", self._sent.get(name)
+            if one is None or one.state == "over" or path.read_bytes() != content:
+                write_whole(path, content)
+                (self.folder / f"{name}.ended").unlink(missing_ok=True)
+                new.append(name)
+        for start in range(0, len(new), LARGEST):
+            some = new[start : start + LARGEST]
+            number = self._submitted(some)
+            self._sent |= {name: _Sent(f"{number}_{place}") for place, name in enumerate(some)}
+        self._note()
+
+    def ended(self) -> list[tuple[str, FedkeepError | None]]:
+        """Return which jobs have ended."""
+        time.sleep(POLL)
+        self._look()
+        over = [name for name, one in self._sent.items() if one.state == "over"]
+        found = [(_job(name), self._error(name, self._sent.pop(name))) for name in over]
+        if found:
+            self._note()
+        return found
+
+    def states(self) -> dict[str, State]:
+        """Return how those stand that were sent, by an earlier call too, and have not ended."""
+        self._look()
+        return {_job(name): one.state for name, one in self._sent.items() if one.state != "over"}
+
+    def leave(self, cancel: bool) -> str:
+        """Wait for nothing any more, and return what to say of the jobs that are there."""
+        ids = [one.id for one in self._sent.values() if one.state != "over"]
+        if not ids:
+            return ""
+        if cancel:
+            _called(["scancel", *ids])
+            return f"{len(ids)} jobs of Slurm are cancelled."
+        return f"{len(ids)} jobs of Slurm go on. End them with: scancel {' '.join(sorted({i.partition('_')[0] for i in ids}))}"
+
+    @property
+    def _book(self) -> Path:
+        return self.folder / "sent.json"
+
+    def _note(self) -> None:
+        write_whole(self._book, json.dumps({n: one.id for n, one in self._sent.items()}).encode())
+
+    def _submitted(self, names: Sequence[str]) -> str:
+        """Submit an array, and return its number."""
+        listed = f"array-{time.time_ns()}"
+        write_whole(self.folder / listed, "".join(f"{name}\n" for name in names).encode())
+        script = SCRIPT.format(
+            folder=shlex.quote(str(self.folder)),
+            names=shlex.quote(listed),
+            here=shlex.quote(os.getcwd()),
+            python=shlex.quote(sys.executable),
+        )
+        most = "" if self.most is None else f"%{self.most}"
+        given = ["--job-name=fedkeep", "--requeue", "--open-mode=append", f"--output={self.folder}/%A_%a.out"]
+        given += [f"--array=0-{len(names) - 1}{most}", *self.options]
+        for more in (["--test-only"], ["--parsable"]):
+            done = _called(["sbatch", *more, *given], script)
+            if done.returncode:
+                raise ConfigError(
+                    "Slurm does not take these jobs: {why}. Its options are given with --slurm.",
+                    why=first_line(RuntimeError(done.stderr.strip() or done.stdout.strip()), 300).rstrip("."),
+                )
+        return done.stdout.strip().partition(";")[0]
+
+    def _look(self) -> None:
+        """See how the jobs stand; what cannot be asked now stays as it was."""
+        asked = _called(["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i %T"])
+        found = dict(line.split()[:2] for line in asked.stdout.splitlines() if line.strip())
+        for name, one in self._sent.items():
+            if (self.folder / f"{name}.ended").exists():
+                one.state = "over"
+            elif asked.returncode:
+                continue
+            elif found.get(one.id, "COMPLETED") in OVER:
+                one.missed += 1
+                if one.missed >= SURE:
+                    one.state = "over"
+            else:
+                one.missed, one.state = 0, "running" if found[one.id] in ACTIVE else "waiting"
+
+    def _error(self, name: str, one: _Sent) -> FedkeepError | None:
+        path, log = self.folder / f"{name}.ended", self.folder / f"{one.id}.out"
+        if path.exists() and path.read_text(encoding="utf-8").strip() == "0":
+            return None
+        said = ""
+        if log.exists():
+            said = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
+        if path.exists():
+            return RunError(f"Its job of Slurm, {one.id}, failed:\n{said}")
+        if not log.exists():
+            said = f"{self.folder} has nothing of it: does its node see that folder?"
+        return LostError(
+            f"Its job of Slurm, {one.id}, ended without a word: killed, out of time or memory.\n{said}"
+        )
+
+
+def _called(command: Sequence[str], script: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+
+
+def _file(name: str) -> str:
+    """Return a job's name as that of a file."""
+    return name.replace("/", ",")
+
+
+def _job(file: str) -> str:
+    return file.replace(",", "/")
+
+
+def _written(job: LongJob) -> bytes:
+    if not isinstance(job, Written):
+        raise ConfigError(
+            "--on slurm: {name} cannot be written down for another machine. Take ray, or an executor.",
+            name=job.name,
+        )
+    about = {"fedkeep": __version__, "numerics": NUMERICS, "kind": type(job).__name__, "job": job.to_plain()}
+    return (json.dumps(about, indent=1) + "\n").encode()

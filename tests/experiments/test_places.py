@@ -1,0 +1,347 @@
+"""Places for long jobs: what they are asked, what becomes of jobs that are lost, and what is refused before it begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.experiments import long_jobs, places
+from fedkeep.experiments.comparing import Cell, Plan, plan, run, status
+from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.job import main
+from fedkeep.experiments.long_jobs import run_long_jobs
+from fedkeep.experiments.places import Futures, LostError, Slurm, place
+from fedkeep.experiments.progress import Stand
+from fedkeep.report.runs import read_run
+from tests.experiments.test_comparing import TOY
+
+
+@dataclass(frozen=True)
+class Errand:
+    """Leaves a file, or fails as it is told."""
+
+    name: str
+    folder: Path
+    does: str = ""
+
+    def __call__(self, *, alone: bool, progress: bool | None) -> None:
+        if self.does == "fail":
+            raise ConfigError(f"{self.name} has no data.")
+        if self.does == "die" and not (self.folder / "died").exists():
+            (self.folder / "died").touch()
+            os._exit(9)
+        (self.folder / self.name).write_text(f"{os.getpid()} {alone} {progress}")
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+def in_processes() -> Executor:
+    return ProcessPoolExecutor(2)
+
+
+def in_threads() -> Executor:
+    return ThreadPoolExecutor(2)
+
+
+def no_executor() -> str:
+    return "none"
+
+
+def elsewhere(on: Any, jobs: list[Any], **more: Any) -> None:
+    run_long_jobs(jobs, 1, False, on=on, **more)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "POLL", 0.01)
+
+
+def test_an_executor_of_ones_own_computes_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[int] = []
+    on = place(f"{__name__}:in_threads", tmp_path, most=1)
+    elsewhere(on, [Errand(name, tmp_path) for name in "abc"], finished=lambda: seen.append(1))
+    assert [(tmp_path / name).read_text() for name in "abc"] == [f"{os.getpid()} False False"] * 3
+    assert len(seen) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" finished")[0] for line in lines] == ["1 of 3", "2 of 3", "3 of 3"]
+
+
+def test_a_job_whose_worker_dies_is_sent_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere(Futures(in_processes, None), [Errand("a", tmp_path, "die"), Errand("b", tmp_path)])
+    assert all((tmp_path / name).exists() for name in "ab")
+    assert "a is lost, and is sent again." in capsys.readouterr().err
+
+
+def test_of_jobs_that_fail_the_first_is_told_after_the_others_are_done(tmp_path: Path) -> None:
+    several = [Errand("bad", tmp_path, "fail"), Errand("worse", tmp_path, "fail"), Errand("good", tmp_path)]
+    with pytest.raises(RunError, match=r"(?s)bad.*1 more failed"):
+        elsewhere(Futures(in_threads, None), several)
+    assert (tmp_path / "good").exists()
+
+
+@dataclass
+class Losing:
+    """A place that loses every job but counts how often it was sent; each comes ``further`` before."""
+
+    further: dict[str, int] = field(default_factory=dict)
+    sent: list[str] = field(default_factory=list)
+    left: list[bool] = field(default_factory=list)
+
+    def send(self, jobs: Any) -> None:
+        self.sent += [job.name for job in jobs]
+
+    def ended(self) -> list[tuple[str, Any]]:
+        name = self.sent[-1]
+        return [(name, LostError("gone") if len(self.sent) < self.further.get(name, 99) else None)]
+
+    def states(self) -> dict[str, Any]:
+        return {self.sent[-1]: "running"}
+
+    def leave(self, cancel: bool) -> str:
+        self.left.append(cancel)
+        return ""
+
+
+def test_a_job_that_is_lost_thrice_more_is_given_up(tmp_path: Path) -> None:
+    on = Losing()
+    with pytest.raises(RunError, match="a: gone"):
+        elsewhere(on, [Errand("a", tmp_path)])
+    assert on.sent == ["a"] * (1 + long_jobs.RETRIES)
+
+
+def test_a_job_that_comes_further_each_time_is_sent_until_it_is_done(tmp_path: Path) -> None:
+    on = Losing({"a": 8})
+    elsewhere(on, [Errand("a", tmp_path)], stand=lambda job: Stand("rounds", len(on.sent), 8))
+    assert on.sent == ["a"] * 8
+
+
+def test_an_interruption_leaves_jobs_and_an_error_cancels_them(tmp_path: Path) -> None:
+    class Stops(Losing):
+        error: BaseException = KeyboardInterrupt()
+
+        def ended(self) -> list[tuple[str, Any]]:
+            raise self.error
+
+    on = Stops()
+    with pytest.raises(KeyboardInterrupt):
+        elsewhere(on, [Errand("a", tmp_path)])  # nobody can be asked here
+    on.error = OSError("the disk is full")
+    with pytest.raises(OSError, match="full"):
+        elsewhere(on, [Errand("a", tmp_path)])
+    assert on.left == [False, True]
+
+
+@pytest.mark.parametrize("named", ["cluster", "ray//x", f"{__name__}:missing", f"{__name__}:no_executor"])
+def test_a_place_that_is_none_is_refused(tmp_path: Path, named: str) -> None:
+    with pytest.raises(ConfigError, match="--on"):
+        place(named, tmp_path)
+
+
+def test_options_of_slurm_are_for_slurm(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--slurm"):
+        place("ray", tmp_path, options="--time=1")
+
+
+SBATCH = """#!{python}
+import json, os, re, subprocess, sys
+from pathlib import Path
+home, script = Path(r"{home}"), sys.stdin.read()
+given = dict(a.partition("=")[::2] for a in sys.argv[1:])
+if given.get("--partition") == "none":
+    sys.exit("sbatch: error: invalid partition specified: none")
+if "--test-only" in given:
+    sys.exit()
+number = len(list(home.glob("call-*"))) + 1
+(home / f"call-{{number}}").write_text(json.dumps(sys.argv[1:]))
+first, last = re.match(r"(\\d+)-(\\d+)", given["--array"]).groups()
+names = (Path(given["--output"]).parent / re.search(r"array-\\d+", script).group()).read_text().split("\\n")
+for task in range(int(first), int(last) + 1):
+    name, told = names[task], json.loads((home / "does").read_text())
+    does = told.get(name, ["0"])
+    (home / "does").write_text(json.dumps(told | {{name: does[1:] or does}}))
+    if does[0] == "run":
+        out = Path(given["--output"].replace("%A", str(number)).replace("%a", str(task))).open("w")
+        subprocess.Popen(["bash", "-c", script], env=os.environ | {{"SLURM_ARRAY_TASK_ID": str(task)}},
+                         stdout=out, stderr=out, start_new_session=True)
+    elif does[0].isdigit():
+        Path(given["--output"]).parent.joinpath(f"{{name}}.ended").write_text(does[0])
+        Path(given["--output"]).parent.joinpath(f"{{number}}_{{task}}.out").write_text("Error: no data")
+    if does[0] in ("run", "stay"):
+        with (home / "queue").open("a") as file:
+            file.write(f"{{number}}_{{task}} RUNNING\\n")
+print(number)
+"""
+
+
+@dataclass
+class Cluster:
+    """A double of Slurm's commands: each job of a name ends with a status, vanishes, stays, or is run."""
+
+    home: Path
+
+    def does(self, **jobs: list[str]) -> None:
+        (self.home / "does").write_text(json.dumps(jobs))
+
+    @property
+    def calls(self) -> list[list[str]]:
+        return [json.loads(path.read_text()) for path in sorted(self.home.glob("call-*"))]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    home = tmp_path / "cluster"
+    home.mkdir()
+    (home / "queue").touch()
+    scripts = {
+        "sbatch": SBATCH.format(python=sys.executable, home=home),
+        "squeue": f"#!/bin/bash\ncat {home}/queue\n",
+        "scancel": f'#!/bin/bash\necho "$@" > {home}/cancelled\n',
+    }
+    for name, text in scripts.items():
+        (home / name).write_text(text)
+        (home / name).chmod(0o700 | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
+    found = Cluster(home)
+    found.does()
+    return found
+
+
+def test_slurm_takes_all_jobs_as_one_array(tmp_path: Path, cluster: Cluster) -> None:
+    on = place("slurm", tmp_path, most=2, options="--time=10 --partition=gpu")
+    elsewhere(on, [Errand(name, tmp_path) for name in ("a", "among/b", "c")])
+    (call,) = cluster.calls
+    assert {"--array=0-2%2", "--time=10", "--partition=gpu", "--requeue"} <= {*call}
+    written = json.loads((tmp_path / "slurm" / "among,b.json").read_text())
+    assert (written["kind"], written["job"]) == ("Errand", {"name": "among/b"})
+
+
+def test_a_job_that_vanishes_is_sent_again_and_one_that_fails_is_not(
+    tmp_path: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.does(a=["vanish", "0"], b=["1"])
+    with pytest.raises(RunError, match="(?s)b: .*no data"):
+        elsewhere(place("slurm", tmp_path), [Errand("a", tmp_path), Errand("b", tmp_path)])
+    assert len(cluster.calls) == 2
+    assert "a is lost, and is sent again." in capsys.readouterr().err
+
+
+def test_jobs_of_an_earlier_call_are_followed_and_not_sent_again(tmp_path: Path, cluster: Cluster) -> None:
+    cluster.does(a=["stay"], b=["stay"])
+    jobs = [Errand("a", tmp_path), Errand("b", tmp_path)]
+    first = Slurm(tmp_path / "slurm", [], None)
+    first.send(jobs)
+    assert "scancel 1" in first.leave(False)
+    later = Slurm(tmp_path / "slurm", [], None)
+    assert later.states() == {"a": "running", "b": "running"}
+    later.send(jobs)
+    assert len(cluster.calls) == 1
+    (tmp_path / "slurm" / "a.ended").write_text("0")
+    assert later.ended() == [("a", None)]
+    later.leave(True)
+    assert (cluster.home / "cancelled").read_text().split() == ["1_1"]
+
+
+def test_a_job_with_other_settings_is_sent_though_one_of_its_name_runs(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    cluster.does(a=["stay"])
+    on = Slurm(tmp_path / "slurm", [], None)
+    on.send([Errand("a", tmp_path)])
+    (tmp_path / "slurm" / "a.json").write_text("{}")
+    on.send([Errand("a", tmp_path)])
+    assert len(cluster.calls) == 2
+
+
+def test_what_slurm_refuses_is_told_before_anything_is_sent(tmp_path: Path, cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="invalid partition"):
+        elsewhere(place("slurm", tmp_path, options="--partition=none"), [Errand("a", tmp_path)])
+    assert not cluster.calls
+
+
+def test_slurm_wants_its_commands_and_jobs_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster
+) -> None:
+    @dataclass(frozen=True)
+    class Unwritten:
+        name: str = "u"
+
+        def __call__(self, *, alone: bool, progress: bool | None) -> None: ...
+
+    with pytest.raises(ConfigError, match="cannot be written"):
+        elsewhere(place("slurm", tmp_path), [Unwritten()])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="no sbatch"):
+        place("slurm", tmp_path)
+
+
+def toy(out: Path, **more: Any) -> Plan:
+    return plan([parse_config(TOY)], ["furl"], [0, 1], out, **more)
+
+
+def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
+    for cell in toy(tmp_path).cells:
+        assert Cell.from_plain(json.loads(json.dumps(cell.to_plain()))).to_plain() == cell.to_plain()
+
+
+def test_a_job_of_another_fedkeep_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"fedkeep": "0.0.1", "numerics": 1, "kind": "Cell", "job": {}}))
+    with pytest.raises(ConfigError, match="0.0.1"):
+        main(path)
+
+
+def test_a_cell_that_was_written_gives_the_same_run(tmp_path: Path) -> None:
+    here, there = toy(tmp_path / "here"), toy(tmp_path / "there")
+    (*_, one), (*_, other) = here.cells, there.cells
+    one(alone=False, progress=False)
+    Cell.from_plain(other.to_plain())(alone=False, progress=False)
+    records = [[r for r in read_run(c.folder).records if r.split != "time"] for c in (one, other)]
+    assert records[0] == records[1]
+    other.check()
+    assert other.stand == Stand("rounds", 2, 2)
+
+
+def test_the_status_of_each_run(tmp_path: Path) -> None:
+    made = toy(tmp_path, references=True)
+    first, second, *_ = made.cells
+    first(alone=False, progress=False)
+    rows = status([made], {second.name: "waiting"})
+    assert rows[0] == (first.name, "finished", "2 of 2")
+    assert rows[1] == (second.name, "waiting", "")
+    assert {state for _, state, _ in rows[2:]} == {"not begun"}
+
+
+@pytest.mark.slow
+def test_a_comparison_by_slurm_is_the_one_here(tmp_path: Path, cluster: Cluster) -> None:
+    here, there = toy(tmp_path / "here"), toy(tmp_path / "there")
+    cluster.does(**{cell.name: ["run"] for cell in there.cells})
+    run(here, 1, False)
+    run(there, 1, False, place("slurm", there.out))
+    for one, other in zip(here.cells, there.cells, strict=True):
+        first, second = ([r for r in read_run(c.folder).records if r.split != "time"] for c in (one, other))
+        assert first == second
+
+
+def test_a_future_that_is_broken_says_which_worker(tmp_path: Path) -> None:
+    class Broken(Executor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            found: Future[Any] = Future()
+            found.set_exception(BrokenExecutor("node 7 is down"))
+            return found
+
+    on = Futures(Broken, None)
+    on.send([Errand("a", tmp_path)])
+    ((name, error),) = on.ended()
+    assert name == "a"
+    assert isinstance(error, LostError)
+    assert "node 7" in str(error)
