@@ -40,7 +40,7 @@ COMMANDS = {
     "evaluate": ("--data", "--split", "--device"),
     "personalize": ("--data", "--client", "--k", "--device", "--out"),
     "report": ("--out", "--title", "--results"),
-    "reproduce": ("--data", "--seeds", "--only", "--workers"),
+    "reproduce": ("--data", "--seeds", "--only", "--jobs"),
 }
 KEYS = (
     "",

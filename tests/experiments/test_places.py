@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.experiments import long_jobs, places
+from fedkeep.experiments import long_jobs, places, sweeps
 from fedkeep.experiments.comparing import Cell, Plan, plan, run, status
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.job import main
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.places import Futures, LostError, Slurm, place
 from fedkeep.experiments.progress import Stand
+from fedkeep.experiments.sweeps.space import Range, Space
+from fedkeep.experiments.sweeps.trials import TrialJob
 from fedkeep.report.runs import read_run
 from tests.experiments.test_comparing import TOY
 
@@ -345,3 +347,19 @@ def test_a_future_that_is_broken_says_which_worker(tmp_path: Path) -> None:
     assert name == "a"
     assert isinstance(error, LostError)
     assert "node 7" in str(error)
+
+
+def test_a_trial_is_read_as_it_was_written(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    ranges = {
+        "method.optimizer.learning_rate": Range(low=0.01, high=1.0, log=True),
+        "method.batch_size": Range(choices=(8, 16)),
+    }
+    spaces = {"furl": Space(ranges=ranges, fixed={"run.cohort": "3"})}
+    made = sweeps.plan(parse_config(TOY), spaces, tmp_path, trials=2)
+    job = TrialJob(made, "furl", 1, None)
+    again = TrialJob.from_plain(json.loads(json.dumps(job.to_plain())))
+    assert again.to_plain() == job.to_plain()
+    assert again.sweep.about() == made.about()
+    assert again.sweep.spaces == spaces
+    assert again.name == job.name

@@ -23,6 +23,7 @@ from fedkeep.cli.settings import (
     ask_if_long,
     find_config,
     place_of,
+    seen_from,
 )
 from fedkeep.core.errors import ConfigError
 from fedkeep.report.wording import duration
@@ -108,9 +109,10 @@ def compare(
         for c, one in zip(configs, found, strict=True)
     ]
     sets = comparing.data_sets(
-        [(n, one.config, one.data_folder(data)) for n, one in zip(names, found, strict=True)]
+        [(n, one.config, seen_from(on, one.data_folder(data))) for n, one in zip(names, found, strict=True)]
     )
-    folder = out or Path("comparisons") / ("-".join(sets)[:80] if len(sets) > 1 else found[0].label)
+    named = "-".join(sets)[:80] if len(sets) > 1 else found[0].label
+    folder = seen_from(on, out or Path("comparisons") / named)
     grouped = comparing.read_groups(groups) if groups else None
     plans = comparing.plans(
         sets,

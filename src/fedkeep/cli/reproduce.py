@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import complain, say
-from fedkeep.cli.settings import DataOption
+from fedkeep.cli.settings import DataOption, JobsOption, OnOption, place_of
 from fedkeep.core.errors import ConfigError
 
 
@@ -34,9 +34,8 @@ def reproduce(
         str | None,
         typer.Option("--seeds", help="Seeds to run, e.g. 0,1,2; by default the reproduction's own."),
     ] = None,
-    workers: Annotated[
-        int, typer.Option("--workers", min=1, help="Runs at a time, each in a process of its own.")
-    ] = 1,
+    jobs: JobsOption = None,
+    on: OnOption = "local",
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,10 +69,11 @@ def reproduce(
         out,
         scale.value,
         parse_seeds(seeds),
-        workers,
+        jobs or 1,
         only=tuple(only or ()),
         finished=finished,
         changes=parse_overrides(settings or []),
+        on=place_of(on, out, jobs),
     )
     try:
         path = reproductions.reproduce(name, request)

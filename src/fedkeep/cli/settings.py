@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 
@@ -112,7 +112,7 @@ def ask_if_long(seconds: float, told: str, yes: bool) -> None:
         ask(f"{told} Begin?", f"{told} Fewer rounds, passes or runs take less.", yes)
 
 
-def place_of(on: str, folder: Path, jobs: int | None, slurm: str) -> Place | None:
+def place_of(on: str, folder: Path, jobs: int | None, slurm: str = "") -> Place | None:
     """Return the place that ``--on`` names; None: this machine.
 
     Raises:
@@ -123,6 +123,14 @@ def place_of(on: str, folder: Path, jobs: int | None, slurm: str) -> Place | Non
     if on == "local" and not slurm:
         return None
     return place(on, folder, most=jobs, options=slurm)
+
+
+Folder = TypeVar("Folder", Path, Path | None)
+
+
+def seen_from(on: str, folder: Folder) -> Folder:
+    """Return a folder as other machines find it: by its whole path, where runs are computed elsewhere."""
+    return folder if on == "local" or folder is None else folder.absolute()
 
 
 def at_round(run: Run, round: str) -> Run:

@@ -13,11 +13,16 @@ from fedkeep.cli.settings import (
     MOST_SEEDS,
     ConfigArgument,
     DataOption,
+    JobsOption,
+    OnOption,
     SetOption,
+    SlurmOption,
     YesOption,
     ask_if_long,
     find_config,
     needs,
+    place_of,
+    seen_from,
 )
 from fedkeep.core.errors import ConfigError
 from fedkeep.report.wording import duration
@@ -60,10 +65,9 @@ def sweep(
     prune: Annotated[
         Prune, typer.Option("--prune", help="How trials that fall behind on valid are ended early.")
     ] = Prune.median,
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", min=1, metavar="N", help="Trials at a time, each in a process of one core."),
-    ] = 1,
+    jobs: JobsOption = None,
+    on: OnOption = "local",
+    slurm: SlurmOption = "",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="The sweep's folder; by default sweeps/NAME.")
     ] = None,
@@ -95,24 +99,24 @@ def sweep(
     made = sweeps.plan(
         found.config,
         spaces,
-        out or Path("sweeps") / found.label,
+        seen_from(on, out or Path("sweeps") / found.label),
         trials=trials,
         seeds=seeds,
         prune=prune.value,
-        folder=found.data_folder(data),
+        folder=seen_from(on, found.data_folder(data)),
     )
     for method, own in spaces.items():
         for key, chosen_from in own.ranges.items():
             note(f"{method}: {key}: {chosen_from}")
     ask_if_long(
-        made.seconds / jobs,
-        f"This sweep would take at least {duration(made.seconds / jobs)}, by its trials.",
+        made.seconds / (jobs or 1),
+        f"This sweep would take at least {duration(made.seconds / (jobs or 1))}, by its trials.",
         yes,
     )
     if found.config.privacy is not None:
         complain("Note: every trial spends its own ε, and the choice among them is counted in none.")
     try:
-        sweeps.run(made, jobs)
+        sweeps.run(made, jobs or 1, on=place_of(on, made.out, jobs, slurm))
     except KeyboardInterrupt as stop:
         complain("Stopped. Call the same command again to go on; finished trials and rounds are kept.")
         raise typer.Exit(130) from stop

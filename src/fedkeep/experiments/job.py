@@ -14,9 +14,10 @@ import torch
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.experiments.comparing import Cell
+from fedkeep.experiments.sweeps.trials import TrialJob
 from fedkeep.version import NUMERICS, __version__
 
-KINDS = {Cell.__name__: Cell}
+KINDS: dict[str, type[Cell | TrialJob]] = {kind.__name__: kind for kind in (Cell, TrialJob)}
 
 
 def main(file: Path) -> None:

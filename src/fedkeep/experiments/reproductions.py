@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.experiments.places import Place
 from fedkeep.experiments.plugins import INSTALL_PAPERS, Offered
 
 GROUP = "fedkeep.reproductions"
@@ -28,23 +29,25 @@ class Request:
         out: the folder of results.
         scale: ``quick`` (minutes), ``medium`` (about an hour) or ``full`` (as long as in the paper).
         seeds: the seeds to run; None for the reproduction's own.
-        workers: how many runs at a time, each in a process of its own.
+        jobs: how many runs at a time, each in a process of its own.
         progress: True or False to force or forbid progress; None: on a terminal.
         only: patterns (as of file names: ``*``, ``?``, ``[]``) of runs; those that match none are left for another
             call. Empty: all runs.
         finished: run nothing, and write the results from the runs that are finished.
         changes: dotted keys and TOML values that replace settings of every run, e.g. other data of the same form.
+        on: where runs are computed; None: here.
     """
 
     data: Path | None
     out: Path
     scale: Scale = "quick"
     seeds: Sequence[int] | None = None
-    workers: int = 1
+    jobs: int = 1
     progress: bool | None = None
     only: Sequence[str] = ()
     finished: bool = False
     changes: Mapping[str, str] = field(default_factory=dict)
+    on: Place | None = None
 
     def wants(self, run: str) -> bool:
         """Tell whether a run of this name is to be computed, unless it is finished."""

@@ -291,7 +291,7 @@ def test_messages_are_read_before_cells_run_side_by_side(
 
     monkeypatch.setattr(table, "run_long_jobs", run_long_jobs)
     for only in (("*counts",), ("*counts", "*head-0")):
-        reproduce("channel-adapters", Request(folder.parent, tmp_path / "out", workers=2, only=only))
+        reproduce("channel-adapters", Request(folder.parent, tmp_path / "out", jobs=2, only=only))
     assert order == [
         "adapters-40-counts",
         "MiniLM reads all messages, which is kept",

@@ -260,7 +260,7 @@ def channel_adapters(request: Request) -> Path:
 
     if trained := [cell for cell in todo if cell.arm != "counts" and not cell.cache.exists()]:
         run_long_jobs([Reading(trained[0])])
-    run_long_jobs(todo, request.workers, request.progress, write)
+    run_long_jobs(todo, request.jobs, request.progress, write, on=request.on)
     return write()
 
 

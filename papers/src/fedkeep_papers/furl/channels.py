@@ -245,7 +245,7 @@ def channels(request: Request) -> Path:
 
     wanted = (cell for cell in cells if request.wants(cell.name) and not cell.fault.exists())
     todo = [cell for cell in wanted if cell.slot.read() is None]
-    run_long_jobs(todo, request.workers, request.progress, write)
+    run_long_jobs(todo, request.jobs, request.progress, write, on=request.on)
     return write()
 
 

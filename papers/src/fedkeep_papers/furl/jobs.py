@@ -19,6 +19,7 @@ from fedkeep.core.seeds import stream
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.long_jobs import run_long_jobs
+from fedkeep.experiments.places import Place
 from fedkeep.experiments.plugins import builtin_text
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import read_info
@@ -136,6 +137,7 @@ def run_jobs(
     workers: int = 1,
     progress: bool | None = None,
     finished: Callable[[], object] | None = None,
+    on: Place | None = None,
 ) -> None:
     """Run the jobs that are not finished, ``workers`` at a time; one that breaks down leaves ``fault.txt``.
 
@@ -144,11 +146,12 @@ def run_jobs(
         workers: how many at a time.
         progress: as for ``simulate``.
         finished: called after every job.
+        on: where they run; None: here.
 
     Raises:
         FedkeepError: a job failed for another reason than a loss that became NaN, or a round without enough clients.
     """
-    run_long_jobs([job for job in jobs if not is_finished(job.folder)], workers, progress, finished)
+    run_long_jobs([job for job in jobs if not is_finished(job.folder)], workers, progress, finished, on=on)
 
 
 def keep(job: JobSpec, slot: Slot[Kept]) -> None:

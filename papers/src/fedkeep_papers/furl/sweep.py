@@ -58,7 +58,9 @@ def sweep(request: Request) -> Path:
         )
         return markdown
 
-    jobs.run_jobs([s for s in specs if request.wants(s.name)], request.workers, request.progress, write)
+    jobs.run_jobs(
+        [s for s in specs if request.wants(s.name)], request.jobs, request.progress, write, request.on
+    )
     return write()
 
 

@@ -70,7 +70,9 @@ def table3(request: Request) -> Path:
     sheet.compute_untrained()
     for scene in SCENES:
         sheet.keep(scene)
-        jobs.run_jobs(sheet.missing(scene), request.workers, request.progress, partial(sheet.keep, scene))
+        jobs.run_jobs(
+            sheet.missing(scene), request.jobs, request.progress, partial(sheet.keep, scene), request.on
+        )
         if any(request.wants(name) for name in sheet.names(scene)):
             sheet.draw(scene)  # times are measured for some figures: those of other pieces stay
     ran = [p for p in sorted(sheet.runs.glob("*")) if jobs.is_finished(p) and not (p / "fault.txt").exists()]
@@ -136,7 +138,7 @@ class _Sheet:
         """Compute the wanted cells that need no training and are not there."""
         cells = {cell.slot.file: cell for cell in self.untrained.values() if self.request.wants(cell.name)}
         missing = [cell for cell in cells.values() if cell.slot.read() is None]
-        run_long_jobs(missing, self.request.workers, self.request.progress)
+        run_long_jobs(missing, self.request.jobs, self.request.progress, on=self.request.on)
         if missing:
             self.refer()
 

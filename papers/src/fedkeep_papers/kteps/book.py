@@ -288,7 +288,7 @@ class Book:
         wanted = [task for task in missing(tasks) if self.request.wants(task.name)]
         for task in wanted:
             task.check()
-        run_long_jobs(wanted, self.request.workers, self.request.progress, finished)
+        run_long_jobs(wanted, self.request.jobs, self.request.progress, finished, on=self.request.on)
 
     def make(
         self,

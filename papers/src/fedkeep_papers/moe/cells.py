@@ -32,6 +32,7 @@ from fedkeep.experiments.build import (
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.personalize import rooted
+from fedkeep.experiments.places import Place
 from fedkeep.experiments.run import Run, adapt_clients
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Method
@@ -282,6 +283,7 @@ def run_cells(
     workers: int = 1,
     progress: bool | None = None,
     wants: Callable[[str], bool] = lambda _: True,
+    on: Place | None = None,
 ) -> None:
     """Compute what is missing of all cells, as ``run_long_jobs`` does.
 
@@ -313,4 +315,4 @@ def run_cells(
                 ]
             )
         ]
-        run_long_jobs(missing, workers, progress)
+        run_long_jobs(missing, workers, progress, on=on)

@@ -266,7 +266,7 @@ def table(request: Request) -> Path:
         if slot.read() is None
     ]
     todo = [task for task in missing if request.wants(task.name)]
-    run_long_jobs(todo, request.workers, request.progress)
+    run_long_jobs(todo, request.jobs, request.progress, on=request.on)
     rows = []
     for split in PROTOCOLS:
         for scene in scenes:

@@ -180,7 +180,14 @@ class Sheet:
         request = self.request
         request.check([*self.names, *self.others])
         run_cells(
-            self.cells, request.data, self.folder, self.runs, request.workers, request.progress, request.wants
+            self.cells,
+            request.data,
+            self.folder,
+            self.runs,
+            request.jobs,
+            request.progress,
+            request.wants,
+            request.on,
         )
 
     def values(self, scene: Scene, way: Way, split: str) -> dict[int, float]:

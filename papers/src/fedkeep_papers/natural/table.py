@@ -38,7 +38,7 @@ def natural_users(request: Request) -> Path:
     known = [scene for scene in SCENES if sheet.source(scene, needed=bool(wanted[scene.name])) is not None]
     for scene in known:
         tasks = [sheet.run(cell) for cell in wanted[scene.name] if sheet.slot(cell).read() is None]
-        run_long_jobs(tasks, request.workers, request.progress, sheet.write)
+        run_long_jobs(tasks, request.jobs, request.progress, sheet.write, on=request.on)
         if not request.finished:
             sheet.keep(scene)
     return sheet.write()

@@ -195,7 +195,7 @@ def public_fashion(request: Request) -> Path:
         return write_results(request.out, name, rows, title="PFLlib's Fashion-MNIST", preamble=text)[1]
 
     todo = [cell for cell in cells.values() if request.wants(cell.name) and cell.slot.read() is None]
-    run_long_jobs(todo, request.workers, request.progress, write)
+    run_long_jobs(todo, request.jobs, request.progress, write, on=request.on)
     return write()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
@@ -99,6 +99,32 @@ class Sweep:
             self.configs[method].to_toml(), where, {key: value_text(v) for key, v in values.items()}
         )
 
+    def to_plain(self) -> dict[str, Any]:
+        """Return what a trial needs, as JSON holds it."""
+        return {
+            "out": str(self.out.absolute()),
+            "configs": {method: config.to_toml() for method, config in self.configs.items()},
+            "spaces": {m: {"ranges": s.plain(), "fixed": dict(s.fixed)} for m, s in self.spaces.items()},
+            "trials": self.trials,
+            "seeds": self.seeds,
+            "prune": self.prune,
+            "metric": self.metric,
+            "folder": None if self.folder is None else str(self.folder.absolute()),
+            "data": dict(self.data),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Return the sweep that ``to_plain`` wrote; ConfigError: a configuration is none."""
+        known = {
+            "out": Path(plain["out"]),
+            "configs": {m: parse_config(text, f"the sweep's {m}") for m, text in plain["configs"].items()},
+            "spaces": {m: Space.from_plain(one) for m, one in plain["spaces"].items()},
+            "seeds": tuple(plain["seeds"]),
+            "folder": None if plain["folder"] is None else Path(plain["folder"]),
+        }
+        return cls(**{**plain, **known})
+
     def about(self) -> dict[str, Any]:
         """Return what decides the trials, but for their number."""
         configs = {m: describe(c.model_dump(exclude={"name"})) for m, c in self.configs.items()}
@@ -106,7 +132,7 @@ class Sweep:
             config["run"].pop("workers")
             config["run"].pop("trackers")
         return {
-            "space": {m: {k: r.plain() for k, r in s.ranges.items()} for m, s in self.spaces.items()},
+            "space": {m: s.plain() for m, s in self.spaces.items()},
             "seeds": list(self.seeds),
             "prune": self.prune,
             "data": describe(dict(self.data)),

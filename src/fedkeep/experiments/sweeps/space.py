@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from fedkeep.core.errors import ConfigError, did_you_mean, shown, warn
 from fedkeep.experiments.build import offered_methods
@@ -114,6 +114,18 @@ class Space:
 
     ranges: Mapping[str, Range]
     fixed: Mapping[str, str]
+
+    def plain(self) -> dict[str, Any]:
+        """Return its ranges as in a file, by dotted key."""
+        return {key: one.plain() for key, one in self.ranges.items()}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Return the space of ``ranges``, as of :meth:`plain`, and ``fixed`` values."""
+        ranges = {
+            k: Range(**{**r, "choices": tuple(r.get("choices", ()))}) for k, r in plain["ranges"].items()
+        }
+        return cls(ranges=ranges, fixed=plain["fixed"])
 
 
 def read_space(path: Path | None, given: Mapping[str, str], methods: Sequence[str]) -> dict[str, Space]:

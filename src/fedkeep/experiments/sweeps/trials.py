@@ -6,10 +6,10 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from fedkeep.core.errors import NonFiniteError, RoundError, first_line
 from fedkeep.core.records import Record
@@ -18,6 +18,7 @@ from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.long_jobs import run_long_jobs
+from fedkeep.experiments.places import Place
 from fedkeep.experiments.summary import summarize
 from fedkeep.experiments.sweeps.plan import RANDOM, Sweep, held
 from fedkeep.experiments.trackers import EndRun, Facts
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     import optuna
 
 
-def run(sweep: Sweep, jobs: int = 1, progress: bool | None = None) -> None:
-    """Run the trials that are missing, ``jobs`` at a time.
+def run(sweep: Sweep, jobs: int = 1, progress: bool | None = None, on: Place | None = None) -> None:
+    """Run the trials that are missing, ``jobs`` at a time; ``on``: where, None: here.
 
     Raises:
         RunError: the folder is of another sweep, or in use.
@@ -38,7 +39,7 @@ def run(sweep: Sweep, jobs: int = 1, progress: bool | None = None) -> None:
         waiting = {method: list(_waiting(sweep, method)) for method in sweep.configs}
         turns = max(map(len, waiting.values()))
         tasks = [own[turn] for turn in range(turns) for own in waiting.values() if turn < len(own)]
-        run_long_jobs(tasks, jobs, progress, kind=lambda task: task.method)
+        run_long_jobs(tasks, jobs, progress, kind=lambda task: task.method, on=on)
 
 
 def _waiting(sweep: Sweep, method: str) -> Iterator[TrialJob]:
@@ -70,6 +71,16 @@ class TrialJob:
     def name(self) -> str:
         """For messages."""
         return f"{self.method}, trial {self.place + 1} of {self.sweep.trials}"
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return all that it is, as JSON holds it."""
+        own = {"method": self.method, "place": self.place, "known": self.known}
+        return {"sweep": self.sweep.to_plain(), **own}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Return the trial that ``to_plain`` wrote; ConfigError: a configuration is none."""
+        return cls(**{**plain, "sweep": Sweep.from_plain(plain["sweep"])})
 
     def __call__(self, *, alone: bool, progress: bool | None) -> None:
         """Run it and tell Optuna; of trials that are finished, the runs of the best alone are kept."""
