@@ -46,7 +46,7 @@ class GridTransport:
         self.grid, self.limit, self.lifetime, self.names = grid, limit, lifetime, names or {}
         self._numbers: dict[str, int] = {}  # by name
         self._unsent: dict[str, str] = {}
-        self._began: dict[int, str] = {}  # when the node of a number came
+        self._began: dict[int, str] = {}  # when the node of a number came last
         self._sent: dict[str, int] = {}  # by ticket, to which number
         self._keys: Mapping[str, str] = {}
         self._faulty: float | None = None  # since when the link has answered nothing but faults
@@ -67,7 +67,7 @@ class GridTransport:
             if self._began.get(number, began) != began:
                 lost = [ticket for ticket, to in self._sent.items() if to == number]
                 self._unsent |= dict.fromkeys(lost, "The node was started again")
-        self._began = {number: began for number, _, began in found}
+        self._began |= {number: began for number, _, began in found}  # of one that is away for a look, too
         before, self._numbers, self._keys = {n: name for name, n in self._numbers.items()}, {}, {}
         for number, key in sorted(
             there, key=lambda node: node[0] not in before
