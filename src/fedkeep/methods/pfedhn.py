@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params, State, under
+from fedkeep.core.params import Params, State, gradients, under
 from fedkeep.core.seeds import generator
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Method
@@ -136,12 +136,17 @@ class PulledBack(RunningMean):
     def seen(self, client: str, upload: Upload) -> Upload:
         """Return the upload with the changes of φ and of the client's row of v in place of those of θ_k."""
         place, state = self.server.clients.index(client), self.server.state
-        theta, pull = torch.func.vjp(generated, without_embedding(state), state[EMBEDDING][place])  # type: ignore[misc]
+        phi = {n: value.detach().requires_grad_() for n, value in without_embedding(state).items()}
+        v = state[EMBEDDING][place].detach().requires_grad_()
+        with torch.enable_grad():
+            theta = generated(phi, v)
         deltas = {n: d.to(self.changed[n].device) for n, d in upload.deltas.items()}
         for name, rows in upload.rows.items():
             deltas[name] = spread(deltas[name], rows.to(deltas[name].device), self.changed[name])
-        along_phi, along_v = pull({n: deltas[n] for n in theta})
-        deltas |= {**along_phi, EMBEDDING: along_v.unsqueeze(0)}
+        with torch.enable_grad():  # a scalar's gradient: that of tensors takes torch seconds to import a compiler
+            whole = torch.stack([(theta[n] * deltas[n]).sum() for n in theta]).sum()
+            along = gradients(whole, {**phi, EMBEDDING: v})
+        deltas |= {**along, EMBEDDING: along[EMBEDDING].unsqueeze(0)}
         return upload.but(deltas, rows={EMBEDDING: torch.tensor([place])})
 
 
