@@ -73,7 +73,7 @@ def sparse() -> nn.Module:
     return model
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @pytest.mark.parametrize(
     ("make", "wanted"),
     [

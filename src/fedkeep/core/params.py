@@ -180,6 +180,8 @@ def gradients(value: Tensor, leaves: Mapping[str, Tensor], create_graph: bool = 
             advice = (
                 "A forward may not write in place into what its gradient needs: write y = y.clone() before"
             )
+        elif "fork-based" in said:
+            advice = "This process used autograd in a way after which it cannot be forked: name engine='sequential'"
         elif "not implemented" in said:
             advice = "Use another layer, or a method that takes no second derivatives, e.g. per_fedavg(order='free')"
         raise MethodError("The loss has no gradient: {said}. {advice}.", said=said, advice=advice) from error

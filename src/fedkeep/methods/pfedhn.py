@@ -143,7 +143,9 @@ class PulledBack(RunningMean):
         deltas = {n: d.to(self.changed[n].device) for n, d in upload.deltas.items()}
         for name, rows in upload.rows.items():
             deltas[name] = spread(deltas[name], rows.to(deltas[name].device), self.changed[name])
-        with torch.enable_grad():  # a scalar's gradient: that of tensors takes torch seconds to import a compiler
+        with (
+            torch.enable_grad()
+        ):  # a scalar's gradient: that of tensors takes torch seconds to import a compiler
             whole = torch.stack([(theta[n] * deltas[n]).sum() for n in theta]).sum()
             along = gradients(whole, {**phi, EMBEDDING: v})
         deltas |= {**along, EMBEDDING: along[EMBEDDING].unsqueeze(0)}

@@ -225,7 +225,12 @@ def _problem(rows: Sequence[Row]) -> str:
 def _links(figures: Sequence[Path], folder: Path) -> list[tuple[str, str]]:
     out = []
     for figure in figures:
-        link = os.path.relpath(figure.resolve(), folder.resolve()).replace(os.sep, "/").replace(" ", "%20")
+        try:
+            link = (
+                os.path.relpath(figure.resolve(), folder.resolve()).replace(os.sep, "/").replace(" ", "%20")
+            )
+        except ValueError:  # another drive of Windows
+            link = figure.resolve().as_uri()
         out.append((figure.stem.replace("-", " ").replace("_", " "), link))
     return out
 
