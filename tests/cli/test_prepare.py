@@ -130,4 +130,4 @@ def test_with_secure_sums_it_says_what_leaves_in_them_alone(fedkeep: Command) ->
     for more in ([], secure):
         result = fedkeep("prepare", "there.toml", "--data", ".", *more)
         assert result.exit_code == 0, result.output
-        assert ("in a sum over devices alone" in result.stdout) == bool(more)
+        assert ("in sums over devices alone" in result.stdout) == bool(more)

@@ -17,6 +17,8 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.data.preparation import Encoding, Raw, Rules, Summary, merged, prepared
 from fedkeep.data.preparation.features import Features
 from fedkeep.data.preparation.labels import Labels
+from fedkeep.data.preparation.numbers import Keys
+from fedkeep.data.preparation.table import Hash, hash_of
 from fedkeep.data.preparation.texts import Texts
 from fedkeep.methods import SecureSums, securely
 from fedkeep.models import Linear
@@ -28,6 +30,7 @@ from fedkeep.remote.messages import (
     Hello,
     Here,
     Message,
+    Portion,
     Prepare,
     Prepared,
     Refused,
@@ -39,6 +42,7 @@ from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.pooled import pooled
 from fedkeep.remote.server import Federation, serve_run
 from fedkeep.remote.tally import Signed
+from fedkeep.remote.told import lanes_told
 from fedkeep.remote.transport import Died, MemoryTransport, Weather
 from tests.engines.test_conformance import SEED
 from tests.remote.federations import encode
@@ -49,6 +53,7 @@ from tests.tiny import on_server, same_bits
 STEPS = ["keys", "shares", "masked", "revealed"]
 SECRET = 123456.7890625  # a feature's value of the first device alone
 SHARE = 2 / 3
+NUMBERS = Portion(what="numbers")
 
 
 def raw(place: int, rows: int = 6, **columns: Any) -> Raw:
@@ -90,6 +95,7 @@ class Fleet:
     def __init__(self, folder: Path, count: int = 3, back: float | None = 30.0, **options: Any) -> None:
         self.folder, self.count, self.back, self.lives = folder, count, back, 0
         self.raws = [raw(place) for place in range(count)]
+        self.terms: dict[str, Any] = {}
         self.answers: dict[int, list[Packet]] = {place: [] for place in range(count)}
         self.before: Callable[[int, Packet], None] = lambda place, packet: None
         self.after: Callable[[int, Packet], None] = lambda place, packet: None
@@ -111,8 +117,8 @@ class Fleet:
 
         return serve
 
-    def node(self, place: int, **terms: Any) -> Node:
-        given = Terms(owner="ann", simulated_noise=True, leaves="clients", secure=True, **terms)
+    def node(self, place: int) -> Node:
+        given = Terms(owner="ann", simulated_noise=True, leaves="clients", secure=True, **self.terms)
         return Node(self.raws[place], self.folder / str(place), given, experiment)
 
     def _died(self, name: str) -> None:
@@ -204,7 +210,7 @@ def test_with_fewer_than_the_threshold_a_sum_begins_anew_with_who_is_there(step:
     fleet.before = kill
     assert fleet.pooled() == fleet.plain([0, 3, 5])
     sums = {answer.header["sum"] for answer in fleet.answers[0] if answer.header["kind"] == "prepared"}
-    assert sums == {1, 2}
+    assert sums == {1, 2, 3, 4}  # the first failed; numbers, words and names
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -279,42 +285,149 @@ def test_devices_that_differ_in_kind_are_in_no_sum(tmp_path: Path) -> None:
     assert fleet.pooled() == fleet.plain([0, 1, 3])
 
 
-def test_counted_words_are_refused_and_hashed_ones_are_not(tmp_path: Path) -> None:
-    for tokens, fits in (("word", False), ("unicode_words", True)):
-        fleet = Fleet(tmp_path / tokens, 3)
-        for place in range(3):
-            texts = Texts(values=["good day"] * 6, tokens=tokens, size=100, max_length=5)
-            fleet.raws[place] = raw(place, text=texts)
-            fleet.transport.join(f"node-{place}", fleet.start(place))
-        if fits:
-            assert fleet.pooled() == fleet.plain()
-            continue
-        with pytest.raises(ConfigError, match="unicode_words"):
-            fleet.pooled(Rules(clients_a_word_here=1))
-        said = b"".join(answer.to_bytes() for each in fleet.answers.values() for answer in each)
-        assert b"good" not in said
+WORDS = ["good day", "good night to you", "so so good", "夜 é ok", "bye bye you", "rare-%s end"]
 
 
-def test_nothing_that_leaves_a_device_is_its_numbers(tmp_path: Path) -> None:
-    """No packet holds a number of the device's summary, as text or in lanes; the masked lanes are all over the ring."""
-    fleet = Fleet(tmp_path, 3)
-    total = fleet.pooled()
+def worded(folder: Path, count: int, size: int = 100, **options: Any) -> Fleet:
+    """Return a fleet with a column of every open kind: counted words, labels, categories, items."""
+    fleet = Fleet(folder, count, **options)
+    fleet.terms = {"clients_a_word": 1}
+    for place in range(count):
+        rows = [(place + row) % len(WORDS) for row in range(6)]
+        texts = [WORDS[row].replace("%s", str(place)) for row in rows]
+        levels = ("red", "größer", f"only {place}")
+        fleet.raws[place] = raw(
+            place,
+            text=Texts(values=texts, tokens="word", size=size, max_length=5),
+            item=Keys(values=np.asarray(rows) * 1000 - 2000),
+            label=Labels(values=[f"class {row % (2 + place)}" for row in rows]),
+            kinds=Features(
+                names=("n", "colour"),
+                values=np.asarray([[row, row % 3] for row in rows], float),
+                kinds={"colour": "category"},
+                levels={"colour": levels},
+            ),
+        )
+    return fleet
+
+
+def refreshed(fleet: Fleet) -> Fleet:
+    for place in range(fleet.count):
+        fleet.transport.join(f"node-{place}", fleet.start(place))
+    return fleet
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(),
+        Rules(clients_a_word=2),
+        Rules(clients_a_word=4),
+        Rules(clients_a_word_here=2),
+        Rules(vocabulary=5),
+        Rules(vocabulary=7, clients_a_word=2),
+        Rules(vocabulary=2),
+        Rules(tokens="char"),
+        Rules(tokens="unicode_words"),
+    ],
+)
+@pytest.mark.parametrize("count", [2, 5])
+def test_words_labels_categories_and_items_are_numbered_as_of_plain_summaries(
+    count: int, rules: Rules, tmp_path: Path
+) -> None:
+    fleet = refreshed(worded(tmp_path, count))
+    found, plain = fleet.pooled(rules), fleet.plain(rules=rules)
+    assert Encoding.of(found).to_json() == Encoding.of(plain).to_json()
+    assert found.open == ["item", "kinds", "label", *(["text"] if rules.tokens != "unicode_words" else [])]
+    if rules.vocabulary is None and rules.clients_a_word == 1:
+        assert found == plain
+
+
+def test_a_word_that_the_encoding_leaves_out_is_asked_of_nobody(tmp_path: Path) -> None:
+    fleet = refreshed(worded(tmp_path, 5))
+    asked: list[Portion] = []
+
+    def look(place: int, packet: Packet) -> None:
+        if packet.header.get("kind") == "prepare":
+            asked.append(message_of(packet, Prepare).portion)
+
+    fleet.before = look
+    found = fleet.pooled(Rules(clients_a_word=4))
+    words = found.columns["text"].entries
+    every = fleet.plain(rules=Rules(clients_a_word=4)).columns["text"].entries
+    assert words.keys() < every.keys()
+    (names,) = {one for one in asked if one.wanted}
+    wanted = {Hash(*one[:3]) for one in names.wanted}
+    column = found.open.index("text")
+    for word in every:
+        assert (hash_of(RUN, column, word.encode()) in wanted) == (word in words)
+
+
+@pytest.mark.parametrize("what", ["words", "names"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_device_that_dies_while_words_are_summed_and_comes_back_is_in_the_sum(
+    what: str, step: str, tmp_path: Path
+) -> None:
+    fleet = refreshed(worded(tmp_path, 3))
+    left = [1]
+
+    def kill(place: int, packet: Packet) -> None:
+        header = packet.header
+        now = header.get("kind") == "prepare" and header["portion"]["what"] == what
+        if now and header["ask"]["step"] == step and place in left:
+            left.remove(place)
+            raise Died
+
+    fleet.after = kill
+    assert fleet.pooled() == fleet.plain()
+    assert not left
+
+
+def test_with_a_device_lost_for_good_between_sums_words_are_of_the_others(tmp_path: Path) -> None:
+    fleet = refreshed(worded(tmp_path, 5, back=None))
+
+    def kill(place: int, packet: Packet) -> None:
+        if (
+            place == 1
+            and packet.header.get("kind") == "prepare"
+            and packet.header["portion"]["what"] == "words"
+        ):
+            raise Died
+
+    fleet.before = kill
+    found = fleet.pooled()
+    assert found.entries == fleet.plain([0, 2, 3, 4]).entries
+    assert found.columns["x"] == fleet.plain().columns["x"]
+
+
+def test_nothing_that_leaves_a_device_is_its_numbers_or_words(tmp_path: Path) -> None:
+    """No packet holds a number or a word, as text or in lanes; the masked lanes are all over the ring."""
+    fleet = refreshed(worded(tmp_path, 3))
+    asked: list[Portion] = []
+
+    def look(place: int, packet: Packet) -> None:
+        if place == 0 and packet.header.get("kind") == "prepare" and packet.header["ask"]["step"] == "masked":
+            asked.append(message_of(packet, Prepare).portion)
+
+    fleet.before = look
+    fleet.pooled()
     own = fleet.raws[0].summary()
-    column = own.columns["x"]
-    assert isinstance(column.numbers, tuple)
-    texts = [str(number) for number in column.numbers if number >= 1000]
-    assert texts
+    texts = [str(number) for number in own.columns["x"].numbers if number >= 1000]
+    words = [text for _, text in own.entries if len(text) > 4]
+    assert len(texts) == 4
+    assert len(words) > 4
     vectors = list[np.ndarray]()
     for answer in fleet.answers[0]:
-        said = json.dumps(answer.header)
-        assert not [text for text in texts if text in said]
-        for value in answer.tensors.values():
-            vectors.append(value.numpy().view(np.uint64))
-    assert vectors
-    for vector in vectors:
-        assert vector.shape == own.numbers.shape
-        assert not (vector == own.numbers).any()
-        assert not (vector == total.numbers).any()
+        said = json.dumps(answer.header, ensure_ascii=False)
+        content = answer.to_bytes()
+        assert not [text for text in (*texts, *words) if text in said or text.encode() in content]
+        vectors += [value.numpy().view(np.uint64) for value in answer.tensors.values()]
+    assert [one.what for one in asked] == ["numbers", "words", "names"]
+    for portion, vector in zip(asked, vectors, strict=True):
+        plain = lanes_told(portion, own, RUN)
+        assert vector.shape == plain.shape
+        assert plain.any()
+        assert not (vector == plain).any()
         assert np.unique(vector >> np.uint64(56)).size > 20  # plain lanes have zeros there
 
 
@@ -323,9 +436,10 @@ def test_the_same_data_leave_otherwise_each_time(tmp_path: Path) -> None:
     for folder in "ab":
         fleet = Fleet(tmp_path / folder, 3)
         fleet.pooled()
-        vectors += [v.numpy() for answer in fleet.answers[0] for v in answer.tensors.values()]
-    first, second = vectors
-    assert not (first == second).any()
+        vectors.append([v.numpy() for answer in fleet.answers[0] for v in answer.tensors.values()])
+    assert len(vectors[0]) == 3
+    for first, second in zip(*vectors, strict=True):
+        assert not (first == second).any()
 
 
 class Party:
@@ -345,9 +459,15 @@ class Party:
     def refused(self, step: str, number: int, given: Mapping[str, str], **changes: Any) -> str:
         return message_of(self.say(self.message(step, number, given, **changes)), Refused).reason
 
-    def message(self, step: str, number: int, given: Mapping[str, str], **changes: Any) -> Prepare:
+    def message(
+        self, step: str, number: int, given: Mapping[str, str], portion: Portion = NUMBERS, **changes: Any
+    ) -> Prepare:
         return Prepare(
-            run=RUN, hello=hello(**changes), party=self.name, ask=Ask(step=step, sum=number, given=given)
+            run=RUN,
+            hello=hello(**changes),
+            party=self.name,
+            portion=portion,
+            ask=Ask(step=step, sum=number, given=given),
         )  # type: ignore[arg-type]
 
 
@@ -388,13 +508,37 @@ def test_no_device_unmasks_two_sums_of_a_run(tmp_path: Path) -> None:
     for one in parties[:2]:
         assert "another sum" in one.refused("revealed", 2, dict.fromkeys(two, ""))
         assert "another sum" in one.refused("keys", 3, {"clients": "2"})
+    other = Portion(what="words", cells=512)  # of another part one may be made, and one alone
+    assert parties[0].step("keys", 4, {"clients": "3"}, portion=other).made
+
+
+def test_what_is_masked_is_what_keys_were_made_for(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 2)
+    parties = [Party(fleet.node(place)) for place in range(2)]
+    first, second = (Portion(what="words", cells=cells) for cells in (512, 516))
+    keys = {one.name: one.step("keys", 1, {"clients": "2"}, portion=first).made["keys"] for one in parties}
+    boxes = {one.name: one.step("shares", 1, keys, portion=first).made for one in parties}
+    one, other = parties
+    given = {other.name: boxes[other.name][one.name]}
+    assert "another sum" in one.refused("masked", 1, given, portion=second)
+    assert one.step("masked", 1, given, portion=first).vector is not None
+
+
+@pytest.mark.parametrize("portion", [Portion(what="words", cells=1 << 22), Portion(what="words", cells=514)])
+def test_a_table_without_bounds_is_refused_before_it_is_made(portion: Portion, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 2)
+    parties = [Party(fleet.node(place)) for place in range(2)]
+    keys = {one.name: one.step("keys", 1, {"clients": "2"}, portion=portion).made["keys"] for one in parties}
+    boxes = {one.name: one.step("shares", 1, keys, portion=portion).made for one in parties}
+    one, other = parties
+    one.refused("masked", 1, {other.name: boxes[other.name][one.name]}, portion=portion)
 
 
 def test_devices_that_are_asked_otherwise_or_of_another_form_hide_their_lanes(tmp_path: Path) -> None:
     """Masks are bound to what is asked: with other rules for one device the sum is of no use."""
     fleet = Fleet(tmp_path, 2)
     parties = [Party(fleet.node(place)) for place in range(2)]
-    rules: list[dict[str, Any]] = [{}, {"standardise": True}]
+    rules: list[dict[str, Any]] = [{}, {"standardise": True}]  # which give the same numbers here
     began = {"clients": "2"}
     keys = {
         one.name: one.step("keys", 1, began, rules=rule).made["keys"]
@@ -419,7 +563,11 @@ def test_a_device_for_secure_sums_tells_no_number_in_the_clear(tmp_path: Path) -
     assert told == told.blank == raw(0).summary().blank
     bare = hello(secure=None)
     message = Prepare(
-        run=RUN, hello=bare, party=party.name, ask=Ask(step="keys", sum=1, given={"clients": "2"})
+        run=RUN,
+        hello=bare,
+        party=party.name,
+        portion=Portion(),
+        ask=Ask(step="keys", sum=1, given={"clients": "2"}),
     )
     assert "refused" in message_of(party.say(message), Refused).reason
 

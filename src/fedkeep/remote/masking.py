@@ -20,7 +20,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from fedkeep.methods.secure import SecureSums, Vectors
 from fedkeep.privacy.secure import Keys, SecureClient, threshold_for
 from fedkeep.privacy.secure.messages import LEAST, Revealed
 from fedkeep.remote.device_file import sum_of
-from fedkeep.remote.messages import Ask, ClientAnswer, ClientOrder, Hello, Packet, Step
+from fedkeep.remote.messages import Ask, ClientAnswer, ClientOrder, Hello, Packet, Portion, Step
 from fedkeep.split import Split
 
 VECTOR = SERVER + "masked"
@@ -50,9 +50,9 @@ def about(run: str, number: int) -> str:
     return f"{run}/{number}"
 
 
-def about_data(run: str, number: int, hello: Hello, blank: Summary) -> str:
+def about_data(run: str, number: int, hello: Hello, blank: Summary, portion: Portion) -> str:
     """Return what the masks of a sum over what devices tell are bound to: also what they are asked, and its form."""
-    form = json.dumps([hello.summarise, blank.form], sort_keys=True)
+    form = json.dumps([hello.summarise, blank.form, asdict(portion)], sort_keys=True)
     return f"{run}/preparation/{number}/{hashlib.sha256(form.encode()).hexdigest()}"
 
 
@@ -170,28 +170,36 @@ class Sums:
             ) from error
 
 
-BEFORE = "\x1fbefore the rounds"
-"""Stands for a client, in whose place a file is: no client has such an id."""
+BEFORE = "\x1fbefore the rounds: "
+"""Stands, with the part of the summary, for a client, in whose place a file is: no client has such an id."""
 
 
 class Preparing(Sums):
     """What a device tells before the first round, in secure sums over devices.
 
-    A device that has unmasked a sum of a run takes part in no other one.
+    A device that has unmasked a sum of a part of what it tells takes part in no other one in the same run.
+
+    Args:
+        states, threshold: as for `Sums`.
+        portion: which portion, see `messages.Portion`.
     """
 
+    def __init__(self, states: Path, threshold: float, portion: str) -> None:
+        super().__init__(states, threshold)
+        self.portion = portion
+
     def _place(self, party: str) -> Path:
-        return sum_of(self.states, BEFORE)
+        return sum_of(self.states, BEFORE + self.portion)
 
     def prepared(
-        self, party: str, ask: Ask, bound: str, vector: Callable[[], NDArray[np.uint64]]
+        self, party: str, ask: Ask, bound: Callable[[], str], vector: Callable[[], NDArray[np.uint64]]
     ) -> tuple[dict[str, str], torch.Tensor | None]:
         """Return what comes of a step, and with ``masked`` the masked vector.
 
         Args:
             party: stands for the device.
             ask: the step.
-            bound: what the sum is of; all of its devices must say the same, or their masks stay.
+            bound: says what the sum is of; all of its devices must say the same, or their masks stay.
             vector: gives what the device adds.
 
         Raises:
@@ -200,6 +208,10 @@ class Preparing(Sums):
         """
 
         def mask(found: _Sum, secrets: SecureClient) -> None:
+            if secrets.round != bound():
+                raise SecureSumError(
+                    "This device was asked for another sum than the one that it has made keys for."
+                )
             found.vector = torch.from_numpy(secrets.masked(_plain(ask.given), vector()).view(np.int64))
 
         if any("revealed" in one.answered for number, one in self._read(party).items() if number != ask.sum):
@@ -208,7 +220,7 @@ class Preparing(Sums):
                 "devices would show by how much the two differ. Begin a new run."
             )
         if ask.step == "keys":
-            return dict(self._keys(party, ask, 0, bound)), None
+            return dict(self._keys(party, ask, 0, bound())), None
         acts = {"shares": _shares, "revealed": _revealed}
         found = self._step(party, ask, 0, mask if ask.step == "masked" else acts[ask.step](ask))
         return dict(found.made), found.vector if ask.step == "masked" else None

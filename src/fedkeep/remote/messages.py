@@ -534,6 +534,21 @@ class Ask(Written):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Portion(Written):
+    """What of a node's summary goes into a secure sum, see ``remote.told``.
+
+    Attributes:
+        what: its numbers, the table of its words, or names of words.
+        cells: of the table.
+        wanted: with ``names`` of each its hash (column, high, low), and how many bytes it has.
+    """
+
+    what: Literal["numbers", "words", "names"] = "numbers"
+    cells: Count = 0
+    wanted: tuple[tuple[Count, Count, Count, Count], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prepare(Message):
     """A step of a secure sum over what nodes tell of their data, before the encoding, see ``remote.masking``.
 
@@ -541,6 +556,7 @@ class Prepare(Message):
         run: the run's id.
         hello: the first message, as a node may be another process by now.
         party: one of its clients, which stands for the node in the sum.
+        portion: what is summed.
         ask: the step.
     """
 
@@ -548,6 +564,7 @@ class Prepare(Message):
     run: str
     hello: Hello
     party: str
+    portion: Portion
     ask: Ask
 
 

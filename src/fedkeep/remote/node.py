@@ -69,6 +69,7 @@ from fedkeep.remote.migration import OnChange, migrated, opted_out
 from fedkeep.remote.own_data import fitting, settled
 from fedkeep.remote.serving import serve
 from fedkeep.remote.tally import Limits, Most, Signed, Tally, asked_of
+from fedkeep.remote.told import lanes_told
 from fedkeep.store import Line
 from fedkeep.store.rows import RowFormat
 from fedkeep.store.version_file import Version
@@ -180,6 +181,7 @@ class Node:
         self.source, self.folder, self.terms, self.experiment = source, folder, terms, experiment
         self.engine, self.tell = engine or Sequential(), tell
         self._runs: dict[str, Running] = {}
+        self._told: tuple[Mapping[str, Any], Summary] | None = None
         self._turn = threading.Lock()
 
     @property
@@ -238,6 +240,8 @@ class Node:
 
     def _summary(self, asked: Mapping[str, Any]) -> Summary:
         """Return what this device tells of its data by rules, as the server named them, and by its owner's."""
+        if self._told is not None and self._told[0] == asked:
+            return self._told[1]
         unused = "The rules of the summary cannot be used"
         try:
             rules = Rules(**asked)
@@ -246,9 +250,11 @@ class Node:
         except (TypeError, ConfigError) as error:
             raise RefusalError(f"{unused}: {error}") from error
         try:
-            return self.source.summary(rules)
+            told = self.source.summary(rules)
         except RuleError as error:  # what else a reader says may hold data
             raise RefusalError(f"{unused}: {error}") from error
+        self._told = dict(asked), told
+        return told
 
     def _prepare(self, message: Prepare) -> Prepared:
         """Take a step of the secure sum over what devices tell of their data."""
@@ -259,15 +265,16 @@ class Node:
         if message.party not in self.clients:
             raise UploadError("A message was refused: it is for none of this device's clients.")
         states = file_of(self.folder, message.run)
-        told = self._summary(hello.summarise)
+        asked, portion = hello.summarise, message.portion
+
+        def bound() -> str:
+            return about_data(message.run, ask.sum, hello, self._summary(asked).blank, portion)
+
         private_folder(states.parent)
         lock = locked(states, self.terms.patience)
         try:
-            made, vector = Preparing(states, hello.secure).prepared(
-                message.party,
-                ask,
-                about_data(message.run, ask.sum, hello, told.blank),
-                lambda: told.numbers,
+            made, vector = Preparing(states, hello.secure, portion.what).prepared(
+                message.party, ask, bound, lambda: lanes_told(portion, self._summary(asked), message.run)
             )
         except SecureSumError as error:
             raise RefusalError(str(error)) from error

@@ -1,7 +1,7 @@
 """The server's side of secure sums before the first round: what devices tell of their data, as their sum alone.
 
 The parties are devices, each for all of its clients; a device that comes back under another name is known by its
-clients. All that agree in kind are asked for the four steps of a sum, see ``masking``. Who is lost on the way is missed
+clients. First numbers are summed, then a table of words, then names of words, see ``told``. All that agree in kind are asked for the four steps of a sum, see ``masking``. Who is lost on the way is missed
 while enough are left; else a sum begins anew, until one is unmasked: no device unmasks two.
 """
 
@@ -12,14 +12,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkeep.core.errors import ConfigError, RunError, SecureSumError, UploadError
 from fedkeep.data.preparation import Summary, agreeing, merged
+from fedkeep.data.preparation.table import cells_for, read_table
 from fedkeep.privacy.secure import Keys, SecureServer, Spent, threshold_for
 from fedkeep.privacy.secure.messages import LEAST
 from fedkeep.remote.masking import about_data, revealed_of
-from fedkeep.remote.messages import Ask, Packet, Prepare, Prepared, Refused, Step, message_of, packet_of
+from fedkeep.remote.messages import (
+    Ask,
+    Packet,
+    Portion,
+    Prepare,
+    Prepared,
+    Refused,
+    Step,
+    message_of,
+    packet_of,
+)
 from fedkeep.remote.nodes import SOON, Nodes
+from fedkeep.remote.told import names_portion, size_of, with_names
 
 LATE = 5
 """How many times ``Nodes.patience`` a step waits for the last devices."""
@@ -46,12 +59,12 @@ class _Asked:
 
     Attributes:
         node: whom.
-        ticket: of the message; empty: it is to be asked again after ``due``.
+        tickets: of the messages that were not answered.
         due: when it is asked again.
     """
 
     node: str = ""
-    ticket: str = ""
+    tickets: list[str] = field(default_factory=list)
     due: float = 0.0
 
 
@@ -61,6 +74,9 @@ class _Pooling:
 
     Attributes:
         out: by party that refused, why.
+        portion, number: of the sum that is made now.
+        told: by party, what those told in the clear who were in the last sum.
+        failed: whether a sum has begun anew.
     """
 
     nodes: Nodes
@@ -69,15 +85,42 @@ class _Pooling:
     out: dict[str, str] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
     number: int = 0
+    portion: Portion = field(default_factory=Portion)
+    told: Mapping[str, Summary] = field(default_factory=dict)
+    failed: bool = False
 
     def found(self) -> Summary:
         """Return the sum."""
+        form, lanes = self._sum(Portion(what="numbers"), self._agreeing)
+        if lanes is None:
+            return form
+        summed, entries = form.with_numbers(lanes)
+        if not entries:
+            return summed
+        told, lanes = self._sum(Portion(what="words", cells=cells_for(entries)), self._still_there)
+        table = read_table(_there(lanes))
+        names = names_portion(told, table)
+        if not names.wanted:
+            return summed
+        _, lanes = self._sum(names, self._still_there)
+        return with_names(summed, names, table, _there(lanes), self.nodes.hello.run)
+
+    def _sum(
+        self, portion: Portion, there: Callable[[], Mapping[str, Summary]]
+    ) -> tuple[Summary, NDArray[np.uint64] | None]:
+        """Return what those tell in the clear who are in the sum of a portion, merged, and the sum; None: there is nothing.
+
+        Raises:
+            ConfigError: too few devices are there.
+            RunError: too few are left to unmask the sum.
+        """
         while True:
-            blanks = {party: one for party, one in self._agreeing().items() if party not in self.out}
+            blanks = {party: one for party, one in there().items() if party not in self.out}
             try:
                 if blanks:
-                    return self._summed(blanks)
+                    return self._summed(portion, blanks)
             except SecureSumError as error:
+                self.failed = True
                 self._note(f"The sum of what devices tell of their data failed, and begins anew. {error}")
             if self._now() >= self.end:
                 refused = "".join(
@@ -90,7 +133,9 @@ class _Pooling:
                 )
             self._wait()
 
-    def _summed(self, blanks: Mapping[str, Summary]) -> Summary:
+    def _summed(
+        self, portion: Portion, blanks: Mapping[str, Summary]
+    ) -> tuple[Summary, NDArray[np.uint64] | None]:
         """Return the sum over these parties.
 
         Raises:
@@ -98,17 +143,12 @@ class _Pooling:
             RunError: the same, after the first was asked to unmask.
         """
         form = merged(blanks.values())
-        if (column := form.counting) is not None:
-            raise ConfigError(
-                f"The words of the column {column!r} are to be counted, and their counts would not leave in a secure sum. "
-                f"Hash them (preparation.tokens = 'unicode_words'), or give devices a vocabulary."
-            )
-        if not form.widths:
-            return form
-        self.number += 1
+        if not (size := size_of(portion, form)):
+            return form, None
+        self.portion, self.number = portion, self.number + 1
         threshold = threshold_for(len(blanks), self.nodes.hello.secure or 1.0)
-        name = about_data(self.nodes.hello.run, self.number, self.nodes.hello, form)
-        server = SecureServer(name, threshold, sum(form.widths), np.dtype(np.uint64), self.spent)
+        name = about_data(self.nodes.hello.run, self.number, self.nodes.hello, form, portion)
+        server = SecureServer(name, threshold, size, np.dtype(np.uint64), self.spent)
         count = {"clients": str(len(blanks))}
 
         def key(party: str, said: Prepared) -> None:
@@ -140,8 +180,14 @@ class _Pooling:
                 f"What devices tell of their data was summed, and could not be unmasked. {error} No device takes part in "
                 f"a second sum of this run. Begin a new run."
             ) from error
-        self._note(f"{len(survivors)} devices have told of their data in a sum.")
-        return merged(blanks[party] for party in survivors).with_numbers(total)
+        self._note(f"{len(survivors)} devices have told of their data in a sum: {portion.what}.")
+        self.told = {party: blanks[party] for party in survivors}
+        return merged(self.told.values()), total
+
+    def _still_there(self) -> Mapping[str, Summary]:
+        """Return those who were in the last sum; once a sum of theirs has failed, those of them who are there now."""
+        here = {min(here.clients) for here in self.nodes.here.values() if here.clients}
+        return {party: one for party, one in self.told.items() if party in here or not self.failed}
 
     def _step(
         self,
@@ -158,11 +204,13 @@ class _Pooling:
             if self._now() >= late and (step != "revealed" or len(here) >= threshold):
                 break
             self._send(step, given, asked)
-            tickets = {one.ticket: party for party, one in asked.items() if one.ticket}
+            tickets = {ticket: party for party, one in asked.items() for ticket in one.tickets}
             for reply in self.nodes.transport.receive(list(tickets)) if tickets else ():
                 party = tickets[reply.ticket]
                 if party not in asked:  # it came twice
                     continue
+                if reply.ticket in asked[party].tickets:
+                    asked[party].tickets.remove(reply.ticket)
                 if (said := self._heard(party, step, reply.packet, asked)) is not None:
                     try:
                         take(party, said)
@@ -189,8 +237,10 @@ class _Pooling:
             if node is None or (one.node == node and self._now() < one.due):
                 continue
             ask = Ask(step=step, sum=self.number, given=given[party])
-            message = packet_of(Prepare(run=hello.run, hello=hello, party=party, ask=ask))
-            (one.ticket,) = self.nodes.transport.send([(node, message)])
+            whole = step in ("keys", "masked")  # the others go by what keys were made for
+            portion = self.portion if whole else Portion(what=self.portion.what)
+            message = Prepare(run=hello.run, hello=hello, party=party, portion=portion, ask=ask)
+            one.tickets += self.nodes.transport.send([(node, packet_of(message))])
             one.node, one.due = node, self._now() + self.nodes.patience
 
     def _heard(
@@ -198,7 +248,7 @@ class _Pooling:
     ) -> Prepared | None:
         """Return an answer; None: it is to be asked again soon, or has refused."""
         one, run = asked[party], self.nodes.hello.run
-        one.ticket, one.due = "", self._now() + SOON
+        one.due = self._now() + SOON
         if packet is None:
             return None
         try:
@@ -243,3 +293,8 @@ class _Pooling:
     def _wait(self) -> None:
         self.nodes.transport.wait(self.poll)
         self.nodes.look()
+
+
+def _there(lanes: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
+    assert lanes is not None, "a table has cells, and a name has lanes"
+    return lanes

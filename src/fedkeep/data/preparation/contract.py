@@ -7,9 +7,9 @@ all summaries, and is the same for every device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from fedkeep.data.preparation.rules import Rules
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """How pydantic reads a summary or a code from JSON."""
 
+H = TypeVar("H")
 Where = Callable[[int], object]
 """Names a row, for messages: its file and line."""
 
@@ -100,6 +101,24 @@ class ColumnSummary(ABC):
             DataError: they contradict each other.
         """
         return self
+
+    @property
+    def open(self) -> bool:
+        """Whether it may have ``entries``; it follows from the form alone."""
+        return False
+
+    @property
+    def entries(self) -> Mapping[str, tuple[int, int]]:
+        """Texts that nobody knows beforehand, each with how often it occurs and how many clients have it (0: not counted)."""
+        return {}
+
+    def with_entries(self, entries: Mapping[str, tuple[int, int]]) -> Self:
+        """Return the same with other entries."""
+        return self
+
+    def needed(self, entries: Mapping[H, tuple[int, int]], clients_a_word: int) -> Collection[H]:
+        """Return those of all devices' entries, known by whatever stands for their texts, that the code may name."""
+        return entries.keys()
 
     @abstractmethod
     def code(self, clients_a_word: int) -> Code:

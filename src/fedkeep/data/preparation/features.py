@@ -244,6 +244,27 @@ class FeatureSummary(ColumnSummary):
         """Of which features a value may be missing."""
         return self.names
 
+    @property
+    def open(self) -> bool:
+        """Whether there are categories."""
+        return bool(self.levels)
+
+    @property
+    def entries(self) -> Mapping[str, tuple[int, int]]:
+        """The levels of all categories, each behind the number of its feature."""
+        return {
+            f"{place} {word}": (0, 0)
+            for place, name in enumerate(self.names)
+            for word in self.levels.get(name, ())
+        }
+
+    def with_entries(self, entries: Mapping[str, tuple[int, int]]) -> Self:
+        """Return the levels that these are."""
+        found: dict[str, list[str]] = {name: [] for name in self.levels}
+        for place, _, word in (text.partition(" ") for text in entries):
+            found[self.names[int(place)]].append(word)
+        return replace(self, levels={name: tuple(sorted(words)) for name, words in found.items()})
+
     def code(self, clients_a_word: int) -> FeatureCode:
         """Return mean and standard deviation of each feature; one that never changes is divided by 1."""
         about: dict[str, Any] = {

@@ -119,6 +119,20 @@ class LabelSummary(ColumnSummary):
         """Return the labels of all."""
         return replace(self, words=tuple(sorted({*self.words}.union(*(other.words for other in others)))))
 
+    @property
+    def open(self) -> bool:
+        """Whether nobody knows the labels beforehand."""
+        return self.names is None
+
+    @property
+    def entries(self) -> Mapping[str, tuple[int, int]]:
+        """The labels."""
+        return dict.fromkeys(self.words, (0, 0))
+
+    def with_entries(self, entries: Mapping[str, tuple[int, int]]) -> Self:
+        """Return the labels that these are."""
+        return replace(self, words=tuple(sorted(entries)))
+
     def code(self, clients_a_word: int) -> LabelCode:
         """Return the numbers of the labels.
 

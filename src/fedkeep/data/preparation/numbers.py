@@ -130,6 +130,20 @@ class KeySummary(ColumnSummary):
         """Return the keys of all."""
         return replace(self, keys=tuple(sorted({*self.keys}.union(*(other.keys for other in others)))))
 
+    @property
+    def open(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def entries(self) -> Mapping[str, tuple[int, int]]:
+        """The keys."""
+        return dict.fromkeys(map(str, self.keys), (0, 0))
+
+    def with_entries(self, entries: Mapping[str, tuple[int, int]]) -> Self:
+        """Return the keys that these are."""
+        return replace(self, keys=tuple(sorted(map(int, entries))))
+
     def code(self, clients_a_word: int) -> KeyCode:
         """Number the keys in their order."""
         return KeyCode(keys=tuple(sorted(set(self.keys))))

@@ -16,7 +16,7 @@ from fedkeep.data.preparation.contract import STRICT, ColumnSummary, difference
 from fedkeep.data.preparation.features import FeatureSummary, TargetsSummary, TargetSummary
 from fedkeep.data.preparation.labels import LabelSummary
 from fedkeep.data.preparation.numbers import KeySummary, PlainSummary, TimeSummary
-from fedkeep.data.preparation.pooling import from_lanes, to_lanes
+from fedkeep.data.preparation.pooling import COUNT, from_lanes, to_lanes
 from fedkeep.data.preparation.reading import from_json, to_json
 from fedkeep.data.preparation.series import SeriesSummary
 from fedkeep.data.preparation.texts import TextSummary
@@ -33,6 +33,10 @@ KINDS = (
     KeySummary,
     PlainSummary,
 )
+
+
+Entries = Mapping[tuple[str, str], tuple[int, int]]
+"""By column and text, how often it occurs and how many clients have it; 0 where it is not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,28 +125,28 @@ class Summary:
         return difference(theirs["about"], ours["about"])
 
     @property
-    def counting(self) -> str | None:
-        """The first column whose words are counted, by name; None: there is none."""
-        texts = (
-            name
-            for name, one in sorted(self.columns.items())
-            if isinstance(one, TextSummary) and one.counting
-        )
-        return next(texts, None)
+    def open(self) -> list[str]:
+        """The columns that may have ``entries``, by name; it follows from the form."""
+        return [name for name, column in sorted(self.columns.items()) if column.open]
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many limbs each number that is summed over devices takes, column by column; it follows from the form."""
-        return tuple(width for _, column in sorted(self.columns.items()) for width in column.widths)
+        """How many limbs each number that is summed over devices takes, column by column; it follows from the form.
+
+        Where a column is open, the last number is how many entries all of them have.
+        """
+        widths = [width for _, column in sorted(self.columns.items()) for width in column.widths]
+        return (*widths, *(COUNT for _ in self.open[:1]))
 
     @property
     def numbers(self) -> NDArray[np.uint64]:
         """All numbers that are summed over devices, as lanes of a secure sum, uint64 (Σ widths,)."""
         numbers = [number for _, column in sorted(self.columns.items()) for number in column.numbers]
-        return to_lanes(numbers, self.widths)
+        several = [sum(len(self.columns[name].entries) for name in self.open)] if self.open else []
+        return to_lanes([*numbers, *several], self.widths)
 
-    def with_numbers(self, lanes: NDArray[np.uint64]) -> Summary:
-        """Return the same with other numbers, which stand in lanes as :attr:`numbers` has them.
+    def with_numbers(self, lanes: NDArray[np.uint64]) -> tuple[Summary, int]:
+        """Return the same with other numbers, which stand in lanes as :attr:`numbers` has them, and how many entries.
 
         Raises:
             DataError: they contradict each other.
@@ -152,17 +156,29 @@ class Summary:
         for name, column in sorted(self.columns.items()):
             columns[name] = column.with_numbers(numbers[place : place + len(column.widths)])
             place += len(column.widths)
-        return replace(self, columns=columns)
+        return replace(self, columns=columns), numbers[-1] if self.open else 0
+
+    @property
+    def entries(self) -> Entries:
+        """All columns' entries, by column and text."""
+        return {
+            (name, text): numbers
+            for name in self.open
+            for text, numbers in self.columns[name].entries.items()
+        }
+
+    def with_entries(self, entries: Entries) -> Summary:
+        """Return the same with other entries."""
+        each: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in self.open}
+        for (name, text), numbers in entries.items():
+            each[name][text] = numbers
+        columns = {name: self.columns[name].with_entries(own) for name, own in each.items()}
+        return replace(self, columns={**self.columns, **columns})
 
     @property
     def blank(self) -> Summary:
-        """The same without a number: what a device tells in the clear where its numbers leave in a secure sum."""
-        found = self.with_numbers(np.zeros(sum(self.widths), np.uint64))
-        columns = {
-            name: replace(one, counts={}, clients={}) if isinstance(one, TextSummary) else one
-            for name, one in found.columns.items()
-        }
-        return replace(found, columns=columns)
+        """The same without a number and an entry: what a device tells in the clear where these leave in secure sums."""
+        return self.with_numbers(np.zeros(sum(self.widths), np.uint64))[0].with_entries({})
 
     def describe(self, *, secure: bool = False) -> str:
         """Return in plain words what the server learns from this summary, a line for each column.
@@ -178,8 +194,8 @@ class Summary:
         lines.append("No example, no text and no client's traits or id is in it. No noise is added.")
         if secure:
             lines.append(
-                "With secure sums ([method.secure]) a device's sums and numbers of rows leave in a sum over devices alone; "
-                "names, labels, items, categories and numbers of clients leave as they are."
+                "With secure sums ([method.secure]) names of columns and features and the number of clients leave as they are; "
+                "all else leaves in sums over devices alone. Words that the vocabulary has no room for leave as hashes."
             )
         elif self.clients == 1:
             lines.append("It is the summary of a single client, so all of this is known of that client.")

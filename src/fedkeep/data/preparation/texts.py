@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, H, Where, difference
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.data.text import (
     SPECIAL,
@@ -126,9 +126,32 @@ class TextSummary(ColumnSummary):
             raise DataError("Wanted for each word how many clients have it. Sum the device's data up again.")
 
     @property
-    def counting(self) -> bool:
+    def open(self) -> bool:
         """Whether words are counted."""
         return self.symbols is None and self.tokens not in HASHED
+
+    @property
+    def entries(self) -> Mapping[str, tuple[int, int]]:
+        """The words."""
+        return {word: (count, self.clients.get(word, 0)) for word, count in self.counts.items()}
+
+    def with_entries(self, entries: Mapping[str, tuple[int, int]]) -> Self:
+        """Return the words and counts that these are."""
+        counts = {word: count for word, (count, _) in entries.items()}
+        return replace(self, counts=counts, clients={word: n for word, (_, n) in entries.items() if n})
+
+    def needed(self, entries: Mapping[H, tuple[int, int]], clients_a_word: int) -> Collection[H]:
+        """Return the most frequent words that enough clients have, as many as there is room for; of ties at the end all."""
+        enough = {
+            one: count
+            for one, (count, clients) in entries.items()
+            if clients >= clients_a_word or clients_a_word <= 1
+        }
+        room = max(1, self.size - SPECIAL)
+        if len(enough) <= room:
+            return enough.keys()
+        least = sorted(enough.values(), reverse=True)[room - 1]
+        return [one for one, count in enough.items() if count >= least]
 
     def merged(self, others: Sequence[Self]) -> Self:
         """Return the sums of the counts."""
@@ -141,7 +164,7 @@ class TextSummary(ColumnSummary):
     def code(self, clients_a_word: int) -> TextCode:
         """Return the vocabulary of the most frequent symbols; ties go to the smaller one."""
         kept, symbols = self.common(clients_a_word), self.symbols
-        if self.counting:
+        if self.open:
             if not kept:
                 raise DataError(
                     f"No {CALLED[self.tokens]} are left to number: nobody has a text to train on, or fewer clients have "
