@@ -173,7 +173,7 @@ class TestListed:
 
     def test_who_comes_first_does_not_count_and_a_claim_is_told_once_by_name(self) -> None:
         transport = MemoryTransport({"y": device("a", "n-1", "b", "s-1")}, keys=KEYS)
-        nodes = met(transport, listed=self.LISTED)
+        nodes = met(transport, listed=lambda: self.LISTED)
         assert nodes.place == {"b": "y", "s-1": "y"}
         nodes.ask_anew("y")
         passed(nodes)
@@ -188,12 +188,14 @@ class TestListed:
         assert nodes.owners == {"b": "two", "s-1": "two", "a": "one", "n-1": "one"}
 
     def test_a_client_that_is_named_is_met_by_no_glob(self) -> None:
-        nodes = met(MemoryTransport({"x": device("n-7"), "y": device("n-7")}, keys=KEYS), listed=self.LISTED)
+        nodes = met(
+            MemoryTransport({"x": device("n-7"), "y": device("n-7")}, keys=KEYS), listed=lambda: self.LISTED
+        )
         assert nodes.place == {"n-7": "y"}
 
     def test_a_client_of_two_nodes_globs_or_of_none_is_nobodys_and_stops_nobody(self) -> None:
         listed = Listed({"one": ("n*", "a"), "two": ("*1",)})
-        nodes = met(MemoryTransport({"x": device("n1", "a", "c")}, keys=KEYS), listed=listed)
+        nodes = met(MemoryTransport({"x": device("n1", "a", "c")}, keys=KEYS), listed=lambda: listed)
         assert nodes.place == {"a": "x"}
         several, none = said(nodes, "refused")
         assert ("'n1'" in several, "several nodes" in several) == (True, True)
@@ -202,7 +204,7 @@ class TestListed:
     def test_an_impostor_takes_no_part_and_is_not_told_of_the_encoding(self) -> None:
         keys = {**KEYS, "z": "three"}
         transport = MemoryTransport({"z": device("a"), "x": device("a")}, keys=keys)
-        nodes = met(transport, listed=self.LISTED)
+        nodes = met(transport, listed=lambda: self.LISTED)
         assert nodes.place == {"a": "x"}
         assert set(nodes.here) == {"x"}
         assert set(nodes.refusals) == {"z"}
@@ -210,7 +212,7 @@ class TestListed:
 
     def test_the_list_of_now_counts_more_than_who_owned_a_client_before(self) -> None:
         transport = MemoryTransport({"y": device("b")}, keys=KEYS)
-        nodes = Nodes(transport, HELLO, Events(transport.now), listed=self.LISTED)
+        nodes = Nodes(transport, HELLO, Events(transport.now), listed=lambda: self.LISTED)
         nodes.owners = {"b": "one"}
         nodes.encode(ENCODE)
         passed(nodes)

@@ -375,6 +375,47 @@ def drop(
     say(f"Dropped from {run}: {', '.join(sorted(left)) or 'nobody'}.")
 
 
+@app.command("add", epilog="Example: fedkeep flower add visits --node south --link link.example.org:8443")
+@needs_flower
+def add(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")],
+    node: Annotated[str, typer.Option("--node", metavar="NAME", help="The new party's node.")],
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--client",
+            metavar="ID",
+            help="A name or glob of its clients, where the project lists clients. May be repeated.",
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="RUN", help="The run that it joins; by default DIR/run.")
+    ] = None,
+    link: LinkOption = "localhost:8443",
+) -> None:
+    """Add a party, in the middle of a run too: its key and folder are made, the project is signed anew, and the link and
+    the run learn its key. Nothing is stopped.
+
+    Its clients take part from the next round on that begins after its node has come. Who has the same command given again
+    loses nothing.
+    """
+    import tempfile
+
+    from fedkeep.flower.link import Control
+    from fedkeep.flower.set_up import KEYS, RUN, add_party
+    from fedkeep.remote.joining import add as add_to
+
+    key, out = add_party(folder, node, client or ()), folder / RUN if run is None else run
+    joins = (out / "run.json").exists()
+    if joins:
+        add_to(out, key, client or ())
+    with tempfile.TemporaryDirectory(prefix="fedkeep-") as home:
+        Control(Path(home), link, folder / KEYS / "ca.pem").register(folder / KEYS / f"{node}.pub")
+    say(f"{folder / node} is {node}'s: take it there, and nowhere else.")
+    then = f"its clients join {out} once it has come" if joins else "it is there from the first round on"
+    say(f"The link knows {node}; {then}.")
+
+
 @app.command("move", epilog="Example: fedkeep flower move visits/run --client anna --to clinic-b")
 @needs_flower
 def move(

@@ -72,10 +72,20 @@ class Sampler:
             ``"poisson"``: each round and client has a coin of its own that falls for it with the probability
             ``rate``, so cohorts differ in size and may be empty. ``cohort`` is then the expected size.
         seed: the run's seed.
+        joined: who may be drawn from a round on, where clients join on the way: rounds ascending, each with all
+            indices from then on. An epoch begins there anew; ``count``, ``cohort`` and ``rounds_per_epoch`` stay those of
+            the run's begin.
     """
 
-    def __init__(self, clients: np.ndarray | int, cohort: int, mode: Sampling, seed: int) -> None:
-        self.clients = clients
+    def __init__(
+        self,
+        clients: np.ndarray | int,
+        cohort: int,
+        mode: Sampling,
+        seed: int,
+        joined: Sequence[tuple[int, np.ndarray]] = (),
+    ) -> None:
+        self.clients, self.asked, self.joined = clients, cohort, joined
         self.count = clients if isinstance(clients, int) else len(clients)
         if not cohort >= 1:
             raise ConfigError("cohort must be at least 1; got {got}.", got=cohort)
@@ -90,26 +100,39 @@ class Sampler:
         """The probability that a client is in a round of ``"poisson"``, (0, 1]."""
         return self.cohort / self.count
 
+    def there(self, round: int) -> tuple[int, np.ndarray | int]:
+        """Return who may be drawn in a round, and since which round they may."""
+        return next((one for one in reversed(self.joined) if one[0] <= round), (0, self.clients))
+
+    def population(self, round: int) -> int:
+        """Return how many may be drawn in a round."""
+        clients = self.there(round)[1]
+        return clients if isinstance(clients, int) else len(clients)
+
     def __call__(self, round: int) -> list[int]:
         """Return the clients of a round, ascending order of the draw."""
+        since, clients = self.there(round)
+        count = self.population(round)
+        cohort = min(self.asked, count)
         if self.mode == "independent":
             rng = numpy_generator(self.seed, "cohort", round=round)
-            drawn = rng.choice(self.count, self.cohort, replace=False, shuffle=False)
+            drawn = rng.choice(count, cohort, replace=False, shuffle=False)
         elif self.mode == "poisson":
             drawn = self._fallen(round)
         else:
-            epoch, group = divmod(round, self.rounds_per_epoch)
-            places = range(group * self.cohort, min((group + 1) * self.cohort, self.count))
-            key = stream(self.seed, "cohort", round=epoch)
-            drawn = np.array([permuted(place, self.count, key) for place in places])
-        return [int(c) for c in (drawn if isinstance(self.clients, int) else self.clients[drawn])]
+            epoch, group = divmod(round - since, -(-count // cohort))
+            places = range(group * cohort, min((group + 1) * cohort, count))
+            key = stream(self.seed, "cohort", round=since + epoch)
+            drawn = np.array([permuted(place, count, key) for place in places])
+        return [int(c) for c in (drawn if isinstance(clients, int) else clients[drawn])]
 
     def never(self, rounds: int, first: int = 0) -> list[int]:
         """Return the clients that none of the rounds from ``first`` on to ``rounds`` draws, ascending."""
         whole = -(-first // self.rounds_per_epoch) * self.rounds_per_epoch  # where an epoch begins
-        if self.mode == "shuffled" and rounds >= whole + self.rounds_per_epoch:
+        if self.mode == "shuffled" and rounds >= whole + self.rounds_per_epoch and not self.joined:
             return []
-        left = set(range(self.count) if isinstance(self.clients, int) else map(int, self.clients))
+        _, clients = self.there(rounds)
+        left = set(range(clients) if isinstance(clients, int) else map(int, clients))
         for round in range(first, rounds):
             left.difference_update(self(round))
             if not left:

@@ -61,6 +61,7 @@ class Members:
         tasks: what is predicted.
         meta: what the data say of themselves.
         trained: (clients,) numbers of training examples; None where the server does not know them.
+        joined: by a round, the places of those from whom cohorts are drawn from then on, as for ``Sampler``.
     """
 
     clients: Clients
@@ -69,6 +70,7 @@ class Members:
     tasks: Sequence[Task]
     meta: Mapping[str, Any]
     trained: np.ndarray | None = None
+    joined: Sequence[tuple[int, np.ndarray]] = ()
 
 
 class Conductor:
@@ -118,6 +120,7 @@ class Conductor:
             settings.cohort if cohort is None else cohort,
             settings.sampling,
             seed if drawn_by is None else drawn_by,
+            members.joined,
         )
         self.terms: Terms | None = None
         if privacy is not None:

@@ -79,15 +79,15 @@ class Drive:
         self.finished: Callable[[float], None] = lambda part: None
         self.told: Tell = lambda records, timings: None
 
-    def go(self) -> None:
-        """Run the rounds that are left."""
+    def go(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Run the rounds that are left, or up to the end of one after which ``until`` holds."""
         run, shown = self.conductor, dict[str, float]()
         self.told([], [])
         with make_progress(self.progress, run.name, run.rounds, run.server.round) as bar:
             self.finished = lambda part: bar.update(run.server.round + part, shown)
             if run.pending is not None:
                 self._announce(run.pending)
-            while run.server.round < run.rounds:
+            while run.server.round < run.rounds and not until():
                 report = self._round()
                 began = time.perf_counter()
                 judged = [] if run.pending is None else self.judged(run.pending)
@@ -105,7 +105,11 @@ class Drive:
                 self._commit(records, timings)
                 self.told(records, timings)
                 bar.update(done, shown)
-        if self.method.note is not None and (note := self.method.note(run.history, run.members.meta)):
+        if (
+            run.server.round == run.rounds
+            and self.method.note is not None
+            and (note := self.method.note(run.history, run.members.meta))
+        ):
             warn(note)
 
     @contextmanager

@@ -15,14 +15,16 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import PRIVATE_FILE, private_folder, write_whole
-from fedkeep.experiments.toml import to_toml
+from fedkeep.experiments.config import read_text
+from fedkeep.experiments.toml import from_toml, to_toml
 from fedkeep.flower.clients import CLIENTS, clients_by_node
-from fedkeep.flower.keys import RESERVED, make_keys
+from fedkeep.flower.keys import DAYS, RESERVED, make_keys
 from fedkeep.flower.node_check import EXPERIMENT
 from fedkeep.flower.project import CONFIG, new_project
-from fedkeep.flower.signed import named_keys, sign_project
+from fedkeep.flower.signed import NODES, named_keys, node_names, sign_project
 
 PROJECT, KEYS, RUN = "project", "keys", "run"
+PORT = 8443
 PARTY = """# {name}: a node of {project}
 
 1. Put this site's examples beside this file, and name them in `node.toml` under `[data]`.
@@ -43,6 +45,8 @@ def set_up(
     clients: str | None = None,
 ) -> None:
     """Write a federation's folder, or what it lacks; and sign its project if there are keys.
+
+    New parties are told the first of ``hosts``; without any what other parties of the folder are told.
 
     Args:
         folder: where.
@@ -86,9 +90,53 @@ def set_up(
     if not keys.exists():
         return
     sign_project(project, keys / "signer.key")
-    parties = {path.stem for path in keys.glob("*.pub") if path.stem not in RESERVED}
-    for name in sorted(parties):
-        _write_party(folder, name, f"{hosts[0] if hosts else 'localhost'}:{port}")
+    parties = sorted(path.stem for path in keys.glob("*.pub") if path.stem not in RESERVED)
+    told = None if hosts else next(filter(None, (_told(folder / name) for name in parties)), None)
+    for name in parties:
+        _write_party(folder, name, told or f"{hosts[0] if hosts else 'localhost'}:{port}")
+
+
+def add_party(folder: Path, name: str, clients: Sequence[str] = ()) -> str:
+    """Write the key and the folder of one more party, and sign the project anew.
+
+    Args:
+        folder: the federation's.
+        name: of its node; one that is there already stays as it is.
+        clients: names and globs of its clients, where the project lists clients.
+
+    Returns:
+        What stands for its key at the link.
+
+    Raises:
+        ConfigError: there is no federation with keys, the name is none, or clients are named where the project lists
+            none, or none where it lists them.
+    """
+    project, keys = folder / PROJECT, folder / KEYS
+    if not (keys / "signer.key").exists() or not project.is_dir():
+        raise ConfigError(
+            f"{folder} is no federation with keys. Set it up: fedkeep flower init {folder} --node NAME."
+        )
+    path, table = project / CLIENTS, None
+    if path.exists() != bool(clients):
+        raise ConfigError(
+            f"{path} lists clients by node: say whose {name!r} are, with --client."
+            if path.exists()
+            else f"{project} lists no clients by node, so it is not said which are {name!r}'s. Leave --client out."
+        )
+    if clients:
+        listed = clients_by_node(read_text(path), named_keys(keys), str(path))
+        table = to_toml({"clients": {**listed, name: list(clients)}})
+        clients_by_node(table, [*named_keys(keys), name])
+    set_up(folder, None, hosts=[], nodes=[name], port=PORT, days=DAYS, clients=table)
+    return next(key for key, of in node_names(project / NODES).items() if of == name)
+
+
+def _told(party: Path) -> str | None:
+    """Return where a party's folder says that the link is."""
+    if not (party / "node.toml").exists():
+        return None
+    address = from_toml((party / "node.toml").read_text(encoding="utf-8")).get("link", {}).get("address")
+    return str(address) if address else None
 
 
 def _write_party(folder: Path, name: str, address: str) -> None:

@@ -196,7 +196,8 @@ def _asked(info: Mapping[str, Any], roster: Roster, ids: list[str], rounds: int)
     if policy["over_selection"] > 1 or policy["mode"] == "buffered" or config.get("privacy"):
         return {}
     sampling, seed = info["identity"]["sampling"], int(info["cohort_seed"])
-    sampler = Sampler(roster.trains, int(info["cohort"]), sampling, seed)
+    first, later = roster.drawn
+    sampler = Sampler(first, int(info["identity"]["cohort"]), sampling, seed, later)
     asked = dict.fromkeys(ids, 0)
     for number in range(rounds):
         for place in sampler(number):

@@ -57,6 +57,8 @@ class Roster:
     counts: Sequence[Mapping[str, int]]
     keys: Sequence[str] = ()
     """Of each client, what stands for the key that it belongs to; none where the link knows no keys."""
+    joined: Sequence[tuple[int, int]] = ()
+    """Rounds at which clients joined, ascending, each with how many there were before; later ones stand behind."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -73,15 +75,41 @@ class Roster:
         """The places of those who train."""
         return np.flatnonzero([counts.get("train", 0) > 0 for counts in self.counts])
 
+    @property
+    def first(self) -> int:
+        """How many clients the run began with."""
+        return self.joined[0][1] if self.joined else len(self)
+
+    @property
+    def drawn(self) -> tuple[np.ndarray, list[tuple[int, np.ndarray]]]:
+        """The places of those who train from the first round on, and from each later one, as for ``Sampler``."""
+        trains, sizes = self.trains, [*(before for _, before in self.joined[1:]), len(self)]
+        later = [(at, trains[trains < size]) for (at, _), size in zip(self.joined, sizes, strict=False)]
+        return trains[trains < self.first], later
+
+    def grown(self, counts: Mapping[str, Mapping[str, int]], owners: Mapping[str, str], round: int) -> Roster:
+        """Return it with more clients, who may be drawn from a round on."""
+        new = Roster.of(counts, owners)
+        keys = [*(self.keys or [""] * len(self)), *(new.keys or [""] * len(new))]
+        return replace(
+            self,
+            ids=check_ids([*self.ids, *new.ids]),
+            counts=[*self.counts, *new.counts],
+            keys=keys if any(keys) else (),
+            joined=[*self.joined, (round, len(self))],
+        )
+
     def plain(self) -> dict[str, Any]:
         """Return it for ``run.json``."""
-        keys = {"keys": list(self.keys)} if self.keys else {}
-        return {"ids": list(self.ids), "counts": [dict(counts) for counts in self.counts], **keys}
+        keys: dict[str, Any] = {"keys": list(self.keys)} if self.keys else {}
+        joined = {"joined": [list(one) for one in self.joined]} if self.joined else {}
+        return {"ids": list(self.ids), "counts": [dict(counts) for counts in self.counts], **keys, **joined}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Roster:
         """Return what ``plain`` gave."""
-        return cls(check_ids(plain["ids"]), plain["counts"], plain.get("keys", ()))
+        joined = [(int(at), int(before)) for at, before in plain.get("joined", ())]
+        return cls(check_ids(plain["ids"]), plain["counts"], plain.get("keys", ()), joined)
 
     @classmethod
     def of(cls, counts: Mapping[str, Mapping[str, int]], owners: Mapping[str, str]) -> Roster:

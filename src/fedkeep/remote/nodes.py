@@ -69,7 +69,8 @@ class Nodes:
         events: a log of which nodes come and go.
         patience: seconds until a node that does not answer, or refused, is asked again, and 5 until one that failed;
             after each further time twice as long, until it fits.
-        listed: which clients are whose, by the owner's word; None: whoever brings a client first has it.
+        listed: returns which clients are whose, by the owner's word, as it is now; None: whoever brings a client first
+            has it. It is asked whenever a node comes.
 
     Attributes:
         place: by client, its node.
@@ -87,10 +88,10 @@ class Nodes:
         events: Events,
         *,
         patience: float = 60.0,
-        listed: Listed | None = None,
+        listed: Callable[[], Listed | None] = lambda: None,
     ) -> None:
         self.transport, self.hello, self.events, self.patience = transport, hello, events, patience
-        self.listed = listed
+        self._listed, self.listed = listed, listed()
         self.place: dict[str, str] = {}
         self.owners: dict[str, str] = {}
         self._claimed: set[tuple[str, str]] = set()  # key and client of claims that were told of
@@ -265,6 +266,7 @@ class Nodes:
     def _is_here(self, name: str, node: _Node, here: Here) -> None:
         _check_ids(here.clients)
         _check_summary(here, self.hello.secure is not None)
+        self.listed = self._listed()
         if self.listed is not None:
             here = replace(here, clients=self._own(name, here.clients))
             if not here.clients:

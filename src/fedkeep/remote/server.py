@@ -33,11 +33,12 @@ from fedkeep.remote.buffered import Buffered, check_buffered
 from fedkeep.remote.continued import begun, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
+from fedkeep.remote.joining import added_to, check_growth, listed_with
 from fedkeep.remote.ledger import Attempts, Ledger, Roster
 from fedkeep.remote.listed import Listed
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.migration import OnChange
-from fedkeep.remote.nodes import Nodes, wait_for_clients
+from fedkeep.remote.nodes import Nodes, some_of, wait_for_clients
 from fedkeep.remote.policy import Retries, RoundPolicy
 from fedkeep.remote.pooled import pooled
 from fedkeep.remote.roll_back import Kept
@@ -166,6 +167,7 @@ class _Serving:
         self.patience, self.poll, self.again = patience, poll, again
         self.events = Events(transport.now)
         self.conductor: Conductor | None = None
+        self.turned_away = set[str]()
 
     def begin(self, goes_on: bool) -> None:
         """Meet the nodes, make or open the run's folder, and put all together."""
@@ -179,10 +181,10 @@ class _Serving:
             self._hello(str(info["run"])),
             self.events,
             patience=60 * self.poll,
-            listed=listed,
+            listed=lambda: listed_with(listed, added_to(self.out)),
         )
         if goes_on:
-            self.roster = Roster.from_plain(info["roster"]).listed(listed)
+            self.roster = Roster.from_plain(info["roster"]).listed(self.nodes.listed)
             self.nodes.owners = self.roster.owners
         elif older is not None:
             self.nodes.owners = dict(older.owners)
@@ -190,7 +192,7 @@ class _Serving:
             self._wait("are there", lambda: sum(len(here.clients) for here in self.nodes.here.values()))
         self.encoding: Mapping[str, Any] = info["encoding"] if goes_on else self._encoding()
         module, method = self.federation.build(self.encoding)
-        method = method.fitted(module)
+        self.method = method = method.fitted(module)
         self.net = first = Net(method.made_for(module))
         if older is not None and older.values is not None:
             first = begun(self.net, method, older, self.federation.on_change, self.events)
@@ -212,7 +214,8 @@ class _Serving:
             self.roster = Roster.of(counts, self.nodes.owners)
             if older is not None:
                 older.tell_of(self.roster.ids, self.events)
-        self.conductor = self._conducted(method, first)
+        self.first = first
+        self.conductor = self._conducted()
         directory = self.conductor.open(self.out, goes_on, self._about, str(info["run"]))
         if goes_on:
             directory.write_info({**directory.read_info(), **self._whose()})
@@ -221,25 +224,74 @@ class _Serving:
 
     def run(self, pause: float, keep_rounds: int, progress: bool | None) -> list[Record]:
         """Run the rounds that are left, and tell devices of the last."""
-        conductor, drive = self._conductor, self._drive(progress)
-        kept = Kept(self.out, keep_rounds)
-        self.fleet.after_commit = kept.keep
-        with drive.under_way():
-            retries = Retries(pause)
-            while conductor.server.round < conductor.rounds:
-                try:
-                    drive.go()
-                except RoundError as error:
-                    wait = retries.after(error, conductor.server.round)
-                    self.events.note("round", f"{error} It is tried again in {wait:g} s.")
-                    self._pass(wait)
-            self.fleet.settle(orders_of(conductor.method, conductor.server, map(str, self.roster.ids)))
+        kept, retries = Kept(self.out, keep_rounds), Retries(pause)
+        while not self._ends(retries, kept, progress):
+            self._take_in()
+        conductor = self._conductor
         if lines := attendance_of(self.out).lines():
             assert conductor.directory is not None
             conductor.directory.write_info({**conductor.directory.read_info(), "attendance": lines})
         for line in lines:
             self.events.note("round", line)
         return conductor.history
+
+    def _ends(self, retries: Retries, kept: Kept, progress: bool | None) -> bool:
+        """Run rounds, and tell devices of the last; False: there are other clients to draw from before it."""
+        conductor, drive = self._conductor, self._drive(progress)
+        self.fleet.after_commit = kept.keep
+        with drive.under_way():
+            while conductor.server.round < conductor.rounds and not self._others():
+                try:
+                    drive.go(self._others)
+                except RoundError as error:
+                    wait = retries.after(error, conductor.server.round)
+                    self.events.note("round", f"{error} It is tried again in {wait:g} s.")
+                    self._pass(wait)
+            if conductor.server.round < conductor.rounds:
+                return False
+            self.fleet.settle(orders_of(conductor.method, conductor.server, map(str, self.roster.ids)))
+        return True
+
+    def _others(self) -> bool:
+        """Tell whether the next round draws from other clients than the last."""
+        server = self._conductor.server
+        there: int = self._conductor.sampler.population(server.round)
+        return bool(self._newcomers()) or server.population != there
+
+    def _newcomers(self) -> dict[str, Mapping[str, int]]:
+        """Return by client of an added party, if it fits and is not in the run yet, its numbers of examples."""
+        added = added_to(self.out)
+        new = {
+            client: self.nodes.counts[client]
+            for client, node in self.nodes.place.items()
+            if self.transport.key(node) in added and self.roster.ids.position(client) < 0
+        }
+        new = {client: counts for client, counts in new.items() if client not in self.turned_away}
+        if new:
+            conductor, after = self._conductor, self.roster.grown(new, {}, 0)
+            try:
+                check_growth(
+                    self.method, self.first, self.roster, after, conductor.sampler, self.federation.policy
+                )
+            except ConfigError as error:
+                self.turned_away.update(new)
+                self.events.note("refused", f"{some_of(new)} cannot join the run on its way: {error}")
+                return {}
+        return new
+
+    def _take_in(self) -> None:
+        """Let those who were added join, and go on from the last finished round with them."""
+        directory, round = self._conductor.directory, self._conductor.server.round
+        assert directory is not None
+        if new := self._newcomers():
+            self.roster = self.roster.grown(new, self.nodes.owners, round)
+            info = directory.read_info()
+            directory.write_info({**info, **self._whose(), "data": {**info["data"], **self._size()}})
+            self.events.note("joined", f"{some_of(new)} take part from round {round + 1} on.")
+        run = directory.id
+        directory.close()
+        self.conductor = self._conducted()
+        self._meet(self.conductor, self.conductor.open(self.out, True, self._about, run))
 
     def finish(self, only: Only) -> list[Record]:
         """Judge all clients with what they keep and what the server has, or let them adapt to it."""
@@ -300,14 +352,15 @@ class _Serving:
         told = [here.summary for here in self.nodes.here.values() if here.summary is not None]
         return self.federation.encode(told)
 
-    def _conducted(self, method: Method, first: Net) -> Conductor:
+    def _conducted(self) -> Conductor:
         """Return the run, checked before its folder is made."""
-        federation, policy, trains = self.federation, self.federation.policy, self.roster.trains
+        federation, policy, method = self.federation, self.federation.policy, self.method
+        trains, later = self.roster.drawn
         check_policy(method, federation.privacy, policy)
         # Devices know the run's seed, and ε rests on cohorts that nobody knows.
         drawn_by = federation.seed if federation.privacy is None else secret_seed()
         own = drawn_by if federation.cohort_seed is None else federation.cohort_seed
-        cohort = min(federation.cohort, len(self.roster))
+        cohort = min(federation.cohort, self.roster.first)
         conductor = Conductor(
             federation,
             Members(
@@ -316,14 +369,17 @@ class _Serving:
                 judged=range(len(self.roster)),
                 tasks=self.tasks,
                 meta=self.meta,
+                joined=later,
             ),
             name=federation.name,
             seed=federation.seed,
             method=method,
             net=self.net,
-            begins=first,
+            begins=self.first,
             privacy=federation.privacy,
-            cohort=math.ceil(cohort * policy.over_selection),
+            cohort=math.ceil(cohort * policy.over_selection)
+            if policy.over_selection > 1
+            else federation.cohort,
             drawn_by=own,
             carried=lambda terms: terms if self.older is None else self.older.carried(terms),
             config=federation.config,
@@ -347,6 +403,7 @@ class _Serving:
         """Return to the last finished round, and put together what reaches the devices."""
         federation, sampler, method = self.federation, conductor.sampler, conductor.method
         conductor.recover(Sequential())
+        conductor.server = conductor.server.but(population=sampler.population(conductor.server.round))
         rules = Rules(
             run=directory.id,
             fingerprint=fingerprint.digest(self.parts),
@@ -375,10 +432,11 @@ class _Serving:
     def _drive(self, progress: bool | None) -> Drive:
         federation, conductor = self.federation, self._conductor
         method, sampler = summing(conductor.method, self.fleet), conductor.sampler
+        cohort = min(federation.cohort, sampler.population(conductor.server.round))
         faults = Faults(
             broken=federation.on_nonfinite,
             malformed=federation.on_malformed,
-            minimum=federation.policy.least(min(federation.cohort, sampler.count)),
+            minimum=federation.policy.least(cohort),
             tell=self.fleet.tell_fault,
         )
         train: Any = run_round
@@ -395,11 +453,16 @@ class _Serving:
         """Return what ``run.json`` says of whose clients are."""
         return {"roster": self.roster.plain(), "listed": self.federation.listed is not None}
 
+    def _size(self) -> dict[str, Any]:
+        """Return how many clients there are, and how many examples by split."""
+        counts = {s: sum(c.get(s, 0) for c in self.roster.counts) for s in ("train", "valid", "test")}
+        return {"clients": len(self.roster), "counts": counts}
+
     def _about(self) -> dict[str, Any]:
         """Return what ``run.json`` says of a new run."""
         data = {
             "held_out": 0,
-            "counts": {s: sum(c.get(s, 0) for c in self.roster.counts) for s in ("train", "valid", "test")},
+            **self._size(),
             "fingerprint": {"encoding": self.parts["encoding"]},
             "source": None,
         }
