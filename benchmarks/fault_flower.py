@@ -1,7 +1,8 @@
 """Faults on real processes: a link, a server app and nodes on loopback, one of them harmed at a random instant.
 
 ``python -m benchmarks.fault_flower [--faults 50] [--seed 0]`` goes on where it was stopped and writes
-``results/faults-flower.json``, together with the faults in memory of ``results/faults-remote.json``. A leg is one
+``results/faults-flower.json``, together with the faults in memory of ``results/faults-remote.json``. Campaigns of
+several seeds may run side by side in one folder: the result has the faults of all. A leg is one
 training with ``LEG`` faults, one after another; at its end the server's values and every private state are compared, to the
 bit, with a simulation that nothing happened to. It computes with as many threads as the nodes do, as sums differ with
 that in their last bit. ``--recheck`` compares the legs that differed again; their folders are kept. The claim: no
@@ -92,22 +93,22 @@ def main(words: Sequence[str] | None = None) -> int:
                 shutil.rmtree(folder / "simulation", ignore_errors=True)
                 line |= {"wrong_at_first": line["wrong"], "wrong": differences(folder, text)}
         log.write_text("".join(json.dumps(line) + "\n" for line in done))
-        write_result(done, given.seed)
+    write_result(given.folder)
     while len(done) < given.faults:
         leg = len(done) // LEG
         lines = one_leg(given.folder / f"leg-{given.seed}-{leg}", given.seed, leg)
         with log.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         done += lines
-        write_result(done, given.seed)
+        write_result(given.folder)
     return int(any(line["wrong"] for line in done))
 
 
 def kept(seed: int) -> list[dict[str, Any]]:
     """Return the faults of whole legs that an earlier campaign left in its result."""
     result = RESULTS / "faults-flower.json"
-    found = json.loads(result.read_text(encoding="utf-8"))["processes"] if result.exists() else {}
-    return found["lines"] if found.get("seed") == seed else []
+    found = json.loads(result.read_text(encoding="utf-8"))["processes"]["lines"] if result.exists() else []
+    return [line for line in found if line.get("seed") == seed]
 
 
 def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
@@ -182,15 +183,19 @@ def differences(folder: Path, text: str) -> str:
     return ""
 
 
-def write_result(lines: Sequence[dict[str, Any]], seed: int) -> None:
+def write_result(folder: Path) -> None:
     """Write the summary of this part, and of the one in memory."""
+    lines = [
+        {"seed": int(log.stem.rpartition("-")[2]), **json.loads(line)}
+        for log in sorted(folder.glob("faults-*.jsonl"))
+        for line in log.read_text().splitlines()
+    ]
     seconds = {kind: [line["seconds"] for line in lines if line["kind"] == kind] for kind in KINDS}
     memory = RESULTS / "faults-remote.json"
     content = {
         "memory": json.loads(memory.read_text()) if memory.exists() else None,
         "processes": {
             "faults": len(lines),
-            "seed": seed,
             "by_kind": dict(Counter(line["kind"] for line in lines)),
             "wrong": sorted({line["wrong"] for line in lines} - {""}),
             "slowest_seconds": {kind: max(found) for kind, found in seconds.items() if found},
