@@ -39,7 +39,7 @@ COMMANDS = {
     "run": ("--data", "--out", "--seed", "--set", "--workers"),
     "evaluate": ("--data", "--split", "--device"),
     "personalize": ("--data", "--client", "--k", "--device", "--out"),
-    "report": ("--out", "--title", "--results"),
+    "report": ("--out", "--title"),
     "reproduce": ("--data", "--seeds", "--only", "--jobs"),
 }
 KEYS = (

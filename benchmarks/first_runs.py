@@ -46,9 +46,8 @@ from fedkeep.data.leave_one_out import leave_one_out
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.environment import commit, environment
-from fedkeep.experiments.learned import remarks, simplest
+from fedkeep.experiments.learned import remarks, simplest, summarize
 from fedkeep.experiments.sources import build_data
-from fedkeep.experiments.summary import summarize
 from fedkeep.report.wording import lower_is_better
 from fedkeep.tasks import tasks_in
 

@@ -141,38 +141,6 @@ def test_a_run_is_not_resumed_with_another_function_of_the_script(tmp_path: Path
     assert "method.predict.source_sha256" in other.stderr
 
 
-REMOTE = """
-import sys
-import fedkeep
-from fedkeep import Method
-from fedkeep.core.errors import MethodError
-
-def predict(net, params, batch):
-    return net(params, batch)
-
-fedkeep.methods.furl("user").check_remote()
-try:
-    Method(name="mine", predict=predict).check_remote()
-except MethodError as error:
-    print(error)
-"""
-
-
-def test_a_remote_device_cannot_have_a_function_of_the_script(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(REMOTE)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(),
-    )
-    assert done.stdout == (
-        "'mine' uses '__main__.predict', which only this process knows. Devices on other machines import it by its "
-        "name: put it into a module that is installed there too, e.g. my_methods.py, and import it from there.\n"
-    )
-
-
 def environment() -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
     return {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}

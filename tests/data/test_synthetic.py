@@ -15,7 +15,6 @@ from fedkeep.data import (
     Ragged,
     many_user_text,
     toy,
-    user_bias_regression,
     vocabulary_from,
 )
 from fedkeep.data.synthetic import _lexicon, _spread
@@ -224,21 +223,7 @@ def test_toy_of_no_task() -> None:
         toy(task="ranking")
 
 
-def test_user_bias_regression_states_its_truth() -> None:
-    data = user_bias_regression(users=6, examples=30)
-    x, y = column(data, "x"), column(data, "label")
-    bias = np.array(data.meta["traits"]["bias"])[data.clients_of(np.arange(data.examples))]
-    error = y - x @ np.array(data.meta["weight"]) - bias
-    assert np.sqrt((error[data.split_rows("test")] ** 2).mean()) == pytest.approx(data.meta["best"])
-    assert error.std() == pytest.approx(0.1, rel=0.2)
-    few = data.select([4, 1])
-    assert len(few) == 2
-    assert few.meta["traits"]["bias"] == [data.meta["traits"]["bias"][c] for c in (4, 1)]
-    own = np.concatenate([data.split_rows("test", [c]) for c in (4, 1)])
-    assert few.meta["best"] == pytest.approx(np.sqrt((error[own] ** 2).mean())) != data.meta["best"]
-
-
-@pytest.mark.parametrize("make", [toy, many_user_text, user_bias_regression])
+@pytest.mark.parametrize("make", [toy, many_user_text])
 @pytest.mark.parametrize("size", ["users", "examples"])
 def test_sizes_that_no_memory_holds(make: Any, size: str) -> None:
     with pytest.raises(DataError) as error:

@@ -11,7 +11,7 @@ import fedkeep
 from fedkeep import Run
 from fedkeep.core.errors import RunError
 from fedkeep.core.run_files import read_info
-from fedkeep.experiments.summary import summarize
+from fedkeep.experiments.learned import summarize
 from tests.methods.table import DATA, ROWS, trained
 from tests.tiny import classes, same_bits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedkeep.core.records import Record
-from fedkeep.experiments.summary import summarize
+from fedkeep.experiments.learned import summarize
 
 
 def history(metric: str, valid: list[float], test: list[float]) -> list[Record]:

@@ -14,8 +14,8 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import logits_of
 from fedkeep.core.sealed import read_sealed
 from fedkeep.engines.rehearsal import told_head
+from fedkeep.experiments.learned import summarize
 from fedkeep.experiments.run import INFO
-from fedkeep.experiments.summary import summarize
 from fedkeep.methods import Global, Sent
 from fedkeep.methods.private import SendWithoutBound
 from fedkeep.models import Linear

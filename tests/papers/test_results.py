@@ -17,12 +17,12 @@ from fedkeep.experiments import build
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.reproductions import Request, Scale, reproduce, reproductions
 from fedkeep.report.blocks import Figure
-from fedkeep.report.results import Row, read_results
 from fedkeep.version import NUMERICS
 from fedkeep_papers.adapters import table as adapters
 from fedkeep_papers.furl import channels, scenes, table3
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, Slot, settings_of
+from fedkeep_papers.kit.results import Row, read_results
 from fedkeep_papers.kteps import book
 from fedkeep_papers.kteps.cells import Cell as ReviewsCell
 from fedkeep_papers.moe import cells, methods, sheet, tables

@@ -10,7 +10,6 @@ import pytest
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import Record, to_line
 from fedkeep.report.page import build, to_html, to_markdown_page, write_report
-from fedkeep.report.results import Row, write_results
 from fedkeep.report.runs import read_run
 from tests.report.run_folders import (
     HOSTILE,
@@ -289,18 +288,6 @@ def test_a_damaged_line_stops_the_report(write_run: Write, tmp_path: Path) -> No
     with pytest.raises(RunError, match=re.escape(f"{path}, line 1: not a record")):
         write_report([folder], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_published_numbers_stand_beside_ours(write_run: Write, tmp_path: Path) -> None:
-    rows = [
-        Row("zulip", "Global FL", "accuracy", 0.1583, None, (0,), 0.119, "quick", "abc"),
-        Row("zulip", "most frequent label", "auc", 0.5, None, (0,), None, "quick", "abc"),
-    ]
-    results, _ = write_results(tmp_path / "results", "t", rows, title="T")
-    texts = read(write_report([write_run()], tmp_path / "out", results=results)).texts
-    assert "Accuracy on zulip" in texts
-    assert "+3.93 points" in texts
-    assert "AUC on zulip" in texts
 
 
 def test_the_same_input_gives_the_same_bytes(four: list[Path], page_of_four: Path, tmp_path: Path) -> None:

@@ -84,7 +84,6 @@ def test_sound_splits_pass(model: nn.Module, private: Any, data: list[Batch], lo
     assert report.violations == ()
     assert report.ok
     assert report.probed == (1, 2, 3)
-    report.raise_for_violations()
     assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
 
 
@@ -163,14 +162,13 @@ def test_a_penalty_on_the_whole_user_matrix_violates_equation_1(
     report = check_split(model, Split("user"), batches(), joint=joint(model, penalty=penalty))
     assert [(v.equation, v.parameter) for v in report.violations if v.equation == 1] == [(1, "user")]
     assert not report.ok
-    with pytest.raises(SplitError) as error:
-        report.raise_for_violations()
-    assert str(error.value).startswith(
+    told = str(report.violations[0])
+    assert told.startswith(
         "Equation (1) is violated by 'user' (independent local training: ∂L(user i)/∂w_p(user j) = 0): "
         "the loss of user 0 has a gradient of up to "
     )
-    assert "for the private values of user " in str(error.value)
-    assert str(error.value).splitlines()[0].endswith("A penalty must be taken on each user's own values.")
+    assert "for the private values of user " in told
+    assert told.splitlines()[0].endswith("A penalty must be taken on each user's own values.")
 
 
 def test_the_penalised_parameter_is_the_one_named() -> None:

@@ -55,7 +55,7 @@ def deploy(
         signal.signal(signal.SIGTERM, before)
     for line in judged(place.run, only):
         say(line)
-    page = write_report([place.run], folder, "", None)
+    page = write_report([place.run], folder)
     say(f"Everything is stopped. The run: {folder / 'run'}. Its page: {page}")
 
 

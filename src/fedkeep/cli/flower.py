@@ -348,7 +348,7 @@ def watch(
             for line in lines_of(view):
                 say(line)
             if page is not None and (view.done > before or ended):
-                write_report([run], page, "", None, refresh=0 if ended else math.ceil(every))
+                write_report([run], page, refresh=0 if ended else math.ceil(every))
                 before = view.done
         if ended:
             return

@@ -26,17 +26,13 @@ def report(
     title: Annotated[
         str, typer.Option("--title", help="The heading; made from the runs' names by default.")
     ] = "",
-    results: Annotated[
-        Path | None,
-        typer.Option("--results", metavar="FILE", help="A results/NAME.json, to show published numbers too."),
-    ] = None,
 ) -> None:
     """Write one page with tables, curves and maps of one run or several (RUN...); it opens offline."""
     from fedkeep.report.page import write_report
 
     folder = out or (runs[0] if len(runs) == 1 else Path("report"))
     try:
-        page = write_report(runs, folder, title, results)
+        page = write_report(runs, folder, title)
     except OSError as error:
         raise RunError(f"Cannot write the report into {folder}: {error.strerror or error}.") from error
     say(f"Page: {page}")

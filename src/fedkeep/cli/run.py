@@ -105,9 +105,8 @@ def run(
 def show_result(run: Run, found: Found) -> None:
     """Print the metrics at the best epoch."""
     from fedkeep.experiments.drive import SHARED
-    from fedkeep.experiments.learned import remarks, simplest
+    from fedkeep.experiments.learned import remarks, simplest, summarize
     from fedkeep.experiments.personalize import scores_of
-    from fedkeep.experiments.summary import summarize
     from fedkeep.report.runs import read_sealed_analyses
     from fedkeep.tasks import tasks_in
 

@@ -57,16 +57,6 @@ def describe(value: Any, at: str = "") -> Any:
     raise ConfigError(_undescribed(at, f"a {type(value).__qualname__}"))
 
 
-def at_home(description: Any) -> list[str]:
-    """Return the functions and classes in a description that only this process can find, as they have a hash."""
-    if isinstance(description, list):
-        return [name for one in description for name in at_home(one)]
-    if not isinstance(description, dict):
-        return []
-    own = [str(description["kind"])] if "source_sha256" in description else []
-    return own + [name for one in description.values() for name in at_home(one)]
-
-
 def _named(value: Any, at: str) -> dict[str, str]:
     """Return the name of a function or class, and the hash of its source where the name is not enough."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", type(value).__name__)

@@ -23,7 +23,7 @@ from fedkeep.data.readers import (
     review_files,
 )
 from fedkeep.data.splits import hold_out
-from fedkeep.data.synthetic import many_user_text, toy, user_bias_regression
+from fedkeep.data.synthetic import many_user_text, toy
 from fedkeep.data.text import (
     CharVocabulary,
     HashedWords,
@@ -73,6 +73,5 @@ __all__ = [
     "shards",
     "text_statistics",
     "toy",
-    "user_bias_regression",
     "vocabulary_from",
 ]

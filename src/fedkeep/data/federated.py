@@ -490,8 +490,8 @@ def best_possible(columns: Mapping[str, Column], rows: Rows, task: Kind) -> dict
 
     The columns ``_best`` and ``_best_global`` hold what the generator knew of every example: for a multiclass
     task the probability of its most probable label (their mean is the Bayes accuracy), for a binary task the
-    probability of label 1 (their AUC against the drawn labels is the best one), for a regression the squared error of
-    the truth (the root of their mean is the best RMSE). So the best is in the metric that runs are judged by.
+    probability of label 1 (their AUC against the drawn labels is the best one). So the best is in the metric that runs
+    are judged by.
     """
     label = columns["label"]
     found: dict[str, float | None] = {"best": None, "best_global": None}

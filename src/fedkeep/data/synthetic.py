@@ -192,43 +192,6 @@ def toy(
     return data.split_per_user(seed=seed)
 
 
-def user_bias_regression(
-    users: int = 8,
-    examples: int = 20,
-    features: int = 4,
-    noise: float = 0.1,
-    seed: int = 0,
-    dtype: str = "float64",
-) -> FederatedData:
-    """Generate y = ⟨w, x⟩ + bᵤ + noise: the smallest task that a private part solves and a shared one cannot.
-
-    ``meta["best"]`` is the RMSE of the true w and b on the drawn test examples;
-    ``meta["weight"]`` and ``meta["traits"]["bias"]`` (one value a user, in order) hold them.
-    """
-    _check_size(users * examples * features)
-    draw = numpy_generator(seed, "user_bias_regression")
-    user = np.repeat(np.arange(users), examples)
-    x = draw.standard_normal((len(user), features))
-    weight, bias = draw.standard_normal(features), 2.0 * draw.standard_normal(users)
-    error = noise * draw.standard_normal(len(user))
-    columns: dict[str, Column] = {
-        "x": x.astype(dtype),
-        "label": (x @ weight + bias[user] + error).astype(dtype),
-        "_best": error**2,
-    }
-    meta: dict[str, Any] = {
-        "name": "user_bias_regression",
-        "task": "regression",
-        "classes": 1,
-        "weight": weight.tolist(),
-        "traits": {"bias": bias.tolist()},
-        "source": {"generator": "user_bias_regression", "seed": seed},
-    }
-    counts = np.full(users, examples)
-    data = FederatedData(columns, offsets_of(counts), [f"user-{u}" for u in range(users)], None, meta)
-    return data.split_per_user(seed=seed)
-
-
 def _check_size(numbers: float) -> None:
     """Raise DataError where data would hold more numbers than fit into a few gigabytes, before any is made."""
     if numbers > MOST_NUMBERS:

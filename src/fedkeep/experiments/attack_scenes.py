@@ -91,10 +91,6 @@ class Scene:
         self.few, self.one = (trimmed(run.data, size) for size in (batch, 1))
         self.step, self.single = (self._stepped(1, batch, data) for data in (self.few, self.one))
 
-    def local_steps(self, number: int, batch: int) -> list[Sighting]:
-        """Return each client's upload after so many local steps of SGD, on all of its examples."""
-        return one_by_one(self._stepped(number, batch, self.data), self.start, self.method)
-
     def _stepped(self, number: int, batch: int, data: FederatedData) -> dict[str, Observed]:
         method = few_steps(self.method, number, batch)
         job = replace(self.job, method=method, data=data, store=self._store(data))

@@ -37,14 +37,13 @@ from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.analyses import add_ranking
 from fedkeep.experiments.build import ahead_of, build_data, run_config, simulation_of
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.experiments.learned import still_improving
+from fedkeep.experiments.learned import still_improving, summarize
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.places import Place, State
 from fedkeep.experiments.progress import Stand
 from fedkeep.experiments.run_directory import in_use
 from fedkeep.experiments.sources import build_source
-from fedkeep.experiments.summary import summarize
 from fedkeep.experiments.tuning import Settings, told, trials
 from fedkeep.experiments.variants import Variant, every_method, fitted, with_method
 from fedkeep.experiments.worth import counting_side

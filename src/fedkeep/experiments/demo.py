@@ -15,8 +15,8 @@ from fedkeep.core.errors import RunError
 from fedkeep.experiments.analyses import aggregation_time, embedding_map, write_analyses
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import builtin_config
+from fedkeep.experiments.learned import summarize
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.summary import summarize
 
 DEFAULT_FOLDER = Path("runs") / "demo"
 SHOWN = ("global-fl", "personalized-server", "personalized-fl")

@@ -1,7 +1,7 @@
 """Reproductions of papers' tables and figures: what ``fedkeep reproduce`` runs, brought by installed packages.
 
 A package offers one as an entry point of the group ``fedkeep.reproductions``. Each writes its results in the form
-``NAME.json`` and ``NAME.md`` of `fedkeep.report.results`.
+``NAME.json`` and ``NAME.md`` of ``fedkeep_papers.kit.results``.
 """
 
 from __future__ import annotations

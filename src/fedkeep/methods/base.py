@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from torch import nn
 
 from fedkeep.core.copying import copied
-from fedkeep.core.describe import at_home, check_kind, describe
+from fedkeep.core.describe import check_kind, describe
 from fedkeep.core.errors import MethodError
 from fedkeep.core.heads import FOUND, Head
 from fedkeep.core.net import Net
@@ -209,19 +209,6 @@ class Method:
             if name in still and not later.is_private(name):
                 parameter.requires_grad_(False)
         return module
-
-    def check_remote(self) -> None:
-        """Check that a device on another machine can build the same method.
-
-        Raises:
-            MethodError: a function or class of it is defined in the script that runs, or typed in.
-        """
-        if names := at_home(describe(self)):
-            raise MethodError(
-                f"{self.name!r} uses {names[0]!r}, which only this process knows. Devices on other machines import "
-                f"it by its name: put it into a module that is installed there too, e.g. my_methods.py, and import "
-                f"it from there."
-            )
 
     def chain(self) -> Chain:
         """Return the upload chain."""

@@ -143,8 +143,3 @@ class Projection(Link):
         largest = chosen.gather(0, chosen.abs().argmax(0, keepdim=True))
         basis: Tensor = chosen * largest.sign()
         return basis.to(matrix.dtype)
-
-    def energy(self, matrix: Tensor) -> float:
-        """Return the energy kept, ‖W V‖² / ‖W‖² in [0, 1]; 1 for a matrix of zeros."""
-        total = float(matrix.double().square().sum())
-        return float((matrix @ self.basis(matrix)).double().square().sum()) / total if total else 1.0

@@ -1,7 +1,7 @@
 """Reports: tables, figures and one self-contained page, made from the files of run directories and nothing else.
 
     wording.py    how numbers are written              tables.py     rows of cells, Markdown
-    runs.py       reads a run directory                results.py    results/NAME.json and .md
+    runs.py       reads a run directory                blocks.py     what a page is made of
     analyses.py   maps, cold start, times              charts.py     what charts show
     groups.py     runs that differ in their seed only  drawing.py    draws them, for the page and as files
     measured.py   results, curves, users               page.py       report.html, .md and .json

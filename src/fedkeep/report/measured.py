@@ -1,18 +1,17 @@
-"""What was measured: results, published numbers, learning curves, the spread over users."""
+"""What was measured: results, learning curves, the spread over users."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 
 from fedkeep.metrics import CLASS_METRICS, ClientSummary, per_client
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Card, Figure, Text
-from fedkeep.report.charts import MOST_PLACES, Bar, Bars, Legend, Lines, Series, Spread, Strip, mark_of
+from fedkeep.report.charts import MOST_PLACES, Legend, Lines, Series, Spread, Strip, mark_of
 from fedkeep.report.groups import Configuration, Scene, user_metric
-from fedkeep.report.results import Row, published_table
 from fedkeep.report.tables import Table, mean_std
 
 
@@ -145,35 +144,6 @@ def runs_table(scenes: Sequence[Scene]) -> Table:
             )
     columns = ("run", "seed", "metric", "on test", "best valid at epoch", "epochs", "rounds", "status")
     return Table(columns, tuple(rows))
-
-
-def published(rows: Sequence[Row]) -> Iterator[Block]:
-    """Yield bars and a table of ours beside the published for each scene and metric."""
-    for scene, metric in dict.fromkeys((row.scene, row.metric) for row in rows):
-        own = [r for r in rows if (r.scene, r.metric) == (scene, metric)]
-        title = f"{wording.metric_name(metric)} on {wording.printable(scene)}"
-        table = published_table(own)
-        if all(r.published is None for r in own):
-            yield published_table(own, title)
-            continue
-        scales = len({r.scale for r in own}) > 1
-        bars = [
-            Bar(
-                wording.printable(f"{r.method}, {r.scale}" if scales else r.method),
-                r.value,
-                r.std,
-                r.published,
-            )
-            for r in own
-        ]
-        yield replace(bars_figure(title, bars, metric), table=table)
-
-
-def bars_figure(title: str, bars: Sequence[Bar], metric: str, heading: str = "") -> Figure:
-    """Return bars of ours, beside the published where any is known."""
-    chart = Bars(tuple(bars), metric, heading)
-    legend = (Legend("ours", "0", "s"), Legend("published", "0", "hollow")) if chart.paired else ()
-    return Figure(title, (chart,), legend=legend, data=[asdict(bar) for bar in bars])
 
 
 def curves(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = "") -> Iterator[Block]:

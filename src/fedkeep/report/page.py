@@ -15,7 +15,6 @@ from fedkeep.core.files import write_whole
 from fedkeep.report import analyses, facts, measured, wording, worth
 from fedkeep.report.blocks import Block, Content, Figure, Section, Text
 from fedkeep.report.groups import Configuration, Scene, scenes
-from fedkeep.report.results import Row, read_results
 from fedkeep.report.runs import RunFiles, read_run
 from fedkeep.report.tables import Table, markdown_escape, to_markdown
 
@@ -24,7 +23,6 @@ def write_report(
     run_folders: Sequence[Path],
     out: Path,
     title: str = "",
-    results: Path | None = None,
     *,
     refresh: int = 0,
 ) -> Path:
@@ -34,7 +32,6 @@ def write_report(
         run_folders: run directories; runs that differ in their seed only are shown together, as mean and deviation.
         out: a folder (the files are ``report.html``, ``.md``, ``.json``) or the page's path ending in ``.html``.
         title: the heading; made from the runs' names where empty.
-        results: a ``results/NAME.json`` whose published numbers are shown beside ours.
         refresh: seconds after which a browser reads the page again; 0: it does not.
 
     Returns:
@@ -47,10 +44,9 @@ def write_report(
     if not run_folders:
         raise ConfigError("A report needs at least one run folder.")
     runs = [read_run(Path(folder)) for folder in run_folders]
-    rows = read_results(results) if results is not None else []
     heading = title or " and ".join(dict.fromkeys(run.name for run in runs))
     short = len(runs) == 1 or len(heading) <= 80
-    content = build(runs, heading if short else f"{len(runs)} runs compared", rows)
+    content = build(runs, heading if short else f"{len(runs)} runs compared")
     return write_content(content, out if out.suffix == ".html" else out / "report.html", refresh)
 
 
@@ -140,8 +136,8 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def build(runs: Sequence[RunFiles], title: str, results: Sequence[Row] = ()) -> Content:
-    """Return the content of a report on these runs, and on published results where given."""
+def build(runs: Sequence[RunFiles], title: str) -> Content:
+    """Return the content of a report on these runs."""
     every = scenes(runs)
     groups = [g for scene in every for g in scene.groups]
     named = [(scene, scene.label if len(every) > 1 else "") for scene in every]
@@ -154,7 +150,6 @@ def build(runs: Sequence[RunFiles], title: str, results: Sequence[Row] = ()) -> 
             "What personalisation was worth",
             _joined(worth.blocks(scene.groups) for scene in every),
         ),
-        Section("published", "Beside the published numbers", tuple(measured.published(results))),
         Section(
             "curves",
             "Learning curves",

@@ -48,11 +48,6 @@ class CheckReport:
         """A sentence about what cannot move, if there is any."""
         return (stuck(self.immovable),) if self.immovable else ()
 
-    def raise_for_violations(self) -> None:
-        """Raise SplitError listing the violations, if there are any."""
-        if self.violations:
-            raise SplitError("\n".join(str(v) for v in self.violations))
-
 
 def stuck(names: Sequence[str]) -> str:
     """Say that parameters cannot move, and what to do."""

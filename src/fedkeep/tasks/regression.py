@@ -62,10 +62,6 @@ def _metrics(means: Means) -> dict[str, float]:
     return {"loss": means.loss, "rmse": math.sqrt(means.loss), "mae": means.gain}
 
 
-def _best(truth: Array, label: Array) -> float:
-    return math.sqrt(float(truth.mean()))
-
-
 def _mean_label(known: Baseline) -> dict[str, Array]:
     everywhere = known.label.mean() if len(known.label) else 0.0
     sums = np.bincount(known.owner, known.weight * known.label, known.clients) + everywhere
@@ -100,7 +96,6 @@ REGRESSION = Kind(
     headline=RMSE,
     client_metric="rmse",
     kept_score=np.float64,
-    best=_best,
     counting=Counting(name="each user's mean label", found=_mean_label),
     pooled=(PooledMetric("rmse", rmse_pooled, _squares, lower=True),),
     loss_words="Squared error",

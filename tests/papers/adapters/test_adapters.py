@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from fedkeep import simulate
 from fedkeep.core.errors import DataError, RunError
 from fedkeep.experiments.reproductions import Request, reproduce
-from fedkeep.report.results import read_results
 from fedkeep_papers.adapters import backbone, table
 from fedkeep_papers.adapters.backbone import TOKENS, Encoded
 from fedkeep_papers.adapters.models import OnTokens, OnVectors
 from fedkeep_papers.adapters.scene import by_time, with_sentences
 from fedkeep_papers.adapters.table import ARMS, Found, counted, gains, pooled, recipe, sizes_of
 from fedkeep_papers.furl.own_counts import messages
+from fedkeep_papers.kit.results import read_results
 
 DAY = 86_400
 WIDTH = 384

@@ -15,11 +15,11 @@ from fedkeep.core.errors import DataError, NonFiniteError, RoundError
 from fedkeep.data import FederatedData
 from fedkeep.data.columns import Ragged
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.results import read_results
 from fedkeep_papers.furl import channels as table
 from fedkeep_papers.furl.memory import DAY, decayed, log_shares, memory_scores, own_prior
 from fedkeep_papers.furl.own_counts import PAIRS, WORDS, Order, TextAndCounts, messages, with_pairs
 from fedkeep_papers.furl.scoring import counted
+from fedkeep_papers.kit.results import read_results
 
 LABEL, TIME = np.array([0, 1, 0, 0]), np.array([0.0, 8.0, 16.0, 24.0]) * DAY
 

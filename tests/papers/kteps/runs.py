@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.results import Row, read_results
 from fedkeep.version import NUMERICS
+from fedkeep_papers.kit.results import Row, read_results
 from fedkeep_papers.kteps.cells import Numbers
 
 

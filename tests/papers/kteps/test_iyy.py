@@ -14,7 +14,7 @@ import torch
 from fedkeep.data import Ragged
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.reproductions import reproduce
-from fedkeep.report.results import read_results
+from fedkeep_papers.kit.results import read_results
 from fedkeep_papers.kteps import book, published
 from tests.documents import ROOT
 from tests.papers.kteps.conftest import WORDS

@@ -15,7 +15,7 @@ from fedkeep.experiments.build import build_method, build_model
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep.models import TextClassifier
 from fedkeep.privacy import GaussianNoise
-from fedkeep.report.results import read_results
+from fedkeep_papers.kit.results import read_results
 from fedkeep_papers.kteps import book, readings
 from fedkeep_papers.kteps.cells import CellJob
 from fedkeep_papers.kteps.methods import BranchLoss

@@ -14,8 +14,8 @@ import pytest
 
 from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.experiments.reproductions import reproduce
-from fedkeep.report.results import read_results
 from fedkeep.version import NUMERICS
+from fedkeep_papers.kit.results import read_results
 from fedkeep_papers.kteps import book, cells, published
 from fedkeep_papers.kteps.cells import CellJob, Numbers
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS

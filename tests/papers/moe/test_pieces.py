@@ -10,7 +10,7 @@ import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.reproductions import Request, reproduce
-from fedkeep.report.results import read_results
+from fedkeep_papers.kit.results import read_results
 from fedkeep_papers.moe import cells, methods, sheet, tables
 from fedkeep_papers.moe.scene import Adapting, Federation, Scene, changed
 from fedkeep_papers.moe.sheet import TABLE2

@@ -12,7 +12,7 @@ import torch
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.results import read_results
+from fedkeep_papers.kit.results import read_results
 from fedkeep_papers.natural import scenes, table
 from fedkeep_papers.natural.cells import Run, gains_slot
 from fedkeep_papers.natural.models import NextCharacter

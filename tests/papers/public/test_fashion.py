@@ -13,7 +13,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.data import ImageSet
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.sources import READERS, Reader
-from fedkeep.report.results import read_results
+from fedkeep_papers.kit.results import read_results
 from fedkeep_papers.public import fashion
 from fedkeep_papers.public.pfllib import FourLayerCNN, divided, pfllib_fashion
 

@@ -21,13 +21,13 @@ from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.methods import Method
 from fedkeep.metrics.worth.intervals import users_like_these
-from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.adapters import backbone
 from fedkeep_papers.adapters.models import Arm
 from fedkeep_papers.adapters.scene import by_time, encoded_messages
 from fedkeep_papers.furl.own_counts import REVISION
 from fedkeep_papers.kit.cells import LATER, Finished, Slot, digest, note_on_stale, runs_of
+from fedkeep_papers.kit.results import Row, over_seeds, write_results
 
 NAME, RESULTS = "channel-adapters", "adapters"
 USERS = {"quick": 40, "medium": 120, "full": None}

@@ -19,12 +19,12 @@ from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics.worth.intervals import users_like_these
-from fedkeep.report.results import over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.furl.memory import HALF_LIFE, NEIGHBOURS, RECENT, SHRINK, Array
 from fedkeep_papers.furl.own_counts import PAIRS, REVISION, WORDS, Order, TextAndCounts, messages
 from fedkeep_papers.furl.scoring import GRID, HALF_LIVES, Scored, counted, judged_ids, memories, mixed, scored
 from fedkeep_papers.kit.cells import LATER, Slot, digest, note_on_stale, runs_of
+from fedkeep_papers.kit.results import over_seeds, write_results
 
 NAME = "furl-channels"
 ORDERS: Mapping[Order, str] = {"time": "split by time", "random": "random split"}

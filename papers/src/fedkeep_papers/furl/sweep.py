@@ -10,11 +10,11 @@ from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.run_directory import read_info
-from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep_papers.furl import jobs
 from fedkeep_papers.furl.jobs import JobSpec
 from fedkeep_papers.furl.scenes import SCENES, changes_of, read, result_name, specs_of
 from fedkeep_papers.kit.cells import runs_of
+from fedkeep_papers.kit.results import Row, over_seeds, write_results
 
 FACTORS = (0.25, 0.5, 1.0, 2.0)
 

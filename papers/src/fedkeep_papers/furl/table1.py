@@ -9,8 +9,8 @@ import numpy as np
 from fedkeep.data import FederatedData
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.results import over_seeds, write_results
 from fedkeep_papers.furl.scenes import SCENES, read, result_name, specs_of
+from fedkeep_papers.kit.results import over_seeds, write_results
 
 PUBLISHED = {
     "Sticker": {

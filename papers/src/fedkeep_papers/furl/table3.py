@@ -22,8 +22,6 @@ from fedkeep.experiments.reproductions import Request
 from fedkeep.report import page, tables
 from fedkeep.report.analyses import cold_start_table, figures_of
 from fedkeep.report.charts import Bar
-from fedkeep.report.measured import bars_figure
-from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep_papers.furl import channels, jobs
 from fedkeep_papers.furl.jobs import JobSpec, Kept, Outcome
 from fedkeep_papers.furl.scenes import (
@@ -48,6 +46,7 @@ from fedkeep_papers.furl.untrained import (
 )
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, Slot, note_on_stale, rounded, runs_of
+from fedkeep_papers.kit.results import Row, over_seeds, write_results
 
 PAIR = ("Personalized Server", "Personalized FL, best recipe")  # whose users' vectors are mapped
 AGAINST = ("Global FL, best recipe", COUNTING, CLICKS, MEMORY)  # whom others are compared with, user by user
@@ -298,7 +297,7 @@ def _draw(
         paired = any(row.published for row in over_seeds)
         title = f"{scene.name} beside the paper's {scene.stands_for}" if paired else scene.name
         bars = [Bar(row.name, mean, std, row.published) for row, (mean, std) in over_seeds.items()]
-        plots.write(bars_figure(title, bars, scene.metric, title), folder, _figure(scene, "figure2"))
+        plots.write(plots.bars_figure(title, bars, scene.metric, title), folder, _figure(scene, "figure2"))
     ran = {
         row: outcomes[row.name, seed]
         for row in scene.rows

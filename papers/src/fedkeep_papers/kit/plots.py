@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from fedkeep.report import wording
 from fedkeep.report.blocks import Figure
-from fedkeep.report.charts import LOOKS, Grid, Legend, Lines, Series, Spread, Strip, mark_of, point_of
+from fedkeep.report.charts import (
+    LOOKS,
+    Bar,
+    Bars,
+    Grid,
+    Legend,
+    Lines,
+    Series,
+    Spread,
+    Strip,
+    mark_of,
+    point_of,
+)
 
 Pairs = Sequence[tuple[float, float]]
 Points = Sequence[tuple[float, float, float | None]]
@@ -24,6 +37,13 @@ def write(figure: Figure, folder: Path, name: str) -> Path:
     from fedkeep.report.drawing import write_figure
 
     return write_figure(figure, folder, name)[-1]
+
+
+def bars_figure(title: str, bars: Sequence[Bar], metric: str, heading: str = "") -> Figure:
+    """Return bars of ours, beside the published where any is known."""
+    chart = Bars(tuple(bars), metric, heading)
+    legend = (Legend("ours", "0", "s"), Legend("published", "0", "hollow")) if chart.paired else ()
+    return Figure(title, (chart,), legend=legend, data=[asdict(bar) for bar in bars])
 
 
 def learning_curves(curves: Mapping[str, Pairs], *, metric: str, title: str) -> Figure:

@@ -17,8 +17,8 @@ from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.plugins import builtin_names
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics import ag, ap
-from fedkeep.report.results import over_seeds, write_results
 from fedkeep_papers.kit.cells import note_on_stale, runs_of
+from fedkeep_papers.kit.results import over_seeds, write_results
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.cells import Cell, CellJob, Numbers, Overrides, missing, note_on_gpus
 

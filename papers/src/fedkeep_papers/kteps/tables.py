@@ -11,7 +11,7 @@ from fedkeep.experiments.build import build_data
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics import ap
-from fedkeep.report.results import over_seeds, write_results
+from fedkeep_papers.kit.results import over_seeds, write_results
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import (
     FEDAVG,

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep.report.tables import Table, mean_std, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit import plots
+from fedkeep_papers.kit.results import Row, over_seeds, write_results
 from fedkeep_papers.moe.results import Cell, Result
 from fedkeep_papers.moe.scene import MAJORITY, By, Scene, changed
 from fedkeep_papers.moe.sheet import (

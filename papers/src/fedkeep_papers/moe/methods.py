@@ -39,10 +39,10 @@ from fedkeep.methods import (
     pfl_da,
 )
 from fedkeep.methods.pfl_da import AddGate
-from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit.cells import Slot, note_on_stale
+from fedkeep_papers.kit.results import Row, over_seeds, write_results
 from fedkeep_papers.moe.scene import Federation, Scene, changed, source_of
 from fedkeep_papers.moe.sheet import (
     METRIC,

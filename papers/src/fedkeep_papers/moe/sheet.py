@@ -17,11 +17,11 @@ from fedkeep.data.readers.cifar import CIFAR100_TEST
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.blocks import Figure
 from fedkeep.report.facts import dealing
-from fedkeep.report.results import Row, over_seeds
 from fedkeep.report.tables import Table, mean_std, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, note_on_stale, runs_of
+from fedkeep_papers.kit.results import Row, over_seeds
 from fedkeep_papers.moe.cells import run_cells
 from fedkeep_papers.moe.results import Cell, Result
 from fedkeep_papers.moe.scene import Adapting, Federation, Scene, clients_of, source_of

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.charts import Bar
-from fedkeep.report.measured import bars_figure
-from fedkeep.report.results import write_results
 from fedkeep.report.tables import mean_std
 from fedkeep_papers.kit import plots
+from fedkeep_papers.kit.results import write_results
 from fedkeep_papers.moe.scene import Scene, changed, varied
 from fedkeep_papers.moe.sheet import (
     FIGURE2,
@@ -74,7 +73,7 @@ def table2(request: Request) -> Path:
         bars = [Bar(r.method, r.value, r.std, r.published) for r in here if r.value is not None]
         if bars:
             title = f"{scene.title}, p = {scene.p:g}, {PROTOCOLS['valid']}"
-            drawn = bars_figure(title, bars, METRIC, title)
+            drawn = plots.bars_figure(title, bars, METRIC, title)
             figures.append(plots.write(drawn, request.out / name, f"p{scene.p:g}"))
     figures += partitions(own, request.out / name)
     gaps = paired(own, scenes, [(Way(MIXTURE), Way(TUNED)), (Way(MIXTURE), Way(LOCAL))])

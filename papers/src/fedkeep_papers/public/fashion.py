@@ -15,8 +15,8 @@ from fedkeep.experiments.config import Config
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.run_directory import read_info
-from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep_papers.kit.cells import Slot, digest, note_on_stale, runs_of, settings_of
+from fedkeep_papers.kit.results import Row, over_seeds, write_results
 
 NAME = "public-fashion"
 METHODS: Mapping[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from typing import Any
 from fedkeep.core.files import write_whole
 from fedkeep.core.records import read_records
 from fedkeep.experiments.drive import ADAPTED
-from fedkeep.experiments.summary import summarize
+from fedkeep.experiments.learned import summarize
 from fedkeep.experiments.sweeps.plan import Sweep
 from fedkeep.experiments.sweeps.trials import best_of, trial_folder
 from fedkeep.experiments.toml import value_text

@@ -17,9 +17,9 @@ from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import Config
+from fedkeep.experiments.learned import summarize
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.places import Place
-from fedkeep.experiments.summary import summarize
 from fedkeep.experiments.sweeps.plan import RANDOM, Sweep, held
 from fedkeep.experiments.trackers import EndRun, Facts
 from fedkeep.report.wording import lower_is_better

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.report.results import Row, over_seeds, published_table, read_results, write_results
+from fedkeep_papers.kit.results import Row, over_seeds, published_table, read_results, write_results
 
 GOOD: dict[str, Any] = {
     "scene": "zulip",
