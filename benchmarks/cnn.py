@@ -27,7 +27,8 @@ from benchmarks.measure import ratio
 from benchmarks.models import CNN as PlainW3  # noqa: N811
 from fedkeep import adam
 from fedkeep.core.allocator import tune_allocator
-from fedkeep.kernels import native, status
+from fedkeep.kernels import native
+from fedkeep.kernels.native import status
 from fedkeep.models import CifarCNN
 from fedkeep.nn import ConvPool, Linear
 

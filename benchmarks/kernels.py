@@ -18,7 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fedkeep.kernels import native, status
+from fedkeep.kernels import native
+from fedkeep.kernels.native import status
 from fedkeep.nn import GRU, LSTM
 
 SHAPES = {  # sequences, length, inputs, rows of the table, ragged

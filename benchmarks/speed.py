@@ -36,8 +36,8 @@ from benchmarks.measure import RESULTS, processor
 from benchmarks.processes import ROOT
 from benchmarks.race import Race, Setting, peak_of_all_cores
 from benchmarks.speed_table import page
-from fedkeep import kernels
 from fedkeep.experiments.environment import commit
+from fedkeep.kernels import native
 
 CASES = {  # (workload, cohort): turns
     ("W1", 10): 9,
@@ -124,7 +124,7 @@ def machine(device: str) -> str:
         f"{peak:.0f} GFLOP/s of multiply-adds",
         f"torch {torch.__version__}",
     )
-    return ", ".join((*parts, str(kernels.status())))
+    return ", ".join((*parts, str(native.status())))
 
 
 def differs(row: dict[str, Any]) -> bool:

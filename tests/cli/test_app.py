@@ -6,7 +6,6 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,13 +15,12 @@ from typer.main import get_command
 
 from fedkeep import __version__
 from fedkeep.cli import app, main
-from fedkeep.cli.listed import about_added, about_own, first_paragraph
 from fedkeep.cli.listing import _comment
 from fedkeep.cli.settings import safe_name
 from fedkeep.experiments.build import MODELS
 from fedkeep.experiments.plugins import builtin_names, builtin_text
 from fedkeep.experiments.reproductions import reproductions
-from fedkeep.experiments.sources import READERS, offered_readers
+from fedkeep.experiments.sources import offered_readers
 from fedkeep.methods import METHODS
 from tests.cli.conftest import Command
 
@@ -158,54 +156,10 @@ def test_list_names_everything(fedkeep: Command) -> None:
         assert name in words
     assert {"toy", "zulip_channels"} <= set(readers)
     assert "furl" in words
-    assert "FURL: private user parameters beside a federated model." in result.stdout
-
-
-def test_what_is_listed_is_what_modules_say_once_they_are_imported() -> None:
-    from fedkeep.experiments.build import offered_methods
-    from fedkeep.experiments.simulate import ENGINES
-
-    said = about_own("fedkeep.methods", "METHODS", of_module=True)
-    assert said == {
-        name: first_paragraph(inspect.getmodule(make).__doc__) for name, make in offered_methods().items()
-    }
-    tables = [
-        ("fedkeep.experiments.build", "MODELS", MODELS),
-        ("fedkeep.experiments.sources", "READERS", {name: each.read for name, each in READERS.items()}),
-        ("fedkeep.experiments.simulate", "ENGINES", ENGINES),
-    ]
-    for module, table, there in tables:
-        said = about_own(module, table)
-        assert said == {name: first_paragraph(inspect.getdoc(thing)) for name, thing in there.items()}
-        assert all(len(text) > 10 for text in said.values())
-    added = {name: one.about for name, one in reproductions().items()}
-    assert about_added("fedkeep.reproductions", {}) == added
-    theirs = {name: offered_readers()[name].read for name in about_added("fedkeep.readers", READERS)}
-    assert about_added("fedkeep.readers", READERS) == {
-        name: first_paragraph(inspect.getdoc(read)) for name, read in theirs.items()
-    }
-
-
-def test_what_a_package_adds_without_saying_what_it_is_for_is_imported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "made_elsewhere.py").write_text("""
-def make(text):
-    def read():
-        pass
-    read.__doc__ = text
-    return read
-
-def plain():
-    "Reads plain things."
-
-made = make("Reads what is made.")
-""")
-    monkeypatch.syspath_prepend(tmp_path)
-    group = "fedkeep.readers"
-    added = [EntryPoint(name, f"made_elsewhere:{name}", group) for name in ("plain", "made")]
-    monkeypatch.setattr("fedkeep.experiments.plugins._installed", lambda *_: tuple(added))
-    assert about_added(group, {}) == {"made": "Reads what is made.", "plain": "Reads plain things."}
+    shown = " ".join(words)
+    assert "FURL: private user parameters beside a federated model." in shown
+    assert "Read a Hugging Face data set." in shown
+    assert all(one.about in shown for one in tables.values())
 
 
 def test_list_shows_which_methods_fit_a_configuration(

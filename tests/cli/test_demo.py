@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.cli import demo as demo_module
+from fedkeep.cli import start as demo_module
 from fedkeep.experiments.demo import run_demo
 from tests.cli.conftest import Command
 

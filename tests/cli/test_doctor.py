@@ -12,8 +12,8 @@ import torch
 
 from fedkeep import kernels
 from fedkeep.cli import doctor
-from fedkeep.core.extras import installing
-from fedkeep.kernels import Status
+from fedkeep.core.errors import installing
+from fedkeep.kernels.native import Status
 from tests.cli.conftest import Command
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

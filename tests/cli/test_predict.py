@@ -223,7 +223,7 @@ def test_parquet_is_read_too(trained: Callable[..., Run], fedkeep: Command) -> N
 
 
 def test_several_tasks_are_columns_of_their_own() -> None:
-    from fedkeep.cli.predict import _csv, _line
+    from fedkeep.cli.models import _csv, _line
     from fedkeep.engines.use import Predicted, Prediction
 
     said = (Prediction("mood", "good", {"bad": 0.25, "good": 0.75}), Prediction("place", [1.0, -2.5], {}))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.core.errors import NonFiniteError
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import NonFiniteError, installing
 from fedkeep.experiments.sweeps import trials
 from tests.cli.conftest import Command
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedkeep.core import extras
+from fedkeep.core import errors as extras
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeep.cli.listed import first_paragraph
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import PARTITIONS
 from fedkeep.experiments.build import run_config
@@ -84,4 +83,4 @@ def test_movielens_end_to_end(tmp_path: Path) -> None:
 
 def test_every_name_has_a_line_of_documentation() -> None:
     for thing in PARTITIONS.values():
-        assert len(first_paragraph(thing.__doc__)) > 10
+        assert len(thing.__doc__ or "") > 10

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.core.errors import ConfigError
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import ConfigError, installing
 from fedkeep.core.records import Record, from_line
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.experiments.trackers import EndRun, Facts

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep.kernels import build, native, status
+from fedkeep.kernels import build, native
+from fedkeep.kernels.native import status
 from fedkeep.nn import GRU, LSTM, ConvPool, Linear
 
 needs_compiler = pytest.mark.skipif(not status().native, reason=str(status()))

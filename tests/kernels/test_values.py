@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep.kernels import native, status, values
+from fedkeep.kernels import native, values
+from fedkeep.kernels.native import status
 
 KINDS = (torch.float32, torch.float64)
 SIZES = (1, 3, 8, 17, 64, 129, values.PIECE + 5)

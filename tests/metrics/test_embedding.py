@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import ConfigError, DataError, installing
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne, user_map
 from fedkeep.metrics import embedding as room
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fedkeep.kernels import status
+from fedkeep.kernels.native import status
 from fedkeep.nn import native
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedkeep.kernels import status
+from fedkeep.kernels.native import status
 from fedkeep.nn import GRU, LSTM
 
 KINDS = {"lstm": (LSTM, nn.LSTM), "gru": (GRU, nn.GRU)}

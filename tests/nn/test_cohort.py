@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fedkeep.kernels import status
+from fedkeep.kernels.native import status
 from fedkeep.nn import GRU, LSTM, ConvPool, Linear, convolution, linear, native
 from tests.nn.recurrent import relative
 

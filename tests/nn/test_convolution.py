@@ -9,7 +9,8 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.kernels import native, status
+from fedkeep.kernels import native
+from fedkeep.kernels.native import status
 from fedkeep.nn import ConvPool, convolution
 from tests.nn.recurrent import relative
 

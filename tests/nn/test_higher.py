@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import gradgradcheck
 from torch.func import functional_call, grad, vmap
 
-from fedkeep.kernels import status
+from fedkeep.kernels.native import status
 from fedkeep.nn import GRU, LSTM, ConvPool, Linear, linear
 
 CLIENTS = 3

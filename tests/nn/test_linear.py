@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
-from fedkeep.kernels import status
+from fedkeep.kernels.native import status
 from fedkeep.nn import Linear, linear
 from tests.nn.recurrent import relative
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedkeep.kernels import status
+from fedkeep.kernels.native import status
 from fedkeep.nn import ConvPool, Linear, convolution, linear, native
 from fedkeep.nn.operation import Operation
 

@@ -21,32 +21,23 @@ from typer.core import TyperGroup
 import fedkeep
 from fedkeep.cli.attack import attack
 from fedkeep.cli.audit import audit
-from fedkeep.cli.budget import budget
 from fedkeep.cli.check import check
-from fedkeep.cli.compare import compare
+from fedkeep.cli.compare import compare, reproduce, sweep
 from fedkeep.cli.completion import completion
-from fedkeep.cli.demo import demo
 from fedkeep.cli.deploy import deploy
 from fedkeep.cli.device import device
 from fedkeep.cli.doctor import doctor
-from fedkeep.cli.evaluate import evaluate
-from fedkeep.cli.explain import explain
-from fedkeep.cli.export import export
 from fedkeep.cli.flower import app as flower
-from fedkeep.cli.listing import list_all
+from fedkeep.cli.listing import explain, list_all
+from fedkeep.cli.models import export, predict, recommend
 from fedkeep.cli.output import complain
 from fedkeep.cli.personalize import personalize
-from fedkeep.cli.predict import predict
 from fedkeep.cli.prepare import prepare
 from fedkeep.cli.prove import prove
-from fedkeep.cli.recommend import recommend
-from fedkeep.cli.report import report
-from fedkeep.cli.reproduce import reproduce
+from fedkeep.cli.results import budget, evaluate, report, worth
 from fedkeep.cli.run import run
-from fedkeep.cli.start import start
-from fedkeep.cli.sweep import sweep
+from fedkeep.cli.start import demo, start
 from fedkeep.cli.usage import advised
-from fedkeep.cli.worth import worth
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import FedkeepError
 

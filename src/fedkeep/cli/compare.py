@@ -1,4 +1,4 @@
-"""``fedkeep compare``: several methods with several seeds, in one table, one page and figures."""
+"""Many runs: ``fedkeep compare`` with several methods and seeds, ``sweep`` with trials of settings, ``reproduce`` of a paper."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeep.cli.output import complain, note, say, show_table
-from fedkeep.cli.reproduce import parse_seeds
 from fedkeep.cli.settings import (
     MOST_SEEDS,
     DataOption,
@@ -32,6 +31,12 @@ if TYPE_CHECKING:
     from fedkeep.experiments.comparing import Plan
     from fedkeep.report.standings import Found
     from fedkeep.report.tables import Table
+from enum import StrEnum
+
+from fedkeep.cli.settings import (
+    ConfigArgument,
+    needs,
+)
 
 
 def compare(
@@ -204,9 +209,11 @@ def _show(found: Found) -> None:
 
 
 def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")] if text else []
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"--methods names {twice!r} twice.")
+    names = [word.strip() for word in text.split(",")] if text else []
+    if "" in names or len(set(names)) < len(names):
+        raise ConfigError(
+            f"--methods wants different names between commas, e.g. fedavg,furl; got {text[:80]!r}."
+        )
     return names
 
 
@@ -225,3 +232,198 @@ def _seeds(text: str) -> list[int]:
     if not 1 <= count <= MOST_SEEDS:
         raise ConfigError(f"--seeds wants how many seeds, e.g. 5, or which, e.g. 0,1,2; got {text[:80]!r}.")
     return list(range(count))
+
+
+EXAMPLE = "--range method.optimizer.learning_rate={low=0.01,high=1.0,log=true}"
+
+
+class Prune(StrEnum):
+    """How trials are ended early."""
+
+    median = "median"
+    halving = "halving"
+    none = "none"
+
+
+@needs("optuna", "Optuna", "sweep")
+def sweep(
+    config: ConfigArgument,
+    space: Annotated[
+        Path | None,
+        typer.Option("--space", metavar="FILE", help="A TOML file with a range for every setting to choose."),
+    ] = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="KEY=RANGE",
+            help="A range as TOML, e.g. method.optimizer.learning_rate={low=0.01,high=1.0,log=true} or "
+            "method.batch_size={choices=[8,32]}. May be repeated.",
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="Methods, e.g. fedavg,furl; by default that of CONFIG.")
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, metavar="N", help="Trials of each method.")] = 20,
+    seeds: Annotated[
+        int,
+        typer.Option("--seeds", min=1, max=MOST_SEEDS, metavar="K", help="Seeds that each trial runs with."),
+    ] = 1,
+    prune: Annotated[
+        Prune, typer.Option("--prune", help="How trials that fall behind on valid are ended early.")
+    ] = Prune.median,
+    jobs: JobsOption = None,
+    on: OnOption = "local",
+    slurm: SlurmOption = "",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The sweep's folder; by default sweeps/NAME.")
+    ] = None,
+    data: DataOption = None,
+    overrides: SetOption = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Replace the configuration's seed; trials follow from it.")
+    ] = None,
+    yes: YesOption = False,
+) -> None:
+    """Choose settings by what they give on valid, with equally many trials for every method.
+
+    Stopped, it goes on when called again; called with more trials, it adds what is missing.
+    """
+    from fedkeep.experiments import sweeps
+    from fedkeep.experiments.config import parse_overrides
+
+    found = find_config(config, overrides, seed)
+    names = [found.config.method.kind] if methods is None else _names(methods)
+    for one in ranges or []:
+        if "=" not in one:
+            raise ConfigError(f"--range wants KEY=RANGE, e.g. {EXAMPLE}; got {one[:80]!r}.")
+    given = parse_overrides(ranges or [])
+    if space is None and not given:
+        raise ConfigError(
+            f"The space is empty: nothing is to be chosen. Name a file with --space, or a range, e.g. {EXAMPLE}."
+        )
+    spaces = sweeps.read_space(space, given, names)
+    made = sweeps.plan(
+        found.config,
+        spaces,
+        seen_from(on, out or Path("sweeps") / found.label),
+        trials=trials,
+        seeds=seeds,
+        prune=prune.value,
+        folder=seen_from(on, found.data_folder(data)),
+    )
+    for method, own in spaces.items():
+        for key, chosen_from in own.ranges.items():
+            note(f"{method}: {key}: {chosen_from}")
+    ask_if_long(
+        made.seconds / (jobs or 1),
+        f"This sweep would take at least {duration(made.seconds / (jobs or 1))}, by its trials.",
+        yes,
+    )
+    if found.config.privacy is not None:
+        complain("Note: every trial spends its own ε, and the choice among them is counted in none.")
+    try:
+        sweeps.run(made, jobs or 1, on=place_of(on, made.out, jobs, slurm))
+    except KeyboardInterrupt as stop:
+        complain("Stopped. Call the same command again to go on; finished trials and rounds are kept.")
+        raise typer.Exit(130) from stop
+    results = sweeps.results(made)
+    path = sweeps.write(made, results)
+    shown = sweeps.table(made, results)
+    show_table(f"Sweep of {found.config.name or found.label}", shown.columns, shown.rows, 2, shown.note)
+    for r in results:
+        if r.number is not None:
+            say(f"Best of {r.method}: {made.out / sweeps.best_name(r.method)}")
+    say(f"Results: {path}")
+    if none := [r.method for r in results if r.number is None]:
+        complain(f"Nothing is chosen for {', '.join(none)}: no trial came to its end.")
+        raise typer.Exit(1)
+
+
+class Scale(StrEnum):
+    """How much is run."""
+
+    quick = "quick"
+    medium = "medium"
+    full = "full"
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one; fedkeep list shows them.")],
+    data: DataOption = None,
+    scale: Annotated[
+        Scale, typer.Option("--scale", help="quick takes minutes, medium about an hour, full hours.")
+    ] = Scale.quick,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of results.")] = Path(
+        "results"
+    ),
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", help="Seeds to run, e.g. 0,1,2; by default the reproduction's own."),
+    ] = None,
+    jobs: JobsOption = None,
+    on: OnOption = "local",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="PATTERN",
+            help="Only runs whose names match, e.g. 'subreddit-words-*-1'; the others are left for another call. May "
+            "be given several times.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Replace a setting of every run, e.g. data.reader=reviews for other data; not all tables allow it. "
+            "May be repeated.",
+        ),
+    ] = None,
+    finished: Annotated[
+        bool,
+        typer.Option("--finished", help="Run nothing: write the results from the runs that are finished."),
+    ] = False,
+) -> None:
+    """Run a paper's table and figures, beside the published numbers. Stopped, it goes on when called again."""
+    from fedkeep.experiments import reproductions
+    from fedkeep.experiments.build import data_folder
+    from fedkeep.experiments.config import parse_overrides
+
+    request = reproductions.Request(
+        data_folder(data),
+        out,
+        scale.value,
+        parse_seeds(seeds),
+        jobs or 1,
+        only=tuple(only or ()),
+        finished=finished,
+        changes=parse_overrides(settings or []),
+        on=place_of(on, out, jobs),
+    )
+    try:
+        path = reproductions.reproduce(name, request)
+    except KeyboardInterrupt as stop:
+        complain("Stopped. Call the same command again to go on; finished runs and rounds are kept.")
+        raise typer.Exit(130) from stop
+    say(f"Results: {path}")
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """Return ``"0,1,2"`` as ``[0, 1, 2]``.
+
+    Raises:
+        ConfigError: something else stands there, or a seed twice.
+    """
+    if text is None:
+        return None
+    try:
+        seeds = [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(
+            f"--seeds wants whole numbers between commas, e.g. 0,1,2; got {text[:80]!r}."
+        ) from error
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds names a seed twice: {text!r}.")
+    return seeds

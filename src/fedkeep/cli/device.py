@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedkeep.cli.evaluate import show_clients
-from fedkeep.cli.output import complain, metrics_table, say, show_table
-from fedkeep.cli.predict import (
+from fedkeep.cli.models import (
     JsonOption,
     ModelOfOption,
     RowsOption,
@@ -29,6 +27,8 @@ from fedkeep.cli.predict import (
     check_asked,
     write_predictions,
 )
+from fedkeep.cli.output import complain, metrics_table, say, show_table
+from fedkeep.cli.results import show_clients
 from fedkeep.cli.settings import YesOption, ask, needs_flower
 from fedkeep.core.errors import BusyError, ConfigError, StoreError, did_you_mean
 from fedkeep.report.wording import size

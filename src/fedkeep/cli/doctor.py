@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import say, show_table
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import installing
 from fedkeep.version import __version__
 
 EXTRAS = {
@@ -90,9 +90,9 @@ def _versions() -> Iterator[Finding]:
 
 
 def _kernels() -> Finding:
-    from fedkeep import kernels
+    from fedkeep.kernels import native
 
-    status = kernels.status()
+    status = native.status()
     if status.native:
         return Finding("kernels", status.level)
     return Finding(

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 
-from fedkeep.core.errors import ConfigError, check_choice, near_path
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import ConfigError, check_choice, installing, near_path
 
 if TYPE_CHECKING:
     from fedkeep.experiments.config import Config

@@ -36,15 +36,21 @@ A sentence with facts is a plain text, never an f-string: each fact is named onc
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import json
+import shlex
 import string
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 MOST_FILES = 10_000
 """How many files of a folder are looked through for a name like the one that was wanted."""
@@ -242,3 +248,17 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\u00a0" else ascii(c)[1:-1] for c in text)
+
+
+@functools.cache
+def installing(extra: str) -> str:
+    """Return the command that installs an extra beside this fedkeep, for a shell."""
+    try:
+        origin = json.loads(distribution("fedkeep").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # it is on the path alone
+        origin = {}
+    if "dir_info" not in origin:
+        return f"pip install 'fedkeep[{extra}]'"
+    folder = url2pathname(urlsplit(origin["url"]).path)
+    editable = "-e " if origin["dir_info"].get("editable") else ""
+    return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedkeep import kernels
 from fedkeep.core.errors import ConfigError, warn
+from fedkeep.kernels import native
 from fedkeep.version import __version__
 
 
@@ -45,7 +45,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "kernels": str(kernels.status()),
+        "kernels": str(native.status()),
         **gpu,
         "commit": commit(),
     }

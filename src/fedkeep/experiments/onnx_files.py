@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedkeep.core.errors import ConfigError, MethodError
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import ConfigError, MethodError, installing
 from fedkeep.core.net import Takes, float_type, logits_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from fedkeep.core.errors import ConfigError, FedkeepError, RunError, first_line
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import ConfigError, FedkeepError, RunError, first_line, installing
 from fedkeep.core.files import write_whole
 from fedkeep.experiments.plugins import imported
 from fedkeep.version import NUMERICS, __version__

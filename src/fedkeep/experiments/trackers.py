@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
 
-from fedkeep.core.errors import ConfigError, check_choice, first_line, warn
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import ConfigError, check_choice, first_line, installing, warn
 from fedkeep.core.files import expanded, write_of_run
 from fedkeep.core.records import Record, read_records
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import ConfigError, RunError, installing
 from fedkeep.core.files import PRIVATE_MASK
 
 MARK = "FEDKEEP_DEPLOYMENT"

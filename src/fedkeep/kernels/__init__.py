@@ -4,7 +4,3 @@ The library is looked for in this folder only, at the first use; it is never bui
 The variable ``FEDKEEP_NATIVE`` chooses: ``0`` pure PyTorch, ``avx512``, ``avx2`` or ``portable`` at most this
 instruction set; unset or ``1`` the best that the processor has.
 """
-
-from fedkeep.kernels.native import Status, status
-
-__all__ = ["Status", "status"]

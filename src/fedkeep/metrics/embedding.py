@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import ConfigError, DataError, installing
 from fedkeep.metrics.scores import floats
 
 Vectors = Tensor | np.ndarray[Any, Any]

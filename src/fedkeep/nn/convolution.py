@@ -1,6 +1,6 @@
 """Convolution, ReLU and max-pool as one layer, faster on the CPU than the three.
 
-The parameters are those of ``torch.nn.Conv2d``. On the CPU it runs the native kernel (``fedkeep.kernels.status()`` says
+The parameters are those of ``torch.nn.Conv2d``. On the CPU it runs the native kernel (``fedkeep.kernels.native.status()`` says
 whether), else the three layers of PyTorch. ``torch.func.vmap`` over stacked parameters runs a whole cohort at once.
 
 Shapes: B images, C channels, O output channels, H and W height and width, K side of the kernel, PH and PW height and

@@ -1,7 +1,7 @@
 """LSTM and GRU layers with the parameters and numbers of ``torch.nn``'s, faster on the CPU.
 
 One layer, batch first, optionally bidirectional, over sequences of different lengths: padding costs nothing and
-never reaches a result. On the CPU they run the native kernels (``fedkeep.kernels.status()`` says which), else pure
+never reaches a result. On the CPU they run the native kernels (``fedkeep.kernels.native.status()`` says which), else pure
 PyTorch. ``torch.func.vmap`` over stacked parameters runs a whole cohort of clients in one call of the kernel.
 """
 

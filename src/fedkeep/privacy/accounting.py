@@ -16,8 +16,7 @@ from functools import lru_cache
 from numbers import Integral
 from typing import Any, Literal, get_args
 
-from fedkeep.core.errors import ConfigError, check_choice
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import ConfigError, check_choice, installing
 
 Accountant = Literal["pld", "rdp"]
 

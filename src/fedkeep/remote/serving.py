@@ -22,7 +22,7 @@ from fedkeep.engines.faults import Fault
 from fedkeep.engines.judge import ExamplesOf
 from fedkeep.methods import Sent
 from fedkeep.methods.checks import UPLOAD
-from fedkeep.privacy.secure import WrongShareError
+from fedkeep.privacy.secure.messages import WrongShareError
 from fedkeep.remote.agreement import kind_of, place_of, raised_here
 from fedkeep.remote.device_file import Adapted
 from fedkeep.remote.device_store import DeviceStore, MissingError, OnMissing

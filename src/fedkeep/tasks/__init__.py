@@ -13,10 +13,9 @@ from fedkeep.core.errors import DataError, check_choice
 from fedkeep.tasks.binary import BINARY
 from fedkeep.tasks.kind import Baseline, Kind, Means, Metric, Task
 from fedkeep.tasks.multi_label import MULTI_LABEL
-from fedkeep.tasks.multi_output import MULTI_OUTPUT
 from fedkeep.tasks.multiclass import MULTICLASS, NEXT_TOKEN, PIXELS, TOKENS
 from fedkeep.tasks.ranking import RANKING
-from fedkeep.tasks.regression import REGRESSION
+from fedkeep.tasks.regression import MULTI_OUTPUT, REGRESSION
 
 __all__ = [
     "BINARY",

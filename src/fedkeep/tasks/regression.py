@@ -1,15 +1,16 @@
-"""The task ``regression``: a number for each example."""
+"""The tasks ``regression``, a number for each example, and ``multi_output``, a row of numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import DataError, MethodError
 from fedkeep.metrics.worth.pooled import rmse_pooled
 from fedkeep.tasks.kind import Array, Baseline, Counting, Kind, Means, Metric, PooledMetric, Said, Trait
 from fedkeep.tasks.multiclass import short
@@ -106,3 +107,41 @@ REGRESSION = Kind(
     from_table=True,
 )
 """A number for each example."""
+
+
+def _check_width(label: Array, columns: Mapping[str, Any], classes: int | None) -> None:
+    if classes is not None and classes != label.shape[1]:
+        raise DataError(
+            "Wanted {wanted} numbers for each example, as meta['classes'] says; got {got}.",
+            wanted=classes,
+            got=label.shape[1],
+        )
+
+
+def _width(label: Array) -> int:
+    return int(label.shape[1])
+
+
+def _mean_labels(known: Baseline) -> dict[str, Array]:
+    """Return the error of each client's mean of an output, towards that of all clients."""
+    total = np.bincount(known.owner, known.weight, known.clients)
+    sums = np.stack([np.bincount(known.owner, known.weight * own, known.clients) for own in known.label.T], 1)
+    everywhere = known.label.mean(0) if len(known.label) else 0.0
+    mean = ((sums + everywhere) / (total + 1)[:, None])[known.asked]
+    assert known.place is not None
+    error = mean[np.arange(len(mean)), known.place] - known.true
+    return {"loss": error**2, "score": error}
+
+
+MULTI_OUTPUT = replace(
+    REGRESSION,
+    name="multi_output",
+    axes=2,
+    in_deviations=True,
+    unlike_classes="several numbers for each example",
+    size=_width,
+    check_labels=_check_width,
+    kept_place=True,
+    counting=Counting(name="each user's mean labels", found=_mean_labels),
+)
+"""Several numbers for each example."""

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedkeep.core.errors import DataError, Spot
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import DataError, Spot, installing
 from fedkeep.data import huggingface
 from tests.refusals import raises
 

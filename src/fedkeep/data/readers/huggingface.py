@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, Spot, first_line
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import DataError, Spot, first_line, installing
 from fedkeep.data.preparation import Plain, Raw, encoded_alone
 from fedkeep.data.preparation.texts import AnyVocabulary
 from fedkeep.data.readers.cells import ID, Cells, Only, Table

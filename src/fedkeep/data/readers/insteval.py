@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, first_line
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import DataError, first_line, installing
 from fedkeep.core.files import expanded
 from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
 from fedkeep.data.readers.files import sha256, unreadable

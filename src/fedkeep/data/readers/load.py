@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, Spot, first_line, warn
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import DataError, Spot, first_line, installing, warn
 from fedkeep.data.checks import OPTED_IN
 from fedkeep.data.columns import Rows
 from fedkeep.data.readers.cells import Cells, Only, Table, are_plain, few_differ

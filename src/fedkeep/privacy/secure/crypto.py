@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, SecureSumError
-from fedkeep.core.extras import installing
+from fedkeep.core.errors import ConfigError, SecureSumError, installing
 
 NONCE = bytes(12)
 """Every key is for one message or mask alone, so the nonce is nothing that has to differ."""
