@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedkeep import kernels
 from fedkeep.cli import doctor
 from fedkeep.core.errors import installing
+from fedkeep.kernels import native
 from fedkeep.kernels.native import Status
 from tests.cli.conftest import Command
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with kernels, torch for CPUs and a fast disk, without Flower."""
     monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(kernels, "status", lambda: Status(True, "AVX2", ""))
+    monkeypatch.setattr(native, "status", lambda: Status(True, "AVX2", ""))
     monkeypatch.setattr(doctor, "SLOW", 0.0)
     monkeypatch.setattr(doctor, "MEGABYTES", 1)
     monkeypatch.setattr(doctor, "find_spec", lambda module: None if module == "flwr" else module)
@@ -53,7 +53,7 @@ def test_what_is_there_and_what_is_missing(fedkeep: Command) -> None:
 
 
 def test_what_must_be_mended(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "status", lambda: Status(False, "pure PyTorch", "no library"))
+    monkeypatch.setattr(native, "status", lambda: Status(False, "pure PyTorch", "no library"))
     lines = found(fedkeep, 1, "--folder", "nowhere")
     assert lines["kernels"]["found"] == "pure PyTorch: no library"
     (disk,) = (line for what, line in lines.items() if what.startswith("disk of "))

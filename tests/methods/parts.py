@@ -135,3 +135,14 @@ def compare(run: Run, server: State, own: Sequence[State]) -> None:
     for c, state in enumerate(own):
         assert kept.keys() == state.keys()
         close({n: v[c] for n, v in kept.items()}, state)
+
+
+class Normal(Parts):
+    """With batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.encoder(x)))

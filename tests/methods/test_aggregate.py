@@ -131,17 +131,6 @@ def test_many_uploads_lose_no_digits() -> None:
     assert float(mean_of(each, RECEIVED)["w"][0]) * 10_001 == pytest.approx(10_010, rel=1e-6)
 
 
-def test_it_is_the_weighted_mean() -> None:
-    draw = torch.Generator().manual_seed(0)
-    trees = [{"w": torch.randn(50, generator=draw, dtype=torch.float64)} for _ in range(9)]
-    weights = [float(k) for k in range(9)]
-    made = [
-        dataclasses.replace(Split().upload({}, {}, w), deltas=t) for t, w in zip(trees, weights, strict=True)
-    ]
-    start = {"w": torch.zeros(50, dtype=torch.float64)}
-    torch.testing.assert_close(mean_of(made, start), weighted_mean(trees, weights), rtol=1e-14, atol=0)
-
-
 def test_the_uploads_are_left_alone() -> None:
     one = upload(3, [1, 2], [1, 3], 5, count=2)
     before = {n: v.clone() for n, v in one.deltas.items()}
@@ -235,22 +224,6 @@ def test_the_order_of_arrival_changes_no_bit(clients: int, missing_rows: str) ->
         [upload.weight for upload in uploads.values()],
     )
     torch.testing.assert_close(found[0]["w"], expected["w"].float(), rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("clients", [17, 40])
-def test_added_as_they_come_uploads_would_give_other_bits(clients: int) -> None:
-    """The blocks are what makes the difference: without a cohort the sum runs in the order of arrival."""
-    uploads = {
-        n: dataclasses.replace(u, rows={}, deltas={"w": u.deltas["w"].double()})
-        for n, u in drawn(clients).items()
-    }
-    found = []
-    for order in orders(uploads):
-        mean = RunningMean({"w": torch.zeros(7, dtype=torch.float64)})
-        for client in order:
-            mean.add(client, uploads[client])
-        found.append(mean.value().changes)
-    assert not all(same_bits(found[0], other) for other in found[1:])
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -92,12 +92,6 @@ def test_what_is_the_same_in_all_models_is_sent_to_the_bit(kind: torch.dtype) ->
         assert torch.equal(Mixture(alpha=0.3, sigma=2.0)(server, client).params["same"], same)
 
 
-def test_without_its_pull_every_client_is_alone() -> None:
-    free, alone = run_of(methods.fedamp(lam=0, local=LOCAL)), run_of(methods.local(local=LOCAL))
-    mine = {n.removeprefix("own."): v for n, v in everyone(free.private, 6).items()}
-    assert apart(mine, everyone(alone.private, 6)) < 1e-13
-
-
 def test_that_the_server_keeps_models_is_said() -> None:
     with pytest.raises(MethodError) as error:
         securely(methods.fedamp(), SecureSums(clip=1.0))

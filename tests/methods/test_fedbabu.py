@@ -72,11 +72,6 @@ def test_the_head_is_frozen_in_rounds() -> None:
         assert set(result.upload.deltas) == {"body.weight", "body.bias"}
 
 
-def test_without_a_head_it_is_fedavg() -> None:
-    fedavg = run_of(methods.fedavg(local=LOCAL))
-    assert same_bits(run_of(methods.fedbabu((), local=LOCAL)).server, fedavg.server)
-
-
 @pytest.mark.parametrize("tunes", ["all", "head"])
 def test_fine_tuning_equals_a_plain_loop(tunes: Any) -> None:
     run = run_of(methods.fedbabu(tunes=tunes, local=LOCAL))

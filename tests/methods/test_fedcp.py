@@ -11,11 +11,8 @@ from torch import Tensor, nn
 
 from fedkeep import Method, Run, methods, sgd, simulate
 from fedkeep.core.net import Net
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Phase
-from fedkeep.methods.fedcp import FirstCondition, SeparatedLoss, condition_of, mmd2, separated
-from fedkeep.methods.terms import cross_entropy
+from fedkeep.methods.fedcp import FirstCondition, condition_of, mmd2, separated
 from tests.engines.reference import averaged, close
 from tests.methods.parts import Parts
 from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of, plan
@@ -147,10 +144,3 @@ def test_likeness_by_hand_and_examples_of_no_weight() -> None:
     wide = mmd2(torch.cat((x, x + 3)), torch.cat((y, y - 7)), torch.tensor([1.0, 0.0]))
     assert float(wide) == pytest.approx(expected, abs=1e-14)
     assert float(mmd2(x, x, None)) == 0
-
-
-def test_a_configuration_names_it() -> None:
-    table = {"kind": "fedcp", "lam": 1.0, "classifier": "out", "loss": {"label": "topic"}}
-    method = build_method(MethodConfig.model_validate(table))
-    assert method.client.phases[0].loss == SeparatedLoss(1.0, cross_entropy("topic"))
-    assert method.client.state == FirstCondition("out")

@@ -16,11 +16,10 @@ from fedkeep.core.net import Net
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Global, Phase, Reduced
-from fedkeep.methods.base import forward
 from fedkeep.methods.fedproto import NearPrototypes, new_prototypes, predict_nearest
 from tests.engines.reference import close, cohorts, mini_batches, rows_of
 from tests.methods.parts import Parts
-from tests.tiny import bits, classes, everyone, job, results, same_bits
+from tests.tiny import bits, classes, job, results
 
 LABELS = 8
 DATA = classes(labels=LABELS)
@@ -91,12 +90,6 @@ def test_rounds_equal_plain_pytorch(predict: Any) -> None:
             total += 1
     assert run.evaluate()["accuracy"] == pytest.approx(right / total, abs=1e-12)
     assert math.isfinite(run.evaluate()["loss"])
-
-
-def test_without_its_term_it_is_local_training_to_the_bit() -> None:
-    alone = everyone(trained(methods.local(local=LOCAL)).private, 6)
-    assert same_bits(everyone(trained(methods.fedproto(0, local=LOCAL)).private, 6), alone)
-    assert not same_bits(everyone(trained(methods.fedproto(1.0, local=LOCAL)).private, 6), alone)
 
 
 def test_the_server_by_hand() -> None:
@@ -178,9 +171,3 @@ def test_opted_out_examples_are_in_no_prototype() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="'fedproto' has no server optimiser"):
         build_method(MethodConfig.model_validate({"kind": "fedproto", "server_optimizer": {"kind": "sgd"}}))
-
-
-def test_a_configuration_can_name_it() -> None:
-    method = build_method(MethodConfig.model_validate({"kind": "fedproto", "lam": 0.5, "predict": "head"}))
-    assert method.predict is forward
-    assert method.client.phases[0].loss == NearPrototypes(lam=0.5)

@@ -13,12 +13,9 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Method, Run, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Phase
 from fedkeep.methods.features import no_counts, one_hot
 from fedkeep.methods.fedrod import TwoHeads
-from fedkeep.methods.terms import cross_entropy
 from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
 from tests.methods.parts import Parts
 from tests.tiny import bits, classes, job, results, same_bits
@@ -159,14 +156,4 @@ def test_what_is_refused() -> None:
     assert str(error.value) == (
         "The part '0' of Sequential has no linear layer, so the numbers of its features and classes are "
         "not known; this training method needs one that begins and ends with nn.Linear."
-    )
-
-
-def test_a_configuration_can_name_it() -> None:
-    table = {"kind": "fedrod", "classifier": "out", "label": "topic", "loss": {"label": "topic"}}
-    method = build_method(MethodConfig.model_validate(table))
-    assert method == methods.fedrod(
-        classifier="out",
-        label="topic",
-        local=Phase(loss=cross_entropy("topic"), optimizer=method.client.phases[0].optimizer),
     )

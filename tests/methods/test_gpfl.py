@@ -12,11 +12,8 @@ from torch import Tensor, nn
 
 from fedkeep import Method, Run, methods, sgd, simulate
 from fedkeep.core.net import Net
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Phase
 from fedkeep.methods.gpfl import GenericAndPersonal, own_condition
-from fedkeep.methods.terms import cross_entropy
 from tests.engines.reference import averaged, close
 from tests.fitting import adapt_client, fit_private
 from tests.methods.parts import Parts
@@ -172,10 +169,3 @@ def test_a_distance_of_zero_has_a_gradient() -> None:
     loss = GenericAndPersonal(lam=1.0)(net, {**params, **state}, batch, sent)
     found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     assert all(bool(torch.isfinite(g).all()) for g in found if g is not None)
-
-
-def test_a_configuration_names_it() -> None:
-    table = {"kind": "gpfl", "lam": 0.1, "classifier": "out", "label": "topic", "loss": {"label": "topic"}}
-    method = build_method(MethodConfig.model_validate(table))
-    assert method.client.phases[0].loss == GenericAndPersonal(0.1, cross_entropy("topic"), "topic")
-    assert method.split.is_private("out.weight")

@@ -95,16 +95,6 @@ def test_of_models_that_fit_equally_the_first_is_picked() -> None:
     assert {int(kept(run, k)["cluster"]) for k in range(len(DATA))} == {0}
 
 
-def test_one_cluster_is_fedavg_bit_for_bit() -> None:
-    ours, theirs = (
-        run_of(methods.ifca(1, local=LOCAL)),
-        run_of(methods.fedavg(local=LOCAL, server=averaging(by="uniform"))),
-    )
-    assert same_bits(ours.server, theirs.server)
-    assert ours.state == {}
-    assert ours.evaluate() == theirs.evaluate()
-
-
 def test_k_models_are_sent_and_one_is_uploaded() -> None:
     run, size = run_of(methods.ifca(3, local=LOCAL)), 8.0 * sum(v.numel() for v in initial().values())
     for metric, value in (("download_bytes", 3 * size), ("upload_bytes", size + 8)):

@@ -15,8 +15,6 @@ from fedkeep import FederatedData, Run, methods, sgd, simulate
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.data import opt_out
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Phase, Recall
 from fedkeep.methods.knn_per import Memorize
 from tests.methods.parts import Parts
@@ -190,9 +188,3 @@ def test_any_method_may_recall_and_a_new_clients_model_does_not() -> None:
         (judged,) = device.judge(run.orders([f"user-{c}"]), "test", ("own", "default"))
         assert judged.of("own").metrics()["accuracy"] == pytest.approx(expected)
         assert judged.of("default").metrics()["loss"] == pytest.approx(math.log(3))
-
-
-def test_a_configuration_names_it() -> None:
-    table = {"kind": "knn_per", "neighbours": 5, "weight": 0.2, "label": "topic", "loss": {"label": "topic"}}
-    method = build_method(MethodConfig.model_validate(table))
-    assert method.predict == Memorize(neighbours=5, weight=0.2, label="topic")

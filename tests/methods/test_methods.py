@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
 from fedkeep import (
     Adapt,
@@ -256,14 +255,6 @@ def test_the_table_names_every_method() -> None:
         assert getattr(methods, name) is build
 
 
-def test_methods_are_frozen_and_hashable() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        furl().name = "mine"  # type: ignore[misc]
-    assert len({furl(), furl(), fedavg()}) == 2
-    with pytest.raises(TypeError, match="wieghting"):
-        furl().but(wieghting="uniform")
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -355,12 +346,3 @@ def test_a_frozen_parameter_is_not_trained() -> None:
     ) == ["user"]
     with pytest.raises(MethodError, match="matches no trainable parameter"):
         furl().on_client(phases=(Phase(trains="linear.*"),)).check(model)
-
-
-def test_forward_is_the_models_own() -> None:
-    from fedkeep.core.net import Net
-
-    net = Net(Logits())
-    batch = {"x": torch.ones(2, 3)}
-    assert torch.equal(forward(net, net.initial(), batch), net(net.initial(), batch))
-    assert isinstance(net.module, nn.Module)

@@ -11,29 +11,16 @@ from torch import Tensor, nn
 
 from fedkeep import Method, Run, methods, sgd, simulate
 from fedkeep.core.net import Net
-from fedkeep.experiments.build import build_method
-from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Phase
 from fedkeep.methods.moon import Contrast
-from fedkeep.methods.terms import cross_entropy, squared_error
+from fedkeep.methods.terms import squared_error
 from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
-from tests.methods.parts import Parts
-from tests.tiny import classes, same_bits
+from tests.methods.parts import Normal, Parts
+from tests.tiny import classes
 
 DATA = classes()
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
 State = dict[str, Tensor]
-
-
-class Normal(Parts):
-    """With batch statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4)
-
-    def features(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.norm(self.encoder(x)))
 
 
 def trained(method: Method, rounds: int = 6, model: nn.Module | None = None, **options: Any) -> Run:
@@ -83,15 +70,6 @@ def test_rounds_equal_plain_pytorch() -> None:
         close(kept.state, mine)
 
 
-def test_without_its_term_it_is_fedavg_to_the_bit() -> None:
-    fedavg = trained(methods.fedavg(local=LOCAL))
-    assert same_bits(trained(methods.moon(0, local=LOCAL)).server, fedavg.server)
-    assert not same_bits(trained(methods.moon(1.0, local=LOCAL)).server, fedavg.server)
-    whole = Phase(batch_size=50, optimizer=sgd(0.3))
-    runs = [trained(m, model=Normal()) for m in (methods.moon(0, local=whole), methods.fedavg(local=whole))]
-    assert same_bits(runs[0].server, runs[1].server)
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_in_the_first_round_of_all_it_has_no_gradient(engine: str) -> None:
     """The received and the previous model are the same then; nor do they move the statistics of a normalisation."""
@@ -123,15 +101,3 @@ def test_the_contrast_by_hand() -> None:
     value = Contrast(mu=2.0, temperature=0.5, loss=squared_error())(net, params, batch, net.initial())
     # s = 1 with the received model, 0 with the previous one: −log(e² / (e² + 1))
     assert float(value) == pytest.approx(2 * math.log(1 + math.exp(-2)), abs=1e-14)
-
-
-def test_what_the_term_says_of_itself() -> None:
-    assert Contrast(loss=cross_entropy()).reads_parameters
-    assert not Contrast(loss=cross_entropy()).reads_received
-
-
-def test_a_configuration_can_name_it() -> None:
-    table = {"kind": "moon", "mu": 5.0, "temperature": 0.2, "epochs": 3}
-    method = build_method(MethodConfig.model_validate(table))
-    assert method.client.phases[0].loss == Contrast(mu=5.0, temperature=0.2)
-    assert method.client.phases[0].epochs == 3

@@ -49,13 +49,6 @@ def test_two_rounds_by_hand() -> None:
     assert float(run.server["w"]) == pytest.approx(1.36, abs=1e-14)
 
 
-def test_without_its_pull_every_client_is_alone() -> None:
-    free, alone = run_of(methods.mr_mtl(0, local=LOCAL)), run_of(methods.local(local=LOCAL))
-    mine = {n.removeprefix("own."): v for n, v in everyone(free.private, 6).items()}
-    close(mine, everyone(alone.private, 6), atol=1e-13)
-    assert free.evaluate()["loss"] == pytest.approx(alone.evaluate()["loss"], abs=1e-12)
-
-
 def test_buffers_are_averaged_with_the_models() -> None:
     whole = Phase(batch_size=50, optimizer=sgd(0.2))
     method = methods.mr_mtl(0.5, local=whole, server=averaging(by="uniform"))

@@ -107,6 +107,7 @@ def test_options_that_make_no_sense_are_refused(
     assert said in str(error.value)
 
 
+ON_TOPIC = Phase(loss=cross_entropy("topic"))
 # A configuration's table, and the method that it makes.
 NAMED: list[tuple[dict[str, Any], Method]] = [
     ({"kind": "fedamp", "alpha": 0.1, "sigma": 5.0, "lam": 0.5}, methods.fedamp(0.1, 5.0, lam=0.5)),
@@ -124,7 +125,28 @@ NAMED: list[tuple[dict[str, Any], Method]] = [
         {"kind": "ifca", "clusters": 4, "seed": 7, "weighting": "uniform"},
         methods.ifca(4, seed=7, server=averaging(by="uniform")),
     ),
+    (
+        {"kind": "fedcp", "lam": 1.0, "classifier": "out", "loss": {"label": "topic"}},
+        methods.fedcp(1.0, classifier="out", local=ON_TOPIC),
+    ),
+    ({"kind": "fedproto", "lam": 0.5, "predict": "head"}, methods.fedproto(0.5, predict="head")),
+    (
+        {"kind": "fedrod", "classifier": "out", "label": "topic", "loss": {"label": "topic"}},
+        methods.fedrod(classifier="out", label="topic", local=ON_TOPIC),
+    ),
+    (
+        {"kind": "gpfl", "lam": 0.1, "classifier": "out", "label": "topic", "loss": {"label": "topic"}},
+        methods.gpfl(0.1, classifier="out", label="topic", local=ON_TOPIC),
+    ),
     ({"kind": "knn_per"}, methods.knn_per()),
+    (
+        {"kind": "knn_per", "neighbours": 5, "weight": 0.2, "label": "topic", "loss": {"label": "topic"}},
+        methods.knn_per(5, weight=0.2, label="topic", local=ON_TOPIC),
+    ),
+    (
+        {"kind": "moon", "mu": 5.0, "temperature": 0.2, "epochs": 3},
+        methods.moon(5.0, temperature=0.2, local=Phase(epochs=3)),
+    ),
     ({"kind": "mr_mtl", "lam": 0.5}, methods.mr_mtl(0.5)),
     (
         {"kind": "pfedhn", "hidden": [8, 4], "embedding": 3, "server_optimizer": {"learning_rate": 0.2}},

@@ -12,7 +12,7 @@ from fedkeep import Method, averaging, methods, sgd, simulate
 from fedkeep.core.params import Params
 from fedkeep.methods import Phase
 from tests.engines.reference import close
-from tests.methods.parts import Deep
+from tests.methods.parts import Deep, Normal, Parts
 from tests.methods.table import DATA, WHOLE
 from tests.tiny import everyone, same_bits
 
@@ -61,6 +61,79 @@ def test_two_phases_with_nothing_private_are_fedavg(build: Callable[..., Method]
     options: dict[str, Any] = {"local": local, "server": averaging(by="examples")}
     ours, theirs = server_of(build((), **options, **halves)), server_of(methods.fedavg(**options))
     close({n: v for n, v in ours.items() if v.is_floating_point()}, theirs, atol=1e-13)
+
+
+LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
+FREELY = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2))
+UNIFORM = averaging(by="uniform")
+# A model, a method without what is its own, what it then is, the same method with it, whether to the bit.
+WITHOUT: dict[str, tuple[Callable[[], nn.Module], Method, Method, Method, bool]] = {
+    "moon": (
+        Parts,
+        methods.moon(0, local=LOCAL),
+        methods.fedavg(local=LOCAL),
+        methods.moon(local=LOCAL),
+        True,
+    ),
+    "moon with batch statistics": (
+        Normal,
+        methods.moon(0, local=LOCAL.but(batch_size=50)),
+        methods.fedavg(local=LOCAL.but(batch_size=50)),
+        methods.moon(local=LOCAL.but(batch_size=50)),
+        True,
+    ),
+    "fedbabu": (
+        Deep,
+        methods.fedbabu((), local=LOCAL),
+        methods.fedavg(local=LOCAL),
+        methods.fedbabu("head.*", local=LOCAL),
+        True,
+    ),
+    "ifca": (
+        Deep,
+        methods.ifca(1, local=LOCAL),
+        methods.fedavg(local=LOCAL, server=UNIFORM),
+        methods.fedavg(local=LOCAL),
+        True,
+    ),
+    "fedproto": (
+        Parts,
+        methods.fedproto(0, local=LOCAL),
+        methods.local(local=LOCAL),
+        methods.fedproto(1.0, local=LOCAL),
+        True,
+    ),
+    "mr_mtl": (
+        Deep,
+        methods.mr_mtl(0, local=FREELY),
+        methods.local(local=FREELY),
+        methods.mr_mtl(1.0, local=FREELY),
+        False,
+    ),
+    "fedamp": (
+        Deep,
+        methods.fedamp(lam=0, local=FREELY),
+        methods.local(local=FREELY),
+        methods.fedamp(lam=1.0, local=FREELY),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_without_what_is_its_own_a_method_is_another(name: str) -> None:
+    model, *three, to_the_bit = WITHOUT[name]
+
+    def trained(method: Method) -> Params:
+        run = simulate(model().double(), method, DATA, rounds=6, cohort=4, seed=3).last
+        alone = three[1].name == "local"
+        values = everyone(run.private, 6) if alone else run.server
+        return {n.removeprefix("own."): v for n, v in values.items()}
+
+    free, plain, full = map(trained, three)
+    close(free, plain, atol=1e-13)
+    assert not to_the_bit or same_bits(free, plain)
+    assert not same_bits(full, plain)
 
 
 def test_other_reductions() -> None:

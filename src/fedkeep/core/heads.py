@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_choice
 
 Pool = Literal["mean", "first", "last"]
 FOUND = "_head_found"
@@ -45,8 +45,7 @@ class Head:
     pool: Pool = "mean"
 
     def __post_init__(self) -> None:
-        if self.pool not in ("mean", "first", "last"):
-            raise MethodError(f"pool must be 'mean', 'first' or 'last'; got {self.pool!r}.")
+        check_choice("pool must be", self.pool, ("mean", "first", "last"), MethodError)
 
 
 def found_head(module: nn.Module) -> Head | None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -24,6 +24,16 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 class UsualRate(float):
     """A rate that nobody named: where plain SGD trains a model, the usual one for it takes its place."""
+
+
+class _Group(NamedTuple):
+    """Parameters of one rate and decay: names, values and slopes side by side."""
+
+    names: list[str]
+    values: list[Tensor]
+    slopes: list[Tensor]
+    rate: float
+    decay: float
 
 
 @dataclass(frozen=True)
@@ -149,28 +159,17 @@ class Optimizer:
             groups.setdefault((rate, self.decay(name)), []).append(name)
         state.step += 1
         for (rate, decay), names in groups.items():
-            values = [params[n] for n in names]
             slopes = [grads[n].contiguous() for n in names]  # for the fused steps, which save more
-            if self.kind == "sgd":
-                self._sgd(names, values, slopes, state, rate * scale, decay)
-            elif self.kind == "adagrad":
-                self._adagrad(names, values, slopes, state, rate * scale, decay)
-            else:
-                self._adam(names, values, slopes, state, rate * scale, decay)
+            steps = {"sgd": self._sgd, "adagrad": self._adagrad}
+            group = _Group(names, [params[n] for n in names], slopes, rate * scale, decay)
+            steps.get(self.kind, self._adam)(group, state)
         for pattern, (low, high) in self.bounds:
             for name in grads:
                 if fnmatchcase(name, pattern):
                     params[name].clamp_(low, high)
 
-    def _sgd(
-        self,
-        names: list[str],
-        values: list[Tensor],
-        slopes: list[Tensor],
-        state: OptimizerState,
-        rate: float,
-        decay: float,
-    ) -> None:
+    def _sgd(self, group: _Group, state: OptimizerState) -> None:
+        names, values, slopes, rate, decay = group
         old = [n for n in names if n in state.first] if self.momentum else []
         moving = [[state.first[n] for n in old]] if old else []
         if len(old) in (0, len(names)) and _alike(values, slopes, *moving):
@@ -203,15 +202,8 @@ class Optimizer:
             slopes = [state.first[n] for n in names]
         torch._foreach_add_(values, slopes, alpha=-rate)
 
-    def _adagrad(
-        self,
-        names: list[str],
-        values: list[Tensor],
-        slopes: list[Tensor],
-        state: OptimizerState,
-        rate: float,
-        decay: float,
-    ) -> None:
+    def _adagrad(self, group: _Group, state: OptimizerState) -> None:
+        names, values, slopes, rate, decay = group
         if decay:
             slopes = list(torch._foreach_add(slopes, values, alpha=decay))
         for name, value in zip(names, values, strict=True):
@@ -223,15 +215,8 @@ class Optimizer:
         torch._foreach_add_(roots, self.eps)
         torch._foreach_addcdiv_(values, slopes, roots, -rate)
 
-    def _adam(
-        self,
-        names: list[str],
-        values: list[Tensor],
-        slopes: list[Tensor],
-        state: OptimizerState,
-        rate: float,
-        decay: float,
-    ) -> None:
+    def _adam(self, group: _Group, state: OptimizerState) -> None:
+        names, values, slopes, rate, decay = group
         b1, b2 = self.betas
         for name, value in zip(names, values, strict=True):
             if name not in state.first:

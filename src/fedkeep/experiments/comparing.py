@@ -53,9 +53,8 @@ from fedkeep.report import wording
 from fedkeep.report.across import by_group, plain_side_by_side, side_by_side, write_across
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, check_spread, own_side
-from fedkeep.report.rankings import RANKING
 from fedkeep.report.runs import RunFiles, read_run, read_sealed_analyses
-from fedkeep.report.standings import Found, find, write
+from fedkeep.report.standings import RANKING, Found, find, write
 from fedkeep.report.tables import Table
 from fedkeep.report.wording import lower_is_better
 from fedkeep.tasks import tasks_in

@@ -5,7 +5,7 @@ A method's functions draw no random numbers, write into nothing that they are gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -17,13 +17,6 @@ from fedkeep.core.net import every_tensor
 from fedkeep.core.params import Params, State, misfit, nonfinite
 from fedkeep.core.seeds import without_draws
 from fedkeep.split.halves import Frozen
-
-
-def check_choice(name: str, given: object, known: Sequence[str]) -> None:
-    """Raise MethodError unless an option is one of those that are known."""
-    if given not in known:
-        *others, last = map(repr, known)
-        raise MethodError(f"{name} must be {', '.join(others)} or {last}; got {given!r}.")
 
 
 def check_least(least: int, **given: float | None) -> None:

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.errors import ConfigError, MethodError, check_choice
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, is_state, prefixed, under
-from fedkeep.methods.checks import called, check_all, check_choice, check_numbers
+from fedkeep.methods.checks import called, check_all, check_numbers
 from fedkeep.methods.phase import Changeable, Phase
 
 Tables = Literal["exact", "local", "whole"]
@@ -253,8 +253,8 @@ class Client(Changeable):
     def __post_init__(self) -> None:
         if not self.phases:
             raise MethodError("A client needs at least one phase: without one a round would train nothing.")
-        check_choice("tables", self.tables, get_args(Tables))
-        check_choice("pools", self.pools, ("examples", "clients"))
+        check_choice("tables must be", self.tables, get_args(Tables), MethodError)
+        check_choice("pools must be", self.pools, ("examples", "clients"), MethodError)
         turns = self.turns
         if isinstance(turns, list):
             object.__setattr__(self, "turns", turns := tuple(turns))

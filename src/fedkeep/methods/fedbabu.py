@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.methods.base import Method, private_part
-from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Patterns, Phase, telling
 from fedkeep.methods.server import Server
@@ -37,7 +37,7 @@ def fedbabu(
         local: the body's phase.
         server: see ``methods``.
     """
-    check_choice("tunes", tunes, ("all", "head"))
+    check_choice("tunes must be", tunes, ("all", "head"), MethodError)
     own = Split("*" if tunes == "all" else private)
     return Method(
         name="fedbabu",

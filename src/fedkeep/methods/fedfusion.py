@@ -17,11 +17,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, width
 from fedkeep.methods.phase import Phase, telling
@@ -115,7 +115,7 @@ def fedfusion(
     Raises:
         MethodError: an unknown operator.
     """
-    check_choice("operator", operator, get_args(Operator))
+    check_choice("operator must be", operator, get_args(Operator), MethodError)
     usual = averaging(sgd(1.0) if operator == "conv" else sgd(1.0, rates={"fusion.gamma": 0.1}))
     return Method(
         name="fedfusion",

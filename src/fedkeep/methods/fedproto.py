@@ -18,11 +18,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method, forward, private_part
-from fedkeep.methods.checks import check_choice, check_least
+from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished
 from fedkeep.methods.declared import reveals, unfit
 from fedkeep.methods.features import WithFeatures, no_counts, one_hot, pooled_features, width
@@ -136,7 +137,7 @@ def fedproto(
         label: the column that holds the class.
         local: see ``methods``.
     """
-    check_choice("predict", predict, ("prototype", "head"))
+    check_choice("predict must be", predict, ("prototype", "head"), MethodError)
     phase = local.but(loss=NearPrototypes(lam=float(lam), loss=local.loss, label=label))
     server = Server(
         state=NoPrototypes(classifier),

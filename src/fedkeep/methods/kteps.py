@@ -17,12 +17,13 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch import Tensor
 
+from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.core.records import Record
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PRIVATE, TwoBranches
-from fedkeep.methods.checks import check_choice, check_least, check_positive
+from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client, Tables
 from fedkeep.methods.dependence import SINGLE, hsic
 from fedkeep.methods.features import Known
@@ -84,7 +85,7 @@ class BranchLoss(Around):
     def __post_init__(self) -> None:
         check_least(0, diversity=self.diversity, transfer=self.transfer)
         check_positive(temperature=self.temperature)
-        check_choice("kernel", self.kernel, get_args(Kernel))
+        check_choice("kernel must be", self.kernel, get_args(Kernel), MethodError)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         a, b, g_s, g_p = self.branches.both(net, params, batch)
@@ -113,7 +114,7 @@ class PredictBranches:
     how: Literal["s", "p", "sp"] = "sp"
 
     def __post_init__(self) -> None:
-        check_choice("predict", self.how, ("s", "p", "sp"))
+        check_choice("predict must be", self.how, ("s", "p", "sp"), MethodError)
 
     def __call__(self, net: Net, params: Params, batch: Batch) -> Tensor:
         """Return logits, shape (B, C)."""

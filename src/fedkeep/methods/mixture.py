@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from fedkeep.core.copying import copied
 from fedkeep.core.declared import declare, declared
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.core.heads import caught, found_head, is_convolution
 from fedkeep.core.net import Net, Takes
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Batch, Params, clone, misfit, prefixed, under
 from fedkeep.methods.base import Adapt, Method, forward
-from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, drawn_for, pooled_by, width
 from fedkeep.methods.fedprox import Proximal
@@ -242,10 +241,10 @@ def mixture(
     Raises:
         MethodError: an unknown choice.
     """
-    check_choice("tune_global", tune_global, ("local_copy", "frozen", "gate_only"))
+    check_choice("tune_global must be", tune_global, ("local_copy", "frozen", "gate_only"), MethodError)
     if local_init is not None:
-        check_choice("local_init", local_init, ("scratch", "finetuned"))
-    check_choice("mix", mix, ("probability", "logprob"))
+        check_choice("local_init must be", local_init, ("scratch", "finetuned"), MethodError)
+    check_choice("mix must be", mix, ("probability", "logprob"), MethodError)
     shared = local.but(loss=OnOutput(output="global_logits", term=local.loss), trains="federated")
     if mu:
         shared = shared.but(loss=shared.loss + Proximal(mu=float(mu)))

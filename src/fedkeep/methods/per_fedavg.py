@@ -21,12 +21,12 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params, gradients
 from fedkeep.methods.base import Adapt, Method
-from fedkeep.methods.checks import check_choice, check_least, check_positive
+from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client
 from fedkeep.methods.fit import batch_norms
 from fedkeep.methods.phase import Phase, telling
@@ -69,7 +69,7 @@ class AfterOneStep(Around):
     delta: float = 1e-2
 
     def __post_init__(self) -> None:
-        check_choice("order", self.order, get_args(Order))
+        check_choice("order must be", self.order, get_args(Order), MethodError)
         check_least(0, rate=self.rate)
         check_positive(delta=self.delta)
 

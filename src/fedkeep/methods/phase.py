@@ -9,9 +9,9 @@ from typing import Any, Literal, Self, get_args
 
 from fedkeep.core.arguments import telling_arguments
 from fedkeep.core.describe import check_kind
-from fedkeep.core.errors import MethodError, check_whole
+from fedkeep.core.errors import MethodError, check_choice, check_whole
 from fedkeep.core.optim import Optimizer
-from fedkeep.methods.checks import check_choice, check_count, check_least
+from fedkeep.methods.checks import check_count, check_least
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
 
@@ -115,8 +115,8 @@ class Phase:
         check_count(1, batch_size=self.batch_size)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise MethodError(f"clip_norm must be positive, or None for no clipping; got {self.clip_norm}.")
-        check_choice("clip_over", self.clip_over, ("all", "halves"))
-        check_choice("examples", self.examples, get_args(Use))
+        check_choice("clip_over must be", self.clip_over, ("all", "halves"), MethodError)
+        check_choice("examples must be", self.examples, get_args(Use), MethodError)
 
     def but(self, **changes: Any) -> Phase:
         """Return this phase with some fields changed, e.g. ``local.but(trains="private", epochs=10)``.

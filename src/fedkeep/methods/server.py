@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 from fedkeep.core.describe import check_kind
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, OptimizerState, sgd
 from fedkeep.core.params import SERVER, Params, State
 from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean, spread
-from fedkeep.methods.checks import called, check_all, check_choice, check_numbers, check_tensors
+from fedkeep.methods.checks import called, check_all, check_numbers, check_tensors
 from fedkeep.methods.client import Sent, zeros_like_trainable
 from fedkeep.methods.phase import OPTIMIZERS, Changeable
 from fedkeep.split import Upload
@@ -143,8 +143,8 @@ class WeightedMean(Reduction):
     is_sum: ClassVar[bool] = True  # of weighted changes, and of weights
 
     def __post_init__(self) -> None:
-        check_choice("by", self.by, ("examples", "uniform"))
-        check_choice("missing_rows", self.missing_rows, ("unchanged", "owners_only"))
+        check_choice("by must be", self.by, ("examples", "uniform"), MethodError)
+        check_choice("missing_rows must be", self.missing_rows, ("unchanged", "owners_only"), MethodError)
 
     def weight(self, examples: float) -> float:
         """Return the number of examples, or 1 for a client that has any."""

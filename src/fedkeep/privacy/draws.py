@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import check_choice
 from fedkeep.core.seeds import generator
 
 Entropy = Literal["run", "system"]
@@ -93,9 +93,5 @@ def draws(entropy: Entropy, seed: int, client: str, round: int) -> Draws:
     Raises:
         ConfigError: ``entropy`` is neither.
     """
-    if entropy not in ("run", "system"):
-        raise ConfigError(
-            "entropy must be 'run' or 'system'; got {got!r}.",
-            got=entropy,
-        )
+    check_choice("entropy must be", entropy, ("run", "system"))
     return RunDraws(seed, client, round) if entropy == "run" else SystemDraw()

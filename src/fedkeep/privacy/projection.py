@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, UploadError, did_you_mean
+from fedkeep.core.errors import ConfigError, UploadError, check_choice, did_you_mean
 from fedkeep.core.params import Params
 from fedkeep.privacy.base import Encoded, Link
 from fedkeep.privacy.draws import Draw
@@ -55,11 +55,7 @@ class Projection(Link):
                 start=self.start,
                 end=self.end,
             )
-        if self.target not in ("matrix", "delta"):
-            raise ConfigError(
-                "target must be 'matrix' or 'delta'; got {got!r}.",
-                got=self.target,
-            )
+        check_choice("target must be", self.target, ("matrix", "delta"))
 
     def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
         """Return the tensors with every table's change replaced by projected values and the basis.

@@ -26,7 +26,6 @@ from fedkeep.report.charts import VERDICTS, Rank, Ranks
 from fedkeep.report.groups import Configuration, Scene, main_metrics
 from fedkeep.report.page import write_content
 from fedkeep.report.pairing import MUST_BEAT, Side, own_side, reference_side
-from fedkeep.report.rankings import ranking_table
 from fedkeep.report.tables import Table, latex_escape, mean_std, to_csv, to_latex, to_markdown
 from fedkeep.report.worth import (
     NO_SUBJECT,
@@ -47,6 +46,7 @@ from fedkeep.tasks import KINDS, Kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 _NEEDS = {kind.counting.name: kind.counting.needs for kind in KINDS.values() if kind.counting is not None}
 """What counting does without, by its name."""
@@ -704,3 +704,37 @@ def _worth(gains: Sequence[Comparison]) -> list[Block]:
     out: list[Block] = [Text(" ".join(said))] if said else []
     out += [worth_table(gains), fairness_table(gains)]
     return [*out, pooled_table(gains)] if any(c.pooled for c in gains) else out
+
+
+RANKING = "ranking"
+Rows = list[dict[str, Any]]
+
+
+def ranking_table(groups: Sequence[Configuration]) -> tuple[Table, Rows] | None:
+    """Return a line for each method, then counting, and the same as plain values; None where a run keeps no ranking."""
+    found = {g.label: [run.analyses.get(RANKING) for run in g.runs] for g in groups}
+    if not found or not all(all(own) for own in found.values()):
+        return None
+    first: Mapping[str, Any] = next(iter(found.values()))[0] or {}
+    columns = {label: [_of(one, 1) for one in own if one] for label, own in found.items()}
+    columns[first["columns"][2]] = [_of(first, 2)]
+    metrics = list(_of(first, 1))
+    rows: Rows = []
+    for label, own in columns.items():
+        for metric in metrics:
+            mean, std = mean_std(one[metric] for one in own)
+            rows.append({"method": label, "metric": metric, "mean": mean, "std": std, "seeds": len(own)})
+    cells = {(row["method"], row["metric"]): row for row in rows}
+    shown = tuple(
+        (label, *(wording.spread(cells[label, m]["mean"], cells[label, m]["std"], m) for m in metrics))
+        for label in columns
+    )
+    note = f"{wording.printable(first['note'])} Means over users at each run's best round; no test says what of a difference is chance."
+    if any(len(own) > 1 for own in columns.values()):
+        note += " ± is the sample standard deviation over seeds."
+    heads = ("method", *map(wording.metric_name, metrics))
+    return Table(heads, shown, wording.printable(first["title"]), note), rows
+
+
+def _of(analysis: Mapping[str, Any], column: int) -> dict[str, float]:
+    return {row[0]: row[column] for row in analysis["rows"]}

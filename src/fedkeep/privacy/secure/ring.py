@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, SecureSumError
+from fedkeep.core.errors import ConfigError, SecureSumError, check_choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,7 @@ class FixedPoint:
     bits: Literal[32, 64] = 32
 
     def __post_init__(self) -> None:
-        if self.bits not in (32, 64):
-            raise ConfigError(
-                "bits must be 32 or 64; got {got!r}.",
-                got=self.bits,
-            )
+        check_choice("bits must be", self.bits, (32, 64))
         if not (math.isfinite(self.bound) and self.bound > 0):
             raise ConfigError(
                 "bound must be a positive number; got {got!r}.",
