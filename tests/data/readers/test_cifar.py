@@ -62,11 +62,9 @@ def test_jpeg_in_parquet(tmp_path: Path) -> None:
 def test_a_file_is_decoded_once_and_again_when_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded: list[str] = []
-    real = pictures._picture
-    monkeypatch.setattr(
-        pictures, "_picture", lambda where, *rest: (decoded.append(where), real(where, *rest))[1]
-    )
+    decoded: list[Any] = []
+    real = pictures._planes
+    monkeypatch.setattr(pictures, "_planes", lambda *given: (decoded.append(given), real(*given))[1])
     shown = pixels(4)
     train, test = tmp_path / "train.parquet", tmp_path / "test.parquet"
     table(train, {"png": [encoded(i) for i in shown[:3]], "label": [9, 0, 3]})
@@ -121,11 +119,11 @@ def test_png_in_parquet_as_datasets_writes_it(tmp_path: Path) -> None:
         ),
         (
             {"img": [encoded(pixels(1)[0, :, :, :31])], "label": [1]},
-            "F/train.parquet, row 0: wanted an image of 32 × 32 pixels; got 31 × 32.",
+            "F/train.parquet: wanted images of 32 × 32 pixels; got 32 × 31.",
         ),
         (
             {"img": [None], "label": [1]},
-            "F/train.parquet, row 0: wanted the bytes of an image; got NoneType.",
+            "F/train.parquet, row 0: wanted an image; got NoneType.",
         ),
         (
             {"img": [encoded(pixels(1)[0])] * 2, "label": [1, None]},
@@ -159,7 +157,7 @@ def test_a_parquet_file_that_breaks_off_or_is_missing(tmp_path: Path) -> None:
     table(file, {"img": pyarrow.array([], pyarrow.binary()), "label": pyarrow.array([], pyarrow.int64())})
     assert (
         refused(tmp_path, cifar10)
-        == "The data file F/train.parquet holds no image, only a header. Fetch it again."
+        == "The data file F/train.parquet holds no example, only a header. Fetch it again."
     )
     table(file, {"img": [encoded(pixels(1)[0])], "label": [1]})
     file.write_bytes(file.read_bytes()[:-20])

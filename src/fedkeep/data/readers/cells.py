@@ -382,6 +382,7 @@ def labels_between(separator: str) -> Kind[tuple[str, ...]]:
 DATES = " Write all of the column as numbers, or all of it as dates."
 ID = Kind("a client id", as_id, as_they_are=are_plain_ids)
 NUMBER = Kind("a number", _number, _advice_on_number)
+INTEGER = Kind("an integer", _whole)
 TEXT = Kind("text", _text)
 TRUTH = Kind("true or false", lambda cell: TRUTHS[str(cell).lower()])
 SPLIT = Kind(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from fedkeep.core.errors import DataError, Spot, first_line, installing
 from fedkeep.data.preparation import Plain, Raw, encoded_alone
 from fedkeep.data.preparation.texts import AnyVocabulary
 from fedkeep.data.readers.cells import ID, Cells, Only, Table
-from fedkeep.data.readers.files import check_names, existing, naming_of
-from fedkeep.data.readers.pictures import decoded
+from fedkeep.data.readers.files import check_names, naming_of
+from fedkeep.data.readers.pictures import decoded, encoded_in
 from fedkeep.data.readers.tables import columns_of, raw_from
 from fedkeep.data.subsets import drawn
 from fedkeep.tasks import of_numbers
@@ -142,7 +141,7 @@ def raw_huggingface(
         about = [one.split, None if one.client is None else f"partition {one.client}"]
         return Spot(", ".join([name, *filter(None, about)]), number, "row")
 
-    pictures = None if image is None else decoded(_encoded(columns.pop(image), where), size)
+    pictures = None if image is None else decoded(encoded_in(columns.pop(image), where), size)
     return raw_from(
         Table({column: Cells(values) for column, values in columns.items()}, where),
         user=PARTITION if partitioned else user,
@@ -246,21 +245,6 @@ def _parts(name: str, found: Any, clients: int | None = None) -> list[_Part]:
 def _natural(partitioner: Any) -> Mapping[int, str]:
     """Return the ids of clients by the number of their partition, where a column says them."""
     return getattr(partitioner, "partition_id_to_natural_id", None) or {}
-
-
-def _encoded(values: Sequence[Any], where: Callable[[int], object]) -> list[tuple[object, Path | bytes]]:
-    """Return images' files or bytes, and their places."""
-    found: list[tuple[object, Path | bytes]] = []
-    for row, value in enumerate(values):
-        content = value.get("bytes") if isinstance(value, dict) else value
-        if content is None and isinstance(value, dict) and isinstance(value.get("path"), str):
-            content = existing(Path(value["path"]))
-        if not isinstance(content, bytes | Path):
-            raise DataError(
-                "{where}: wanted an image; got {got}.", where=where(row), got=type(content).__name__
-            )
-        found.append((where(row), content))
-    return found
 
 
 def _named(value: Any, classes: Sequence[str]) -> Any:

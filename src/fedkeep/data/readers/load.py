@@ -547,7 +547,9 @@ def _read_parquet(
     except DataError:
         raise
     except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
-        raise damaged_parquet(path, error) from error
+        raise DataError(
+            "{file} is truncated or no Parquet file: {why} Fetch it again.", file=path, why=first_line(error)
+        ) from error
     return _of_rows(path, found, rows)
 
 
@@ -601,10 +603,3 @@ def _in_microseconds(values: Any) -> Any:
     if not pyarrow.types.is_timestamp(values.type):
         return values
     return values.cast(pyarrow.timestamp("us", values.type.tz), safe=False)
-
-
-def damaged_parquet(path: Path, error: Exception) -> DataError:
-    """Return what to say of a Parquet file that pyarrow cannot read."""
-    return DataError(
-        "{file} is truncated or no Parquet file: {why} Fetch it again.", file=path, why=first_line(error)
-    )

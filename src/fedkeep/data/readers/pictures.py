@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.images import Pixels, check_range
+from fedkeep.data.readers.cells import INTEGER
 from fedkeep.data.readers.files import existing, sha256
-from fedkeep.data.readers.load import damaged_parquet
+from fedkeep.data.readers.load import load_table
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -49,12 +50,12 @@ def read_pictures(
         source: takes the files' sha256.
 
     Returns:
-        Images uint8 (n, *shape) and labels int64 (n,). The column of images is called jpeg, png, image or img; its
-        values are files' bytes, or structures with such a field ``bytes`` (as Hugging Face ``datasets`` writes).
+        Images uint8 (n, *shape) and labels int64 (n,). The column of images is called jpeg, png, image or img; for its
+        values see `encoded_in`.
 
     Raises:
         DataError: no such file, a damaged one, a missing column, a value that is no image of that shape, or a label
-            out of range; file and row are named.
+            out of range; the file is named, and the row where it is one value's.
     """
     paths = sorted(folder.glob(f"*{part}*.parquet"))
     if not paths:
@@ -84,28 +85,19 @@ def _decoded(path: Path, digest: str, label: tuple[str, ...], shape: tuple[int, 
 
 
 def _file(path: Path, label: Sequence[str], shape: tuple[int, int, int]) -> Part:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        names = list(file.schema_arrow.names)
-        columns = [_column(path, names, COLUMNS), _column(path, names, label)]
-        images = np.empty((file.metadata.num_rows, *shape), np.uint8)
-        labels = np.empty(len(images), np.int64)
-        row = 0
-        for batch in file.iter_batches(1024, columns=columns):
-            for value, number in zip(*(batch[name].to_pylist() for name in columns), strict=True):
-                images[row] = _picture(f"{path}, row {row}", value, shape)
-                labels[row] = _number(f"{path}, row {row}", columns[1], number)
-                row += 1
-    except DataError:
-        raise
-    except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
-        raise damaged_parquet(path, error) from error
-    if not row:
-        raise DataError("The data file {file} holds no image, only a header. Fetch it again.", file=path)
-    return images, labels
+    table = load_table(path, None)
+    names = list(table.columns)
+    image, number = _column(path, names, COLUMNS), _column(path, names, label)
+    images = decoded(encoded_in(table.columns[image].tolist(), table.where), None)
+    if images.shape[2:] != shape[1:]:
+        raise DataError(
+            "{file}: wanted images of {wanted} pixels; got {got}.",
+            file=path,
+            wanted=" × ".join(map(str, shape[1:])),
+            got=" × ".join(map(str, images.shape[2:])),
+        )
+    images = np.repeat(images, shape[0] // images.shape[1], axis=1)  # all of them may be grey
+    return images, np.asarray(table.each(number, INTEGER), np.int64)
 
 
 def _column(path: Path, names: Sequence[str], known: Sequence[str]) -> str:
@@ -121,40 +113,25 @@ def _column(path: Path, names: Sequence[str], known: Sequence[str]) -> str:
     )
 
 
-def _number(where: str, column: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise DataError(
-            "{where}: wanted an integer in column {column!r}; got {got!r}.",
-            where=where,
-            column=column,
-            got=value,
-        )
-    if not abs(value) < 1 << 63:
-        raise DataError(
-            "{where}: wanted a class in column {column!r}; got {got}.", where=where, column=column, got=value
-        )
-    return value
+def encoded_in(values: Sequence[Any], where: Callable[[int], object]) -> list[tuple[object, Path | bytes]]:
+    """Return the files or bytes of images in the cells of a column, and their places.
 
+    A cell holds bytes, or a structure with these as ``bytes`` or a file as ``path``, as Hugging Face ``datasets`` writes.
 
-def _picture(where: str, value: Any, shape: tuple[int, int, int]) -> Pixels:
-    """Decode one image to uint8 (channels, height, width)."""
-    content = value.get("bytes") if isinstance(value, dict) else value
-    if not isinstance(content, bytes):
-        raise DataError(
-            "{where}: wanted the bytes of an image; got {got}.", where=where, got=type(content).__name__
-        )
-    channels, height, width = shape
-    with opened_picture(where, io.BytesIO(content)) as image:
-        if image.size != (width, height):
+    Raises:
+        DataError: a cell holds neither; or the file is missing.
+    """
+    found: list[tuple[object, Path | bytes]] = []
+    for row, value in enumerate(values):
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if content is None and isinstance(value, dict) and isinstance(value.get("path"), str):
+            content = existing(Path(value["path"]))
+        if not isinstance(content, bytes | Path):
             raise DataError(
-                "{where}: wanted an image of {width} × {height} pixels; got {got} × {size}.",
-                where=where,
-                width=width,
-                height=height,
-                got=image.size[0],
-                size=image.size[1],
+                "{where}: wanted an image; got {got}.", where=where(row), got=type(content).__name__
             )
-        return _planes(image, channels)
+        found.append((where(row), content))
+    return found
 
 
 @contextmanager
