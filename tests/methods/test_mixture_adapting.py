@@ -210,7 +210,12 @@ def test_early_stopping_without_validation_examples() -> None:
     data = classes(counts=(5, 6), valid=0)
     made = model()
     usual, none, required = (
-        simulate(copy.deepcopy(made), mixture(local=LOCAL, **stop), data, rounds=0)
+        simulate(
+            copy.deepcopy(made),
+            mixture(local=LOCAL, local_epochs=12, mixture_epochs=9, **stop),
+            data,
+            rounds=0,
+        )
         for stop in ({}, {"early_stopping": None}, {"early_stopping": EarlyStopping()})
     )
     for client in ("user-0", "user-1"):
