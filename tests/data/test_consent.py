@@ -97,17 +97,15 @@ def test_the_given_data_keep_their_columns() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"fraction": 1.0},
+        *(
             (
-                "Wanted a fraction opting out in [0, 1); got 1: nobody would be left to train the federated part. Use the "
-                "method 'local' for clients that only learn by themselves."
-            ),
-        ),
-        ({"fraction": -0.1}, "Wanted a fraction opting out in [0, 1); got -0.1. 0 means that all opt in."),
-        (
-            {"fraction": float("nan")},
-            "Wanted a fraction opting out in [0, 1); got nan. 0 means that all opt in.",
+                {"fraction": wrong},
+                (
+                    f"Wanted a fraction opting out in [0, 1); got {wrong}. At 0 all opt in; at 1 nobody would be left to train "
+                    "the federated part: use the method 'local' for clients that only learn by themselves."
+                ),
+            )
+            for wrong in (1.0, -0.1, float("nan"))
         ),
         (
             {"fraction": 0.5, "by": "clients"},

@@ -139,7 +139,7 @@ def test_rows_of_clients_that_are_not_there(client: int) -> None:
         ),
         (
             {"columns": {"label": np.zeros((3, 2), np.int64)}},
-            ({"said": "Wanted one label per example, shape (examples,); got shape"}),
+            ({"said": "Wanted labels of the shape (examples,)"}),
         ),
         (
             {"meta": {"task": "multclass"}},

@@ -166,7 +166,7 @@ def test_a_metric_of_ones_own() -> None:
         (
             [1],
             {"task": "tokens"},
-            "Wanted a row of labels per example, shape (examples, labels), as meta['task'] is 'tokens'",
+            "Wanted labels of the shape (examples, labels), as meta['task'] is 'tokens'",
         ),
         (
             [[3, 4]],

@@ -114,16 +114,12 @@ def _as_column(name: str, column: Column) -> Column:
                 column=name,
                 got=flat[missing],
             )
-        advice = "Encode text with CharVocabulary or WordVocabulary."
-        if name == "label":
-            advice = "Number the labels: names, numbers = np.unique(labels, return_inverse=True)."
-        if all(isinstance(value, int | float | np.number) for value in flat):
-            advice = "They are numbers: give np.array(column.tolist())."
         raise DataError(
-            "Column {column!r} holds {dtype} values, but a model takes numbers. {advice}",
+            "Column {column!r} holds {dtype} values, but a model takes numbers. Encode texts with CharVocabulary or "
+            "WordVocabulary; number labels: names, numbers = np.unique(labels, return_inverse=True); of numbers give "
+            "np.array(column.tolist()).",
             column=name,
             dtype=array.dtype,
-            advice=advice,
         )
     if array.dtype.kind not in "biuf" or array.ndim < 1:
         dates = " Write dates as numbers: column.astype('datetime64[s]').astype('int64') gives seconds."
@@ -245,18 +241,13 @@ def completed(
 
 def _wrong_axes(label: Column, kind: Kind | None) -> str:
     got = "a ragged column" if isinstance(label, Ragged) else f"shape {label.shape}"
-    if kind is not None and kind.axes == 3:
-        return (
-            f"Wanted a mask of classes per example, shape (examples, height, width), as meta['task'] is {kind.name!r}; got "
-            f"{got}."
-        )
-    if kind is not None and kind.axes == 2:
-        return (
-            f"Wanted a row of labels per example, shape (examples, labels), as meta['task'] is {kind.name!r}; got "
-            f"{got}. Pad rows of tokens to one length with labels of {IGNORED}."
-        )
+    shape = ("(examples,)", "(examples, labels)", "(examples, height, width)")[
+        0 if kind is None else kind.axes - 1
+    ]
+    task = "" if kind is None else f", as meta['task'] is {kind.name!r}"
     return (
-        f"Wanted one label per example, shape (examples,); got {got}. Name it otherwise, or say meta['task'] = "
+        f"Wanted labels of the shape {shape}{task}; got {got}. Pad rows of tokens to one length with labels of {IGNORED}; name "
+        f"the column otherwise; or say meta['task'] = "
         f"'tokens' where each token has a label, 'next_token' where it is the token that follows, 'pixels' where each pixel "
         f"has one, 'multi_output' where each example has a row of numbers, 'multi_label' where each has a row of 0 and 1. "
         f"Labels of several kinds are "

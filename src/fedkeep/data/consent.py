@@ -45,14 +45,11 @@ def opt_out(
     if (fraction is None) == (where is None):
         raise DataError("Wanted either fraction or where, to say who opts out; got both or neither.")
     if fraction is not None:
-        if fraction == 1:
-            raise DataError(
-                "Wanted a fraction opting out in [0, 1); got 1: nobody would be left to train the federated part. Use "
-                "the method 'local' for clients that only learn by themselves."
-            )
         if not 0 <= fraction < 1:
             raise DataError(
-                "Wanted a fraction opting out in [0, 1); got {got}. 0 means that all opt in.", got=fraction
+                "Wanted a fraction opting out in [0, 1); got {got}. At 0 all opt in; at 1 nobody would be left to train the "
+                "federated part: use the method 'local' for clients that only learn by themselves.",
+                got=fraction,
             )
         check_choice("Wanted opt-out by", by, ("client", "example"), DataError)
         out = _clients(data, fraction, seed) if by == "client" else _examples(data, fraction, seed)

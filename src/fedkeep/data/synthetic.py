@@ -18,9 +18,6 @@ from fedkeep.data.federated import FederatedData
 from fedkeep.data.text import CharVocabulary
 
 MOST_NUMBERS = 100_000_000
-MOST_APART = (
-    1_000_000  # of pairs of classes or topics times the size of a trait, which are set apart 200 times
-)
 MOST_SKEW, MOST_STRENGTH = 3, 1000
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -82,40 +79,31 @@ def many_user_text(
     topics = usual[0] if topics is None else topics
     trait_size = usual[1] if trait_size is None else trait_size
     strength = usual[2] if strength is None else strength
-    if min(users, examples, topics) < 1 or trait_size < 2 or not 0 < rate < 1:
+    fits = min(users, examples, topics, choices) >= 1 and trait_size >= 2 and 0 < rate < 1
+    fits &= (
+        (kind == "binary" or choices <= classes) and 0 <= skew <= MOST_SKEW and 0 <= strength <= MOST_STRENGTH
+    )
+    if not fits:
         raise DataError(
-            "Wanted users, examples and topics of at least 1, trait_size of at least 2 and a rate in (0, "
-            "1); got {got}, {examples}, {topics}, {trait_size} and {rate}.",
-            got=users,
-            examples=examples,
-            topics=topics,
-            trait_size=trait_size,
-            rate=rate,
-        )
-    if kind == "multiclass" and not 1 <= choices <= classes:
-        raise DataError(
-            "Wanted choices between 1 and classes = {classes}; got {got}.", classes=classes, got=choices
-        )
-    if not (0 <= skew <= MOST_SKEW and 0 <= strength <= MOST_STRENGTH):
-        raise DataError(
-            "Wanted a skew of 0 to {most_skew} and a strength of 0 to {most_strength}; got {got} and "
-            "{strength}.",
+            "Wanted users, examples, topics and choices of at least 1, choices of classes = {classes} at most, trait_size "
+            "of at least 2, a rate in (0, 1), a skew of 0 to {most_skew} and a strength of 0 to {most_strength}; got "
+            "{users}, {examples}, {topics}, {choices}, {trait_size}, {rate}, {skew} and {strength}.",
+            classes=classes,
             most_skew=MOST_SKEW,
             most_strength=MOST_STRENGTH,
-            got=skew,
+            users=users,
+            examples=examples,
+            topics=topics,
+            choices=choices,
+            trait_size=trait_size,
+            rate=rate,
+            skew=skew,
             strength=strength,
         )
-    if max(classes, topics) ** 2 * trait_size > MOST_APART:
-        raise DataError(
-            "Wanted fewer classes, topics or a smaller trait_size: the square of the larger of the first "
-            "two times the third is {most_apart:,} at most; got {got}, {topics} and {trait_size}.",
-            most_apart=MOST_APART,
-            got=classes,
-            topics=topics,
-            trait_size=trait_size,
-        )
     # Of an example its text and the probability of each label; of a user the table and the trait.
-    _check_size(users * max(examples, 5) * (20 + classes) + users * (topics * classes + trait_size))
+    # Classes, or topics, are set apart in pairs, a hundred steps of it.
+    apart = 100 * max(classes, topics) ** 2 * trait_size
+    _check_size(users * max(examples, 5) * (20 + classes) + users * (topics * classes + trait_size) + apart)
     draw = numpy_generator(seed, f"many_user_text {kind}")
     counts = _skewed_counts(users, examples, skew, draw)
     user = np.repeat(np.arange(users), counts)

@@ -87,33 +87,16 @@ def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
         with gzip.open(path, "rb") as file:
             head = file.read(4 * (1 + axes))
             numbers = np.frombuffer(head[: len(head) // 4 * 4], ">u4").tolist()
-            if not numbers or numbers[0] != magic:
-                raise DataError(
-                    "{file}: wanted {wanted}, magic number {magic}; got {got}.",
-                    file=path,
-                    wanted=MAGIC[magic],
-                    magic=magic,
-                    got=_kind(numbers),
-                )
-            if len(numbers) <= axes:
-                raise DataError(
-                    "{file} is truncated: it ends inside its header of {length} bytes. Fetch it again.",
-                    file=path,
-                    length=4 * (1 + axes),
-                )
-            entries, got = numbers[1], tuple(numbers[2:])
-            if got != size:
-                raise DataError(
-                    "{file}: wanted images of {shape}; got {got}.",
-                    file=path,
-                    shape=_shape(size),
-                    got=_shape(got),
-                )
+            entries = (
+                numbers[1] if len(numbers) > axes and [numbers[0], *numbers[2:]] == [magic, *size] else 0
+            )
             if not entries:
                 raise DataError(
-                    "{file} holds no {MAGIC}, only a header. Fetch it again.",
+                    "{file}: wanted {wanted}, at least one, a header of {header}; got {got}. Fetch it again.",
                     file=path,
-                    MAGIC=MAGIC[magic],
+                    wanted=MAGIC[magic],
+                    header=" ".join(map(str, [magic, "n", *size])),
+                    got=" ".join(map(str, numbers)) or "fewer than 4 bytes",
                 )
             wanted = entries * math.prod(size)
             _check_promise(path, wanted)
@@ -148,17 +131,6 @@ def _check_promise(path: Path, wanted: int) -> None:
             wanted=wanted,
             most=most,
         )
-
-
-def _kind(numbers: list[int]) -> str:
-    if not numbers:
-        return "fewer than 4 bytes"
-    known = MAGIC.get(numbers[0])
-    return f"{numbers[0]} ({known})" if known else f"{numbers[0]}, so this is no such IDX file"
-
-
-def _shape(size: tuple[int, ...]) -> str:
-    return " × ".join(str(n) for n in size)
 
 
 def npz_images(
