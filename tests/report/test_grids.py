@@ -6,9 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from fedkeep.core.errors import RunError
 from fedkeep.report.blocks import Figure
 from fedkeep.report.drawing import Drawing
 from fedkeep.report.facts import partitions
@@ -54,26 +51,3 @@ def test_one_grid_for_equal_divisions_and_none_without(tmp_path: Path) -> None:
     assert both.title.endswith(" · run 0, run 1")
     assert one.title.endswith(" · run 2")
     assert "opted out" not in one.caption
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"counts": [[1, 2, 3]]},
-        {"counts": [[1, 2], [3, 4]]},
-        {"counts": [[1, 2, -3], [1, 2, 3]]},
-        {"opted_out": [2]},
-        {"opted_out": None},
-        {"clients": "two"},
-        {"counts": [[1, 2, 3.5], [1, 2, 3]]},
-    ],
-)
-def test_damage_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    folder = write_run_folder(tmp_path / "run", partition_counts={**COUNTS, **change})
-    with pytest.raises(RunError) as error:
-        read_run(folder)
-    assert "partition_counts" in str(error.value)
-    assert str(folder / "run.json") in str(error.value)
-    whole = write_run_folder(tmp_path / "other", partition_counts=[1])
-    with pytest.raises(RunError):
-        read_run(whole)

@@ -207,12 +207,6 @@ def test_a_finished_run_without_records_is_an_error(write_run: Write) -> None:
         (b'{"format": 4}', "run.json is damaged: it has no checksum."),
         (b'{"format": 4, "seal": "x"}', "run.json is damaged or was edited: its checksum is not that of its"),
         ({}, "run.json is damaged: it lacks the run's id."),
-        ({"run": "x", "data": 3}, "run.json is damaged: data: "),
-        ({"run": "x", "best": "high"}, "run.json is damaged: best: "),
-        (
-            {"run": "x", "split_table": [{"name": "x"}]},
-            "run.json is damaged: split_table[0].half: ",
-        ),
     ],
 )
 def test_a_damaged_run_json_is_named(
@@ -225,54 +219,6 @@ def test_a_damaged_run_json_is_named(
     with pytest.raises(RunError) as error:
         read_run(tmp_path)
     assert message in str(error.value)
-
-
-POINT = {"client": "u", "x": 1, "y": 2}
-DAMAGED: list[tuple[Any, str]] = [
-    ({"x": 1}, "x"),
-    ({"x": {}}, "x.columns"),
-    ({"x": {"columns": ["a"], "rows": [[1, 2]]}}, "x"),
-    ({"cold_start": {"k": [1], "mean": [0.1, 0.2]}}, "cold_start"),
-    ({"cold_start": {"k": [1], "mean": [0.1], "std": [0.1, 0.2]}}, "cold_start"),
-    ({"cold_start": {"k": ["most"], "mean": [0.1]}}, "cold_start.k[0]"),
-    ({"cold_start": {"k": [-1], "mean": [0.1]}}, "cold_start.k[0]"),
-    ({"cold_start": {"k": [1]}}, "cold_start"),
-    ({"cold_start": {"k": [1], "mean": ["x"]}}, "cold_start.mean[0]"),
-    ({"cold_start": {"k": [1], "mean": [True]}}, "cold_start.mean[0]"),
-    ({"cold_start": {"k": [1], "mean": [0.1], "metric": 3}}, "cold_start.metric"),
-    ({"cold_start": {"k": [1], "series": [4]}}, "cold_start.series[0]"),
-    ({"cold_start": {"k": [1], "mean": [0.1], "note": 4}}, "cold_start.note"),
-    ({"cold_start": {"k": [1], "mean": [0.1], "changes": [None, None]}}, "cold_start"),
-    ({"cold_start": {"k": [1], "mean": [0.1], "changes": [[1, 2]]}}, "cold_start.changes[0]"),
-    ({"cold_start": {"k": [1], "mean": [0.1], "changes": [["x", 1, 2]]}}, "cold_start.changes[0][0]"),
-    ({"cold_start": {"k": [1], "mean": [0.1], "changes": 3}}, "cold_start.changes"),
-    ({"aggregation_time": {"cohort": [1]}}, "aggregation_time.seconds"),
-    ({"aggregation_time": {"cohort": [1], "seconds": []}}, "aggregation_time"),
-    ({"embedding_map": {"panels": [{}]}}, "embedding_map.panels[0].name"),
-    ({"embedding_map": {"panels": [], "trait_kind": "odd"}}, "embedding_map.trait_kind"),
-    *(
-        ({"embedding_map": {"panels": [{"name": "a"} | panel]} | more}, f"embedding_map.panels[0].{place}")
-        for panel, more, place in (
-            ({"numbers": [], "points": []}, {}, "numbers"),
-            ({"points": [{"x": 1}]}, {}, "points[0].client"),
-            ({"points": [{**POINT, "y": None}]}, {}, "points[0].y"),
-            ({"points": [{**POINT, "trait": 0.5}]}, {}, "points[0].trait"),
-            ({"points": [{**POINT, "trait": "a"}]}, {"trait_kind": "continuous"}, "points[0].trait"),
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize(("analyses", "place"), DAMAGED)
-def test_a_damaged_analysis_is_named(write_run: Write, analyses: Any, place: str) -> None:
-    folder = write_run()
-    write_analyses(folder, analyses)
-    with pytest.raises(RunError) as error:
-        read_run(folder)
-    assert {k: error.value.facts[k] for k in ("file", "place")} == {
-        "file": folder / "analyses.json",
-        "place": place,
-    }
 
 
 def test_analyses_that_are_no_json_are_named(write_run: Write) -> None:
