@@ -64,12 +64,6 @@ class Extent:
     size: int = 0
     sha256: str = NOTHING
 
-    @classmethod
-    def of(cls, entry: Any) -> Extent | None:
-        """Return the extent that plain data describe, or None if they describe none."""
-        right = isinstance(entry, Mapping) and type(entry.get("bytes")) is int and entry["bytes"] >= 0
-        return cls(entry["bytes"], str(entry.get("sha256"))) if right else None
-
     def read(self, path: Path) -> builtins.bytes:
         """Return the committed bytes of a file; what follows them is of no finished round.
 

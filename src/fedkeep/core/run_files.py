@@ -47,15 +47,6 @@ class Moment:
         found = SERVER.fullmatch(self.server)
         return int(found[1]) if found else 0
 
-    @classmethod
-    def of(cls, entry: Any) -> Moment | None:
-        """Return what plain data describe, or None if they describe none."""
-        kinds = {"server": str, "sha256": str, "tensors": dict, "ledger": int}
-        if not isinstance(entry, dict) or {name: type(value) for name, value in entry.items()} != kinds:
-            return None
-        found = cls(**entry)
-        return found if found == cls() or found.round else None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
@@ -195,36 +186,20 @@ def _rounds(info: Mapping[str, Any]) -> int:
 
 
 def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
-    texts = ("run", "server", "server_sha256", "examples", "examples_sha256")
-    extents = {name: Extent.of(content.get(name)) for name in GROWING}
-    grown = {name: extent for name, extent in extents.items() if extent is not None}
-    wrong = [name for name in texts if not isinstance(content.get(name), str)]
-    wrong += [name for name in GROWING if name not in grown]
-    wrong += [] if type(content.get("round")) is int and content["round"] > 0 else ["round"]
-    wrong += [name for name in ("extra", "tensors") if not isinstance(content.get(name), dict)]
-    best = Moment.of(content.get("best"))
-    wrong += ["best"] if best is None else []
-    if wrong:
+    plain = {key: value for key, value in content.items() if key != "format"}
+    try:
+        grown = {key: Extent(content[key]["bytes"], content[key]["sha256"]) for key in GROWING}
+        last = Commit(**(plain | grown | {"best": Moment(**content["best"])}))
+    except (KeyError, TypeError) as error:
         raise RunError(
-            "{file} is damaged: it lacks {wrong}. Restore the run from a copy.", file=path, wrong=wrong
-        )
-    name = content["server"]
-    if name != f"server-{content['round']}.safetensors":
+            "{file} is damaged: it lacks {wrong}. Restore the run from a copy.", file=path, wrong=str(error)
+        ) from error
+    if last.round < 1 or last.server != f"server-{last.round}.safetensors":
         raise RunError(
             "{file} is damaged: it names {name!r} as the server's state. Restore the run from a copy.",
             file=path,
-            name=name,
+            name=last.server,
         )
-    last = Commit(
-        round=content["round"],
-        records=grown["records"],
-        timings=grown["timings"],
-        ledger=grown["ledger"],
-        extra=content["extra"],
-        tensors=content["tensors"],
-        best=best or Moment(),
-        **{key: content[key] for key in texts},
-    )
     if last.best.round > last.round or last.best.ledger > last.ledger.size:
         raise RunError(
             "{file} is damaged: it names {best!r} as the best round's state. Restore the run from a copy.",
