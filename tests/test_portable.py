@@ -20,7 +20,7 @@ import pytest
 import fedkeep
 from fedkeep import FederatedData, methods
 from fedkeep.cli.run import _quoted
-from fedkeep.report.results import _links
+from fedkeep_papers.kit.results import _links
 from tests.commands import call
 from tests.experiments.runs import DATA, run, stopped
 from tests.tiny import Logits

@@ -200,7 +200,7 @@ def test_a_device_whose_clock_is_wrong_is_told_before_it_joins_a_real_link(secon
     link = Link(local.folder, local.folder / "keys")
     code = (
         f"import time; real = time.time; time.time = lambda: real() + {seconds};"
-        "from fedkeep.cli.__main__ import main; main()"
+        "from fedkeep.cli import main; main()"
     )
     with link.processes:
         link.start()
