@@ -6,8 +6,8 @@ For each cell it makes a virtual environment in FOLDER with ``uv`` (which is to 
 commit that is checked out, resolves what fedkeep's extras and the papers' package ask for, installs it, runs the fast
 tests, writes what it saw into ``results/matrix.json``, and removes the environment. ``lowest`` takes the lowest
 allowed version of what fedkeep names itself, ``newest`` the newest of everything. A cell without Flower takes what
-Flower's own pins would keep back. A cell that the file has for this commit is not run again; ``--tests`` runs some
-tests and writes nothing.
+Flower's own pins would keep back. A cell that the file has for this commit and these tests is not run again;
+``--tests`` names some of them, and the file says which.
 """
 
 from __future__ import annotations
@@ -121,11 +121,12 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     commit = call("git", "rev-parse", "HEAD", cwd=ROOT)[:12]
-    path = RESULTS / "matrix.json"
+    path, ran = RESULTS / "matrix.json", " ".join(options.tests) or "all fast ones"
     failed = []
     for cell in CELLS:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else {}
-        if options.only not in cell.name or cells.get(cell.name, {}).get("commit") == commit:
+        before = cells.get(cell.name, {})
+        if options.only not in cell.name or (before.get("commit"), before.get("tests")) == (commit, ran):
             continue
         print(cell.name, flush=True)
         with tempfile.TemporaryDirectory(dir=options.folder) as made:
@@ -137,11 +138,10 @@ def main() -> None:
             shutil.rmtree(folder / "env")
         print(json.dumps(seen, indent=1), flush=True)
         failed += [f"{cell.name}: {name}" for name in seen["failed"]]
-        if not options.tests:
-            seen |= {"commit": commit, "date": datetime.date.today().isoformat(), "processor": processor()}
-            seen["versions"] = {name: held[name] for name in NAMED if name in held}
-            cells[cell.name] = seen
-            path.write_text(json.dumps({"cells": cells}, indent=1) + "\n", encoding="utf-8")
+        seen |= {"tests": ran, "commit": commit, "date": datetime.date.today().isoformat()}
+        seen |= {"processor": processor(), "versions": {name: held[name] for name in NAMED if name in held}}
+        cells[cell.name] = seen
+        path.write_text(json.dumps({"cells": cells}, indent=1) + "\n", encoding="utf-8")
     sys.exit("\n".join(failed))
 
 
