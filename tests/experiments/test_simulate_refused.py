@@ -66,7 +66,7 @@ FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
         (
             {"rounds": 1, "resume": True},
             ConfigError,
-            "resume=True needs the folder of the run: pass out=....",
+            "resume=True wants the folder of the run that is to go on: out='FOLDER'.",
         ),
     ],
 )

@@ -38,6 +38,10 @@ def start(
     from fedkeep.core.files import write_whole
     from fedkeep.experiments.starting import folder_toml, start_of, toml_of
 
+    if table.suffix == ".toml":
+        raise ConfigError(
+            f"{table} is a configuration, no table. To train it: fedkeep run {shlex.quote(str(table))}"
+        )
     table = table if table.name not in ("", "..") else table.resolve()
     path = out or table.with_name(f"{table.name.split('.')[0]}.toml")
     if path.exists():

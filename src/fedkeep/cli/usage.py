@@ -14,7 +14,8 @@ def advised(error: click.UsageError) -> click.UsageError:
     if not advice:
         return error
     what = error.message if isinstance(error, click.NoSuchOption) else error.format_message()
-    return click.UsageError(f"{what.rstrip('.')}. {advice}", ctx=error.ctx)
+    end = "" if what.endswith("?") else "."
+    return click.UsageError(f"{what.rstrip('.')}{end} {advice}", ctx=error.ctx)
 
 
 def _advice(error: click.UsageError) -> str:

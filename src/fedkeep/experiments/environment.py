@@ -23,6 +23,9 @@ from fedkeep.core.errors import ConfigError, warn
 from fedkeep.kernels import native
 from fedkeep.version import __version__
 
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Kinds that people have; torch lists many that are nobody's."""
+
 
 def check_device(device: str) -> None:
     """Raise ConfigError if torch doesn't know the device, or it isn't there."""
@@ -30,7 +33,11 @@ def check_device(device: str) -> None:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(f"The device {device!r} cannot be used: {reason}. Use device='cpu'.") from error
+        if str(device).partition(":")[0] not in DEVICES:
+            reason = f"the devices are {', '.join(DEVICES)}"
+        raise ConfigError(
+            f"The device {device!r} cannot be used: {reason}. Use device='cpu', for NVIDIA's GPUs 'cuda'."
+        ) from error
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:

@@ -274,7 +274,7 @@ class Simulation:
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
         """Train, or go on with what ``out`` holds."""
         if out is None and resume:
-            raise ConfigError("resume=True needs the folder of the run: pass out=....")
+            raise ConfigError("resume=True wants the folder of the run that is to go on: out='FOLDER'.")
         if out is not None and self.given_store is not None:
             raise ConfigError(
                 "A run with a folder keeps its private states there: give out or private, not both."

@@ -184,7 +184,7 @@ def comparisons(
     if not found and not faults:
         faults.append(
             f"{own.label} has nothing to be compared with. Run it with evaluate_shared = true, or take a run of "
-            f"fedavg, local or fine_tuned on the same data along."
+            f"fedavg, local or fine_tuned on the same data along (--against RUN; fedkeep compare runs all of them)."
         )
     return found, faults
 

@@ -172,7 +172,7 @@ class Encoding:
             if name not in self.columns:
                 known = f"{', '.join(self.columns)}.{did_you_mean(name, self.columns)}"
                 raise DataError(
-                    "There is no column {column!r} in the encoding; there are {known}",
+                    "The model was trained on no column {column!r}; the data that it learned from have {known}",
                     column=name,
                     known=known,
                 )

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, Spot, first_line, installing, warn
+from fedkeep.core.errors import DataError, Spot, first_line, installing, near_path, warn
 from fedkeep.data.checks import OPTED_IN
 from fedkeep.data.columns import Rows
 from fedkeep.data.readers.cells import Cells, Only, Table, are_plain, few_differ
@@ -80,7 +80,10 @@ def load_table(
     suffix = next((s for s in FORMATS if path.name.endswith(s)), None)
     if suffix is None:
         raise DataError(
-            "Wanted a file that ends in one of {wanted}; got {got}.", wanted=", ".join(FORMATS), got=path.name
+            "Wanted a table, a file that ends in one of {wanted}; got {got}.{near}",
+            wanted=", ".join(FORMATS),
+            got=path.name,
+            near="" if path.exists() else near_path(path),
         )
     existing(path, named=True)
     kind = suffix.removesuffix(".gz")
