@@ -163,7 +163,7 @@ WRITTEN: dict[str, tuple[Callable[[], Any], type[FedkeepError], tuple[str, ...]]
     "a rate below 0": (lambda: sgd(-1.0), ConfigError, ("learning_rate", "-1.0")),
     "a batch of none": (lambda: Phase(batch_size=0), MethodError, ("batch_size", "at least 1")),
     "a rate as a method's": (
-        lambda: methods.furl("user", **{"lr": 0.1}),
+        lambda: methods.furl("user", lr=0.1),
         ConfigError,
         ("'lr'", "fedkeep.sgd(0.1)"),
     ),
