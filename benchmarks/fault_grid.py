@@ -41,8 +41,10 @@ from fedkeep.privacy import TopK
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.ledger import Ledger, Roster
+from fedkeep.remote.listed import Listed
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import Federation, serve_run
+from fedkeep.remote.tally import Signed
 from fedkeep.remote.transport import Died, MemoryTransport
 from fedkeep.store import Default, Line, MemoryStore, VersionLedger
 from fedkeep.store.database import Database
@@ -154,11 +156,26 @@ class Instants:
             yield
 
 
+class KeyOf(dict[str, str]):
+    """By the name of a node, whatever life of it that is, what stands for its key."""
+
+    def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+        """Return it."""
+        return f"key of {name.partition('.')[0]}"
+
+
 class Grid:
     """Nodes with their folders, a transport, and a server's folder."""
 
     def __init__(self, method: str, folder: Path, seed: int) -> None:
         self.method, self.folder, self.instants = method, folder, Instants()
+        self.data = [DATA] * NODES
+        self.signed: Mapping[str, Signed] | None = None
+        self.listed: Listed | None = None
+        self.alter: Callable[[int, Packet], Packet] = lambda number, answer: answer
+        self.at_the_end: Callable[[], None] = lambda: None
+        self.silent: list[str] = []  # what somebody should have been told of
+        self.must_say = ""  # words of an event that there must be
         self.nodes = [self._start(number) for number in range(NODES)]
         self.lives = [0] * NODES
         self.names = {f"node-{number}": number for number in range(NODES)}
@@ -189,9 +206,11 @@ class Grid:
         return self.folder / "run"
 
     def _start(self, number: int) -> Node:
-        data = DATA.select(list(range(number, len(DATA), NODES)))
+        data = self.data[number].select(list(range(number, len(DATA), NODES)))
         terms = Terms(owner="ann", leaves="clients", simulated_noise=True, patience=0.2, history=ROUNDS)
-        return Node(Ready(data=data), self.folder / f"device-{number}", terms, experiment)
+        node = Node(Ready(data=data), self.folder / f"device-{number}", terms, experiment)
+        node.signed = self.signed
+        return node
 
     def _serve(self, number: int) -> Callable[[Packet], Packet]:
         def serve(packet: Packet) -> Packet:
@@ -200,7 +219,7 @@ class Grid:
                 self.before(number, packet)
                 answer = self.nodes[number].serve(packet)
                 self.behind(number, packet)
-                return answer
+                return self.alter(number, answer)
             finally:
                 self.instants.now = before
 
@@ -242,6 +261,7 @@ class Grid:
             leaves="clients",
             simulated_noise=True,
             policy=RoundPolicy(minimum=1),
+            listed=self.listed,
         )
         accept, took = Fleet.accept, self.took
 

@@ -27,7 +27,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.faults_remote", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--tried", type=int, default=150)
+    parser.add_argument("--tried", type=int, default=264)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="one trial alone, nothing is written")
     parser.add_argument("--fresh", action="store_true", help="begin anew")
