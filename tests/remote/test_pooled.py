@@ -592,6 +592,9 @@ def test_secure_sums_of_summaries_are_signed(tmp_path: Path) -> None:
     assert message_of(party.say(hello()), Here)
     for secure in (None, 0.51):
         assert "preparation" in message_of(party.say(hello(secure=secure)), Refused).reason
+    assert party.step("keys", 1, {"clients": "2"}).made
+    assert "preparation" in party.refused("keys", 2, {"clients": "2"}, secure=0.51)
+    assert "preparation" in party.refused("keys", 2, {"clients": "2"}, rules={"standardise": True})
 
 
 def test_secrets_that_cannot_be_read_are_not_made_anew(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def _own_terms(own: OwnDevice) -> Iterator[str]:
         + (", in secure sums alone." if own.secure else ".")
     )
     yield "Before the first round it tells " + (
-        "names of its columns and features; all else of its data leaves in secure sums alone."
+        "names of its columns and features, and how many clients it has; all else of its data leaves in secure sums alone."
         if own.secure
         else "a summary of its data; of words those that "
         f"{own.clients_a_word} of its clients have. fedkeep prepare shows it."

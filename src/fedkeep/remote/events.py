@@ -31,7 +31,7 @@ Kind = Literal[
 ]
 """``joined``: a node was heard of first. ``moved``: a client is on another node. ``left``: a node did not answer, or
 said no more. ``lost``, ``late``, ``refused``, ``broken``: a client was missing from a round. ``again``: a message was
-sent again. ``round``: of a round as a whole. ``began``: what a run begins with that continues another. ``adapted``: how many clients have.
+sent again. ``round``: of a round as a whole. ``began``: what a run begins with. ``adapted``: how many clients have.
 ``waiting``: for clients or answers, for how long."""
 
 

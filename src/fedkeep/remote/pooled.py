@@ -180,7 +180,8 @@ class _Pooling:
                 f"What devices tell of their data was summed, and could not be unmasked. {error} No device takes part in "
                 f"a second sum of this run. Begin a new run."
             ) from error
-        self._note(f"{len(survivors)} devices have told of their data in a sum: {portion.what}.")
+        said = f"{len(survivors)} devices have told of their data in a sum: {portion.what}."
+        self.nodes.events.note("began", said)
         self.told = {party: blanks[party] for party in survivors}
         return merged(self.told.values()), total
 

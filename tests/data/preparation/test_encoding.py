@@ -185,6 +185,9 @@ def test_what_a_summary_reveals_is_said_in_plain_words() -> None:
     )
     assert "\n  What the data say of themselves: task, classes.\n" in Ready(data=toy()).summary().describe()
     assert SUMMARIES[0].describe().endswith("so all of this is known of that client.")
+    secure = SUMMARIES[0].describe(secure=True)
+    assert "leaves in sums over devices alone" in secure
+    assert "known of that client" not in secure
 
 
 def test_nothing_undeclared_leaves() -> None:

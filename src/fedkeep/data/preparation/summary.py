@@ -194,8 +194,9 @@ class Summary:
         lines.append("No example, no text and no client's traits or id is in it. No noise is added.")
         if secure:
             lines.append(
-                "With secure sums ([method.secure]) names of columns and features and the number of clients leave as they are; "
-                "all else leaves in sums over devices alone. Words that the vocabulary has no room for leave as hashes."
+                "With secure sums ([method.secure]) names of columns and features, what the data say of themselves and the "
+                "number of clients leave as they are; all else leaves in sums over devices alone. Words that the vocabulary "
+                "has no room for leave as hashes."
             )
         elif self.clients == 1:
             lines.append("It is the summary of a single client, so all of this is known of that client.")
