@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedkeep import Method, averaging, methods, simulate
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError, RunError, UploadError
 from fedkeep.data.preparation import Encoding, Raw, Rules, Summary, merged, prepared
 from fedkeep.data.preparation.features import Features
 from fedkeep.data.preparation.labels import Labels
@@ -665,3 +665,35 @@ def test_any_of_its_clients_stands_for_a_device_and_no_other(tmp_path: Path) -> 
     assert "none of this device's clients" in party.refused("keys", 1, {"clients": "2"})
     party.name = "client-0-1"
     assert party.step("keys", 1, {"clients": "2"}).made
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"vector/0/lanes/all": torch.zeros(3)},
+        {"vector/0/lanes/all": torch.zeros(3, 1, dtype=torch.int64)},
+        {"vector/0/lanes/all": torch.zeros(3, dtype=torch.int64), "vector/0/lanes/more": torch.zeros(1)},
+        {"vector/1/lanes/all": torch.zeros(3, dtype=torch.int64)},
+        {},
+    ],
+)
+def test_a_vector_that_is_none_is_refused(tensors: dict[str, torch.Tensor]) -> None:
+    vector = torch.arange(3)
+    packet = packet_of(Prepared(run=RUN, step="masked", sum=1, vector=vector))
+    read = message_of(Packet.from_bytes(packet.to_bytes()), Prepared).vector
+    assert read is not None
+    assert torch.equal(read, vector)
+    with pytest.raises(UploadError):
+        message_of(replace(packet, tensors=tensors), Prepared)
+
+
+def test_a_device_that_sends_other_lanes_is_left_out_before_anything_is_unmasked(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 4)
+    node = fleet.node(1)
+
+    def short(packet: Packet) -> Packet:
+        answer = node.serve(packet)
+        return replace(answer, tensors={name: value[1:] for name, value in answer.tensors.items()})
+
+    fleet.transport.join("node-1", short)
+    assert fleet.pooled() == fleet.plain([0, 2, 3])
