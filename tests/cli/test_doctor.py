@@ -89,7 +89,7 @@ def test_bash_completes(fedkeep: Command) -> None:
     assert completed("ev") == {"evaluate"}
     assert completed("flower", "i") == {"init"}
     assert completed("evaluate", "runs/mine", "--per") == {"--per-client"}
-    assert completed("flower", "init", "visits", "--c") == {"--config"}
+    assert completed("flower", "init", "visits", "--con") == {"--config"}
     assert completed("device", "run", "--no-such") == set()
 
 

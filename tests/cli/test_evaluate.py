@@ -202,7 +202,7 @@ def test_a_reproduction_is_called_with_what_was_asked(
     assert result.stdout == f"Results: {Path('o/furl-table3.md')}\n"
     ((name, request),) = asked
     assert (name, request.data, request.out) == ("furl-table3", Path("d"), Path("o"))
-    assert (request.scale, request.seeds, request.workers) == ("full", [0, 2], 1)
+    assert (request.scale, request.seeds, request.jobs) == ("full", [0, 2], 1)
     assert request.only == ("sticker-*", "*-0")
     assert request.changes == {"data.reader": "reviews", "run.rounds": "3"}
 
