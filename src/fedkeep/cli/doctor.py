@@ -33,6 +33,7 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "mlflow": "mlflow",
     "wandb": "wandb",
+    "ray": "ray",
     "papers": "fedkeep_papers",
 }
 """A module of each extra."""
