@@ -254,15 +254,15 @@ def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str]
     bold = frozenset((i, 1) for i, s in enumerate(c.standings) if s.close)
     whom = "users like these" if c.users >= FEW else "these users"
     pairs = len(c.labels) - 1
-    whole = (
-        "" if pairs == 1 else f" Each is a {c.level} interval, so that with 95 % confidence all {pairs} hold."
-    )
-    note = (
-        "Bold: may be the best; between two in bold nothing is decided. Each other method is compared with the best on the "
-        f"same users, examples and seeds. In brackets is where its difference lies, for {whom}: it may be the best if they "
-        f"hold 0.{whole}{f' p was multiplied by {pairs}.' if pairs > 1 else ''} {_counts(c.metric)}."
-        f"{f' {wording.BY_FIRST_TASK}' if c.task else ''}{c.untested}"
-    )
+    note = "Bold: may be the best; between two of these nothing is decided."
+    if any(s.behind is not None for s in c.standings if not s.is_best):
+        note += (
+            " Each other method is compared with the best on the same users, examples and seeds. In brackets is where its "
+            f"difference lies, for {whom}; it may be the best if 0 lies there."
+        )
+        if pairs > 1:
+            note += f" Each is a {c.level} interval, so that with 95 % confidence all {pairs} hold; p was multiplied by {pairs}."
+    note += f" {_counts(c.metric)}.{f' {wording.BY_FIRST_TASK}' if c.task else ''}{c.untested}"
     if len(c.seeds) > 1:
         note += f" ± is the sample standard deviation over {len(c.seeds)} seeds."
     columns = ("method", c.name, f"difference to the best ({c.unit})", "p (corrected)", *names)
