@@ -13,30 +13,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from multiprocessing.queues import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.experiments.forecast import Forecast
-from fedkeep.experiments.places import LostError, Place
+from fedkeep.experiments.places import LongJob, LostError, Place
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import Stand, tell_elsewhere
 
 EVERY = 300.0  # seconds between two lines about what runs
 RETRIES = 3
 """How often a job that is lost elsewhere is sent again, unless it has come further meanwhile."""
-
-
-class LongJob(Protocol):
-    """Something that takes long and keeps what it makes by itself; it can travel to another process."""
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        ...
-
-    def __call__(self, *, alone: bool, progress: bool | None) -> object:
-        """Compute; ``alone``: all cores may be used, else one; ``progress``: as for ``simulate``."""
-        ...
 
 
 Job = TypeVar("Job", bound=LongJob)

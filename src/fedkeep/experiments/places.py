@@ -25,15 +25,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from fedkeep.core.errors import ConfigError, FedkeepError, RunError, first_line, installing
 from fedkeep.core.files import write_whole
 from fedkeep.experiments.plugins import imported
 from fedkeep.version import NUMERICS, __version__
-
-if TYPE_CHECKING:
-    from fedkeep.experiments.long_jobs import LongJob
 
 State = Literal["waiting", "running", "over"]
 POLL = 5.0
@@ -45,6 +42,19 @@ LAST_LINES = 15
 
 class LostError(RunError):
     """A job is gone without a word: it was killed, or the machine that it ran on is down."""
+
+
+class LongJob(Protocol):
+    """Something that takes long and keeps what it makes by itself; it can travel to another process."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    def __call__(self, *, alone: bool, progress: bool | None) -> object:
+        """Compute; ``alone``: all cores may be used, else one; ``progress``: as for ``simulate``."""
+        ...
 
 
 @runtime_checkable

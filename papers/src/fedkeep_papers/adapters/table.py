@@ -141,7 +141,7 @@ class Cell:
         return encoded_messages(self.data, self.users, self.cache, LAYERS, tokens, self.device)
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute the cell, or go on with its run, and leave its file; see ``long_jobs.LongJob``."""
+        """Compute the cell, or go on with its run, and leave its file; see ``places.LongJob``."""
         it, began, gpu = ARMS[self.arm], time.perf_counter(), ""
         if self.arm == "counts":
             data, _ = by_time(self.data, self.users)
@@ -185,7 +185,7 @@ class Reading:
     name: str = "MiniLM reads all messages, which is kept"
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Read what was not read before; see ``long_jobs.LongJob``."""
+        """Read what was not read before; see ``places.LongJob``."""
         self.cell.messages(tokens=False)
 
 

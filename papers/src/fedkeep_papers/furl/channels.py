@@ -132,7 +132,7 @@ class Cell:
         return self.runs / f"{self.slot.run}-fault.txt"
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute the cell, or go on with its run, and leave its file, or its fault; see ``long_jobs.LongJob``."""
+        """Compute the cell, or go on with its run, and leave its file, or its fault; see ``places.LongJob``."""
         try:
             self.slot.write(self.found(alone, progress))
         except (NonFiniteError, RoundError) as error:

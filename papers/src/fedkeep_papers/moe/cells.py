@@ -271,7 +271,7 @@ class CellJob:
         return self.cell.name(self.variants[0])
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute what is missing; see ``long_jobs.LongJob``."""
+        """Compute what is missing; see ``places.LongJob``."""
         Work(self.cell, self.data, self.results, self.runs, None if alone else 1, progress).run(self.variants)
 
 

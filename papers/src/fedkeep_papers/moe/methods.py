@@ -198,7 +198,7 @@ class MethodJob:
         return self.cell.file(self.results).stem
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute the cell and leave its file; see ``long_jobs.LongJob``."""
+        """Compute the cell and leave its file; see ``places.LongJob``."""
         run = self.run(None if alone else 1, progress).last
         valid, test = (_curve(run.history, split) for split in ("valid", "test"))
         if METHODS[self.cell.name].adapts:

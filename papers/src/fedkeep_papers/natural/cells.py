@@ -118,7 +118,7 @@ class Run:
         return self.cell.name
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute the cell and leave its file; see ``long_jobs.LongJob``."""
+        """Compute the cell and leave its file; see ``places.LongJob``."""
         folder, began = self.runs / self.slot.run, time.perf_counter()
         run_config(
             self.cell.config(),

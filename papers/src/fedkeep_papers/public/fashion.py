@@ -115,7 +115,7 @@ class Cell:
         return self.runs / self.slot.run
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Train, or go on with a run that was stopped; see ``long_jobs.LongJob``."""
+        """Train, or go on with a run that was stopped; see ``places.LongJob``."""
         resume = (self.folder / "run.json").exists()
         run_config(
             self.config(),
