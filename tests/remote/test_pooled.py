@@ -137,6 +137,7 @@ class Fleet:
         nodes = Nodes(self.transport, hello(rules=asdict(rules)), Events(self.transport.now))
         nodes.look()
         while len(nodes.here) < self.count:
+            assert self.transport.now() < 10_000, nodes.reasons
             self.transport.wait(1.0)
             nodes.look()
         return pooled(nodes, patience=patience, poll=1.0)
