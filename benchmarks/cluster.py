@@ -1,0 +1,226 @@
+"""Claim: runs by Slurm's jobs and by Ray's tasks give the numbers of ``--jobs 2``, though jobs are killed at random.
+
+    python -m benchmarks.cluster [--place slurm ray] [--seeds 3] [--kills 10] [--out FILE]
+
+Eight methods with each seed on generated data, 10 rounds each: once in two processes here, then by a Slurm of this one machine
+(``slurmctld``, ``slurmd`` and ``munged`` of its own, in a folder; Debian's slurm-wlm and munge, as root), and by a Ray head with two
+nodes on this machine. Meanwhile processes of jobs are killed. Digests are of all records but times, and of the server's and
+every client's values. ``results/cluster.json`` says how many runs are equal, how many jobs were lost, and what a run costs
+beside its own processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.faults import commit
+from benchmarks.measure import write
+from benchmarks.same_bits import told
+from fedkeep.experiments.comparing import Plan, plan, run
+from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.load import load_run
+from fedkeep.experiments.places import Place, place
+
+METHODS = ("fedavg", "fedprox", "furl", "fedper", "fedrep", "ditto", "apfl", "mixture")
+SCENE = """
+name = "cluster"
+[data]
+reader = "toy"
+users = 200
+examples = 40
+[method]
+kind = "fedavg"
+[run]
+rounds = 10
+cohort = 100
+"""
+CONF = """
+ClusterName=one
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort=16917
+SlurmdPort=16918
+AuthType=auth/munge
+AuthInfo=socket={home}/munge.sock
+SlurmUser=root
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool
+SlurmctldPidFile={home}/slurmctld.pid
+SlurmdPidFile={home}/slurmd.pid
+SlurmctldLogFile={home}/slurmctld.log
+SlurmdLogFile={home}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@contextmanager
+def slurm(home: Path) -> Iterator[str]:
+    """Run a Slurm of this machine alone."""
+    host = os.uname().nodename.partition(".")[0]
+    for name in ("state", "spool"):
+        (home / name).mkdir()
+    key = home / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    home.chmod(0o755)
+    (home / "slurm.conf").write_text(CONF.format(host=host, home=home))
+    files = {"socket": "sock", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    munged = [
+        "munged",
+        "--force",
+        f"--key-file={key}",
+        *(f"--{n}={home}/munge.{e}" for n, e in files.items()),
+    ]
+    os.environ["SLURM_CONF"] = str(home / "slurm.conf")
+    for command in (munged, ["slurmctld"], ["slurmd"]):
+        subprocess.run(command, check=True, capture_output=True)
+    try:
+        yield "slurm"
+    finally:
+        for name in ("slurmd", "slurmctld", "munge"):
+            os.kill(int((home / f"{name}.pid").read_text()), signal.SIGTERM)
+
+
+@contextmanager
+def ray(home: Path) -> Iterator[str]:
+    """Run a Ray head and a second node, each of one core, on this machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    os.environ["RAY_ADDRESS"] = cluster.address
+    try:
+        yield "ray"
+    finally:
+        cluster.shutdown()
+
+
+def planned(out: Path, seeds: int) -> Plan:
+    """Return the comparison."""
+    return plan([parse_config(SCENE)], METHODS, range(seeds), out, references=False)
+
+
+def digests(made: Plan) -> dict[str, dict[str, str]]:
+    """Return of each run the digests of its records, the server's values and the clients'."""
+    return {cell.name: told(load_run(cell.folder, data=made.data)) for cell in made.cells}
+
+
+def jobs_of(home: Path) -> list[int]:
+    """Return the processes that compute a job whose folder is there: Slurm's, or workers of Ray that are at one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().replace(b"\0", b" ")
+            if b"experiments.job " + str(home).encode() in words or words.startswith(b"ray::_compute"):
+                found.append(int(path.parent.name))
+    return found
+
+
+@contextmanager
+def killing(home: Path, kills: int, draw: np.random.Generator, pause: float) -> Iterator[list[int]]:
+    """Kill processes of jobs, one now and then, until so many are killed or the work is done."""
+    killed, over = list[int](), threading.Event()
+
+    def work() -> None:
+        while len(killed) < kills and not over.wait(draw.uniform(0, 2 * pause)):
+            if there := jobs_of(home):
+                killed.append(int(draw.choice(there)))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(killed[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+def compute(made: Plan, on: Place | None) -> tuple[float, str]:
+    """Return how long the comparison takes, and what it says meanwhile."""
+    began, said = time.perf_counter(), io.StringIO()
+    with contextlib.redirect_stderr(said):
+        run(made, 2, False, on)
+    return time.perf_counter() - began, said.getvalue()
+
+
+def measured(
+    name: str, home: Path, seeds: int, kills: int, here: dict[str, dict[str, str]]
+) -> dict[str, Any]:
+    """Return what a place made of the comparison."""
+    made = planned(home / "runs", seeds)
+    (home / "place").mkdir()
+    with (
+        {"slurm": slurm, "ray": ray}[name](home / "place") as named,
+        killing(made.out, kills, np.random.default_rng(0), pause=3.0) as killed,
+    ):
+        seconds, said = compute(made, place(named, made.out, most=2))
+    there = digests(made)
+    other = sorted(cell for cell, found in there.items() if found != here[cell])
+    return {
+        "place": name,
+        "runs": len(there),
+        "equal": len(there) - len(other),
+        "not equal": other,
+        "killed": len(killed),
+        "sent again": said.count("is sent again"),
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    """Run the comparison here, and then at each place."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--place", nargs="*", default=["slurm", "ray"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
+        home = Path(folder)
+        first = planned(home / "here", args.seeds)
+        seconds, _ = compute(first, None)
+        here = digests(first)
+        rows = []
+        for name in args.place:
+            (home / name).mkdir()
+            rows.append(measured(name, home / name, args.seeds, args.kills, here))
+            print(rows[-1], flush=True)
+    found = {
+        "commit": commit(),
+        "methods": METHODS,
+        "seeds": args.seeds,
+        "--jobs 2, seconds": seconds,
+        "places": rows,
+    }
+    write("cluster", found, folder=args.out)
+    if any(row["not equal"] for row in rows):
+        raise SystemExit("Some runs differ.")
+
+
+if __name__ == "__main__":
+    main()
