@@ -17,6 +17,7 @@ PROTOCOL = ("loss", "judged")
 BY_METHOD = "the method (reveals)"
 
 KINDS = (
+    "summary",
     "loss",
     "weight",
     "status",

@@ -40,8 +40,9 @@ def audit(
     from fedkeep.audit import PROTOCOL
     from fedkeep.audit import audit as run_audit
     from fedkeep.audit.audit import WIRES
+    from fedkeep.audit.preparation import with_preparation
     from fedkeep.audit.report import content
-    from fedkeep.experiments.build import build_data, build_method, build_model, settled
+    from fedkeep.experiments.build import build_method, build_model, build_source, settled
     from fedkeep.report.page import write_content
 
     found = find_config(config, overrides)
@@ -50,7 +51,8 @@ def audit(
             "Centralised training has all data in one place: nothing leaves a device. Set run.centralised = false."
         )
     folder = found.data_folder(data)
-    examples = build_data(found.config, folder)
+    source = build_source(found.config.data, found.config.seed, folder)
+    examples = source.prepared(found.config.preparation)
     method = build_method(settled(found.config, examples).method)
     model = build_model(found.config, examples, folder)
     allow = PROTOCOL if found.config.audit is None else found.config.audit.allow
@@ -62,6 +64,8 @@ def audit(
     report = run_audit(
         model, method, examples, rounds=rounds, seed=found.config.seed, allow=allow, name=name, wires=wires
     )
+    secure = found.config.method.secure is not None
+    report = with_preparation(report, source.shaping, found.config.preparation, secure=secure, allow=allow)
     if out is not None:
         lead = f"{found.config.method.kind} · {found.config.model.kind} · {found.config.data.reader}"
         try:

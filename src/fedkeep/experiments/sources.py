@@ -60,13 +60,18 @@ class ConfiguredSource:
 
     def summary(self, rules: Rules = Rules()) -> Summary:
         """Return what may leave the device; where examples are divided here, the rows that then train shape it."""
+        return self.shaping.summary(rules)
+
+    @property
+    def shaping(self) -> Source:
+        """The reader's source as a summary is made of it: its rows say whether they train, and whether they opted in."""
         read = self._opted
-        if isinstance(read, Raw) and (read.split is None or isinstance(self.settings.split, dict)):
-            rows = self._rows(read)
-            split = np.full(len(read), "test", object)
-            split[np.asarray(rows.columns["row"])[rows.split_rows("train")]] = "train"
-            read = replace(read, split=split.tolist())
-        return read.summary(rules)
+        if not (isinstance(read, Raw) and (read.split is None or isinstance(self.settings.split, dict))):
+            return read
+        rows = self._rows(read)
+        split = np.full(len(read), "test", object)
+        split[np.asarray(rows.columns["row"])[rows.split_rows("train")]] = "train"
+        return replace(read, split=split.tolist())
 
     def encoded(self, encoding: Encoding) -> FederatedData:
         """Return the data in numbers, divided into train, valid and test."""
