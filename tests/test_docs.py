@@ -69,6 +69,7 @@ def test_every_command_stands_in_the_documents() -> None:
 def test_configurations_in_the_documents_are_valid() -> None:
     from fedkeep.experiments.config import parse_config, parse_toml
     from fedkeep.experiments.config_tables import made_of
+    from fedkeep.flower.clients import clients_by_node
     from fedkeep.flower.served import federation_of
     from fedkeep.remote.node_config import NodeConfig
 
@@ -80,6 +81,8 @@ def test_configurations_in_the_documents_are_valid() -> None:
             made_of(NodeConfig, content, block.name)
         elif "rounds" in content:  # a server's, which needs no data
             federation_of(block.text, block.name)
+        elif set(content) == {"clients"}:
+            assert clients_by_node(block.text, content["clients"], block.name)
         else:
             parse_config(block.text, block.name)
 
