@@ -7,6 +7,8 @@ Everything else is ``flwr.app``, ``flwr.clientapp`` and ``flwr.serverapp``, Flow
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -87,7 +89,16 @@ def announcing(address_of: Callable[[], int | None], note: Callable[[int], None]
                     self.DeactivateNode(DeactivateNodeRequest(node_id=before))
                 except httpx.HTTPStatusError:  # it is gone already, or the link is a new one
                     note(0)
-            answer = super().ActivateNode(request)
+            try:
+                answer = super().ActivateNode(request)
+            except httpx.HTTPStatusError as error:
+                if (
+                    error.response.status_code == httpx.codes.UNAUTHORIZED
+                ):  # Flower's node would end without a word
+                    sys.stderr.write("Invalid SuperNode authentication\n")
+                    sys.stderr.flush()
+                    os._exit(1)
+                raise
             note(answer.node_id)
             return answer
 
