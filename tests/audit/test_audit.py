@@ -321,7 +321,7 @@ def test_a_device_tells_of_opted_in_examples_alone() -> None:
     ("options", "message"),
     [
         ({"rounds": 0}, "An audit wants at least one round; got 0."),
-        ({"allow": ("losses",)}, "An entry of allow must begin with 'loss', 'weight', "),
+        ({"allow": ("losses",)}, "An entry of allow must begin with 'summary', 'loss', "),
     ],
 )
 def test_bad_input(options: dict[str, object], message: str) -> None:

@@ -454,7 +454,7 @@ def test_a_hospital_that_misses_rounds_is_named_at_the_end_and_on_the_page(tmp_p
     assert said == "south took part in 2 of 4 rounds."
     assert (str(last) in fewer, str(most) in fewer) == (True, True)
     assert read_info(hospitals.run)["attendance"] == found.lines()
-    page = write_report([hospitals.run], tmp_path / "page", "", None).read_text()
+    page = write_report([hospitals.run], tmp_path / "page").read_text()
     assert said in page
 
 

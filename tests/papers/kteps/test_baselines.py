@@ -26,7 +26,7 @@ def test_readings_change_the_method_and_nothing_else(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[CellJob] = []
-    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_: asked.extend(tasks))
+    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_, on: asked.extend(tasks))
     monkeypatch.setattr(
         book, "builtin_names", lambda: ["kteps/fedavg", "kteps/fedfusion", "kteps/fedprox", "kteps/pfl-da"]
     )
@@ -98,7 +98,7 @@ def test_ag_of_the_usual_rounds_and_of_one_more(
     monkeypatch.setattr(
         book,
         "run_long_jobs",
-        lambda tasks, *_: finish(tasks, shared={"a": 0.5}, shared_curve=curve, curves=curves),
+        lambda tasks, *_, on: finish(tasks, shared={"a": 0.5}, shared_curve=curve, curves=curves),
     )
     reproduce("kteps-baselines", request(data, tmp_path))
     found = rows(tmp_path, "kteps-baselines")
@@ -117,7 +117,7 @@ def test_branches_of_table_8_predict_alone_on_the_same_models(
     asked: list[CellJob] = []
     numbers = {"test": {"a": 0.9}, "shared": {"a": 0.8}, "curves": curves}
     monkeypatch.setattr(
-        book, "run_long_jobs", lambda tasks, *_: (asked.extend(tasks), finish(tasks, **numbers))
+        book, "run_long_jobs", lambda tasks, *_, on: (asked.extend(tasks), finish(tasks, **numbers))
     )
     reproduce("kteps-baselines", request(data, tmp_path))
     about = "diversity-0.0-projections-False-transfer-0.01-full-0"
@@ -140,7 +140,7 @@ def test_a_table_names_the_cells_that_were_trained_on_a_gpu(
     monkeypatch.setattr(baselines, "READINGS", few)
     monkeypatch.setattr(baselines, "ALONE", ())
 
-    def train(tasks: list[CellJob], *_: object) -> None:
+    def train(tasks: list[CellJob], *_: object, on: object) -> None:
         curves = {"0.01": {"own": {"a": [0.6, 0.8]}}}
         for task in tasks:
             gpu = {"gpu": "a GPU"} if "single" in task.name else {}

@@ -156,7 +156,7 @@ def test_settings_that_a_run_cannot_have_are_named_before_any_is_trained(
             reproduce(table, request(data, tmp_path, changes=changes))
     assert computed == []
     asked: list[CellJob] = []
-    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_: asked.extend(tasks))
+    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_, on: asked.extend(tasks))
     reproduce("kteps-table2", request(data, tmp_path, changes=share, only=["*-kteps-full-*"]))
     assert [task.cell.resolved().method.options["share"] for task in asked] == [0.5]
 
