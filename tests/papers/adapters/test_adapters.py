@@ -283,7 +283,7 @@ def test_messages_are_read_before_cells_run_side_by_side(
     monkeypatch.setattr(backbone, "source", lambda: ("minilm.zip", "0"))
     monkeypatch.setattr(table, "encoded_messages", lambda *_: order.append("read"))
 
-    def run_long_jobs(tasks: Sequence[Any], *_: object, on: object) -> None:
+    def run_long_jobs(tasks: Sequence[Any], *_: object, on: object = None) -> None:
         for task in tasks:
             order.append(task.name)
             if isinstance(task, table.Reading):
