@@ -89,7 +89,7 @@ def test_a_process_that_ends_at_once_says_its_last_words(tmp_path):
         processes.start("one", [sys.executable, "-c", "print('no such thing')"])
         with pytest.raises(RunError, match="one ended at once:\n  no such thing"):
             processes.await_text("one", "ready", 20)
-        with pytest.raises(RunError, match=r"one has ended \(exit code 0\)"):
+        with pytest.raises(RunError, match=r"one has ended \(exit code 2\)"):
             processes.check()
 
 
@@ -166,7 +166,7 @@ def test_a_node_that_gives_up_its_connection_is_started_again(tmp_path):
         ("Failed to activate SuperNode.", "the link does not take this node's key"),
         ("[Errno 98] address already in use", "its port is in use"),
         ("something\nquite new\n\n", "quite new"),
-        ("", "it said nothing"),
+        ("", "it did not say why"),
     ],
 )
 def test_what_flower_says_is_put_plainly(said, why):

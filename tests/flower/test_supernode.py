@@ -17,7 +17,7 @@ from fedkeep.flower import guard
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import Link, free_port
 from fedkeep.flower.local import Local
-from fedkeep.flower.processes import check_port, check_reachable
+from fedkeep.flower.processes import WATCH, check_port, check_reachable
 from fedkeep.flower.supernode import SuperNode, check_clock
 
 NODE = """[link]
@@ -47,10 +47,16 @@ def link(tmp_path):
     """Return the address of something that speaks TLS as the link does, by the keys of the folder that is given."""
     servers = []
 
-    def started(keys):
+    def started(keys, refuses=404):
         class Health(BaseHTTPRequestHandler):
             def do_GET(self):
                 self.send_response(200)
+                self.end_headers()
+
+            def do_POST(self):  # whatever a node asks, also whether it may join
+                self.rfile.read(int(self.headers["content-length"]))
+                self.send_response(refuses)
+                self.send_header("content-length", "0")
                 self.end_headers()
 
             def log_message(self, *_):
@@ -187,6 +193,26 @@ def test_a_clock_that_flower_takes_is_taken(ahead):
 def test_a_clock_that_is_wrong_is_told(ahead, said):
     with pytest.raises(ConfigError, match=f"{said}.*Set the clock"):
         check_clock(email.utils.formatdate(1_800_000_000, usegmt=True), 1_800_000_000 + ahead)
+
+
+@pytest.mark.parametrize(("refuses", "clock"), [(401, True), (418, False)])
+def test_a_node_is_told_why_a_link_refuses_it_and_asked_for_its_clock_where_that_is_why(
+    refuses, clock, node, link, tmp_path
+):
+    """Flower's own node, whose clock went wrong after it was looked at; by itself it ends with 0 and no word."""
+    made = node(link(tmp_path / "keys", refuses))
+    made.check()
+    done = subprocess.run(
+        [sys.executable, str(WATCH), *made.command()],
+        capture_output=True,
+        text=True,
+        env={**made.environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+    assert done.stderr.startswith("Error: the node could not join: ")
+    assert ("clock" in done.stderr, str(refuses) in done.stderr) == (clock, not clock), done
 
 
 @pytest.mark.slow

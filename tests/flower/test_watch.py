@@ -28,6 +28,31 @@ def test_a_node_whose_connection_was_damaged_is_started_again(words: str) -> Non
         assert process.wait(watch.AGAIN + 10) == 0
 
 
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "it did not say why"),
+        ("INFO:     Finished server process [1]", "it did not say why"),
+        ("no such thing\n\x1b[92mINFO \x1b[0m:      SuperNode terminated gracefully.", "no such thing"),
+        (f"{watch.NO_LINK}\nteapot\nSee 305.html\nINFO:     Shutting down", "teapot"),
+        (watch.NO_LINK, watch.NO_LINK.rstrip(".")),
+        (f"{watch.UNSIGNED}\nINFO:     Shutting down", watch.REASONS[watch.UNSIGNED]),
+    ],
+)
+def test_a_node_that_ends_before_it_has_joined_ends_with_2_and_says_why(
+    words: str, said: str, code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, watch.__file__, sys.executable, "-c", f"print({words!r}); raise SystemExit({code})"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == watch.WRONG_USE
+    assert done.stderr.rstrip(".\n") == f"Error: the node could not join: {said}"
+
+
 def test_a_node_that_waits_to_be_started_again_is_not_started_once_its_parent_is_gone(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     node = f"open({str(starts)!r}, 'a').write('x'); print('{watch.JOINED} 1', flush=True)"

@@ -7,7 +7,6 @@ Everything else is ``flwr.app``, ``flwr.clientapp`` and ``flwr.serverapp``, Flow
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +81,8 @@ def announcing(address_of: Callable[[], int | None], note: Callable[[int], None]
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, DeactivateNodeRequest
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
+    from fedkeep.flower.watch import UNSIGNED, tell
+
     class Announcing(FleetHttpClient):
         def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802
             if (before := address_of()) is not None:
@@ -92,12 +93,8 @@ def announcing(address_of: Callable[[], int | None], note: Callable[[int], None]
             try:
                 answer = super().ActivateNode(request)
             except httpx.HTTPStatusError as error:
-                if (
-                    error.response.status_code == httpx.codes.UNAUTHORIZED
-                ):  # Flower's node would end without a word
-                    sys.stderr.write("Invalid SuperNode authentication\n")
-                    sys.stderr.flush()
-                    os._exit(1)
+                if error.response.status_code == httpx.codes.UNAUTHORIZED:  # Flower's ends without a word
+                    tell(f"{UNSIGNED}\n", sys.stderr)
                 raise
             note(answer.node_id)
             return answer

@@ -30,6 +30,10 @@ JOINED = "SuperNode ID:"
 NOT_NOW = "Failed to activate SuperNode"
 """What Flower 1.41 says of a key that it does not know, and of one whose node is taken to be there: after a node was
 killed that lasts for a minute."""
+UNSIGNED = "Invalid SuperNode authentication"
+"""What a link answers to a signature that is not right, or not of this time; Flower's node ends, with 0, and says nothing."""
+NO_LINK = "Failed to initialize the connection to the SuperLink."
+"""What Flower 1.41 says of any other answer of a link; the next line is the answer."""
 GIVES_UP = ("Giving up reconnection", "SSL/TLS handshake error detected")
 """What Flower 1.41 says when a connection was damaged (a changed byte in TLS): its node does not end, and is gone."""
 AGAIN, PATIENCE = 5.0, 80.0  # seconds between tries to join, and until it is given up
@@ -41,12 +45,13 @@ KEY = (
 AUTHORITY = "the link's certificate is not signed by the authority that this node trusts (link.certificate)"
 REASONS = {
     NOT_NOW: KEY,
-    "Invalid SuperNode authentication": "the link does not take this node's signature: is its clock right?",
+    UNSIGNED: "the link does not take this node's signature: is its clock right?",
     "CERTIFICATE_VERIFY_FAILED": AUTHORITY,
     "certificate verify failed": AUTHORITY,
     "address already in use": "its port is in use. Name another (link.port)",
 }
 """What Flower 1.41 writes, and what that means; the first that is found is told."""
+NEWS = "\x1b[92mINFO"  # how a line of it begins, with its colour or without
 
 
 GROUPS = hasattr(os, "killpg")  # Windows has none: there the command alone is ended
@@ -84,15 +89,15 @@ class Watch:
             signal.signal(number, self._end)
 
     def run(self) -> int:
-        """Return the command's exit code, or 2 where its node could not join.
+        """Return 0 once the command was asked to end, or 2 where its node could not join.
 
         A node that has joined once is started again whenever it ends: Flower's gives up where a connection is damaged.
         """
         began, joined = time.monotonic(), False
         while True:
-            code, said = self._once()
+            said = self._once()
             joined = joined or JOINED in said
-            if self.ended.is_set() or (code == 0 and not joined):
+            if self.ended.is_set():
                 return 0
             left = began + PATIENCE - time.monotonic()
             if not joined and (NOT_NOW not in said or left < 0):
@@ -105,7 +110,7 @@ class Watch:
             if self.ended.wait(AGAIN):
                 return 0
 
-    def _once(self) -> tuple[int, str]:
+    def _once(self) -> str:
         process = self.process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
@@ -121,10 +126,10 @@ class Watch:
         said: list[str] = []
         reader = threading.Thread(target=self._pass_on, args=(process, said), daemon=True)
         reader.start()
-        code = process.wait()  # not the end of its output: what it has started may outlive it
+        process.wait()  # not the end of its output: what it has started may outlive it
         end_group(process)
         reader.join(GRACE)
-        return code, "".join(said)
+        return "".join(said)
 
     def _pass_on(self, process: subprocess.Popen[str], said: list[str]) -> None:
         for line in process.stdout or ():
@@ -187,11 +192,14 @@ def _reap(group: int) -> None:
 
 
 def reason(said: str) -> str:
-    """Return why, from what Flower wrote; else its last line."""
+    """Return why, from what Flower wrote; else the last line that is no mere news."""
     for words, meaning in REASONS.items():
         if words in said:
             return meaning
-    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+    lines = [line.strip() for line in said.splitlines() if line.strip() and "INFO" not in line[: len(NEWS)]]
+    if NO_LINK in lines[:-1]:
+        return lines[lines.index(NO_LINK) + 1]
+    return lines[-1] if lines else "it did not say why"
 
 
 def main(words: Sequence[str]) -> int:
