@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -6,7 +7,7 @@ import time
 
 import pytest
 
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError, RunError, installing
 from fedkeep.flower.processes import WATCH, Processes, marked, program
 from fedkeep.flower.watch import reason
 
@@ -101,7 +102,7 @@ def test_a_process_that_is_not_ready_in_time_is_named(tmp_path):
 
 
 def test_a_command_that_is_not_installed_is_named():
-    with pytest.raises(ConfigError, match=r"There is no command.*'fedkeep\[flower\]'"):
+    with pytest.raises(ConfigError, match=rf"There is no command.*{re.escape(installing('flower'))}"):
         program("flower-nothing")
 
 
