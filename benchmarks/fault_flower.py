@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.fault_flower [--faults 50] [--seed 0]`` goes on where it was stopped and writes
 ``results/faults-flower.json``, together with the faults in memory of ``results/faults-remote.json``. Campaigns of
-several seeds may run side by side in one folder: the result has the faults of all. A leg is one
+several seeds may run side by side in one folder: the result has the faults of all, and of earlier campaigns. A leg is one
 training with ``LEG`` faults, one after another; at its end the server's values and every private state are compared, to the
 bit, with a simulation that nothing happened to. It computes with as many threads as the nodes do, as sums differ with
 that in their last bit. ``--recheck`` compares the legs that differed again; their folders are kept. The claim: no
@@ -12,13 +12,14 @@ private state is lost or mixed, no run goes on from a wrong place, and every run
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("fault-flower"), help="of the trainings")
     parser.add_argument("--recheck", action="store_true", help="compare again the legs that differed")
+    parser.add_argument("--again", action="store_true", help="do the legs again that did not come out equal")
     given = parser.parse_args(words)
     given.folder.mkdir(parents=True, exist_ok=True)
     log = given.folder / f"faults-{given.seed}.jsonl"
-    if not log.exists():
-        log.write_text("".join(json.dumps(line) + "\n" for line in kept(given.seed)))
-    done = [json.loads(line) for line in log.read_text().splitlines()]
+    done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    done += [line for line in kept() if line["seed"] == given.seed and line["leg"] not in legs(done)]
+    if given.again:
+        done = [line for line in done if not line["wrong"]]
+    log.write_text("".join(json.dumps(line) + "\n" for line in done))
     if given.recheck:
         for line in done:
             if line["wrong"]:
@@ -95,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> int:
         log.write_text("".join(json.dumps(line) + "\n" for line in done))
     write_result(given.folder)
     while len(done) < given.faults:
-        leg = len(done) // LEG
+        leg = next(number for number in itertools.count() if number not in legs(done))
         lines = one_leg(given.folder / f"leg-{given.seed}-{leg}", given.seed, leg)
         with log.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -104,11 +108,16 @@ def main(words: Sequence[str] | None = None) -> int:
     return int(any(line["wrong"] for line in done))
 
 
-def kept(seed: int) -> list[dict[str, Any]]:
-    """Return the faults of whole legs that an earlier campaign left in its result."""
+def legs(lines: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Return the legs that faults were of."""
+    return {line["leg"] for line in lines}
+
+
+def kept() -> list[dict[str, Any]]:
+    """Return the faults of whole legs that earlier campaigns left in their result."""
     result = RESULTS / "faults-flower.json"
-    found = json.loads(result.read_text(encoding="utf-8"))["processes"]["lines"] if result.exists() else []
-    return [line for line in found if line.get("seed") == seed]
+    lines = json.loads(result.read_text(encoding="utf-8"))["processes"]["lines"] if result.exists() else []
+    return list(lines)
 
 
 def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
@@ -185,11 +194,10 @@ def differences(folder: Path, text: str) -> str:
 
 def write_result(folder: Path) -> None:
     """Write the summary of this part, and of the one in memory."""
-    lines = [
-        {"seed": int(log.stem.rpartition("-")[2]), **json.loads(line)}
-        for log in sorted(folder.glob("faults-*.jsonl"))
-        for line in log.read_text().splitlines()
-    ]
+    logs = {int(log.stem.rpartition("-")[2]): log for log in sorted(folder.glob("faults-*.jsonl"))}
+    lines = [line for line in kept() if line["seed"] not in logs]
+    for seed, log in logs.items():
+        lines += [{"seed": seed, **json.loads(line)} for line in log.read_text().splitlines()]
     seconds = {kind: [line["seconds"] for line in lines if line["kind"] == kind] for kind in KINDS}
     memory = RESULTS / "faults-remote.json"
     content = {
@@ -199,7 +207,7 @@ def write_result(folder: Path) -> None:
             "by_kind": dict(Counter(line["kind"] for line in lines)),
             "wrong": sorted({line["wrong"] for line in lines} - {""}),
             "slowest_seconds": {kind: max(found) for kind, found in seconds.items() if found},
-            "lines": list(lines),
+            "lines": lines,
         },
         "commit": commit(),
         "machine": processor(),

@@ -243,7 +243,7 @@ class Harm:
             raise StuckError(f"{name} is {seconds} s off, and nobody was told: {told}")
         self.link.processes.kill(name)
         self._start(name)
-        return f"{name} by {datetime.timedelta(seconds=seconds)}: {told.splitlines()[0][:120]}"
+        return f"{name} by {datetime.timedelta(seconds=seconds)}: {told.splitlines()[-1].strip()[:120]}"
 
     def impostor(self) -> str:
         """Let a node with a key of its own claim the clients of another, with that one's experiment."""
