@@ -165,6 +165,23 @@ def test_a_node_that_is_started_again_says_first_that_the_earlier_one_is_gone(fa
     assert link.heard == [("here", 30), ("gone", 7), ("here", 30)]
 
 
+def test_a_node_that_a_link_refused_says_so_again_once_it_is_taken(tmp_path, monkeypatch):
+    """As one that was killed and started again with a wrong clock: else it waits a minute when the clock is set."""
+    link = Link(monkeypatch, fails=True)
+    assert link.join(Joined(tmp_path, "link:1")) == 7
+    activate = FleetHttpClient.ActivateNode
+
+    def refuse(client, request):
+        raise httpx.HTTPStatusError("refused", request=None, response=httpx.Response(401))
+
+    monkeypatch.setattr(FleetHttpClient, "ActivateNode", refuse)
+    with pytest.raises(httpx.HTTPStatusError):
+        link.join(Joined(tmp_path, "link:1"))
+    monkeypatch.setattr(FleetHttpClient, "ActivateNode", activate)
+    link.join(Joined(tmp_path, "link:1"))
+    assert link.heard == [("here", 30), ("gone", 7), ("gone", 7), ("here", 30)]
+
+
 def test_what_is_gone_is_said_by_the_same_machine_to_the_same_link_alone(tmp_path, monkeypatch):
     Joined(tmp_path, "link:1").note(7)
     assert Joined(tmp_path, "link:1").before() == 7

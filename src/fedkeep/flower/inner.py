@@ -6,6 +6,7 @@ Everything else is ``flwr.app``, ``flwr.clientapp`` and ``flwr.serverapp``, Flow
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable
@@ -86,10 +87,10 @@ def announcing(address_of: Callable[[], int | None], note: Callable[[int], None]
     class Announcing(FleetHttpClient):
         def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802
             if (before := address_of()) is not None:
-                try:
+                with contextlib.suppress(
+                    httpx.HTTPStatusError
+                ):  # it is gone already, or the link is a new one
                     self.DeactivateNode(DeactivateNodeRequest(node_id=before))
-                except httpx.HTTPStatusError:  # it is gone already, or the link is a new one
-                    note(0)
             try:
                 answer = super().ActivateNode(request)
             except httpx.HTTPStatusError as error:

@@ -193,10 +193,10 @@ class Joined:
             number = int(told.pop("node"))
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return None
-        return number if number and told == self.where else None
+        return number if told == self.where else None
 
     def note(self, number: int) -> None:
-        """Remember a number; 0: none. Nothing is imported for it: the node's own process holds no torch."""
+        """Remember a number. Nothing is imported for it: the node's own process holds no torch."""
         beside = self.path.with_suffix(".new")
         with contextlib.suppress(OSError):  # a full disk costs the next start its minute
             beside.write_text(json.dumps({**self.where, "node": number}), encoding="utf-8")
