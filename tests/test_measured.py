@@ -203,3 +203,15 @@ def test_speed() -> None:
     assert f"{min(lstm):.0f} to {max(lstm):.0f} times" in readme
     assert f"for 10 to 160 clients; convolutions {images[0]:.0f} times" in readme
     check_line(PAGE, r"median of twelve is (\d\.\d)", results("own-models")["median"])
+
+
+def test_faults() -> None:
+    found = results("faults-flower")
+    memory, lines = found["memory"], found["processes"]["lines"]
+    wanted = len(memory["faults"]), memory["verdicts"]["equal"], memory["tried"]
+    check_line(
+        PAGE, r"of (\d+) kinds of faults over a transport.*? (\d+) of (\d+) ended with the bits", *wanted
+    )
+    equal, kinds = [line for line in lines if not line["wrong"]], {line["kind"] for line in lines}
+    said = r"so did (\d+) of (\d+) with processes over TLS, of (\d+) kinds"
+    check_line(PAGE, said, len(equal), len(lines), len(kinds))
