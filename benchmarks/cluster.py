@@ -40,13 +40,13 @@ SCENE = """
 name = "cluster"
 [data]
 reader = "toy"
-users = 200
-examples = 40
+users = 40
+examples = 20
 [method]
 kind = "fedavg"
 [run]
 rounds = 10
-cohort = 100
+cohort = 20
 """
 CONF = """
 ClusterName=one
