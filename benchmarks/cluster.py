@@ -96,6 +96,8 @@ def slurm(home: Path) -> Iterator[str]:
     for command in (munged, ["slurmctld"], ["slurmd"]):
         subprocess.run(command, check=True, capture_output=True)
     try:
+        while "idle" not in subprocess.run(["sinfo"], capture_output=True, text=True).stdout:
+            time.sleep(0.5)
         yield "slurm"
     finally:
         for name in ("slurmd", "slurmctld", "munge"):

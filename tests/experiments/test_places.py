@@ -161,8 +161,6 @@ home, script = Path(r"{home}"), sys.stdin.read()
 given = dict(a.partition("=")[::2] for a in sys.argv[1:])
 if given.get("--partition") == "none":
     sys.exit("sbatch: error: invalid partition specified: none")
-if "--test-only" in given:
-    sys.exit()
 number = len(list(home.glob("call-*"))) + 1
 (home / f"call-{{number}}").write_text(json.dumps(sys.argv[1:]))
 first, last = re.match(r"(\\d+)-(\\d+)", given["--array"]).groups()

@@ -372,13 +372,12 @@ class Slurm:
         most = "" if self.most is None else f"%{self.most}"
         given = ["--job-name=fedkeep", "--requeue", "--open-mode=append", f"--output={self.folder}/%A_%a.out"]
         given += [f"--array=0-{len(names) - 1}{most}", *self.options]
-        for more in (["--test-only"], ["--parsable"]):
-            done = _called(["sbatch", *more, *given], script)
-            if done.returncode:
-                raise ConfigError(
-                    "Slurm does not take these jobs: {why}. Its options are given with --slurm.",
-                    why=first_line(RuntimeError(done.stderr.strip() or done.stdout.strip()), 300).rstrip("."),
-                )
+        done = _called(["sbatch", "--parsable", *given], script)
+        if done.returncode:
+            raise ConfigError(
+                "Slurm does not take these jobs: {why}. Its options are given with --slurm.",
+                why=first_line(RuntimeError(done.stderr.strip() or done.stdout.strip()), 300).rstrip("."),
+            )
         return done.stdout.strip().partition(";")[0]
 
     def _look(self) -> None:
