@@ -317,7 +317,7 @@ class Slurm:
         for job in jobs:
             name, content = _file(job.name), _written(job)
             path, one = self.folder / f"{name}.json", self._sent.get(name)
-            if one is None or one.state == "over" or path.read_bytes() != content:
+            if one is None or one.state == "over" or not path.exists() or path.read_bytes() != content:
                 write_whole(path, content)
                 (self.folder / f"{name}.ended").unlink(missing_ok=True)
                 new.append(name)
