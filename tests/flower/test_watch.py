@@ -53,6 +53,18 @@ def test_a_node_that_ends_before_it_has_joined_ends_with_2_and_says_why(
     assert done.stderr.rstrip(".\n") == f"Error: the node could not join: {said}"
 
 
+@pytest.mark.parametrize("ready", ["", f"{watch.JOINED} 1; "])
+def test_a_link_that_ends_is_told_as_a_link_and_is_not_started_again(ready: str, tmp_path: Path) -> None:
+    """It was a node that could not join; and one whose log had a node's words was begun anew, without its server app."""
+    link = tmp_path / watch.LINK
+    link.write_text(f"#!{sys.executable}\nprint({ready!r} + 'no space left'); raise SystemExit(1)\n")
+    link.chmod(0o700)
+    words = [sys.executable, watch.__file__, str(link)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == watch.WRONG_USE
+    assert done.stderr == f"Error: the link ended: {ready}no space left.\n"
+
+
 def test_a_node_that_waits_to_be_started_again_is_not_started_once_its_parent_is_gone(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     node = f"open({str(starts)!r}, 'a').write('x'); print('{watch.JOINED} 1', flush=True)"

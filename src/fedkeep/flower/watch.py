@@ -26,6 +26,7 @@ from typing import TextIO
 WRONG_USE = 2
 MOST = 50  # lines that are remembered
 GRACE = 5.0  # seconds for the last lines to come
+LINK = "flower-superlink"
 JOINED = "SuperNode ID:"
 NOT_NOW = "Failed to activate SuperNode"
 """What Flower 1.41 says of a key that it does not know, and of one whose node is taken to be there: after a node was
@@ -80,10 +81,13 @@ def end_with(parent: int) -> None:
 
 
 class Watch:
-    """A command that runs, and is started again while that helps."""
+    """A command that runs; a node is started again while that helps."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command, self.ended = list(command), threading.Event()
+        self.link = (
+            os.path.basename(command[0]) == LINK
+        )  # which is not started again: its server app has ended, too
         self.process: subprocess.Popen[str] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
@@ -100,8 +104,9 @@ class Watch:
             if self.ended.is_set():
                 return 0
             left = began + PATIENCE - time.monotonic()
-            if not joined and (NOT_NOW not in said or left < 0):
-                tell(f"Error: the node could not join: {reason(said)}.\n", sys.stderr)
+            if self.link or (not joined and (NOT_NOW not in said or left < 0)):
+                what = "the link ended" if self.link else "the node could not join"
+                tell(f"Error: {what}: {reason(said)}.\n", sys.stderr)
                 return WRONG_USE
             why = (
                 f"The node ended: {reason(said)}" if joined else f"Not yet: {KEY}. Giving up in {left:.0f} s"
