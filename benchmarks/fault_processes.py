@@ -120,10 +120,10 @@ class Harm:
         """End the process that serves a message, a little after it began."""
         end, found = time.monotonic() + 120, list[int]()
         while not found and time.monotonic() < end:
-            found = [p for p in marked(self.link.processes.mark) if EXEC in _words(_parent(p))]
+            found = [p for p in marked(self.link.processes.mark) if EXEC in words_of(_parent(p))]
             time.sleep(0.005)
         time.sleep(self.draw.random() * 0.5)
-        alive = [process for process in found if EXEC in _words(process)]
+        alive = [process for process in found if EXEC in words_of(process)]
         for process in alive[:1]:
             os.kill(process, signal.SIGKILL)
         return f"{min(1, len(alive))} of {len(found)} client apps"
@@ -178,7 +178,7 @@ class Harm:
         name = self._node()
         folder = f"FLWR_HOME={self.nodes[name].home}"
         alive = marked(self.link.processes.mark)
-        ours = [p for p in alive if EXEC in _words(p) and folder in _words(p, "environ")]
+        ours = [p for p in alive if EXEC in words_of(p) and folder in words_of(p, "environ")]
 
         def limit(most: int) -> None:
             for process in ours:
@@ -335,7 +335,8 @@ class Harm:
         return "; ".join(event["text"][:120] for event in self._events()[-3:])
 
 
-def _words(process: int, of: str = "cmdline") -> str:
+def words_of(process: int, of: str = "cmdline") -> str:
+    """Return what ``/proc`` says of a process, its words by spaces; empty where it has ended."""
     try:
         return Path(f"/proc/{process}/{of}").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
