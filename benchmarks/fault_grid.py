@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from fedkeep.core.errors import FedkeepError, LostError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.core.run_files import read_info
-from fedkeep.data.preparation import Encoding, Ready, Summary, merged
+from fedkeep.data.preparation import Ready
 from fedkeep.engines import (
     Answer,
     Job,
@@ -81,13 +80,6 @@ def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Metho
     """Return model and method of a name; server and nodes call it."""
     torch.manual_seed(0)
     return Taste(), METHODS[text]
-
-
-def encode(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the encoding of what nodes told."""
-    summaries = [Summary.from_json(json.dumps(one)) for one in told]
-    plain: Mapping[str, Any] = json.loads(Encoding.of(merged(summaries)).to_json())
-    return plain
 
 
 @dataclass
@@ -251,8 +243,6 @@ class Grid:
             name="faults",
             text=self.method,
             build=lambda encoding: experiment(self.method, encoding),
-            encode=encode,
-            summarise={},
             clients=len(DATA),
             rounds=ROUNDS,
             cohort=COHORT,

@@ -26,7 +26,6 @@ from benchmarks.contenders import Options
 from benchmarks.contenders.flower import Flower
 from benchmarks.contenders.flower import client as flower_client
 from benchmarks.contenders.ours import federated, method_of, model_of
-from benchmarks.fault_grid import encode
 from benchmarks.workloads import WORKLOADS
 from fedkeep import Method
 from fedkeep.data.preparation import Ready
@@ -145,8 +144,6 @@ def ours(transport: Any, rounds: int) -> list[float]:
         name="W1",
         text="",
         build=lambda encoding: experiment("", encoding),
-        encode=encode,
-        summarise={},
         clients=OF.clients,
         rounds=rounds,
         cohort=OF.cohort,

@@ -22,13 +22,13 @@ import torch
 from torch import nn
 
 from benchmarks.contenders.ours import federated, method_of, model_of
-from benchmarks.fault_grid import DATA, encode, experiment
+from benchmarks.fault_grid import DATA, experiment
 from benchmarks.faults import commit
 from benchmarks.measure import write
 from benchmarks.workloads import WORKLOADS
 from fedkeep import FederatedData, Method, Phase, methods, sgd
 from fedkeep.core.net import Net
-from fedkeep.data.preparation import Ready
+from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.engines import (
     ClientResult,
     ClientToTrain,
@@ -99,7 +99,7 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
     server = first_global(method, net, data)
     sent = Sent(params=server.params, state=server.state).flat
     (result,) = Sequential().train(job, [ClientToTrain(0, sent)], 0, 0.0)
-    encoding = encode([json.loads(Ready(data=data).summary().to_json())])
+    encoding = json.loads(Encoding.of(Ready(data=data).summary()).to_json())
     nodes = [
         Node(
             Ready(data=data.select([k])),

@@ -10,7 +10,6 @@ are those of plain sums to 1e-6, at two messages a round to a node. Writes ``res
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -25,7 +24,7 @@ from benchmarks.faults import commit
 from benchmarks.measure import write
 from fedkeep import FederatedData, Method, Phase, averaging, methods, models, sgd
 from fedkeep.core.files import read_tensors
-from fedkeep.data.preparation import Encoding, Ready, Summary, merged
+from fedkeep.data.preparation import Ready
 from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet
 from fedkeep.remote.node import Node, Terms
@@ -60,11 +59,6 @@ def run(clients: int, rounds: int, secure: bool) -> dict[str, Any]:
         torch.manual_seed(0)
         return models.Linear(FEATURES, CLASSES), method
 
-    def encode(told: Any) -> Mapping[str, Any]:
-        summaries = [Summary.from_json(json.dumps(one)) for one in told]
-        found: Mapping[str, Any] = json.loads(Encoding.of(merged(summaries)).to_json())
-        return found
-
     sent = {"bytes_down": 0, "bytes_up": 0, "messages": 0}
 
     def counted(serve: Callable[[Packet], Packet]) -> Callable[[Packet], Packet]:
@@ -88,8 +82,6 @@ def run(clients: int, rounds: int, secure: bool) -> dict[str, Any]:
             name="cost",
             text="cost",
             build=lambda encoding: experiment("", encoding),
-            encode=encode,
-            summarise={},
             clients=clients,
             rounds=rounds,
             cohort=clients,

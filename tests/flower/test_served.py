@@ -1,15 +1,12 @@
 """Every field of a server's configuration arrives in what is served, and devices are told only what they need."""
 
-import json
 import math
 
 import pytest
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.data.preparation import Encoding, Rules
 from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.sources import build_source
-from fedkeep.flower.served import encode, experiments_in, federation_of
+from fedkeep.flower.served import experiments_in, federation_of
 from tests.flower.test_apps import CONFIG
 
 MODEL = CONFIG[CONFIG.index("[model]") : CONFIG.index("private_scale")]  # and the method
@@ -115,23 +112,6 @@ def refused(key, value):
     place, _, got = str(error.value).partition("; got ")
     assert place.startswith(f"study.toml:\n  rounds.{key}")
     assert got.startswith(value)
-
-
-def test_the_encoding_is_made_of_what_every_device_told(tmp_path):
-    """Words and labels that the second device alone has get a number too."""
-    told = []
-    for word, label in (("pain", "x"), ("fever", "y")):
-        path = tmp_path / f"{word}.csv"
-        path.write_text("user,text,label\n" + f"{word}-user,{word} today,{label}\n" * 10)
-        text = (
-            f'[data]\nreader = "table"\npath = "{path}"\n[model]\nkind = "bag_of_words"\n'
-            '[method]\nkind = "furl"\nprivate = "user"\n[run]\nrounds = 1\n'
-        )
-        summary = build_source(parse_config(text).data, 0).summary(Rules(tokens="word"))
-        told.append(json.loads(summary.to_json()))
-    found = json.dumps(encode(told))
-    Encoding.from_json(found)
-    assert all(word in found for word in ("pain", "fever", '"x"', '"y"'))
 
 
 def test_metrics_of_predicted_classes_are_not_across_machines():

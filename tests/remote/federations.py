@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,13 @@ from torch import nn
 
 from fedkeep import FederatedData, Method
 from fedkeep.core.params import Params
-from fedkeep.data.preparation import Encoding, Ready, Summary, merged
+from fedkeep.data.preparation import Ready
 from fedkeep.remote.node import Experiment, Node, Terms
 from fedkeep.remote.server import Federation
 from fedkeep.remote.transport import MemoryTransport
 from fedkeep.store import Line
 from tests.engines.test_conformance import CASES, COHORT, ROUNDS, SEED
 from tests.remote.device_states import begun
-
-
-def encode(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the encoding of what devices told."""
-    summaries = [Summary.from_json(json.dumps(one)) for one in told]
-    plain: Mapping[str, Any] = json.loads(Encoding.of(merged(summaries)).to_json())
-    return plain
 
 
 def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:
@@ -43,8 +35,6 @@ def federation(case: str, kind: str = "float32", **changes: Any) -> Federation:
         "name": case,
         "text": text,
         "build": lambda encoding: experiment(text, encoding),
-        "encode": encode,
-        "summarise": {},
         "clients": len(what.data),
         "leaves": "clients",
         "simulated_noise": True,

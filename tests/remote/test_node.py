@@ -47,17 +47,13 @@ def reason(packet: Packet) -> str:
 
 
 class TestHello:
-    def test_it_tells_its_clients_and_nothing_unasked(self, hand: Hand, tmp_path: Path) -> None:
+    def test_it_tells_its_clients_and_sums_its_data_up(self, hand: Hand, tmp_path: Path) -> None:
         node = hand.node(tmp_path, [4, 2])
-        here = message_of(hand.say(node, hand.hello()), Here)
-        assert here == Here(run=RUN, clients=["user-4", "user-2"])
-        assert files(tmp_path) == {}
-
-    def test_it_sums_its_data_up_when_it_is_asked(self, hand: Hand, tmp_path: Path) -> None:
-        node = hand.node(tmp_path, [0, 1])
         here = message_of(hand.say(node, hand.hello(summarise={"clients_a_word": 1})), Here)
+        assert here.clients == ["user-4", "user-2"]
         assert here.summary is not None
         assert here.summary["clients"] == 2
+        assert files(tmp_path) == {}
 
     @pytest.mark.parametrize(
         ("changes", "said"),

@@ -45,7 +45,6 @@ from fedkeep.remote.tally import Signed
 from fedkeep.remote.told import lanes_told
 from fedkeep.remote.transport import Died, MemoryTransport, Weather
 from tests.engines.test_conformance import SEED
-from tests.remote.federations import encode
 from tests.remote.hand import RUN
 from tests.remote.test_conformance import server_of
 from tests.tiny import on_server, same_bits
@@ -632,8 +631,6 @@ def test_a_run_with_secure_sums_has_the_simulations_bits(tmp_path: Path) -> None
         name="pooled",
         text="text",
         build=lambda encoding: experiment("", encoding),
-        encode=encode,
-        summarise={},
         secure=SHARE,
         clients=6,
         simulated_noise=True,

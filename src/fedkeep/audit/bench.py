@@ -28,7 +28,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import SERVER, Params, clone
 from fedkeep.data import FederatedData
-from fedkeep.data.preparation import Encoding, Ready, Summary, merged
+from fedkeep.data.preparation import Ready
 from fedkeep.engines import Job, Sequential, first_kept
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.methods import Finish, Finished, Method, SecureMean
@@ -237,8 +237,6 @@ class Bench:
             name="audit",
             text="audit",
             build=lambda encoding: (copied(self.model), self.method),
-            encode=_encode,
-            summarise={},
             clients=len(self.data),
             rounds=rounds,
             cohort=len(self.data),
@@ -346,13 +344,6 @@ def unmasked(method: Method) -> Method:
     """Return a method without the masks of secure sums, which would be others each time, and hide what is looked at."""
     reduce = method.server.reduce
     return method.on_server(reduce=reduce.mean) if isinstance(reduce, SecureMean) else method
-
-
-def _encode(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    plain: Mapping[str, Any] = json.loads(
-        Encoding.of(merged([Summary.from_json(json.dumps(one)) for one in told])).to_json()
-    )
-    return plain
 
 
 def quiet() -> warnings.catch_warnings[None]:

@@ -174,27 +174,17 @@ class Before:
         parts = [
             f"{data.examples - known:,} new examples, and {known:,} that stay in the parts they were in",
             *[count(len(some), f"{what} client") for some, what in ((new, "new"), (gone, "gone")) if some],
-            *[
-                f"{now - was:,} new {SIZES[name][now - was > 1]}"
-                for name, (was, now) in self.grown(data).items()
-            ],
+            *told(self.grown(data)),
         ]
         return Origin(run=self.run, round=self.round, told="; ".join(parts), charged=self.charged)
 
-    def grown(self, data: FederatedData) -> dict[str, tuple[int, int]]:
-        """Return which sizes have grown, from and to what.
+    def grown(self, data: FederatedData) -> Grown:
+        """Return which sizes have grown.
 
         Raises:
             ConfigError: one has shrunk.
         """
-        now = sizes_of(data)
-        found = {n: (was, now[n]) for n, was in self.sizes.items() if n in now and now[n] != was}
-        for name, (was, size) in found.items():
-            if size < was:
-                raise ConfigError(
-                    f"continue_from: the data have {size} {name}, and had {was}. Name all of them, e.g. in label_names."
-                )
-        return found
+        return grown(self.sizes, sizes_of(data))
 
     def server(self, first: Global, data: FederatedData) -> Params:
         """Return the state for the new run's server, each tensor as large as there.
@@ -207,7 +197,7 @@ class Before:
             ConfigError: there are others, or one differs otherwise than by what was added to the data.
         """
         like = checkpoint(first)
-        growth = {now - was for was, now in self.grown(data).values()}
+        growth = growth_of(self.grown(data))
         found = {name: fitted(name, value, like, growth) for name, value in self.state.items()}
         wanted, there = (
             {n: v for n, v in of.items() if n.startswith(("params/", "state/"))} for of in (like, found)
@@ -218,7 +208,7 @@ class Before:
 
     def hand_over(self, store: PrivateStore, data: FederatedData, versions: VersionLedger) -> None:
         """Let clients of the new run keep what they kept in this one."""
-        growth = {now - was for was, now in self.grown(data).values()}
+        growth = growth_of(self.grown(data))
         places = {name: place for place, name in enumerate(self.seen.ids)}
         pairs = [(now, places[name]) for now, name in enumerate(map(str, data.ids)) if name in places]
         kept = [
@@ -232,15 +222,44 @@ class Before:
                 own = row(values, number)
                 if own.keys() != store.default.initial.keys():
                     raise misfit_of(store.default.initial, own)
-                store.stage(
-                    client, private_fitted(own, store.default(data.ids[client]), growth), attempt, self.round
-                )
+                default = store.default(data.ids[client])
+                wider = {name: enlarged(name, value, default[name], growth) for name, value in own.items()}
+                store.stage(client, wider, attempt, self.round)
             clients = [client for client, _ in some]
             store.begin(versions.accept(clients, [attempt] * len(clients)))
 
 
-def sizes_of(data: FederatedData) -> dict[str, int]:
-    """Return the sizes of a data set that may grow."""
+Grown = Mapping[str, tuple[int, int]]
+"""By name, which of ``SIZES`` have grown, from and to what."""
+
+
+def grown(was: Mapping[str, int], now: Mapping[str, int]) -> Grown:
+    """Return which sizes have grown.
+
+    Raises:
+        ConfigError: one has shrunk.
+    """
+    found = {name: (size, now[name]) for name, size in was.items() if name in now and now[name] != size}
+    for name, (size, less) in found.items():
+        if less < size:
+            raise ConfigError(
+                f"continue_from: the data have {less} {name}, and had {size}. Name all of them, e.g. in label_names."
+            )
+    return found
+
+
+def told(grown: Grown) -> list[str]:
+    """Return what has grown, in words."""
+    return [f"{now - was:,} new {SIZES[name][now - was > 1]}" for name, (was, now) in grown.items()]
+
+
+def growth_of(grown: Grown) -> set[int]:
+    """Return by how many entries an axis of a tensor may have grown."""
+    return {now - was for was, now in grown.values()}
+
+
+def sizes_of(data: FederatedData | Encoding) -> dict[str, int]:
+    """Return the sizes of a data set, or of an encoding, that may grow."""
     found = {name: data.meta.get(name) for name in SIZES}
     whole = {n: v["size"] if isinstance(v, Mapping) else v for n, v in found.items()}
     return {name: int(value) for name, value in whole.items() if value is not None}
@@ -265,9 +284,25 @@ def fitted(name: str, value: Tensor, like: Params, growth: set[int]) -> Tensor:
     return value if model is None else enlarged(name, value, model, growth)
 
 
-def private_fitted(own: Params, default: Params, growth: set[int]) -> Params:
-    """Return a client's values as large as default ones."""
-    return {name: enlarged(name, value, default[name], growth) for name, value in own.items()}
+def fits(was: Sequence[int], now: Sequence[int], growth: set[int]) -> bool:
+    """Tell whether a shape is another one, of which axes may have grown."""
+    return len(was) == len(now) and {b - a for a, b in zip(was, now, strict=True)} <= {0, *growth}
+
+
+def compared(was: Params, now: Params, growth: set[int]) -> tuple[list[str], dict[str, str]]:
+    """Return the names of tensors that are as they were or have grown, and by name what has changed of others."""
+    there, here = layout(was), layout(now)
+    same = [
+        name
+        for name, value in now.items()
+        if name in was and was[name].dtype == value.dtype and fits(was[name].shape, value.shape, growth)
+    ]
+    both = here.keys() & there.keys()
+    return same, {
+        name: f"{here[name]}, and was {there[name]}" if name in both else "new" if name in here else "gone"
+        for name in {**here, **there}
+        if name not in same
+    }
 
 
 def enlarged(name: str, value: Tensor, like: Tensor, growth: set[int]) -> Tensor:
@@ -276,11 +311,10 @@ def enlarged(name: str, value: Tensor, like: Tensor, growth: set[int]) -> Tensor
     Raises:
         ConfigError: a shape or type differs otherwise than by a growth.
     """
-    if value.shape == like.shape and value.dtype == like.dtype:
-        return value
-    by = [now - was for was, now in zip(value.shape, like.shape, strict=False) if now != was]
-    if value.dim() != like.dim() or value.dtype != like.dtype or not set(by) <= growth:
+    if value.dtype != like.dtype or not fits(value.shape, like.shape, growth):
         raise misfit_of({name: like}, {name: value})
+    if value.shape == like.shape:
+        return value
     made = like.detach().clone()
     made[tuple(slice(n) for n in value.shape)] = value.to(made.device)
     return made

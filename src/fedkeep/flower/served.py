@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.data.preparation import Encoding, Summary, agreeing
 from fedkeep.experiments.config import Config, parse_config, parse_overrides, parse_toml, read_text
 from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.run_settings import RunSettings
@@ -61,7 +60,6 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         name=config.name,
         text=sent,
         build=lambda encoding: experiment(sent, encoding),
-        encode=encode,
         summarise=asdict(config.preparation),
         secure=_secure(config),
         clients=rounds.clients,
@@ -173,11 +171,3 @@ def _check_run(config: Config, where: str) -> None:
             f"{where}: run.metrics: not across machines. They are made of how often each class was a label and was "
             f"predicted, which devices do not tell. Leave it out."
         )
-
-
-def encode(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the one encoding, as JSON, that follows from the summaries of devices that agree in kind."""
-    summaries = {str(k): Summary.from_json(json.dumps(one)) for k, one in enumerate(told)}
-    agreed, _ = agreeing(summaries)
-    found: dict[str, Any] = json.loads(Encoding.of(agreed).to_json())
-    return found

@@ -53,7 +53,7 @@ def fault_of(hello: Hello, signed: Mapping[str, Any] | None) -> str:
         return ""
     if hello.experiment not in signed:
         what = "experiment"
-    elif hello.summarise is not None and (hello.summarise, hello.secure) != (
+    elif (hello.summarise, hello.secure) != (
         signed[hello.experiment].preparation,
         signed[hello.experiment].secure,
     ):

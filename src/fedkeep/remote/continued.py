@@ -1,24 +1,36 @@
 """The server's side of a run that continues an older one: it begins with what that run's server had last.
 
-Federated parameters are taken over by name, where shapes and types agree; nothing else is guessed. What the method, the
+Its encoding is extended by what devices tell of their data now. Federated parameters are taken over by name, where shapes
+and types agree; with the encoding they may have grown, old entries first. Nothing else is guessed. What the method, the
 upload chain and the server's optimiser kept is reset. Devices do likewise with private states (``migration``), at
 the versions of the older run's ledger. With differential privacy what the older run has charged counts on.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedkeep.core.copying import copied
-from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.files import layout
+from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, under
 from fedkeep.core.run_files import read_commit, read_info
-from fedkeep.experiments.continuing import carrying, charged_of
+from fedkeep.data.preparation import Encoding, Summary
+from fedkeep.experiments.continuing import (
+    Grown,
+    carrying,
+    charged_of,
+    compared,
+    enlarged,
+    grown,
+    growth_of,
+    sizes_of,
+    told,
+)
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
 from fedkeep.privacy import Terms
@@ -103,6 +115,24 @@ class Older:
         versions = {client: version._asdict() for client, version in self.versions.items()}
         return {"run": self.run, "round": self.round, "versions": versions, "charged": self.charged}
 
+    def extended(self, told: Summary) -> Encoding:
+        """Return its encoding, extended by what devices tell of their data now.
+
+        Raises:
+            ConfigError: what is new cannot have a number; says why.
+        """
+        try:
+            return encoding_from(self.encoding).extended(told)
+        except DataError as error:
+            raise ConfigError(
+                f"continue_from: these data do not extend the encoding of the run {self.run}. {error} Give all devices "
+                f"columns and labels of the same kind as then, or begin a new run."
+            ) from error
+
+    def grown(self, encoding: Encoding) -> Grown:
+        """Return which sizes have grown in the new run's encoding."""
+        return grown(sizes_of(encoding_from(self.encoding)), sizes_of(encoding))
+
     def carried(self, terms: Terms) -> Terms:
         """Return what the new run's rounds cost, after those that were charged before.
 
@@ -156,7 +186,19 @@ def older_for(folder: Path | None, out: Path | None) -> Older | None:
     return Older(run=began["run"], round=began["round"], versions=versions, charged=began.get("charged"))
 
 
-def begun(net: Net, method: Method, older: Older, on_change: OnChange, events: Events) -> Net:
+def encoding_from(plain: Mapping[str, Any]) -> Encoding:
+    """Return an encoding from its JSON."""
+    return Encoding.from_json(json.dumps(plain))
+
+
+def begun(
+    net: Net,
+    method: Method,
+    older: Older,
+    on_change: OnChange,
+    events: Events,
+    grown: Mapping[str, tuple[int, int]] = {},
+) -> Net:
     """Return a net whose first values are the older run's, where they agree in name, shape and type.
 
     Args:
@@ -165,45 +207,39 @@ def begun(net: Net, method: Method, older: Older, on_change: OnChange, events: E
         older: with ``values``.
         on_change: about federated parameters that don't agree, are new, or are gone.
         events: a log of what begins with which values.
+        grown: what has grown with the encoding, and parameters with it.
 
     Raises:
         ConfigError: something does not agree, and ``on_change`` is ``"refuse"``; names the first.
     """
     assert older.values is not None
-    params = under("params/", older.values)
-    there, here = layout(params), layout(method.split.halves(net.module).federated(net.initial()))
-    same = [name for name in here if there.get(name) == here[name]]
-    changed = [name for name in {**here, **there} if name not in same]
+    params, growth = under("params/", older.values), growth_of(grown)
+    first = method.split.halves(net.module).federated(net.initial())
+    same, changed = compared(params, first, growth)
     if changed and on_change == "refuse":
-        more = f" (and {len(changed) - 1} more)" if changed[1:] else ""
+        name, more = next(iter(changed)), f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise ConfigError(
             f"The federated parameters of the run {older.run} do not fit the new model: "
-            f"{_change(changed[0], there, here)}{more}. Continue with the model they were made with, or let what "
+            f"{name!r} is {changed[name]}{more}. Continue with the model they were made with, or let what "
             f"changed begin with the model's own values: on_change = 'anew'."
         )
+    if grown:
+        events.note("began", f"The encoding of the run {older.run} is extended: {', '.join(told(grown))}.")
     events.note(
         "began", f"{len(same)} federated parameters begin with round {older.round} of the run {older.run}."
     )
-    for name in changed:
-        events.note("began", f"The federated parameter {_change(name, there, here)}: {_instead(name, here)}.")
+    for name, change in changed.items():
+        instead = "it begins with the model's own values" if name in first else "its values are not used"
+        events.note("began", f"The federated parameter {name!r} is {change}: {instead}.")
     for part, what in ANEW.items():
         if names := under(f"{part}/", older.values):
             events.note(
                 "began", f"{what} is not taken over, it starts from its initial values: {_some(names)}."
             )
     module = copied(net.module)
-    module.load_state_dict({name: params[name] for name in same}, strict=False)
+    taken = {name: enlarged(name, params[name], first[name], growth) for name in same}
+    module.load_state_dict(taken, strict=False)
     return Net(module)
-
-
-def _change(name: str, there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    if name not in there:
-        return f"{name!r} is new"
-    return f"{name!r} is {here[name]}, and was {there[name]}" if name in here else f"{name!r} is gone"
-
-
-def _instead(name: str, here: Mapping[str, str]) -> str:
-    return "it begins with the model's own values" if name in here else "its values are not used"
 
 
 def _some(names: Any) -> str:

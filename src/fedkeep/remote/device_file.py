@@ -258,7 +258,7 @@ class DeviceFile(VersionFile):
                 self._refuse_others(owner)
                 self._file.begin_to_write()
                 self.about = self._read_about(owner)
-                super().__init__(self._file, self.run, RowFormat(_initial(self.about.columns)))
+                super().__init__(self._file, self.run, RowFormat(first_values(self.about.columns)))
                 self._file.query("PRAGMA secure_delete = ON")
             except BaseException:
                 self._file.close()
@@ -543,12 +543,8 @@ class DeviceFile(VersionFile):
         Raises:
             StoreError: it can't be written; nothing has changed.
         """
-        rows = []
-        for client, each in parts.items():
-            content = b"".join(name + bytes([part]) for name, part in each.items())
-            rows.append((client, zlib.crc32(content, zlib.crc32(client.encode())), content))
         with self.writing():
-            self._file.for_each("INSERT OR REPLACE INTO examples VALUES (?, ?, ?)", rows)
+            self._file.for_each(INSERT_PARTS, list(_rows_of(parts)))
 
     def forget(self, clients: Collection[str]) -> int:
         """Remove all of these clients, from the log too, and their secrets of sums; return how many versions that were.
@@ -673,8 +669,28 @@ def _crc_of_adapted(run: str, adapted: Adapted, content: bytes) -> int:
     return zlib.crc32(content, zlib.crc32(json.dumps([run, *adapted]).encode()))
 
 
-def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ()) -> None:
+INSERT_PARTS = "INSERT OR REPLACE INTO examples VALUES (?, ?, ?)"
+
+
+def _rows_of(parts: Mapping[str, Mapping[bytes, int]]) -> Iterator[tuple[str, int, bytes]]:
+    for client, each in parts.items():
+        content = b"".join(name + bytes([part]) for name, part in each.items())
+        yield client, zlib.crc32(content, zlib.crc32(client.encode())), content
+
+
+def create(
+    path: Path,
+    about: About,
+    rows: Iterable[tuple[Version, bytes]] = (),
+    parts: Mapping[str, Mapping[bytes, int]] = {},
+) -> None:
     """Make a file, whole or not at all, with its first rows; only its owner can read it, and enter its folder.
+
+    Args:
+        path: of the file.
+        about: what it is of.
+        rows: versions, each with its values.
+        parts: by client, in which part its examples are.
 
     Raises:
         StoreError: it is there, or can't be written, or a client's values are more than a row holds.
@@ -682,10 +698,13 @@ def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ())
     if path.exists():
         raise StoreError(f"The run {path.stem!r} has private states on this device already.")
     check_no_log(path)
-    check_row(row_bytes := RowFormat(_initial(about.columns)).bytes)
+    check_row(row_bytes := RowFormat(first_values(about.columns)).bytes)
     content = _about_text(about)
     first = ("INSERT INTO about VALUES (?, ?)", (content, zlib.crc32(content.encode())))
-    statements = ((INSERT, inserted(about.run, version, row)) for version, row in rows)
+    statements = chain(
+        ((INSERT, inserted(about.run, version, row)) for version, row in rows),
+        ((INSERT_PARTS, one) for one in _rows_of(parts)),
+    )
     try:
         private_folder(path.parent)
         new_file(path, TABLES, row_bytes, chain([first], statements))
@@ -701,7 +720,8 @@ def _about_text(about: About) -> str:
     return json.dumps({"format": FORMAT, **asdict(about)})
 
 
-def _initial(columns: Sequence[Sequence[Any]]) -> Params:
+def first_values(columns: Sequence[Sequence[Any]]) -> Params:
+    """Return values of these names, types and shapes, and of no numbers."""
     return {
         name: torch.empty(tuple(shape), dtype=_DTYPES[kind], device="meta") for name, kind, shape in columns
     }

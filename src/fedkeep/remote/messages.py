@@ -435,7 +435,7 @@ class Hello(Message):
         seed: what devices' streams follow: the run's, or another where devices must not know it.
         simulated_noise: noise on uploads follows the seed too (tests alone); else it comes from the system.
         continue_from: the id of a run whose private states this one begins with; empty: none.
-        summarise: what the device is asked to tell of its data for the encoding; None: it is not asked.
+        summarise: the rules by which the device tells of its data for the encoding.
         secure: the numbers of what it tells leave in secure sums alone, and this is the share of the devices that must
             answer at each step; None: they leave in the clear.
     """
@@ -448,7 +448,7 @@ class Hello(Message):
     seed: int
     simulated_noise: bool = False
     continue_from: str = ""
-    summarise: dict[str, Any] | None = None
+    summarise: dict[str, Any] = field(default_factory=dict)
     secure: Annotated[float, Field(gt=0.5, le=1)] | None = None
 
 

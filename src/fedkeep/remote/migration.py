@@ -1,21 +1,24 @@
 """A new run that begins with the private states of an older one: by name, where shapes and types agree.
 
+Where the encoding has been extended, values have grown with it: old entries first, the others as in default values.
 What does not agree is never guessed: the run is refused on this device, or those values begin at defaults, as wished.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
+from fedkeep.data.preparation import Encoding
+from fedkeep.experiments.continuing import compared, enlarged, grown, growth_of, sizes_of
 from fedkeep.methods import Kept, newest
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import DeviceFile
+from fedkeep.remote.device_file import DeviceFile, first_values
 from fedkeep.remote.device_store import Accept, MissingError, OnMissing, last_accepted
 from fedkeep.store import Default, Line
-from fedkeep.store.rows import RowFormat
 
 OnChange = Literal["refuse", "anew"]
 RULES: dict[str, Accept] = {"newest": newest, "by_share": by_share}
@@ -26,7 +29,7 @@ def migrated(
     versions: Mapping[str, Line],
     default: Default,
     *,
-    encoding: str,
+    encoding: Mapping[str, Any],
     on_change: OnChange,
     on_missing: OnMissing,
 ) -> Iterator[tuple[str, Params]]:
@@ -36,16 +39,17 @@ def migrated(
         old: the old run's states.
         versions: by client, the version that the old run's server accepted last.
         default: of the new run.
-        encoding: the digest of the new run's encoding: where it is another, a row of a table stands for another word,
-            so every value counts as changed.
+        encoding: of the new run, as JSON. Where it does not extend the old run's, a row of a table stands for another
+            word, so every value counts as changed.
         on_change: about values that are new, gone, or of another shape or type: ``"refuse"``, or begin them ``"anew"``.
         on_missing: about clients whose version is not there: likewise, or begin with the ``"older"`` version that is.
 
     Raises:
         StoreError: says what changed or is missing, and what to do.
     """
-    same, changes = _compared(old, default, encoding)
-    if changes and on_change == "refuse":
+    growth = _growth(old.about.agreed["encoded"], encoding)
+    same, changes = _compared(old, default, growth)
+    if changes and versions and on_change == "refuse":
         raise StoreError(
             f"The private states of the run {old.run!r} do not fit the new one: {'; '.join(changes)}. Continue with "
             f"what they were made with, or let what changed start from default values: on_change = 'anew'."
@@ -59,30 +63,36 @@ def migrated(
             if on_missing == "refuse" or (on_missing == "older" and older is None):
                 raise
             before = {} if older is None else old.values(older)
-        yield client, {**default(client), **{name: before[name] for name in same if name in before}}
+        first = default(client)
+        taken = {
+            name: enlarged(name, before[name], first[name], growth or set())
+            for name in same
+            if name in before
+        }
+        yield client, {**first, **taken}
 
 
-def opted_out(old: DeviceFile, default: Default, encoding: str) -> list[str]:
+def opted_out(old: DeviceFile, default: Default, encoding: Mapping[str, Any]) -> list[str]:
     """Return which of the values that are taken over opted-out examples may have made; see ``migrated``."""
     made = {*old.about.opted_out, *old.about.agreed.get("opted_out", ())}
-    return sorted(made.intersection(_compared(old, default, encoding)[0]))
+    return sorted(
+        made.intersection(_compared(old, default, _growth(old.about.agreed["encoded"], encoding))[0])
+    )
 
 
-def _compared(old: DeviceFile, default: Default, encoding: str) -> tuple[list[str], list[str]]:
-    """Return the names of the values that are as they were, and what has changed."""
-    there = {str(name): f"{kind} {shape}" for name, kind, shape in old.about.columns}
-    here = {str(name): f"{kind} {shape}" for name, kind, shape in RowFormat(default.initial).columns()}
-    same = [name for name in here if there.get(name) == here[name]]
-    changes = [f"{name!r} is {_change(there, here, name)}" for name in {**there, **here} if name not in same]
-    if encoding != old.about.agreed.get("encoding"):
-        return [], ["the encoding is another", *changes]
-    return same, changes
+def _growth(was: Mapping[str, Any], now: Mapping[str, Any]) -> set[int] | None:
+    """Return by how much an axis may have grown with the encoding; None: it is another one."""
+    if was == now:
+        return set()
+    older, newer = (Encoding.from_json(json.dumps(one)) for one in (was, now))
+    return growth_of(grown(sizes_of(older), sizes_of(newer))) if newer.extends(older) else None
 
 
-def _change(there: Mapping[str, str], here: Mapping[str, str], name: str) -> str:
-    if name not in there:
-        return "new"
-    return f"{here[name]}, and was {there[name]}" if name in here else "gone"
+def _compared(old: DeviceFile, default: Default, growth: set[int] | None) -> tuple[list[str], list[str]]:
+    """Return the names of the values that are taken over, and what has changed."""
+    same, changes = compared(first_values(old.about.columns), default.initial, growth or set())
+    told = [f"{name!r} is {change}" for name, change in changes.items()]
+    return ([], ["the encoding is another", *told]) if growth is None else (same, told)
 
 
 def _accepted(old: DeviceFile, client: str, line: Line) -> Params:

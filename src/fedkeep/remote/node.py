@@ -227,15 +227,13 @@ class Node:
 
     def _hello(self, hello: Hello) -> Here:
         self._check(hello)
-        summary = None
-        if hello.summarise is not None:
-            told = self._summary(hello.summarise)
-            blank = told.blank
-            if self.terms.secure and hello.secure is None and told != blank:
-                raise RefusalError(
-                    "This device tells of its data in secure sums alone (device.secure). Add a table [method.secure]."
-                )
-            summary = json.loads((told if hello.secure is None else blank).to_json())
+        told = self._summary(hello.summarise)
+        blank = told.blank
+        if self.terms.secure and hello.secure is None and told != blank:
+            raise RefusalError(
+                "This device tells of its data in secure sums alone (device.secure). Add a table [method.secure]."
+            )
+        summary = json.loads((told if hello.secure is None else blank).to_json())
         return Here(run=hello.run, clients=list(self.clients), summary=summary)
 
     def _summary(self, asked: Mapping[str, Any]) -> Summary:
@@ -260,7 +258,7 @@ class Node:
         """Take a step of the secure sum over what devices tell of their data."""
         hello, ask = message.hello, message.ask
         self._check(hello)
-        if hello.summarise is None or hello.secure is None or hello.run != message.run:
+        if hello.secure is None or hello.run != message.run:
             raise UploadError("A message was refused: its run sums nothing of devices' data securely.")
         if message.party not in self.clients:
             raise UploadError("A message was refused: it is for none of this device's clients.")
@@ -407,7 +405,7 @@ class Node:
                 f"The run {old!r} has no private state on this device. Its clients start from default values."
             )
             wanted = {}
-        if not old or not wanted:
+        if not old or not (wanted or file_of(self.folder, old).exists()):
             create(path, about)
             return
         if old in self._runs:
@@ -421,13 +419,14 @@ class Node:
                     file,
                     wanted,
                     default,
-                    encoding=running.parts["encoding"],
+                    encoding=message.encoding,
                     on_change=self.terms.on_change,
                     on_missing=self.terms.on_missing,
                 )
             )
-            made = opted_out(file, default, running.parts["encoding"])
-            create(path, replace(about, began=list(wanted), opted_out=made), rows)
+            made = opted_out(file, default, message.encoding) if wanted else []
+            parts = {client: known for client, known in file.parts().items() if client in here}
+            create(path, replace(about, began=list(wanted), opted_out=made), rows, parts)
         finally:
             file.close()
 

@@ -18,7 +18,7 @@ from torch import nn
 from fedkeep.core.errors import ConfigError, RoundError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
-from fedkeep.data.preparation import Encoding
+from fedkeep.data.preparation import Encoding, Summary, agreeing
 from fedkeep.engines import Leaves, Sequential, orders_of, run_round
 from fedkeep.engines.faults import Faults
 from fedkeep.experiments.conductor import Conductor, Members, secret_seed
@@ -30,7 +30,7 @@ from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.remote import fingerprint
 from fedkeep.remote.attendance import attendance_of, dropped_from
 from fedkeep.remote.buffered import Buffered, check_buffered
-from fedkeep.remote.continued import begun, older_for
+from fedkeep.remote.continued import begun, encoding_from, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.joining import added_to, check_growth, listed_with
@@ -62,8 +62,7 @@ class Federation(RunSettings):
         name: for reports.
         text: the configuration that devices build the experiment from.
         build: makes model and method, given the encoding as JSON; devices do the same.
-        encode: makes the encoding as JSON of what devices told of their data.
-        summarise: what devices are asked to tell; None: nothing.
+        summarise: the rules by which devices tell of their data, see ``Rules``.
         secure: the numbers of what they tell leave in secure sums alone, whose threshold this is; None: in the clear.
         clients: how many clients must be there for the run to begin.
         seed: everything random follows from it, as for ``simulate``.
@@ -74,8 +73,8 @@ class Federation(RunSettings):
         cohort_seed: what cohorts are drawn by; None: the run's seed, or with ``privacy`` a secret of the server's.
         device_seed: what devices draw batches by; None: the run's seed, so that a simulation gives the same bits.
         simulated_noise: noise on uploads follows the seed too; for tests alone.
-        continue_from: the folder of an older run that this one begins with: its encoding, its federated parameters, and
-            what each client kept; it must be as it was until the first round has finished. None: there is none.
+        continue_from: the folder of an older run that this one begins with: its encoding, extended by what devices tell
+            of their data now, its federated parameters, and what each client kept; it must be as it was until the first round has finished. None: there is none.
         on_change: about federated parameters that the older run does not have as the model does: ``"refuse"``, or begin
             them ``"anew"`` with the model's own values.
         listed: which clients are of which node's key, by the owner's word; it may change between two starts. None: a
@@ -86,8 +85,7 @@ class Federation(RunSettings):
     name: str
     text: str
     build: Callable[[Mapping[str, Any]], tuple[nn.Module, Method]]
-    encode: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
-    summarise: Mapping[str, Any] | None = None
+    summarise: Mapping[str, Any] = field(default_factory=dict)
     secure: float | None = None
     clients: int = 1
     seed: int = 0
@@ -186,17 +184,18 @@ class _Serving:
         if goes_on:
             self.roster = Roster.from_plain(info["roster"]).listed(self.nodes.listed)
             self.nodes.owners = self.roster.owners
-        elif older is not None:
-            self.nodes.owners = dict(older.owners)
         else:
+            self.nodes.owners = {} if older is None else dict(older.owners)
             self._wait("are there", lambda: sum(len(here.clients) for here in self.nodes.here.values()))
-        self.encoding: Mapping[str, Any] = info["encoding"] if goes_on else self._encoding()
+        encoding = encoding_from(info["encoding"]) if goes_on else self._encoding()
+        self.encoding: Mapping[str, Any] = json.loads(encoding.to_json())
         module, method = self.federation.build(self.encoding)
         self.method = method = method.fitted(module)
         self.net = first = Net(method.made_for(module))
         if older is not None and older.values is not None:
-            first = begun(self.net, method, older, self.federation.on_change, self.events)
-        self.meta = Encoding.from_json(json.dumps(self.encoding)).meta
+            change, grown = self.federation.on_change, older.grown(encoding)
+            first = begun(self.net, method, older, change, self.events, grown)
+        self.meta = encoding.meta
         self.tasks: Sequence[Task] = tasks_in(self.meta)
         self.parts = fingerprint.parts(self.net.module, method, self.net.initial(), self.encoding)
         self.nodes.encode(
@@ -320,7 +319,6 @@ class _Serving:
     def _hello(self, run: str) -> Hello:
         federation = self.federation
         seed = federation.seed if federation.device_seed is None else federation.device_seed
-        asked = None if federation.summarise is None or self.older is not None else dict(federation.summarise)
         return Hello(
             protocol=PROTOCOL,
             run=run,
@@ -328,7 +326,7 @@ class _Serving:
             experiment=federation.text,
             seed=seed,
             simulated_noise=federation.simulated_noise,
-            summarise=asked,
+            summarise=dict(federation.summarise),
             secure=federation.secure,
             continue_from="" if self.older is None else self.older.run,
         )
@@ -343,14 +341,22 @@ class _Serving:
             self.transport.wait(end - self.transport.now())
             self.nodes.look()
 
-    def _encoding(self) -> Mapping[str, Any]:
-        if self.older is not None:
-            return self.older.encoding
-        if self.federation.summarise is not None and self.federation.secure is not None:
-            found = pooled(self.nodes, patience=self.patience, poll=self.poll)
-            return self.federation.encode([json.loads(found.to_json())])
-        told = [here.summary for here in self.nodes.here.values() if here.summary is not None]
-        return self.federation.encode(told)
+    def _encoding(self) -> Encoding:
+        """Return the encoding that follows from what devices tell of their data, or the older run's, extended by that.
+
+        Raises:
+            DataError: none does.
+            ConfigError: the older run's cannot be extended.
+        """
+        if self.federation.secure is not None:
+            told = pooled(self.nodes, patience=self.patience, poll=self.poll)
+        else:
+            here = self.nodes.here.items()
+            summaries = {
+                n: Summary.from_json(json.dumps(h.summary)) for n, h in here if h.summary is not None
+            }
+            told, _ = agreeing(summaries)
+        return Encoding.of(told) if self.older is None else self.older.extended(told)
 
     def _conducted(self) -> Conductor:
         """Return the run, checked before its folder is made."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
@@ -135,8 +135,9 @@ class ColumnSummary(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Code(ABC):
-    """How a column becomes numbers."""
+    """How a column becomes numbers. ``grows`` names the fields that `extended` makes longer: first what has numbers, in order."""
 
+    grows: ClassVar[tuple[str, ...]] = ()
     __pydantic_config__: ClassVar[Any] = STRICT
 
     @abstractmethod
@@ -162,6 +163,14 @@ class Code(ABC):
             DataError: what is new cannot have one.
         """
         return self
+
+    def extends(self, older: Code) -> bool:
+        """Tell whether all numbers that an older code gives stand for the same here."""
+        if self == older or type(self) is not type(older) or not self.grows:
+            return self == older
+        now, was = (getattr(one, self.grows[0]) or () for one in (self, older))
+        same = replace(self, **{name: getattr(older, name) for name in self.grows}) == older
+        return same and bool(was) and now[: len(was)] == was
 
     @property
     @abstractmethod

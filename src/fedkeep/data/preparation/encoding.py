@@ -75,6 +75,15 @@ class Encoding:
         found.check(summary)
         return found
 
+    def extends(self, older: Encoding) -> bool:
+        """Tell whether all numbers that an older encoding gives stand for the same here."""
+        return (
+            self.columns.keys() == older.columns.keys()
+            and all(code.extends(older.columns[name]) for name, code in self.columns.items())
+            and self.about.form == older.about.form
+            and (self.about.classes or 0) >= (older.about.classes or 0)
+        )
+
     @cached_property
     def digest(self) -> str:
         """The SHA-256 of the encoding, in hexadecimal."""

@@ -217,6 +217,8 @@ class LabelCode(Code):
         integers: labels are whole numbers that stay as they are ("07" is 7).
     """
 
+    grows: ClassVar[tuple[str, ...]] = ("names",)
+
     kind: Literal["label"] = "label"
     task: str | None
     names: tuple[str, ...]

@@ -157,6 +157,8 @@ class KeySummary(ColumnSummary):
 class KeyCode(Code):
     """The numbers of keys: their places, which rise with them but for keys that came later."""
 
+    grows: ClassVar[tuple[str, ...]] = ("keys",)
+
     kind: Literal["key"] = "key"
     keys: tuple[int, ...]
 

@@ -204,6 +204,8 @@ class TextCode(Code):
         symbols: in the order of their ids, from 2; None for hashed words.
     """
 
+    grows: ClassVar[tuple[str, ...]] = ("symbols", "size")
+
     kind: Literal["text"] = "text"
     tokens: Tokens
     size: int
