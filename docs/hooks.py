@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "src"))
 LINK = re.compile(r"(\]\()((?:\.\./)*)([^)#:\s]+)((?:#[^)]*)?\))")
 ROOM = re.compile(r"^::: (fedkeep[\w.]*)(?: (classes|functions))?$", re.MULTILINE)
 MADE_BY = {"adapters": "fedkeep reproduce channel-adapters"}
+EXPLAINED = re.compile(r"^\| \*\*(private|federated|kept|cohort)\*\* \| (.*) \|$", re.MULTILINE)
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 ALWAYS = ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
 
@@ -184,6 +185,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             up = up.removeprefix("../")
         return start + up + re.sub(r"\.ipynb$", kept, name) + end
 
+    if inside and not source.startswith("reference/"):
+        words = EXPLAINED.findall((ROOT / "docs" / "concepts.md").read_text(encoding="utf-8"))
+        markdown += "\n\n" + "\n".join(f"*[{word}]: {meaning}" for word, meaning in words)  # tooltips
     for mark, make in MADE_HERE.items():
         if mark in markdown:
             markdown = markdown.replace(mark, make().replace("``", "`"))

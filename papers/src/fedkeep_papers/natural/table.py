@@ -199,7 +199,7 @@ class Sheet:
             "named worse",
             "seeds",
         )
-        note = "Each user counts once, whatever the number of examples; docs/worth.md says how to read it."
+        note = "Each user counts once, whatever the number of examples; docs/compare.md says how to read it."
         table = Table(columns, tuple(lines), f"{scene.title}: what personalisation was worth", note, left=2)
         return to_markdown(table, level=2)
 
