@@ -77,14 +77,6 @@ def test_no_command_shows_the_help(fedkeep: Command) -> None:
     assert "Usage: fedkeep [OPTIONS] COMMAND" in fedkeep().output
 
 
-def test_a_misspelt_command(fedkeep: Command) -> None:
-    result = fedkeep("ruun")
-    assert result.exit_code == 2
-    assert "No such command 'ruun'. Did you mean 'run'?" in result.stderr
-    told = " ".join(line.strip("│ ") for line in fedkeep("train", "my.toml").stderr.splitlines())
-    assert "Begin with start, which looks at a table, or with run, which trains." in told
-
-
 def said(result: Result) -> str:
     """Return what click's box says, in one line."""
     assert result.exit_code == 2

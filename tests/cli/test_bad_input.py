@@ -97,11 +97,11 @@ def test_what_is_not_there(refused: Refused, words: str, begins: str, ends: str)
             'kind = "furl"',
             'kind = "furl"\nbatch_sizes = 3',
             (
-                "method.batch_sizes: unknown key. Did you mean 'batch_size'? Known here: private, private_scale, "
+                "method.batch_sizes: unknown key. Did you mean 'batch_size'? Known to furl: private, private_scale, "
                 "private_init, epochs, batch_size, merge_single, clip_norm, clip_over, weighting, kind, "
             ),
         ),
-        ("users = 6", "user = 6", "data.user: unknown key. Did you mean 'users'? Known here: "),
+        ("users = 6", "user = 6", "data.user: unknown key. Did you mean 'users'? Known to toy: "),
         ("cohort = 3", 'cohort = "3"', "toy.toml:\n  run.cohort: wanted a whole number; got '3'."),
         ("cohort = 3", "cohort = true", "toy.toml:\n  run.cohort: wanted a whole number; got true."),
         ("cohort = 3", "cohort = 0", "toy.toml:\n  run.cohort must be at least 1; got 0."),

@@ -170,7 +170,7 @@ def test_a_last_column_that_is_hardly_a_label_is_asked_about(at: Path, last: Cal
     [
         ([], "--client COLUMN"),
         (["--client", "aa"], "has no column 'aa'"),
-        (["--client", "a", "--out", "../t.toml"], "another folder"),
+        (["--client", "a", "--out", "../t.toml"], "beside the data"),
     ],
 )
 def test_what_start_asks_for(at: Path, arguments: list[str], said: str) -> None:

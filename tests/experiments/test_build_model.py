@@ -228,7 +228,7 @@ def test_models_within_a_model() -> None:
         (
             {"kind": "mixture_of_experts", "global_expert": {"kind": "cnn", "wdith": 3}},
             (
-                "model.global_expert.wdith: unknown key. Did you mean 'widths'? Known here: classes, channels, side, "
+                "model.global_expert.wdith: unknown key. Did you mean 'widths'? Known to CNN: classes, channels, side, "
                 "widths, hidden, dropout."
             ),
         ),

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_named() -> None:
     assert fault(count=3, names="x").startswith("table.names: wanted a list; got 'x'. Write a list: ['x']")
     message = fault(coutn=3)
     assert message.startswith(
-        "table.coutn: unknown key. Did you mean 'count'? Known here: count, rate, kind, "
+        "table.coutn: unknown key. Did you mean 'count'? Known to function: count, rate, kind, "
     )
 
 

@@ -131,7 +131,7 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="already exists and is not empty"):
         run(other)
     assert other.read_text() == "mine"
-    with pytest.raises(RunError, match=r"^Cannot make the run's folder .*: Not a directory\.$"):
+    with pytest.raises(RunError, match=r"^Cannot make the run's folder .*: Not a directory\. Name another"):
         run(other / "below")
     (tmp_path / "empty").mkdir()
     run(tmp_path / "empty", rounds=1)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from torch import nn
 
 from fedkeep.core.arguments import accepted
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import MEANT, ConfigError
 from fedkeep.data import PARTITIONS
 from fedkeep.experiments.build import LOCAL, MODELS, REDUCTIONS, SERVER, offered_methods
 from fedkeep.experiments.config import Config, DataConfig, MethodConfig, PartitionConfig
@@ -137,13 +137,13 @@ def explained(asked: str) -> list[tuple[str, KeyTable | Key, str]]:
 
 
 def keys_meant(asked: str) -> list[str]:
-    """Return the full names of a run's keys that a name or its initials mean, as ``epochs`` or ``lr``; likely ones first."""
+    """Return the full names of a run's keys that a name means, as ``epochs`` or ``lr``; likely ones first."""
     known = {
         name: what
         for name, what in _everything().items()
         if isinstance(what[0], Key) and name.partition(".")[0] not in APART
     }
-    found = _ending(asked, known) or [name for name in known if asked == _initials(name)]
+    found = _ending(MEANT.get(asked, asked), known)
     return sorted(found, key=lambda name: (name.count("."), not name.startswith("run.")))
 
 
@@ -174,18 +174,14 @@ def _as_written(asked: str, known: Collection[str]) -> list[str]:
 
 
 def _near(asked: str, known: Iterable[str]) -> list[str]:
-    """Return at most three names that look like one, or whose last part has its letters as initials."""
+    """Return at most three names that look like one, or are what its last part means."""
     above, _, last = asked.rpartition(".")
     beside = [name for name in known if name.rpartition(".")[0].endswith(above)]
     lasts = {name.rpartition(".")[2]: name for name in sorted(beside, key=len, reverse=True)}
-    near = [name for one, name in lasts.items() if last == _initials(one)]
+    near = [name for one, name in lasts.items() if one == MEANT.get(last)]
     near += [lasts[one] for one in difflib.get_close_matches(last, lasts, 3, 0.6)]
     near += difflib.get_close_matches(asked, known, 3, 0.6)
     return list(dict.fromkeys(near[:3]))
-
-
-def _initials(name: str) -> str:
-    return "".join(part[:1] for part in name.rpartition(".")[2].split("_"))
 
 
 def keys_of(owner: Any, usual: Mapping[str, Any] = {}) -> dict[str, Key]:

@@ -194,6 +194,7 @@ def find_config(
     from fedkeep.experiments.config import parse_config, parse_overrides, read_config
     from fedkeep.experiments.load import folder_of_data, run_folder_config
     from fedkeep.experiments.plugins import builtin_names, builtin_text, near_names
+    from fedkeep.methods import METHODS
 
     changes = parse_overrides(overrides or []) | ({} if seed is None else {"seed": str(seed)})
     path = Path(named)
@@ -225,10 +226,12 @@ def find_config(
         read_info(path)
     if key not in names:
         near = near_path(path.with_name(f"{path.name.removesuffix('.toml')}.toml")) if path.name else ""
+        if named in METHODS:
+            near = f" {named!r} is a method: --methods A,B without spaces, or --set method.kind={named}."
         raise ConfigError(
             "There is no configuration {named!r}: no such file, and none built in (fedkeep list names those).{near}",
             named=named,
-            near=near_names(key.removesuffix(".toml"), names, near),
+            near=near if named in METHODS else near_names(key.removesuffix(".toml"), names, near),
         )
     text = builtin_text(key)
     config = parse_config(text, key, changes)

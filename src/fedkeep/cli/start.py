@@ -48,7 +48,7 @@ def start(
         other = path.with_name(f"{path.stem}-2.toml")
         raise ConfigError(f"{path} is there already. Remove it, or write another beside it: --out {other}")
     if path.resolve().parent != table.resolve().parent:
-        raise ConfigError(f"The configuration stands beside its data; {path} is in another folder.")
+        raise ConfigError(f"--out wants a file in {table.resolve().parent}, beside the data; got {path}.")
     if table.is_dir() and (whole := folder_toml(table)) is not None:
         text, lines = whole
         write_whole(path, text.encode())

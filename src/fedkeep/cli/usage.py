@@ -28,17 +28,19 @@ def _advice(error: click.UsageError) -> str:
         first = (
             ""
             if error.ctx.parent
-            else " Begin with start, which looks at a table, or with run, which trains."
+            else " Begin with start, which looks at a table, or with run, which trains, and with --resume goes on."
         )
         return f"The commands are {', '.join(command.list_commands(error.ctx))}.{first}"
-    settings = next((one for one in command.params if "--set" in one.opts), None)
-    if settings is None:
+    options = {one.opts[0]: one for one in command.params if isinstance(one, click.Option)}
+    if "--set" in options:
+        if isinstance(error, click.NoSuchOption):
+            return _setting(error)
+        given = error.ctx.params.get(options["--set"].name or "") or ()
+        if torn := [one for one in given if "=" not in one]:
+            return f"--set wants one word: --set {torn[0]}=VALUE, without spaces."
+    if "unexpected extra argument" not in error.message:
         return ""
-    if isinstance(error, click.NoSuchOption):
-        return _setting(error)
-    given = error.ctx.params.get(settings.name or "") or ()
-    torn = next((one for one in given if "=" not in one), None)
-    return "" if torn is None else f"--set wants one word: --set {torn}=VALUE, without spaces."
+    return f"The options are {', '.join(_written(one, error.ctx) for one in options.values())}."
 
 
 def _meaning(parameter: click.Parameter | None, context: click.Context) -> str:
@@ -46,9 +48,15 @@ def _meaning(parameter: click.Parameter | None, context: click.Context) -> str:
     text = getattr(parameter, "help", None)
     if parameter is None or not text:
         return ""
-    name = parameter.make_metavar(context)
-    written = f"{parameter.opts[0]} {name}" if isinstance(parameter, click.Option) else name
-    return f"Wanted {written}: {text}"
+    wanted = " ".join(_written(one, context) for one in context.command.params if one.required)
+    return f"Wanted {context.command_path} {wanted}. {_written(parameter, context)}: {text}"
+
+
+def _written(parameter: click.Parameter, context: click.Context) -> str:
+    """Return a parameter as it is typed: ``--out DIR``, ``RUN``."""
+    if isinstance(parameter, click.Option):
+        return f"{parameter.opts[0]}{'' if parameter.is_flag else f' {parameter.make_metavar(context)}'}"
+    return parameter.make_metavar(context)
 
 
 def _setting(error: click.NoSuchOption) -> str:
@@ -58,4 +66,5 @@ def _setting(error: click.NoSuchOption) -> str:
     names = keys_meant(error.option_name.lstrip("-").replace("-", "_"))[:MOST]
     if not names:
         return ""
-    return f"For a setting of the configuration write {' or '.join(f'--set {name}=VALUE' for name in names)}."
+    more = f" fedkeep explain {names[0]} says what it is." if names[1:] else ""
+    return f"For a setting of the configuration write {' or '.join(f'--set {name}=VALUE' for name in names)}.{more}"

@@ -218,9 +218,21 @@ def first_line(error: Exception, most: int = 200) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:most]
 
 
+MEANT = {
+    "client": "user",
+    "target": "label",
+    "y": "label",
+    "file": "path",
+    "columns": "features",
+    "lr": "learning_rate",
+}
+"""Words of others, and ours."""
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for the choice nearest to ``word``, or an empty string."""
-    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    """Return ``" Did you mean 'x'?"`` for the choice of ``word``'s meaning, else the nearest, or an empty string."""
+    known = list(choices)
+    near = [m for m in known if m == MEANT.get(word)] or difflib.get_close_matches(word, known, 1, 0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

@@ -148,6 +148,10 @@ def model_error(who: str, examples: int, error: Exception, more: str = "", colum
             f"It gives no score for the class {found[1]}: let its last layer have at least {least} outputs, one for each "
             "class, or number labels from 0"
         )
+    elif "dtype" in str(error):
+        advice = (
+            f"An example has {columns}: give the columns that layers multiply as float32, .astype('float32')"
+        )
     elif isinstance(error, IndexError):
         advice += ": an id or a label may be beyond what it was made for"
     elif examples == 1:

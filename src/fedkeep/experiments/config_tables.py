@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from fedkeep.core.arguments import accepted
-from fedkeep.core.errors import ConfigError, FedkeepError, did_you_mean, shown
+from fedkeep.core.errors import MEANT, ConfigError, FedkeepError, did_you_mean, shown
 
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
@@ -178,7 +178,10 @@ def check_options(
     for key, value in options.items():
         if key not in known:
             elsewhere = _deeper(key, table, what)
-            raise ConfigError(f"{what}.{key[:80]}: {_unknown(key, [*known, *_fields(table)], elsewhere)}")
+            whose = function.__name__.removeprefix("raw_")
+            raise ConfigError(
+                f"{what}.{key[:80]}: {_unknown(key, [*known, *_fields(table)], elsewhere, whose)}"
+            )
         checked[key] = _fitted(f"{what}.{key}", hints.get(key, Any), value)
     empty = inspect.Parameter.empty
     needed = [n for n in known if n in parameters and parameters[n].default is empty and n not in options]
@@ -362,16 +365,21 @@ def _value(value: Any) -> str:
     return type(value).__name__ if "\n" in repr(value) else shown(value)
 
 
-def _unknown(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
+def _unknown(key: str, known: Sequence[str], elsewhere: Sequence[str], whose: str = "here") -> str:
     """Return what to say of an unknown key: the known ones, and the full names of those that tables elsewhere have."""
-    others = f" Known here: {', '.join(known)}." if known else " It takes no options."
+    others = (
+        f" Known {whose if whose == 'here' else f'to {whose}'}: {', '.join(known)}."
+        if known
+        else " It takes no options."
+    )
     near = f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key[:40], known)
     return f"unknown key.{near}{others}"
 
 
 def _deeper(key: str, kind: Any, place: str = "") -> list[str]:
-    """Return the full names of keys of this name in the tables of a class, and in theirs."""
-    found = []
+    """Return the full names of keys of this name, or of its meaning, in the tables of a class, and in theirs."""
+    key = MEANT.get(key, key)
+    found = [key] * (not place and key in _fields(kind))
     for name, hint in _fields(kind).items():
         inner = _class_in(hint)
         here = f"{place}.{name}" if place else name

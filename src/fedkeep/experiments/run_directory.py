@@ -89,7 +89,9 @@ class RunDirectory:
             _check_free(folder)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"Cannot make the run's folder {folder}: {error.strerror}.") from error
+            raise RunError(
+                f"Cannot make the run's folder {folder}: {error.strerror}. Name another: --out FOLDER, in Python out=..."
+            ) from error
         content = {**info, "format": FORMAT, "run": run_id or new_run_id(), "numerics": NUMERICS}
         run = cls(folder, content)
         with run._closed_on_error():

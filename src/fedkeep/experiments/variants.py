@@ -30,8 +30,8 @@ from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Method
 
-TRIED = 4
-"""Examples of each client and split in the round that shows whether a method fits."""
+FEW, TRIED = 3, 4
+"""Clients, and examples of each client and split, in the round that shows whether a method fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +163,14 @@ def every_method(*configs: Config) -> list[str]:
 
 
 def _try(config: Config, model: nn.Module, method: Method, data: FederatedData) -> None:
-    """Run a round over a cohort with a few examples of each split, and judge it; a loss may become NaN."""
-    trains = np.flatnonzero(data.counts("train"))[: config.run.cohort]
+    """Run a round over a few clients with a few examples of each split, and judge it; a loss may become NaN.
+
+    A reduction and secure sums say how many clients they need, so they are given a whole cohort.
+    """
+    many = config.method.reduce or config.method.secure
+    trains = np.flatnonzero(data.counts("train"))[
+        : config.run.cohort if many else min(config.run.cohort, FEW)
+    ]
     parts = [(int(c), split, data.rows(int(c), split)[:TRIED]) for c in trains for split in SPLITS]
     few = FederatedData.from_columns(
         [data.ids[client] for client, _, rows in parts for _ in rows],

@@ -144,7 +144,8 @@ def _arrow(frame: Any) -> Any:
         names = getattr(frame, "columns", ())
         _check_once("The data frame", names if isinstance(names, Iterable) else ())
         raise DataError(
-            "Wanted the path of a table, or a data frame of pandas, polars or pyarrow; got {got}: {why}",
+            "Wanted the path of a table, a data frame of pandas, polars or pyarrow, or {{'x': [...]}} by column; got "
+            "{got}: {why}",
             got=type(frame).__name__,
             why=first_line(error),
         ) from error

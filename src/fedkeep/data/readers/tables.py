@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.core.arguments import telling_arguments
 from fedkeep.core.errors import ConfigError, DataError, check_choice
 from fedkeep.core.files import expanded
 from fedkeep.data.columns import check_max_length
@@ -198,7 +199,7 @@ def raw_table(
     return made
 
 
-read_table = encoded_alone(raw_table)
+read_table = telling_arguments()(encoded_alone(raw_table))
 """Read a table as :func:`raw_table` does, and encode it."""
 
 
