@@ -1,12 +1,13 @@
 """Claim: runs by Slurm's jobs and by Ray's tasks give the numbers of ``--jobs 2``, though jobs are killed at random.
 
-    python -m benchmarks.cluster [--place slurm ray] [--seeds 3] [--kills 10] [--out FILE]
+    python -m benchmarks.cluster [--place slurm ray spread] [--seeds 3] [--kills 10] [--out FOLDER]
 
 Eight methods with each seed on generated data, 10 rounds each: once in two processes here, then by a Slurm of this one machine
 (``slurmctld``, ``slurmd`` and ``munged`` of its own, in a folder; Debian's slurm-wlm and munge, as root), and by a Ray head with two
 nodes on this machine. Meanwhile processes of jobs are killed. Digests are of all records but times, and of the server's and
-every client's values. ``results/cluster.json`` says how many runs are equal, how many jobs were lost, and what a run costs
-beside its own processor time.
+every client's values. ``spread`` is each run by itself, its clients in Ray's tasks, of which some are killed; and a run of
+clients of about 50 ms, whose rounds are timed: in two processes here, and in two of Ray's, in turn. ``results/cluster.json``
+says how many runs are equal, how many jobs were lost, and how long it took.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,13 @@ import numpy as np
 from benchmarks.faults import commit
 from benchmarks.measure import write
 from benchmarks.same_bits import told
+from fedkeep.engines import Engine, Sequential, Workers
+from fedkeep.experiments.build import run_config
 from fedkeep.experiments.comparing import Plan, plan, run
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.load import load_run
-from fedkeep.experiments.places import Place, place
+from fedkeep.experiments.places import Place, executors, place
+from fedkeep.remote.cluster import ClusterWorkers
 
 METHODS = ("fedavg", "fedprox", "furl", "fedper", "fedrep", "ditto", "apfl", "mixture")
 SCENE = """
@@ -47,6 +51,22 @@ kind = "fedavg"
 [run]
 rounds = 10
 cohort = 20
+"""
+PACED = """
+name = "paced"
+[data]
+reader = "toy"
+users = 24
+examples = 1000
+[model]
+kind = "mlp"
+hidden = 300
+[method]
+kind = "fedper"
+[run]
+rounds = 8
+cohort = 24
+evaluate_every = 1
 """
 CONF = """
 ClusterName=one
@@ -134,7 +154,9 @@ def jobs_of(home: Path) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().replace(b"\0", b" ")
-            if b"experiments.job " + str(home).encode() in words or words.startswith(b"ray::_compute"):
+            if b"experiments.job " + str(home).encode() in words or words.startswith(
+                (b"ray::_compute", b"ray::train")
+            ):
                 found.append(int(path.parent.name))
     return found
 
@@ -194,12 +216,57 @@ def measured(
     }
 
 
+def spread(home: Path, seeds: int, kills: int, here: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Return what became of runs whose clients train in Ray's tasks."""
+    made = planned(home / "runs", seeds)
+    (home / "place").mkdir()
+    began = time.perf_counter()
+    with ray(home / "place"), killing(made.out, kills, np.random.default_rng(0), pause=1.5) as killed:
+        for cell in made.cells:
+            engine = ClusterWorkers(executors("ray"), cell.folder)
+            run_config(cell.config, out=cell.folder, engine=engine, progress=False)
+    there, seconds = digests(made), time.perf_counter() - began
+    other = sorted(cell for cell, found in there.items() if found != here[cell])
+    return {
+        "place": "spread",
+        "runs": len(there),
+        "equal": len(there) - len(other),
+        "not equal": other,
+        "killed": len(killed),
+        "seconds": seconds,
+    }
+
+
+def paced(home: Path, turns: int) -> dict[str, Any]:
+    """Return the median seconds of a round whose clients take about 50 ms each, by who trains them."""
+    config = parse_config(PACED)
+    engines: dict[str, Callable[[Path], Engine]] = {
+        "sequential": lambda out: Sequential(),
+        "workers": lambda out: Workers(2),
+        "ray": lambda out: ClusterWorkers(executors("ray"), out),
+    }
+    found: dict[str, list[float]] = {name: [] for name in engines}
+    home.mkdir()
+    with ray(home):
+        for turn in range(turns):
+            for name, make in engines.items():
+                out = home / f"{name}-{turn}"
+                run = run_config(config, out=out, engine=make(out), progress=False)
+                rounds = [r.value for r in run.last.history if (r.split, r.metric) == ("time", "seconds")]
+                found[name] += rounds[2:]  # the first begin the processes
+    return {
+        "clients a round": config.run.cohort,
+        **{f"{name}, seconds a round": float(np.median(found[name])) for name in found},
+        "ray by workers": float(np.median(found["ray"]) / np.median(found["workers"])),
+    }
+
+
 def main() -> None:
     """Run the comparison here, and then at each place."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--place", nargs="*", default=["slurm", "ray"])
+    parser.add_argument("--place", nargs="*", default=["slurm", "ray", "spread"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--out", type=Path)
@@ -210,16 +277,22 @@ def main() -> None:
         seconds, _ = compute(first, None)
         here = digests(first)
         rows = []
+        pace: dict[str, Any] = {}
         for name in args.place:
             (home / name).mkdir()
-            rows.append(measured(name, home / name, args.seeds, args.kills, here))
+            given = (home / name, args.seeds, args.kills, here)
+            rows.append(spread(*given) if name == "spread" else measured(name, *given))
             print(rows[-1], flush=True)
+        if "spread" in args.place:
+            pace = paced(home / "paced", 3)
+            print(pace, flush=True)
     found = {
         "commit": commit(),
         "methods": METHODS,
         "seeds": args.seeds,
         "--jobs 2, seconds": seconds,
         "places": rows,
+        "one run": pace,
     }
     write("cluster", found, folder=args.out)
     if any(row["not equal"] for row in rows):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -294,3 +295,27 @@ def test_a_tracker_is_told_and_goes_on_with_the_run(fedkeep: Command) -> None:
     assert refused.exit_code == 2
     assert "got 'tensorbord'. Did you mean 'tensorboard'?" in refused.stderr
     assert not Path("s").exists()
+
+
+def threads() -> Executor:
+    return ThreadPoolExecutor(2)
+
+
+def test_its_clients_train_in_an_executor(fedkeep: Command) -> None:
+    here = fedkeep("run", "toy.toml", "--out", "here")
+    there = fedkeep("run", "toy.toml", "--out", "there", "--on", f"{__name__}:threads", "--workers", "2")
+    assert there.exit_code == 0, there.output
+    shown = [[line for line in found.stdout.splitlines() if "%" in line] for found in (here, there)]
+    assert shown[0] == shown[1]
+    assert len(shown[0]) > 1
+    one, two = states(Path("here")), states(Path("there"))
+    assert {name: one[name] for name in one if name != "records.jsonl"} == {
+        name: two[name] for name in two if name != "records.jsonl"
+    }
+
+
+def test_a_place_for_a_run_is_said_to_be_none(fedkeep: Command) -> None:
+    found = fedkeep("run", "toy.toml", "--on", "cluster")
+    assert found.exit_code == 2
+    assert "--on" in found.stderr
+    assert not Path("runs").exists()

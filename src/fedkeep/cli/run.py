@@ -14,16 +14,21 @@ from fedkeep.cli.settings import (
     ConfigArgument,
     DataOption,
     Found,
+    OnOption,
     SetOption,
+    SlurmOption,
     YesOption,
     ask_if_long,
     find_config,
+    place_of,
+    seen_from,
 )
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.report.wording import lower_is_better, metric_inline, metric_name, number
 
 if TYPE_CHECKING:
+    from fedkeep.engines import Engine
     from fedkeep.experiments.run import Run
 
 
@@ -56,6 +61,8 @@ def run(
             help="Processes at most; by default one a core. Changes no result.",
         ),
     ] = None,
+    on: OnOption = "local",
+    slurm: SlurmOption = "",
     track: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,6 +77,8 @@ def run(
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
 
     Next month's file: fedkeep run CONFIG --continue-from runs/may --set data.path=june.csv --out runs/june
+
+    On a cluster, in a folder that all its machines see: --on slurm sends the run as one job, --on ray spreads its clients.
     """
     from fedkeep.experiments.build import run_config
 
@@ -79,9 +88,13 @@ def run(
     if continue_from is not None and out is None:
         raise ConfigError("--continue-from begins a new run. Name its folder: --out DIR.")
     folder = out or found.folder or Path("runs") / f"{found.label}-{found.config.seed}"
+    if on == "slurm" or slurm:
+        _as_a_job(found, seen_from(on, folder), seen_from(on, found.data_folder(data)), on, slurm, resume)
+        return
     try:
         finished = run_config(
             found.config,
+            engine=_spread(on, folder, found.data_folder(data), workers),
             folder=found.data_folder(data),
             out=folder,
             resume=resume,
@@ -99,6 +112,33 @@ def run(
     show_result(finished, found)
     if finished.engine_reason:
         say(f"Engine: {finished.engine}, because {finished.engine_reason}.")
+    say(f"Run folder: {folder}")
+
+
+def _spread(on: str, folder: Path, data: Path | None, workers: int | None) -> Engine | None:
+    """Return what trains clients on a cluster; None: they train here."""
+    if on == "local":
+        return None
+    from fedkeep.experiments.places import executors
+    from fedkeep.remote.cluster import ClusterWorkers
+
+    return ClusterWorkers(executors(on), folder, data, workers)
+
+
+def _as_a_job(found: Found, folder: Path, data: Path | None, on: str, slurm: str, resume: bool) -> None:
+    """Let Slurm compute a whole run, wait for it, and show it."""
+    from fedkeep.experiments.comparing import FAULT, Cell
+    from fedkeep.experiments.load import load_run
+    from fedkeep.experiments.long_jobs import run_long_jobs
+
+    cell = Cell(found.label, found.config, folder, data)
+    if cell.begun and not resume:
+        raise RunError(f"{folder} holds a run. Go on with it by --resume, or name another folder: --out DIR.")
+    cell.check()
+    run_long_jobs([cell], on=place_of(on, folder.parent, None, slurm), stand=lambda cell: cell.stand)
+    if (fault := folder / FAULT).exists():
+        raise RunError(f"{folder}: {fault.read_text(encoding='utf-8').strip()}")
+    show_result(load_run(folder, data_folder=data), found)
     say(f"Run folder: {folder}")
 
 

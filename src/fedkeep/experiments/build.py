@@ -26,6 +26,7 @@ from fedkeep.data import FederatedData
 from fedkeep.data.alike import oddities
 from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.data.seen import Seen
+from fedkeep.engines import Engine
 from fedkeep.engines.rehearsal import fit
 from fedkeep.experiments.ahead import Ahead, ahead
 from fedkeep.experiments.analyses import add_ranking
@@ -387,6 +388,7 @@ def run_config(
     text: str | None = None,
     progress: bool | None = None,
     workers: int | None = None,
+    engine: Engine | None = None,
     trackers: Sequence[Tracker] | None = None,
     tell: Callable[[str], None] = lambda line: None,
     agree: Callable[[Ahead], None] = lambda ahead: None,
@@ -401,6 +403,7 @@ def run_config(
         continue_from: the folder of a run whose rounds go on here, see ``experiments.continuing``; of a run that is
             resumed it is not looked at.
         out, resume, progress, workers, trackers: as for ``simulate``, whatever the configuration says.
+        engine: trains clients, in place of the one that the configuration says.
         tell: called with texts that say what has changed since an older run, what is odd about the data, which of the
             model's layers run on fedkeep's kernels, if any, and what the head is.
         agree: called with what the run has before it; nothing is written before, or if it raises.
@@ -421,6 +424,12 @@ def run_config(
     if trackers is not None:
         settings = replace(settings, trackers=trackers)
     made = simulation_of(config, data, folder, settings, text or config.to_toml(), before, origin)
+    if engine is not None:
+        if settings.centralised:
+            raise ConfigError(
+                "Centralised training is one loop over all data, which is not spread over machines."
+            )
+        made.engine, made.reason = engine, "it was handed over"
     if before is not None and made.origin is not None:
         tell(f"Continues {continue_from} after round {before.round}: {made.origin.told}.")
     for line in oddities(data):

@@ -102,6 +102,13 @@ def load_run(
         if model is None or method is None or data is None:
             raise ConfigError("load_run wants all of model, method and data, or none of them.")
         return _of_python(folder, model, method, data, device)
+    return simulation_in(folder, data, data_folder, device).read(folder)
+
+
+def simulation_in(
+    folder: Path, data: FederatedData | None = None, data_folder: Path | None = None, device: str = "cpu"
+) -> Simulation:
+    """Return the simulation that a run's folder was made by, from its configuration; args and errors as ``load_run``."""
     from fedkeep.experiments.build import data_of, simulation_of
 
     config, _ = run_folder_config(folder)
@@ -118,7 +125,7 @@ def load_run(
     here = replace(config.run, engine=engine, workers=None, device=device, trackers=())
     if config.privacy is not None:  # nothing is spent
         config = config.model_copy(update={"privacy": replace(config.privacy, budget=None)})
-    return simulation_of(config, data, data_folder, here, origin=origin).read(folder)
+    return simulation_of(config, data, data_folder, here, origin=origin)
 
 
 def _of_python(folder: Path, model: nn.Module, method: Method, data: FederatedData, device: str) -> Run:

@@ -17,13 +17,11 @@ from typing import Any, TypeVar
 
 from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.experiments.forecast import Forecast
-from fedkeep.experiments.places import LongJob, LostError, Place
+from fedkeep.experiments.places import RETRIES, LongJob, LostError, Place
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import Stand, tell_elsewhere
 
 EVERY = 300.0  # seconds between two lines about what runs
-RETRIES = 3
-"""How often a job that is lost elsewhere is sent again, unless it has come further meanwhile."""
 
 
 Job = TypeVar("Job", bound=LongJob)
@@ -136,6 +134,7 @@ def _run_elsewhere(
         raise
     finally:
         board.close()
+    on.leave(False)
     for name, error in faults.items():
         raise RunError(
             f"{name}: {error}{f' {len(faults) - 1} more failed.' if faults.keys() - {name} else ''}"

@@ -13,6 +13,7 @@ looks next on any node, and where one process at a time gets a lock on a file (N
 
 from __future__ import annotations
 
+import functools
 import getpass
 import json
 import os
@@ -35,6 +36,8 @@ from fedkeep.version import NUMERICS, __version__
 State = Literal["waiting", "running", "over"]
 POLL = 5.0
 """Seconds between two looks at what runs."""
+RETRIES = 3
+"""How often what is lost is sent again, a job that has not come further meanwhile."""
 SURE = 3
 """Looks that must agree that a job is gone, as a shared folder shows its last file late."""
 LAST_LINES = 15
@@ -109,15 +112,24 @@ def place(named: str, folder: Path, *, most: int | None = None, options: str = "
         return Slurm(folder.absolute() / "slurm", _split(options), most)
     if options:
         raise ConfigError("--slurm has options of sbatch: say --on slurm, or leave it out.")
+    return Futures(executors(named), most)
+
+
+def executors(named: str) -> Callable[[], Executor]:
+    """Return what makes the executor that a place's name stands for.
+
+    Raises:
+        ConfigError: there is none of this name; called, it cannot be reached from here.
+    """
     if named == "ray" or named.startswith("ray://"):
-        return Futures(lambda: _Ray(named), most)
+        return lambda: RayTasks(named)
     if ":" not in named:
         raise ConfigError(
             "--on wants local, slurm, ray, ray://HOST:PORT, or a function that returns an executor, as "
             "package.module:function; got {got!r}.",
             got=named,
         )
-    return Futures(lambda: _executor(named), most)
+    return lambda: _executor(named)
 
 
 def _split(options: str) -> list[str]:
@@ -198,8 +210,8 @@ def _error(future: Future[None]) -> FedkeepError | None:
     return None
 
 
-class _Ray(Executor):
-    """Ray's tasks as an executor.
+class RayTasks(Executor):
+    """Ray's tasks as an executor; a task is tried once, and a core is its own.
 
     Args:
         named: ``ray``, or the address of a cluster, ``ray://HOST:PORT``.
@@ -222,7 +234,16 @@ class _Ray(Executor):
                     named=named,
                     why=error,
                 ) from error
-        self._call = ray.remote(max_retries=0)(_compute)
+        self._remote = functools.cache(ray.remote(max_retries=0))
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at a time."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def hold(self, value: bytes) -> Any:
+        """Return what stands for bytes in arguments, so that they go to each machine once."""
+        return self._ray.put(value)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin a task; the future's error is the task's own, or BrokenExecutor where its worker died."""
@@ -240,7 +261,7 @@ class _Ray(Executor):
                 found.set_exception(BrokenExecutor(str(error)) if isinstance(error, RayError) else error)
 
         found.set_running_or_notify_cancel()
-        self._call.remote(*args, **kwargs).future().add_done_callback(over)
+        self._remote(fn).remote(*args, **kwargs).future().add_done_callback(over)
         return found
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -140,18 +140,11 @@ def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dic
         sent = common.take(order["sent"]) if "sent" in order else under("sent:", given)
         kept = under("kept:", given)
         result = train_client(job, sent, kept, order["client"], order["round"], order["progress"])
-        if result.fault is not None:
-            return {"fault": encode_error(result.fault)}
-        assert result.upload is not None
-        assert result.kept is not None
-        parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "kept": result.kept}
-        values = {f"{part}:{n}": v for part, tensors in parts.items() for n, v in tensors.items()}
+        about, values = encode_result(result)
         # A hook may give back what it was given, which lies where ``put`` writes.
         here = {v.untyped_storage().data_ptr() for v in given.values()}
         again = {n: v.clone() for n, v in values.items() if v.untyped_storage().data_ptr() in here}
-        layout = own.put(values | again)
-        about = {"weight": result.upload.weight, "note": result.note, "moves": result.moves}
-        return {"layout": layout, "loss": result.loss, **about}
+        return {"layout": own.put(values | again), **about}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised again in the parent
         return {"error": encode_error(error)}
 
@@ -162,21 +155,43 @@ def decode_reply(reply: Mapping[str, Any], own: Arena, split: Split, client: int
     Raises:
         BaseException: what was raised in the worker.
     """
-    if "error" in reply:
-        raise decode_error(reply["error"])
-    if "fault" in reply:
-        fault: Any = decode_error(reply["fault"])
+    given = own.take(reply["layout"]) if "layout" in reply else {}
+    return decode_result(reply, {name: value.clone() for name, value in given.items()}, split, client)
+
+
+def encode_result(result: ClientResult) -> tuple[dict[str, Any], Params]:
+    """Return a client's result as plain data and tensors."""
+    if result.fault is not None:
+        return {"fault": encode_error(result.fault)}, {}
+    assert result.upload is not None
+    assert result.kept is not None
+    parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "kept": result.kept}
+    values = {f"{part}:{n}": v for part, tensors in parts.items() for n, v in tensors.items()}
+    about = {"weight": result.upload.weight, "note": result.note, "moves": result.moves}
+    return {"loss": result.loss, **about}, values
+
+
+def decode_result(about: Mapping[str, Any], values: Params, split: Split, client: int) -> ClientResult:
+    """Return the result that ``encode_result`` was given.
+
+    Raises:
+        BaseException: what was raised where the client was trained.
+    """
+    if "error" in about:
+        raise decode_error(about["error"])
+    if "fault" in about:
+        fault: Any = decode_error(about["fault"])
         return ClientResult(client, fault=fault)
     parts: dict[str, Params] = {"deltas": {}, "rows": {}, "kept": {}}
-    for name, value in own.take(reply["layout"]).items():
+    for name, value in values.items():
         part, _, tensor = name.partition(":")
-        parts[part][tensor] = value.clone()
+        parts[part][tensor] = value
     try:
-        upload = split.arrived(parts["deltas"], reply["weight"], parts["rows"])
+        upload = split.arrived(parts["deltas"], about["weight"], parts["rows"])
     except UploadError as error:
         return ClientResult(client, fault=error)
     return ClientResult(
-        client, upload, parts["kept"], reply["loss"], note=reply["note"], moves=reply["moves"]
+        client, upload, parts["kept"], about["loss"], note=about["note"], moves=about["moves"]
     )
 
 

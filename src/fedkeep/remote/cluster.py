@@ -1,0 +1,268 @@
+"""One run whose clients train on a cluster: in Ray's tasks, or in the processes of any executor.
+
+The run is here: its folder, private values, sums and judging. What trains is the engine ``workers``, whose processes are
+elsewhere. A process builds data, model and method once, from the run's folder, so all machines must see that folder and
+the data. What a client was sent and kept goes to it with each order, and comes back as ``Packet``; a process holds nothing
+that would be lost with it, and another one does its clients again, with the same bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import platform
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedkeep.core.describe import differences
+from fedkeep.core.errors import ConfigError, RunError, WorkerError
+from fedkeep.core.params import Params, prefixed, row, under
+from fedkeep.core.run_files import read_info
+from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job, train_client
+from fedkeep.engines.device import job_of
+from fedkeep.engines.workers.worker_process import decode_error, decode_result, encode_error, encode_result
+from fedkeep.engines.workers.workers import available_cores, check_device, one_thread
+from fedkeep.experiments.load import simulation_in
+from fedkeep.experiments.places import RETRIES, RayTasks
+from fedkeep.remote.messages import Packet
+from fedkeep.store import Default, MemoryStore
+from fedkeep.version import NUMERICS, __version__
+
+A_PROCESS = 3
+"""Bundles of clients for each process in a round: so many that one that is slow is not waited for long."""
+
+
+@dataclass
+class _Bundle:
+    """Clients that one process trains, one after the other; ``future``: their results."""
+
+    work: Sequence[ClientToTrain]
+    order: bytes
+    future: Future[bytes]
+
+
+class ClusterWorkers:
+    """Processes of other machines that train clients, each with one thread: the bits that ``sequential`` gives.
+
+    Args:
+        make: returns the executor; called again where one is broken.
+        run: the run's folder, as all machines find it.
+        data: the folder of its data, likewise; None: FEDKEEP_DATA says it on each machine.
+        count: how many processes; None: as many as the executor says, or as there are cores here.
+    """
+
+    name = "workers"
+
+    def __init__(
+        self, make: Callable[[], Executor], run: Path, data: Path | None = None, count: int | None = None
+    ) -> None:
+        self._make, self._run, self._data = make, run.absolute(), data
+        self._executor = executor = make()
+        there = executor.slots if isinstance(executor, RayTasks) else available_cores()
+        self.count = count or there
+
+    def train(
+        self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
+    ) -> Iterator[ClientResult]:
+        """Train clients there, and yield what each gives, in their order.
+
+        Raises:
+            WorkerError: one bundle of clients was lost with its process four times.
+            FedkeepError: a process cannot build the run; or what a client's training raised.
+        """
+        check_device(job.device)
+        if not work:
+            return
+        common = work[0].sent if all(each.sent is work[0].sent for each in work) else {}
+        about, sent = self._about(job), Packet({}, common).to_bytes()
+        shared = self._executor.hold(sent) if isinstance(self._executor, RayTasks) else sent
+        kept, flying = job.kept([each.client for each in work]), deque[_Bundle]()
+        order = {"round": round, "progress": progress, "common": bool(common)}
+        places = deque(dealt([job.data.count(each.client, "train") for each in work], A_PROCESS * self.count))
+
+        def begun() -> _Bundle:
+            mine = places.popleft()
+            clients = [work[place] for place in mine]
+            tensors: Params = {}
+            for number, (place, each) in enumerate(zip(mine, clients, strict=True)):
+                tensors |= prefixed(f"{number}:kept:", row(kept, place))
+                if not common:
+                    tensors |= prefixed(f"{number}:sent:", each.sent)
+            packet = Packet({**order, "clients": [each.client for each in clients]}, tensors).to_bytes()
+            return _Bundle(clients, packet, self._submit(about, shared, packet))
+
+        try:
+            while places or flying:
+                while places and len(flying) < 2 * self.count:
+                    flying.append(begun())
+                yield from self._results(flying.popleft(), job, about, shared)
+        finally:
+            for bundle in flying:  # none is, unless the round was broken off
+                bundle.future.cancel()
+
+    def close(self) -> None:
+        """Leave the cluster; what trains there for this run ends."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _about(self, job: Job) -> str:
+        """Return what a process builds its job from."""
+        return json.dumps(
+            {
+                "fedkeep": [__version__, NUMERICS],
+                "here": os.getcwd(),
+                "run": str(self._run),
+                "data": None if self._data is None else str(self._data.absolute()),
+                "entropy": job.entropy,
+                "opted_out": sorted(job.net.opted_out),
+            }
+        )
+
+    def _submit(self, about: str, sent: Any, order: bytes) -> Future[bytes]:
+        try:
+            return self._executor.submit(train, about, sent, order)
+        except BrokenExecutor:
+            self._executor = self._make()
+            return self._executor.submit(train, about, sent, order)
+
+    def _results(self, bundle: _Bundle, job: Job, about: str, sent: Any) -> Iterator[ClientResult]:
+        for left in reversed(range(RETRIES + 1)):
+            try:
+                packet = Packet.from_bytes(bundle.future.result())
+                break
+            except BrokenExecutor as error:
+                if not left:
+                    raise WorkerError(
+                        "Clients {first!r} to {last!r}: each process that trained them was gone before it was done: "
+                        "{why}. Out of memory, most likely: let fewer run side by side. The last finished round is "
+                        "kept; --resume goes on with it.",
+                        first=job.data.ids[bundle.work[0].client],
+                        last=job.data.ids[bundle.work[-1].client],
+                        why=error,
+                    ) from error
+                bundle.future = self._submit(about, sent, bundle.order)
+        if "error" in packet.header:
+            raise decode_error(packet.header["error"])
+        tensors = _by_client(packet.tensors, len(bundle.work))
+        for each, found, own in zip(bundle.work, packet.header["results"], tensors, strict=False):
+            told = {**found, "loss": math.nan if found.get("loss") is None else found["loss"]}
+            yield decode_result(
+                told, own, job.method.split, each.client
+            )  # raises, where fewer came than work
+
+
+def dealt(sizes: Sequence[int], count: int) -> list[range]:
+    """Deal neighbours into at most so many bundles of about as many examples.
+
+    Args:
+        sizes: examples of each client.
+        count: bundles.
+    """
+    before = np.cumsum([0, *(max(1, size) for size in sizes)])
+    bundle = before[:-1] * min(count, len(sizes)) // before[-1]
+    cuts = [0, *(np.flatnonzero(np.diff(bundle)) + 1).tolist(), len(sizes)]
+    return [range(start, end) for start, end in itertools.pairwise(cuts)]
+
+
+def _by_client(tensors: Params, count: int) -> list[Params]:
+    """Return named tensors by the number of the client that their names begin with."""
+    found: list[Params] = [{} for _ in range(count)]
+    for name, value in tensors.items():
+        number, _, rest = name.partition(":")
+        found[int(number)][rest] = value
+    return found
+
+
+_TURN = threading.Lock()
+"""A process trains one client at a time, as a model's values lie in its module."""
+
+
+def train(about: str, sent: bytes, order: bytes) -> bytes:
+    """Train the clients of an order in this process, one after the other; what a client's training raises ends it.
+
+    Args:
+        about: of the run, as JSON.
+        sent: a packet of what all clients were sent.
+        order: a packet of the clients, of what each kept, and of what it alone was sent.
+
+    Returns:
+        A packet of their results, or of the error that kept this process from any.
+    """
+    with _TURN, one_thread():
+        try:
+            job, common, own = _job(about), Packet.from_bytes(sent), Packet.from_bytes(order)
+        except Exception as error:  # noqa: BLE001 - raised again where the run is
+            return Packet({"error": encode_error(error)}).to_bytes()
+        header, results, tensors = own.header, list[dict[str, Any]](), dict[str, Tensor]()
+        clients = header["clients"]
+        for number, (client, mine) in enumerate(
+            zip(clients, _by_client(own.tensors, len(clients)), strict=True)
+        ):
+            given = common.tensors if header["common"] else under("sent:", mine)
+            try:
+                done = train_client(
+                    job, given, under("kept:", mine), client, header["round"], header["progress"]
+                )
+                told, values = encode_result(done)
+            except Exception as error:  # noqa: BLE001 - likewise, when it is this client's turn
+                results.append({"error": encode_error(error)})
+                break
+            results.append(told if math.isfinite(told.get("loss", 0.0)) else {**told, "loss": None})
+            tensors |= prefixed(f"{number}:", values)
+        return Packet({"results": results}, tensors).to_bytes()
+
+
+@lru_cache(maxsize=1)
+def _job(about: str) -> Job:
+    """Return the job of a run, built once in a process.
+
+    Raises:
+        ConfigError: this machine has another fedkeep.
+        RunError: it does not see the folder, or the model that it builds is another one.
+    """
+    told, machine = json.loads(about), platform.node()
+    folder = Path(told["run"])
+    if (ours := [__version__, NUMERICS]) != told["fedkeep"]:
+        raise ConfigError(
+            "{machine} has fedkeep {ours}, and the run is of {theirs}. Install the same on all machines.",
+            machine=machine,
+            ours=ours,
+            theirs=told["fedkeep"],
+        )
+    if not (folder / "run.json").exists() or not Path(told["here"]).is_dir():
+        raise RunError(
+            "{machine} does not see {folder}, or not {here}. Run from a folder, and with --out in one, that all "
+            "machines share.",
+            machine=machine,
+            folder=folder,
+            here=told["here"],
+        )
+    os.chdir(told["here"])  # names in a configuration hold from there
+    data = None if told["data"] is None else Path(told["data"])
+    made = simulation_in(folder, data_folder=data)
+    ours, theirs = made.conductor.identity["model"], read_info(folder)["identity"]["model"]
+    if lines := differences(ours, theirs):
+        raise RunError(
+            "{machine} builds another model than the run's: {lines}. Install the same packages on all machines.",
+            machine=machine,
+            lines=lines[:4],
+        )
+    made.net.opted_out = frozenset(told["opted_out"])
+    return job_of(
+        made.method,
+        made.net,
+        made.data,
+        MemoryStore(Default({}), ()),
+        made.conductor.seed,
+        entropy=told["entropy"],
+    )
