@@ -31,6 +31,7 @@ import numpy as np
 from benchmarks.faults import commit
 from benchmarks.measure import write
 from benchmarks.same_bits import told
+from fedkeep.core.records import read_records
 from fedkeep.engines import Engine, Sequential, Workers
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.comparing import Plan, plan, run
@@ -251,8 +252,9 @@ def paced(home: Path, turns: int) -> dict[str, Any]:
         for turn in range(turns):
             for name, make in engines.items():
                 out = home / f"{name}-{turn}"
-                run = run_config(config, out=out, engine=make(out), progress=False)
-                rounds = [r.value for r in run.last.history if (r.split, r.metric) == ("time", "seconds")]
+                run_config(config, out=out, engine=make(out), progress=False)
+                timings = read_records(out / "timings.jsonl")
+                rounds = [r.value for r in timings if r.metric == "seconds"]
                 found[name] += rounds[2:]  # the first begin the processes
     return {
         "clients a round": config.run.cohort,

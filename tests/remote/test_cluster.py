@@ -220,3 +220,30 @@ def test_clients_are_dealt_by_their_examples(
 def test_a_process_builds_a_run_once(tmp_path: Path) -> None:
     ran(tmp_path / "a", threads)
     assert cluster._job.cache_info().misses == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {
+            "privacy": {"clip": 1.0, "noise": 0.5, "delta": 0.01, "noise_seed": 3},
+            "method__weighting": "uniform",
+            "run__sampling": "poisson",
+        },
+        {"method__upload_noise": 0.1},
+        {"method__secure": {"clip": 4.0}, "method__weighting": "uniform"},
+        {"method__reduce": {"kind": "median"}},
+    ],
+    ids=["privacy", "noise", "secure", "median"],
+)
+def test_what_protects_uploads_holds_there_too(tmp_path: Path, given: dict[str, Any]) -> None:
+    same(ran(tmp_path / "one", **given), ran(tmp_path / "other", threads, **given))
+
+
+def test_a_run_that_goes_on_from_another_one_does_so_there(tmp_path: Path) -> None:
+    ran(tmp_path / "may", method__kind="fedper")
+    given: dict[str, Any] = {"continue_from": tmp_path / "may", "progress": False}
+    more = configured(method__kind="fedper")
+    one = run_config(more, out=tmp_path / "one", workers=1, **given)
+    engine = ClusterWorkers(threads, tmp_path / "other", None, 2)
+    same(one, run_config(more, out=tmp_path / "other", engine=engine, **given))
