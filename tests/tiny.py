@@ -126,8 +126,7 @@ class Logits(nn.Module):
         declare(self, per_example=("user",))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x) + self.user
-        return out
+        return self.linear(x) + self.user
 
 
 class Unsaid(Logits):
@@ -163,8 +162,7 @@ class Noisy(nn.Module):
         declare(self, per_example=("user",))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(self.drop(self.norm(x))) + self.user
-        return out
+        return self.linear(self.drop(self.norm(x))) + self.user
 
 
 def pairs(rows: dict[str, list[tuple[float, float]]], test: int = 0) -> FederatedData:
@@ -261,8 +259,7 @@ def threads_noted(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> lis
 
 def everyone(store: Any, clients: int) -> Params:
     """Return the private values of all clients."""
-    stacked: Params = store.read(range(clients))
-    return stacked
+    return store.read(range(clients))
 
 
 def on_server(run: Run) -> Params:
@@ -378,12 +375,10 @@ class Parts(nn.Module):
         self.encoder, self.classifier = nn.Linear(2, 4), nn.Linear(4, 3)
 
     def features(self, x: Tensor) -> Tensor:
-        found: Tensor = torch.tanh(self.encoder(x))
-        return found
+        return torch.tanh(self.encoder(x))
 
     def head(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(features)
-        return logits
+        return self.classifier(features)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))

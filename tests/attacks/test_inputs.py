@@ -65,8 +65,7 @@ class Flat(nn.Module):
         self.hidden, self.out = nn.Linear(64, 16), nn.Linear(16, 3)
 
     def forward(self, image: Tensor) -> Tensor:
-        found: Tensor = self.out(torch.relu(self.hidden(image.flatten(1))))
-        return found
+        return self.out(torch.relu(self.hidden(image.flatten(1))))
 
 
 def loss(net: Net, params: Params, batch: Batch) -> Tensor:

@@ -34,8 +34,7 @@ class Own(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         both = torch.cat([x, self.user.expand(len(x), WIDTH)], 1)
-        out: Tensor = self.linear(self.norm(both))
-        return out
+        return self.linear(self.norm(both))
 
 
 def furl(**client: Any) -> Method:
@@ -257,12 +256,10 @@ class Body(nn.Module):
             self.norm, self.linear, self.user = nn.BatchNorm1d(3), nn.Linear(3, 3), nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(self.norm(x))
-        return out
+        return self.linear(self.norm(x))
 
     def own(self, x: Tensor) -> Tensor:
-        out: Tensor = self.user(self.norm(x))
-        return out
+        return self.user(self.norm(x))
 
 
 class Keeps(Body):

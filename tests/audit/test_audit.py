@@ -127,8 +127,7 @@ def test_a_private_part_behind_a_federated_one_that_begins_at_zero_is_audited() 
             self.scale = nn.Parameter(torch.zeros(3))
 
         def forward(self, x: Tensor) -> Tensor:
-            both: Tensor = self.own(x) * self.scale
-            return both
+            return self.own(x) * self.scale
 
     method = methods.fedper("own.*", local=Phase(batch_size=2))
     report = audit(Behind(), method, small(DATA, 2), rounds=1)
@@ -147,8 +146,7 @@ class Steep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         steep = self.user.sum().sign() * 200 if self.signed else 60 * self.user
-        out: Tensor = self.linear(x) + self.user + 1e-3 * steep.exp()
-        return out
+        return self.linear(x) + self.user + 1e-3 * steep.exp()
 
 
 @pytest.mark.parametrize("signed", [False, True])

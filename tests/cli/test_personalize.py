@@ -132,8 +132,7 @@ def test_no_held_out_users(fedkeep: Command, refused: Callable[..., str]) -> Non
 
 
 def kept_in(folder: Path) -> dict[str, str]:
-    clients: dict[str, str] = json.loads((folder / "fitted" / "fitted.json").read_text("utf-8"))["clients"]
-    return clients
+    return json.loads((folder / "fitted" / "fitted.json").read_text("utf-8"))["clients"]
 
 
 def test_what_a_named_user_fits_is_kept_in_the_run(fedkeep: Command) -> None:

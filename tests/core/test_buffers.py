@@ -27,8 +27,7 @@ class Assigning(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.m = self.m + x.mean(0) if self.given is None else self.given
-        out: Tensor = self.layer(x - self.m)
-        return out
+        return self.layer(x - self.m)
 
 
 class Words(nn.Module):
@@ -42,8 +41,7 @@ class Words(nn.Module):
         self.table.weight.requires_grad_(not still)
 
     def forward(self, word: Tensor) -> Tensor:
-        out: Tensor = self.table(word)
-        return out
+        return self.table(word)
 
 
 @pytest.mark.parametrize("bag", [False, True])

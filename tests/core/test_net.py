@@ -133,8 +133,7 @@ def test_tied_weights_within_a_half_work() -> None:
             self.second.weight = self.first.weight
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.second(self.first(x))
-            return out
+            return self.second(self.first(x))
 
     model = Tied()
     net = Net(model)
@@ -167,8 +166,7 @@ class Mapped(Unsaid):
     """Says nothing of rows per example, so it is mapped."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x) + self.user.reshape(3)
-        return out
+        return self.linear(x) + self.user.reshape(3)
 
 
 @pytest.mark.parametrize("kind", [Logits, Mapped])

@@ -81,10 +81,7 @@ def test_decays_by_pattern_are_those_of_torchs_groups(make: Any, reference: Any)
     decays = dict(zip(SHAPES, (0.3, 0.0, 0.01, 0.0), strict=True))
 
     def theirs(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = reference(
-            [{**g, "weight_decay": d} for g, d in zip(groups, decays.values(), strict=True)]
-        )
-        return made
+        return reference([{**g, "weight_decay": d} for g, d in zip(groups, decays.values(), strict=True)])
 
     follow(ours, theirs)
     with pytest.raises(ConfigError, match="weight decay pattern 'c'"):

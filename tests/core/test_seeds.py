@@ -117,8 +117,7 @@ class Net(nn.Module):
         self.a, self.b, self.rate = nn.Linear(4, 8), nn.Linear(8, 3), rate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.b(nn.functional.dropout(self.a(x), self.rate, self.training))
-        return out
+        return self.b(nn.functional.dropout(self.a(x), self.rate, self.training))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])

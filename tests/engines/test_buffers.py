@@ -61,8 +61,7 @@ class Words(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Return what the last layer makes of them."""
-        out: Tensor = self.last(features)
-        return out
+        return self.last(features)
 
 
 def bounded(run: Run) -> Params:
@@ -202,8 +201,7 @@ class Centred(nn.Module):
                 self.m.copy_(now)
             else:
                 self.m = now
-        out: Tensor = self.a(x - self.m)
-        return out
+        return self.a(x - self.m)
 
 
 COPIES = [methods.ditto(local=LOCAL), methods.apfl(local=LOCAL)]
@@ -266,8 +264,7 @@ class Scaled(nn.Module):
             self.cache = torch.linspace(0.5, 1.5, self.reach)
         assert self.cache is not None
         scale = self.cache[: text.shape[1]].to(self.head.weight.dtype)
-        out: Tensor = self.head((self.table(text) * scale[None, :, None]).mean(1))
-        return out
+        return self.head((self.table(text) * scale[None, :, None]).mean(1))
 
 
 def test_a_cache_does_not_go_on_to_the_next_client() -> None:

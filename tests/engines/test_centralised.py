@@ -34,8 +34,7 @@ class Central(nn.Module):
         nn.init.zeros_(self.user.weight)
 
     def forward(self, x: Tensor, client: Tensor) -> Tensor:
-        out: Tensor = self.linear(x) + self.user(client)
-        return out
+        return self.linear(x) + self.user(client)
 
 
 def centralised(

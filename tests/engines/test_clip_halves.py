@@ -27,8 +27,7 @@ class Loud(nn.Module):
         declare(self, per_example=("user",))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x) + self.loudness * self.user
-        return out
+        return self.linear(x) + self.loudness * self.user
 
 
 def trained(loudness: float, over: str, engine: str = "sequential") -> tuple[Tensor, Tensor]:

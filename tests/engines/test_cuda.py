@@ -35,8 +35,7 @@ class Torchs(nn.Module):
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         output, _ = self.encoder(self.embedding(text))
         last = output[torch.arange(len(text), device=text.device), text_length - 1]
-        logits: Tensor = self.head(last + self.user)
-        return logits
+        return self.head(last + self.user)
 
 
 def images() -> FederatedData:
@@ -143,8 +142,7 @@ class Thinned(nn.Module):
         self.head = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(x * nn.functional.dropout(torch.ones_like(x), 0.3, self.training))
-        return logits
+        return self.head(x * nn.functional.dropout(torch.ones_like(x), 0.3, self.training))
 
 
 @pytest.mark.parametrize("engine", ["centralised", "sequential", "vectorised"])

@@ -42,8 +42,7 @@ class Two(nn.Module):
         declare(self, per_example=("user",))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.linear(x) + self.user
-        return out
+        return self.linear(x) + self.user
 
 
 def judged_by(leaves: Leaves, models: tuple[Model, ...] = ("own", "shared")) -> Any:
@@ -188,8 +187,7 @@ class Numbers(nn.Module):
         declare(self, per_example=("user",))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = x @ self.w + self.user
-        return out
+        return x @ self.w + self.user
 
 
 def test_the_policies_agree() -> None:

@@ -42,8 +42,7 @@ class Images(nn.Module):
         self.conv, self.out, self.drop = nn.Conv2d(3, 4, 3), nn.Linear(24, 3), drop
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.out(self.drop(self.conv(x.permute(0, 3, 1, 2)), self.training).flatten(1))
-        return found
+        return self.out(self.drop(self.conv(x.permute(0, 3, 1, 2)), self.training).flatten(1))
 
 
 class Words(nn.Module):
@@ -54,8 +53,7 @@ class Words(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(2) if self.first else x.flatten(2).transpose(0, 1)
-        found: Tensor = self.out(self.drop(self.layer(x)[0]).sum(1 if self.first else 0))
-        return found
+        return self.out(self.drop(self.layer(x)[0]).sum(1 if self.first else 0))
 
 
 class Transposed(nn.Module):

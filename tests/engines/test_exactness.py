@@ -27,8 +27,7 @@ class JointLinear(nn.Module):
         self.users = nn.Parameter(split.user.detach().repeat(users, 1))
 
     def forward(self, batch: dict[str, Tensor], client: int) -> Tensor:
-        out: Tensor = self.linear(batch["x"]) + self.users[client]
-        return out
+        return self.linear(batch["x"]) + self.users[client]
 
 
 class JointDocument(nn.Module):
@@ -63,8 +62,7 @@ class JointDocument(nn.Module):
             steps, _ = nn.utils.rnn.pad_packed_sequence(output, batch_first=True, padding_value=-float("inf"))
             text = steps.amax(1)
         joined = torch.cat([text, self.users[client].expand(len(text), -1)], 1)
-        out: Tensor = self.mlp(joined) + self.user_biases[client]
-        return out
+        return self.mlp(joined) + self.user_biases[client]
 
 
 def joint_loss(model: nn.Module, batch: dict[str, Tensor], client: int) -> Tensor:

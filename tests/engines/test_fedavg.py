@@ -198,8 +198,7 @@ def test_tied_weights_within_a_half_train_as_in_pytorch() -> None:
             self.second.weight = self.first.weight
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.second(torch.tanh(self.first(x)))
-            return out
+            return self.second(torch.tanh(self.first(x)))
 
     model = Tied().double()
     method = methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4))
@@ -249,8 +248,7 @@ def test_furl_that_cannot_move_its_vectors_is_fedavg() -> None:
             self.linear.load_state_dict(Logits().linear.state_dict())
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.linear(x)
-            return out
+            return self.linear(x)
 
     frozen = methods.furl(
         "user", private_init=0.0, local=Phase(optimizer=sgd(0.3, rates={"user": 0.0}), batch_size=4)

@@ -34,8 +34,7 @@ class Backbone(nn.Module):
             self.register_buffer("positions", torch.arange(3), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.scale * self.body(x))) + self.user
-        return out
+        return self.head(torch.tanh(self.scale * self.body(x))) + self.user
 
 
 def test_what_is_frozen_is_neither_sent_back_nor_kept_nor_counted() -> None:

@@ -60,8 +60,7 @@ class Normed(nn.Module):
         self.user = nn.Parameter(torch.zeros(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.norm(x)) + self.user
-        return logits
+        return self.head(self.norm(x)) + self.user
 
 
 @pytest.mark.parametrize("private", [["user"], ["user", "norm.*"]])
@@ -109,8 +108,7 @@ class Items(nn.Module):
         self.user = nn.Parameter(torch.zeros(3))
 
     def forward(self, item: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.embedding(item)) + self.user
-        return logits
+        return self.head(self.embedding(item)) + self.user
 
 
 @pytest.mark.parametrize("optimizer", [sgd(0.1), adam(0.01)])
@@ -145,8 +143,7 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.tensor(1.0))
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
-        logits: Tensor = self.scale * self.head(self.embedding(text).sum(1) / text_length[:, None])
-        return logits
+        return self.scale * self.head(self.embedding(text).sum(1) / text_length[:, None])
 
 
 def test_texts_and_a_scalar_parameter() -> None:
@@ -164,8 +161,7 @@ class Parts(tiny.Parts):
         self.norm, self.scale = nn.LayerNorm(4), nn.Parameter(torch.tensor(1.0))
 
     def features(self, x: Tensor) -> Tensor:
-        found: Tensor = torch.tanh(self.norm(self.encoder(x))) * self.scale
-        return found
+        return torch.tanh(self.norm(self.encoder(x))) * self.scale
 
 
 class Called(Parts):
@@ -215,8 +211,7 @@ class Slope(nn.Module):
         self.line = nn.Linear(2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.line(x).squeeze(-1)
-        return found
+        return self.line(x).squeeze(-1)
 
 
 def test_half_precision_is_judged() -> None:

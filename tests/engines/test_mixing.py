@@ -32,8 +32,7 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        found: Tensor = self.last(self.middle(self.first(x)))
-        return found
+        return self.last(self.middle(self.first(x)))
 
 
 class Words(nn.Module):

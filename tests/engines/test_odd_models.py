@@ -138,8 +138,7 @@ class Bounded(nn.Module):
         self.embedding, self.classifier = nn.Embedding(300, 4, max_norm=0.5), nn.Linear(4, 3)
 
     def forward(self, item: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(torch.tanh(self.embedding(item)))
-        return logits
+        return self.classifier(torch.tanh(self.embedding(item)))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -160,8 +159,7 @@ class Masked(Parts):
         self.encoder.bias.requires_grad_(False)
 
     def features(self, x: Tensor) -> Tensor:
-        found: Tensor = super().features(x) * self.mask
-        return found
+        return super().features(x) * self.mask
 
 
 @pytest.mark.parametrize("split", [Split(), Split(frozen="encoder.*")])
@@ -251,8 +249,7 @@ class Bag(nn.Module):
         self.embedding, self.classifier = nn.EmbeddingBag(20, 4), nn.Linear(4, 3)
 
     def forward(self, item: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.embedding(item[:, None]))
-        return logits
+        return self.classifier(self.embedding(item[:, None]))
 
 
 def test_a_layer_without_second_derivatives_is_said_in_words() -> None:
@@ -324,8 +321,7 @@ class Mixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mixer = self.made(x.dtype) if self.mixer is None else self.mixer
-        logits: Tensor = self.head(torch.sparse.mm(mixer, x.mT).mT) + self.user
-        return logits
+        return self.head(torch.sparse.mm(mixer, x.mT).mT) + self.user
 
 
 class Fixed(Mixing):
@@ -346,8 +342,7 @@ class Mixed(Mixing):
 
     def forward(self, x: Tensor) -> Tensor:
         mixer = torch.tensor([[1.0, 0.0], [0.5, 2.0]], dtype=x.dtype)
-        logits: Tensor = self.head(x @ mixer.mT) + self.user
-        return logits
+        return self.head(x @ mixer.mT) + self.user
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -82,8 +82,7 @@ class Shared(Noisy):
     """Dropout, batch statistics, and a way to predict without the private vector."""
 
     def shared(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(self.drop(self.norm(x)))
-        return out
+        return self.linear(self.drop(self.norm(x)))
 
 
 @dataclass(frozen=True)
@@ -389,8 +388,7 @@ class Writes(nn.Module):
         return self.linear(x).detach() + self.user
 
     def alone(self, x: Tensor) -> Tensor:
-        scaled: Tensor = self.linear(x) * (1 + WAYS[self.way][1](self))
-        return scaled
+        return self.linear(x) * (1 + WAYS[self.way][1](self))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.alone(x) + self.user
@@ -440,16 +438,14 @@ class Compares(Writes):
     """Asks whether private values are positive, which NaN is not."""
 
     def alone(self, x: Tensor) -> Tensor:
-        scaled: Tensor = self.linear(x) * torch.where(self.user.detach() > 0, 2.0, 1.0)
-        return scaled
+        return self.linear(x) * torch.where(self.user.detach() > 0, 2.0, 1.0)
 
 
 class ComparesLater(Compares):
     """Asks whether private values are what they become later alone."""
 
     def alone(self, x: Tensor) -> Tensor:
-        scaled: Tensor = self.linear(x) * torch.where(self.user.detach() > 0.9, 2.0, 1.0)
-        return scaled
+        return self.linear(x) * torch.where(self.user.detach() > 0.9, 2.0, 1.0)
 
 
 @pytest.mark.parametrize("model", [Compares, ComparesLater, Writes])

@@ -155,8 +155,7 @@ class Late(Parts):
     def forward(self, x: Tensor) -> Tensor:
         if self.late is None:
             self.late = nn.Linear(x.shape[1], 3).double()
-        logits: Tensor = super().forward(x) + self.late(x)
-        return logits
+        return super().forward(x) + self.late(x)
 
 
 class LateParameter(Parts):
@@ -171,8 +170,7 @@ class Relu(Parts):
 
     def forward(self, x: Tensor) -> Tensor:
         self.late = nn.ReLU()
-        logits: Tensor = self.late(super().forward(x))
-        return logits
+        return self.late(super().forward(x))
 
 
 @pytest.mark.parametrize("model", [Late, LateParameter])

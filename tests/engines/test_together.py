@@ -66,8 +66,7 @@ class Wide(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
-        logits: Tensor = self.back(torch.relu(self.front(x) + self.user))
-        return logits
+        return self.back(torch.relu(self.front(x) + self.user))
 
 
 class Renormed(Logits):
@@ -178,8 +177,7 @@ class Image(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
-        logits: Tensor = self.out(self.filter(x.reshape(-1, *self.shape)).flatten(1))
-        return logits
+        return self.out(self.filter(x.reshape(-1, *self.shape)).flatten(1))
 
 
 @pytest.mark.parametrize("then", [100.0, 0.0])

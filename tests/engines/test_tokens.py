@@ -25,8 +25,7 @@ class Outputs(OrderedDict):  # type: ignore[type-arg]
 
     @property
     def logits(self) -> Tensor:
-        found: Tensor = self["logits"]
-        return found
+        return self["logits"]
 
 
 FORMS: dict[str, Any] = {

@@ -52,8 +52,7 @@ class NoHead(Parts):
     head = None  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.classifier(self.features(x)) * 2
-        return found
+        return self.classifier(self.features(x)) * 2
 
 
 def found(model: nn.Module, method: Method) -> bool:

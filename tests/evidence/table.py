@@ -260,8 +260,7 @@ class Counts(nn.Module):
     def own_logits(self, text: Tensor, text_length: Tensor) -> Tensor:
         if self.training:
             Counts.seen.append(text.shape[1])
-        out: Tensor = self.own(text)
-        return out
+        return self.own(text)
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         out: Tensor = self.shared(text)
@@ -456,8 +455,7 @@ class Headed(nn.Module):
         self.body, self.user = body, head
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.user(self.body(x))
-        return out
+        return self.user(self.body(x))
 
 
 HEAD = methods.fedper("user.*", local=LOCAL)

@@ -37,8 +37,7 @@ class Reader(nn.Module):
         found, _ = self.rnn(self.embedding(text))
         inside = torch.arange(text.shape[1], device=text.device) < text_length[:, None]
         mean = (found * inside.unsqueeze(-1)).sum(1) / text_length[:, None]
-        logits: Tensor = self.out(mean) + self.user
-        return logits
+        return self.out(mean) + self.user
 
 
 class Columns(nn.Module):
@@ -52,8 +51,7 @@ class Columns(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = nn.functional.pad(x, (0, (1 << 16) - x.shape[1]))
-        logits: Tensor = self.out(self.wide(wide).relu()) + self.user
-        return logits
+        return self.out(self.wide(wide).relu()) + self.user
 
 
 class InPlace(Columns):
@@ -68,8 +66,7 @@ class InPlace(Columns):
         hidden = self.wide(nn.functional.pad(x, (0, (1 << 16) - x.shape[1])))
         if self.change is None:
             hidden += 1.0
-        logits: Tensor = self.out((hidden if self.change is None else self.change(hidden)) ** 2) + self.user
-        return logits
+        return self.out((hidden if self.change is None else self.change(hidden)) ** 2) + self.user
 
 
 def run(accelerate: bool, kind: Any = nn.LSTM, **more: Any) -> Any:

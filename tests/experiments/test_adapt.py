@@ -72,8 +72,7 @@ def test_another_name_in_front() -> None:
             self.inner, self.bias = Logits().double(), nn.Parameter(torch.zeros(3, dtype=torch.float64))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.inner(x) + self.bias
-            return out
+            return self.inner(x) + self.bias
 
     run = rooted(FEDAVG, Inside(), methods.furl("bias"), "inner.")
     assert torch.equal(run.server["inner.linear.weight"], FEDAVG.server["linear.weight"])

@@ -31,8 +31,7 @@ class Writer(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return logits, (B, T, words)."""
-        out: Tensor = self.embedding(input_ids) @ self.embedding.weight.T + self.vector
-        return out
+        return self.embedding(input_ids) @ self.embedding.weight.T + self.vector
 
 
 def texts(folder: Path, rate: float) -> tuple[Config, np.ndarray[Any, Any]]:

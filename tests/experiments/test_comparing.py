@@ -64,8 +64,7 @@ class Layers(nn.Module):
         self.body, self.head = nn.Linear(features, 4), nn.Linear(4, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.head(self.body(x).tanh())
-        return found
+        return self.head(self.body(x).tanh())
 
 
 class Tags(nn.Module):
@@ -76,8 +75,7 @@ class Tags(nn.Module):
         self.table, self.out = nn.Embedding(8, 4), nn.Linear(4, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.out(self.table(ids))
-        return found
+        return self.out(self.table(ids))
 
 
 class Constant(nn.Module):

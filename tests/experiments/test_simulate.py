@@ -346,8 +346,7 @@ class TwoLayers(nn.Module):
         self.head = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x + self.user)
-        return out
+        return self.head(x + self.user)
 
 
 def test_a_private_head_of_two_layers_trains() -> None:
@@ -372,8 +371,7 @@ def test_a_sequence_of_layers_is_trained_as_a_module_around_it(engine: str) -> N
             self.layers = layers
 
         def forward(self, x: Tensor) -> Tensor:
-            logits: Tensor = self.layers(x)
-            return logits
+            return self.layers(x)
 
     layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
     runs = [

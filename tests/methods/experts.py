@@ -34,8 +34,7 @@ class Expert(nn.Module):
             self.out = nn.Linear(5, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.out(self.drop(torch.tanh(self.body(x))))
-        return logits
+        return self.out(self.drop(torch.tanh(self.body(x))))
 
 
 class Switch(nn.Module):
@@ -48,8 +47,7 @@ class Switch(nn.Module):
             self.linear = nn.Linear(3, 1)
 
     def logit(self, x: Tensor) -> Tensor:
-        logit: Tensor = self.linear(x).squeeze(1)
-        return logit
+        return self.linear(x).squeeze(1)
 
 
 def model(dropout: float = 0.0) -> MixtureOfExperts:

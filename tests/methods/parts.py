@@ -23,8 +23,7 @@ class Deep(nn.Module):
             self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.norm(self.body(x))))
-        return out
+        return self.head(torch.tanh(self.norm(self.body(x))))
 
 
 class Parts(nn.Module):
@@ -44,8 +43,7 @@ class Parts(nn.Module):
         return torch.tanh(self.encoder(x))
 
     def head(self, features: Tensor) -> Tensor:
-        out: Tensor = self.classifier(features)
-        return out
+        return self.classifier(features)
 
 
 class Words(Parts):

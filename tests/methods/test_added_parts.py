@@ -46,8 +46,7 @@ class Chain(nn.Sequential):
         return x
 
     def head(self, features: Tensor) -> Tensor:
-        out: Tensor = self[-1](features)
-        return out
+        return self[-1](features)
 
 
 class OverChildren(Plain):

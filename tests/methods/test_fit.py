@@ -35,8 +35,7 @@ class Stranger(nn.Module):
             self.scorer = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.scorer(torch.tanh(self.body(x)))
-        return out
+        return self.scorer(torch.tanh(self.body(x)))
 
 
 class Named(nn.Module):
@@ -51,8 +50,7 @@ class Named(nn.Module):
         return torch.tanh(self.encoder(x))
 
     def head(self, features: Tensor) -> Tensor:
-        out: Tensor = self.classifier(features)
-        return out
+        return self.classifier(features)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
@@ -195,8 +193,7 @@ def test_a_users_vector_is_that_of_a_head_which_is_given_it_beside_its_features(
 
         def forward(self, x: Tensor) -> Tensor:
             found = torch.cat([torch.tanh(self.body(x)), self.user.expand(len(x), -1)], 1)
-            out: Tensor = self.scorer(found) + self.bias
-            return out
+            return self.scorer(found) + self.bias
 
     joined = trained(Joined(), made("furl", private=("user", "bias")))
     torch.testing.assert_close(joined.kept("user-1").params["user"], kept["scorer.user"])
@@ -219,8 +216,7 @@ class TwoNorms(nn.Module):
         self.scorer = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.scorer(self.norm3(self.bn2(self.norm1(x))))
-        return out
+        return self.scorer(self.norm3(self.bn2(self.norm1(x))))
 
 
 def test_batch_normalisation_of_another_name_beside_a_usual_one_is_private_too() -> None:
@@ -258,8 +254,7 @@ class Spoken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first = next(iter(self.tables.values())).weight if self.tables else torch.eye(7, 4).to(x)
-        out: Tensor = self.scorer(torch.tanh(x @ first[:3]))
-        return out
+        return self.scorer(torch.tanh(x @ first[:3]))
 
 
 def test_a_table_of_words_is_found_by_type() -> None:
@@ -315,8 +310,7 @@ class Zeros(Stranger):
             del self.scorer
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = getattr(self, self.name)(torch.tanh(self.body(x)))
-        return out
+        return getattr(self, self.name)(torch.tanh(self.body(x)))
 
 
 @pytest.mark.parametrize("name", ["scorer", "head"])

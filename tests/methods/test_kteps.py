@@ -62,8 +62,7 @@ class Plus(nn.Module):
         return x
 
     def head(self, features: Tensor) -> Tensor:
-        out: Tensor = self.classifier(features)
-        return out
+        return self.classifier(features)
 
 
 class Scale(nn.Module):

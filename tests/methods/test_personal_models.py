@@ -217,8 +217,7 @@ class Recurrent(nn.Module):
         self.body, self.head = LSTM(1, 3), nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.body.pooled(x.unsqueeze(-1)))
-        return logits
+        return self.head(self.body.pooled(x.unsqueeze(-1)))
 
 
 def test_exact_is_exact_through_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,8 +162,7 @@ class Held(nn.Module):
         self._orig_mod = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self._orig_mod(x)
-        return found
+        return self._orig_mod(x)
 
 
 class Compiled(nn.Module):
@@ -172,8 +171,7 @@ class Compiled(nn.Module):
         self.body = Held(nn.Linear(3, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.body(x)
-        return found
+        return self.body(x)
 
 
 def test_workers_are_never_started_for_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:

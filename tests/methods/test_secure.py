@@ -85,8 +85,7 @@ class Words(nn.Module):
         declare(self, lookup={"table.weight": "word"})
 
     def forward(self, word: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.table(word) + self.user
-        return found
+        return self.table(word) + self.user
 
 
 @pytest.mark.parametrize("bits", [32, 64])

@@ -99,8 +99,7 @@ def test_experts_of_different_architecture_and_columns() -> None:
             self.out = nn.Linear(2, 4)
 
         def forward(self, note: Tensor) -> Tensor:
-            logits: Tensor = self.out(note)
-            return logits
+            return self.out(note)
 
     cnn = CNN(4, 1, 16, widths=(3, 4), hidden=(16, 8))
     gate = Gate(CNN(1, 1, 16, widths=(2, 2), hidden=(6, 5)))

@@ -52,13 +52,11 @@ def test_so_may_what_it_gives_many_clients(change: str) -> None:
 
     def loss(weight: Tensor, x: Tensor, module: nn.Module) -> Tensor:
         values = {"weight": weight, "bias": layer.bias.detach()}
-        found: Tensor = CHANGES[change](torch.func.functional_call(module, values, (x,))).sum()
-        return found
+        return CHANGES[change](torch.func.functional_call(module, values, (x,))).sum()
 
     def slopes(module: nn.Module) -> Tensor:
         each = torch.func.grad(lambda weight, x: loss(weight, x, module))
-        found: Tensor = torch.func.vmap(each, randomness="different")(weights, x)
-        return found
+        return torch.func.vmap(each, randomness="different")(weights, x)
 
     same(layer, slopes, grads=False)
 
@@ -78,8 +76,7 @@ def test_last_states_may_be_changed_in_place(state: int) -> None:
     def call(module: nn.Module) -> Tensor:
         out, last = module(x)
         last[state].mul_(2.0)
-        found: Tensor = out.sum() + (last[state] ** 2).sum()
-        return found
+        return out.sum() + (last[state] ** 2).sum()
 
     same(nn.LSTM(6, 7, batch_first=True).double(), call)
 

@@ -32,8 +32,7 @@ class Encoder(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.head(self.encoder(self.up(x).unsqueeze(1)).squeeze(1))
-        return found
+        return self.head(self.encoder(self.up(x).unsqueeze(1)).squeeze(1))
 
 
 ON = ["*.linear1", "*.linear2"]
@@ -134,8 +133,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.up(x).unflatten(1, (3, 1, 2, 4)).unbind(1)  # (B, 1, 2, 4) each
         how = self.how if self.training else {n: h for n, h in self.how.items() if n != "dropout_p"}
-        found: Tensor = self.head(nn.functional.scaled_dot_product_attention(q, k, v, **how).mean((1, 2)))
-        return found
+        return self.head(nn.functional.scaled_dot_product_attention(q, k, v, **how).mean((1, 2)))
 
 
 SEEN = torch.tensor([[True, False], [False, False]])
@@ -257,8 +255,7 @@ class Twice(nn.Module):
         self.a = self.b = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.b(self.a(x))
-        return found
+        return self.b(self.a(x))
 
 
 @pytest.mark.parametrize("on", ["*", "a", "b", ["a", "b"]])

@@ -75,8 +75,7 @@ def test_what_all_share_and_two_axes(name: str) -> None:
     weights, x, rest = tensors[:place], tensors[place], tensors[place + 1 :]
 
     def forward(x: Tensor, *weights: Tensor) -> Tensor:
-        found: Tensor = layer.custom([*weights, x, *rest], how, False)[0]
-        return found
+        return layer.custom([*weights, x, *rest], how, False)[0]
 
     inner = torch.vmap(forward, (None, *[0] * place))
     found = torch.vmap(inner)(x[:2], *[torch.stack([w, 2 * w]) for w in weights])

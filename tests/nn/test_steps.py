@@ -38,8 +38,7 @@ def torchs(kind: str, projected: Tensor, w_hh: Tensor, b_hh: Tensor | None = Non
     zeros = torch.zeros(size, dtype=torch.float64)
     own = {"weight_ih_l0": torch.eye(size, dtype=torch.float64), "bias_ih_l0": zeros}
     own |= {"weight_hh_l0": w_hh, "bias_hh_l0": zeros if b_hh is None else b_hh}
-    output: Tensor = torch.func.functional_call(layer, own, (projected,))[0]
-    return output
+    return torch.func.functional_call(layer, own, (projected,))[0]
 
 
 def scalar(states: Tensor) -> Tensor:

@@ -411,8 +411,7 @@ def test_packed_sequences_are_unknown_with_a_way_out_that_is_proved() -> None:
 
 class Saves(Own):
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = checkpoint(super().forward, x, use_reentrant=False)
-        return out
+        return checkpoint(super().forward, x, use_reentrant=False)
 
 
 def test_a_model_that_hooks_saved_tensors_is_told_what_to_do() -> None:

@@ -76,8 +76,7 @@ class Hand:
     def _plain(self) -> dict[str, Any]:
         import json
 
-        plain: dict[str, Any] = json.loads(self.encoding.to_json())
-        return plain
+        return json.loads(self.encoding.to_json())
 
     def experiment(self, text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:
         return self.make(), self.given

@@ -159,8 +159,7 @@ class Fragile(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if Fragile.failing and torch.is_grad_enabled() and len(x) == 3:
             raise ValueError("row 3: Anna Smith")
-        out: torch.Tensor = self.head(x)
-        return out
+        return self.head(x)
 
 
 def test_where_the_model_fails_on_a_device_the_others_come_through(

@@ -25,8 +25,7 @@ class Head(nn.Module):
         self.head = nn.Sequential(nn.Linear(4, 4), activation(), nn.Linear(4, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.body(x)))
-        return out
+        return self.head(torch.tanh(self.body(x)))
 
 
 class LoRA(nn.Module):
@@ -38,8 +37,7 @@ class LoRA(nn.Module):
         self.a, self.b = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.zeros(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base(x) + x @ self.a @ self.b
-        return out
+        return self.base(x) + x @ self.a @ self.b
 
 
 class Norm(nn.Module):
@@ -50,8 +48,7 @@ class Norm(nn.Module):
         self.body, self.norm, self.out = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.out(torch.relu(self.norm(self.body(x))))
-        return out
+        return self.out(torch.relu(self.norm(self.body(x))))
 
 
 def zeros(model: nn.Module, private: str) -> Params:

@@ -39,8 +39,7 @@ class Weights(nn.Module):
         self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.body(x)))
-        return out
+        return self.head(torch.tanh(self.body(x)))
 
 
 def ratings() -> list[Batch]:
@@ -303,8 +302,7 @@ class Casts(Weights):
         self.cast, self.table = cast, nn.Embedding(9, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = super().forward(self.cast(x) + self.table(x[:, 0].abs().long().clamp(max=8)))
-        return out
+        return super().forward(self.cast(x) + self.table(x[:, 0].abs().long().clamp(max=8)))
 
 
 @pytest.mark.parametrize(

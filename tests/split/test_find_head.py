@@ -30,8 +30,7 @@ class Model(nn.Module):
             setattr(self, name, layer)
 
     def body(self, x: Tensor) -> Tensor:
-        out: Tensor = self.act(self.fc1(x))
-        return out
+        return self.act(self.fc1(x))
 
     def forward(self, x: Tensor) -> Any:
         return self.fc2(self.body(x)) if self.run is None else self.run(self, x)
@@ -242,8 +241,7 @@ def test_features_are_put_in_under_transforms() -> None:
 
             def forward(self, x: Tensor) -> Tensor:
                 found = caught(layer, lambda: model(x), "fc2")
-                out: Tensor = put_in(layer, 3 * found, lambda: model(x), "fc2")
-                return out
+                return put_in(layer, 3 * found, lambda: model(x), "fc2")
 
         named = {f"model.{n}": v for n, v in params.items()}
         out: Tensor = torch.func.functional_call(Call(), named, (x,))

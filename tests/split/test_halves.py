@@ -40,8 +40,7 @@ class Everything(nn.Module):
         found = self.norm(self.pretrained(word + 0 * self.positions[0])) * self.mask
         with torch.no_grad():
             self.mean.mul_(0.9).add_(0.1 * found.mean(0))
-        out: Tensor = self.head(self.still(found - self.mean))
-        return out
+        return self.head(self.still(found - self.mean))
 
 
 NORM = ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked")

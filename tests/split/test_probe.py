@@ -36,8 +36,7 @@ class NormOverUser(nn.Module):
         self.user = nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(self.norm(x + self.user))
-        return out
+        return self.linear(self.norm(x + self.user))
 
 
 def test_batch_norm_over_a_private_vector_is_a_leak_that_names_the_buffers() -> None:
@@ -69,8 +68,7 @@ class Tallied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             self.tally.add_(self.user if self.of == "user" else x.sum(0))
-        out: Tensor = self.linear(x) + self.user
-        return out
+        return self.linear(x) + self.user
 
 
 def test_a_buffer_of_any_module_is_looked_at() -> None:
@@ -273,8 +271,7 @@ class Deep(nn.Module):
         self.offset = torch.zeros(3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.body(x * self.scale)) + self.offset
-        return out
+        return self.head(self.body(x * self.scale)) + self.offset
 
 
 @pytest.mark.parametrize(

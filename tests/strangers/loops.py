@@ -59,8 +59,7 @@ def method(stranger: Stranger, name: str) -> Method:
                 settings[argument] = 1
             elif argument == "early_stopping":
                 settings[argument] = None
-    made: Method = METHODS[name](local=local(stranger), **settings)
-    return made
+    return METHODS[name](local=local(stranger), **settings)
 
 
 def trained(stranger: Stranger, name: str, engine: str) -> Run:

@@ -59,8 +59,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.bn1(self.fc1(x)))
-        out: Tensor = self.fc3(torch.relu(self.bn2(self.fc2(x))))
-        return out
+        return self.fc3(torch.relu(self.bn2(self.fc2(x))))
 
 
 def sequence() -> nn.Module:
@@ -93,8 +92,7 @@ class Lstm(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         states, _ = self.rnn(self.embedding(text))
-        out: Tensor = self.decoder(states[:, -1])
-        return out
+        return self.decoder(states[:, -1])
 
 
 class Gru(nn.Module):
@@ -106,8 +104,7 @@ class Gru(nn.Module):
         self.out = nn.Linear(12, CLASSES)
 
     def forward(self, text: Tensor) -> Tensor:
-        out: Tensor = self.out(self.gru(self.emb(text))[0])[:, -1]
-        return out
+        return self.out(self.gru(self.emb(text))[0])[:, -1]
 
 
 class Conv1d(nn.Module):
@@ -137,8 +134,7 @@ class Transformer(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         found = self.layers(self.embed(text) + self.place)
-        out: Tensor = self.cls(found.mean(1))
-        return out
+        return self.cls(found.mean(1))
 
 
 class Block(nn.Module):
@@ -163,8 +159,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc(self.blocks(self.stem(x)).mean((2, 3)))
-        return out
+        return self.fc(self.blocks(self.stem(x)).mean((2, 3)))
 
 
 class Bag(nn.Module):
@@ -176,8 +171,7 @@ class Bag(nn.Module):
         self.fc = nn.Linear(12, CLASSES)
 
     def forward(self, text: Tensor) -> Tensor:
-        out: Tensor = self.fc(self.words(text))
-        return out
+        return self.fc(self.words(text))
 
 
 class Vgg(nn.Module):
@@ -189,8 +183,7 @@ class Vgg(nn.Module):
         self.classifier = nn.Sequential(nn.Linear(4 * 9, 10), nn.ReLU(), nn.Dropout(), nn.Linear(10, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.classifier(self.features(x).flatten(1))
-        return out
+        return self.classifier(self.features(x).flatten(1))
 
 
 class Graph(nn.Module):
@@ -216,8 +209,7 @@ class TabTransformer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(48, 16), nn.GELU(), nn.Linear(16, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.mlp(self.attend(x.unsqueeze(2) * self.columns).flatten(1))
-        return out
+        return self.mlp(self.attend(x.unsqueeze(2) * self.columns).flatten(1))
 
 
 class Vit(nn.Module):
@@ -236,8 +228,7 @@ class Vit(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found = self.patches(x).flatten(2).mT
         found = torch.cat([self.token.expand(len(x), -1, -1), found], 1) + self.place
-        out: Tensor = self.heads(self.norm(self.blocks(found))[:, 0])
-        return out
+        return self.heads(self.norm(self.blocks(found))[:, 0])
 
 
 class Bert(nn.Module):
@@ -255,8 +246,7 @@ class Bert(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         found = self.norm(self.words(text) + self.places.weight[: text.shape[1]])
         found = self.encoder(found, src_key_padding_mask=text == 0)
-        out: Tensor = self.classifier(self.drop(torch.tanh(self.pooler(found[:, 0]))))
-        return out
+        return self.classifier(self.drop(torch.tanh(self.pooler(found[:, 0]))))
 
 
 class Gpt2(nn.Module):
@@ -381,8 +371,7 @@ class Two(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         """Return logits."""
-        out: Tensor = self.b(torch.tanh(self.a(x)))
-        return out
+        return self.b(torch.tanh(self.a(x)))
 
     def forward(self, x: Tensor) -> Any:
         return self.inner(x)
@@ -401,8 +390,7 @@ class Packed(nn.Module):
             self.emb(text), length.cpu(), batch_first=True, enforce_sorted=False
         )
         _, (last, _) = self.lstm(packed)
-        out: Tensor = self.fc(last[-1])
-        return out
+        return self.fc(last[-1])
 
 
 class UNet(nn.Module):
@@ -599,8 +587,7 @@ class Mixed(nn.Module):
         self.fc = nn.Linear(8, CLASSES)
 
     def forward(self, text: Tensor) -> Tensor:
-        out: Tensor = self.fc(self.table(text).float().mean(1))
-        return out
+        return self.fc(self.table(text).float().mean(1))
 
 
 class MixedFrozen(nn.Module):
@@ -612,8 +599,7 @@ class MixedFrozen(nn.Module):
         self.head_ = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head_(self.body(x.bfloat16()).float())
-        return out
+        return self.head_(self.body(x.bfloat16()).float())
 
 
 class Autocast(Two):
@@ -633,8 +619,7 @@ class Pair(nn.Module):
         self.last = nn.Linear(12, CLASSES)
 
     def forward(self, text: Tensor, x: Tensor) -> Tensor:
-        out: Tensor = self.last(torch.cat([self.words(text).mean(1), torch.relu(self.numbers(x))], 1))
-        return out
+        return self.last(torch.cat([self.words(text).mean(1), torch.relu(self.numbers(x))], 1))
 
 
 class OptionalMask(Two):
@@ -732,8 +717,7 @@ class Sparse(nn.Module):
         self.table, self.fc = nn.Embedding(WORDS, 8, sparse=True), nn.Linear(8, CLASSES)
 
     def forward(self, text: Tensor) -> Tensor:
-        out: Tensor = self.fc(self.table(text).mean(1))
-        return out
+        return self.fc(self.table(text).mean(1))
 
 
 class MaxNorm(nn.Module):
@@ -744,8 +728,7 @@ class MaxNorm(nn.Module):
         self.table, self.fc = nn.Embedding(WORDS, 8, max_norm=1.0), nn.Linear(8, CLASSES)
 
     def forward(self, text: Tensor) -> Tensor:
-        out: Tensor = self.fc(self.table(text).mean(1))
-        return out
+        return self.fc(self.table(text).mean(1))
 
 
 class Tied(nn.Module):
@@ -759,8 +742,7 @@ class Tied(nn.Module):
         self.lm.weight = self.wte.weight
 
     def forward(self, text: Tensor) -> Tensor:
-        out: Tensor = self.lm(self.rnn(self.wte(text))[0][:, -1])
-        return out
+        return self.lm(self.rnn(self.wte(text))[0][:, -1])
 
 
 class Siamese(nn.Module):
@@ -771,8 +753,7 @@ class Siamese(nn.Module):
         self.encode, self.tell = nn.Linear(6, 8), nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        out: Tensor = self.tell((torch.tanh(self.encode(x)) - torch.tanh(self.encode(y))).abs())
-        return out
+        return self.tell((torch.tanh(self.encode(x)) - torch.tanh(self.encode(y))).abs())
 
 
 class Counter(Two):
@@ -819,8 +800,7 @@ class Stateful(nn.Module):
             self.state = None
         found, state = self.lstm(x, self.state)
         self.state = tuple(s.detach() for s in state)
-        out: Tensor = self.fc(found[:, -1])
-        return out
+        return self.fc(found[:, -1])
 
 
 class Cell(nn.Module):
@@ -834,8 +814,7 @@ class Cell(nn.Module):
         h = c = x.new_zeros(len(x), 6)
         for t in range(x.shape[1]):
             h, c = self.cell(x[:, t], (h, c))
-        out: Tensor = self.fc(h)
-        return out
+        return self.fc(h)
 
 
 class Noise(Two):
@@ -900,8 +879,7 @@ class Gated(nn.Module):
             rows, place = (chosen == k).nonzero(as_tuple=True)
             if len(rows):
                 h = h.index_add(0, rows, weight[rows, place, None] * expert(x[rows]))
-        out: Tensor = self.out(torch.tanh(h))
-        return out
+        return self.out(torch.tanh(h))
 
 
 class Fourier(nn.Module):
@@ -914,8 +892,7 @@ class Fourier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         found = torch.fft.irfft(torch.fft.rfft(x) * self.mix, n=9)
-        out: Tensor = self.fc(found.flatten(1))
-        return out
+        return self.fc(found.flatten(1))
 
 
 class Instance(nn.Module):
@@ -928,8 +905,7 @@ class Instance(nn.Module):
         self.fc = nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc(torch.relu(self.norm(self.conv(x))).amax(2))
-        return out
+        return self.fc(torch.relu(self.norm(self.conv(x))).amax(2))
 
 
 class FrozenNorm(nn.Module):
@@ -945,8 +921,7 @@ class FrozenNorm(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(torch.relu(self.norm(self.fc1(x))))
-        return out
+        return self.fc2(torch.relu(self.norm(self.fc1(x))))
 
 
 class CumulativeNorm(nn.Module):
@@ -958,8 +933,7 @@ class CumulativeNorm(nn.Module):
         self.norm = nn.BatchNorm1d(8, momentum=None)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(torch.relu(self.norm(self.fc1(x))))
-        return out
+        return self.fc2(torch.relu(self.norm(self.fc1(x))))
 
 
 class OwnNorm(Two):
@@ -995,8 +969,7 @@ class Gpt(nn.Module):
         q, k, v = self.qkv(self.norm(x)).split(8, 2)
         scores = (q @ k.mT / math.sqrt(8)).masked_fill(self.mask == 0, float("-inf"))
         x = x + self.proj(scores.softmax(-1) @ v)
-        out: Tensor = self.lm(x[:, -1])
-        return out
+        return self.lm(x[:, -1])
 
 
 class Mixer(nn.Module):
@@ -1011,8 +984,7 @@ class Mixer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch(x).flatten(2).mT
         x = x + F.gelu(self.across(self.norm(x).mT)).mT
-        out: Tensor = self.fc((x + F.gelu(self.along(self.norm(x)))).mean(1))
-        return out
+        return self.fc((x + F.gelu(self.along(self.norm(x)))).mean(1))
 
 
 class DeepFm(nn.Module):
@@ -1026,8 +998,7 @@ class DeepFm(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         found = self.table(text)
         pairs = (found.sum(1) ** 2 - (found**2).sum(1)).sum(1, keepdim=True) / 2
-        out: Tensor = self.first(text).sum(1) + pairs + self.deep(found.flatten(1))
-        return out
+        return self.first(text).sum(1) + pairs + self.deep(found.flatten(1))
 
 
 class Radial(nn.Module):
@@ -1039,8 +1010,7 @@ class Radial(nn.Module):
         self.fc = nn.Linear(7, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc(torch.exp(-torch.cdist(x, self.centre) * self.width.exp()))
-        return out
+        return self.fc(torch.exp(-torch.cdist(x, self.centre) * self.width.exp()))
 
 
 class Hyper(nn.Module):
@@ -1173,8 +1143,7 @@ class Lists(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for weight in self.list:
             x = torch.tanh(x @ weight)
-        out: Tensor = x @ self.dict["out"]
-        return out
+        return x @ self.dict["out"]
 
 
 class TakenNames(Two):
@@ -1196,8 +1165,7 @@ class Heads(nn.Module):
         return self.forward(x).argmax(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.relu(self.features(x)))
-        return out
+        return self.head(torch.relu(self.features(x)))
 
 
 class Ratings(nn.Module):
@@ -1221,8 +1189,7 @@ class Lora(nn.Module):
         self.low, self.high = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.zeros(CLASSES, 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base(x) + x @ self.low.T @ self.high.T
-        return out
+        return self.base(x) + x @ self.low.T @ self.high.T
 
 
 class Attend(nn.Module):
@@ -1236,8 +1203,7 @@ class Attend(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         x = self.emb(text)
         found, _ = self.attend(x, x, x, key_padding_mask=text == 0)
-        out: Tensor = self.fc(found.mean(1))
-        return out
+        return self.fc(found.mean(1))
 
 
 class TwoStage(nn.Module):
@@ -1251,8 +1217,7 @@ class TwoStage(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         x = self.emb(text)
-        out: Tensor = self.fc(self.both(x, x[:, :1])[:, 0])
-        return out
+        return self.fc(self.both(x, x[:, :1])[:, 0])
 
 
 def lazy() -> nn.Module:
@@ -1420,8 +1385,7 @@ class Stranger:
 
 def logits(output: Any) -> Tensor:
     """Return an output's field."""
-    found: Tensor = output.logits
-    return found
+    return output.logits
 
 
 def declaring(make: Callable[[], nn.Module], *names: str) -> Callable[[], nn.Module]:

@@ -40,8 +40,7 @@ class Ratings(nn.Module):
 
     def forward(self, item: Tensor, tags: Tensor) -> Tensor:
         known = (item != 0).unsqueeze(1)
-        out: Tensor = self.out(self.item(item.view(-1)) * known + self.bag(tags)) + self.bias(item)
-        return out
+        return self.out(self.item(item.view(-1)) * known + self.bag(tags)) + self.bias(item)
 
     def bag(self, tags: Tensor) -> Tensor:
         return self.tag(tags).sum(1)  # type: ignore[no-any-return]

@@ -49,8 +49,7 @@ class Words(nn.Module):
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         inside = (torch.arange(text.shape[1], device=text.device) < text_length.unsqueeze(1)).unsqueeze(2)
         mean = (self.embedding(text) * inside).sum(1) / text_length.unsqueeze(1)
-        out: Tensor = self.out(mean)
-        return out
+        return self.out(mean)
 
 
 class Dense(Words):

@@ -61,8 +61,7 @@ class Wide(nn.Module):
             self.idle = nn.Parameter(torch.ones(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x)
-        return out
+        return self.linear(x)
 
 
 class Normed(nn.Module):
@@ -240,8 +239,7 @@ class Dropped(Logits):
     def forward(self, x: Tensor) -> Tensor:
         x = F.dropout(x, 0.0, self.training) + F.dropout(x, 0.9, training=False)
         x = F.dropout(x.clone(), p=0.3, training=self.training, inplace=True)
-        out: Tensor = super().forward(x) + F.dropout(self.user, 0.5, self.training) + F.dropout(x, 1.0).sum()
-        return out
+        return super().forward(x) + F.dropout(self.user, 0.5, self.training) + F.dropout(x, 1.0).sum()
 
 
 def test_dropout_is_drawn_from_each_clients_own_stream() -> None:

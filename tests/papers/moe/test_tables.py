@@ -79,8 +79,7 @@ def request(images: Path, out: Path, **changes: Any) -> Request:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    return rows
+    return json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
 
 
 def test_table2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
