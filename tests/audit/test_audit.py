@@ -318,7 +318,7 @@ def test_a_device_tells_of_opted_in_examples_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 0}, "An audit wants at least one round; got 0."),
+        ({"rounds": 0}, "rounds must be at least 1; got 0."),
         ({"allow": ("losses",)}, "An entry of allow must begin with 'summary', 'loss', "),
     ],
 )

@@ -50,7 +50,7 @@ def test_wrong_use(fedkeep: Command, refused: Callable[..., str]) -> None:
     assert refused("attack", "toy.toml", "--epsilons", "one") == wanted
     for epsilon in ("0", "-1", "nan"):
         said = refused("attack", "toy.toml", f"--epsilons={epsilon}", "--attacks", "who")
-        assert "ε must be a positive number; got " in said
+        assert "ε must be positive; got " in said
         assert "Training" not in said  # before hours of it
     assert "A run is attacked as it is" in refused("attack", "r", "--set", "seed=1")
 

@@ -244,7 +244,7 @@ def test_refused_before_anything_is_trained() -> None:
 def test_the_noise_is_what_epsilon_asks_for() -> None:
     noise = multiplier(3.0, 0.25, 20, 1e-3)
     assert 2.97 < epsilon({Release(rate=0.25, noise=noise): 20}, 1e-3, "rdp") <= 3.0
-    with pytest.raises(ConfigError, match="ε must be a positive number; got 0"):
+    with pytest.raises(ConfigError, match="ε must be positive; got 0"):
         multiplier(0.0, 0.25, 20, 1e-3)
     with pytest.raises(ConfigError, match=r"No noise up to 10,000 comes to ε = 0\.0001\."):
         multiplier(1e-4, 0.25, 20, 1e-9)

@@ -94,7 +94,7 @@ def test_all_faults_are_named_at_once() -> None:
         (
             "method.optimizer.learning_rate",
             "nan",
-            "method.optimizer.learning_rate must be a number of at least 0; got nan.",
+            "method.optimizer.learning_rate must be at least 0; got nan.",
         ),
         (
             "method.optimizer.rates.user",

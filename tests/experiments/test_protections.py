@@ -45,7 +45,7 @@ def test_a_table_asks_for_secure_sums_and_the_run_ends_where_it_did() -> None:
         ),
         ({"reduce": {"kind": "krum", "share": 1}}, "method.reduce.share: unknown key."),
         ({"reduce": {"kind": "clipped_mean", "by": "examples"}}, "method.reduce.by: unknown key."),
-        ({"reduce": {"kind": "trimmed_mean", "share": 0.7}}, "share must lie between 0 and ½"),
+        ({"reduce": {"kind": "trimmed_mean", "share": 0.7}}, "share must be in [0, 0.5)"),
         ({"reduce": {"kind": "median"}, "weighting": "uniform"}, "method.reduce: every client counts once"),
         (
             {"kind": "ifca", "clusters": 2, "reduce": {"kind": "median"}},

@@ -39,9 +39,9 @@ FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
             "evaluate_every must be a whole number; got 0.5.",
         ),
         ({"rounds": 1, "min_clients": 1.5}, ConfigError, "min_clients must be a whole number; got 1.5."),
-        ({"epochs": -1}, ConfigError, "epochs must be a finite number of at least 0; got -1."),
-        ({"epochs": math.nan}, ConfigError, "epochs must be a finite number of at least 0; got nan."),
-        ({"epochs": math.inf}, ConfigError, "epochs must be a finite number of at least 0; got inf."),
+        ({"epochs": -1}, ConfigError, "epochs must be at least 0; got -1."),
+        ({"epochs": math.nan}, ConfigError, "epochs must be at least 0; got nan."),
+        ({"epochs": math.inf}, ConfigError, "epochs must be finite; got inf."),
         ({"rounds": 1, "cohort": 0}, ConfigError, "cohort must be at least 1; got 0."),
         (
             {"rounds": 1, "engine": "sequentail"},

@@ -338,7 +338,7 @@ def test_a_folder_of_another_sweep_is_refused_by_name(tmp_path: Path, trained: T
         (
             "furl",
             {"method.optimizer.learning_rate": "{low = -1.0, high = 1.0}"},
-            r"learning_rate must be a number of at least 0; got -1\.0\.$",
+            r"learning_rate must be at least 0; got -1\.0\.$",
         ),
         (
             "fedprox",

@@ -125,7 +125,7 @@ def test_rows_must_fit() -> None:
         linear_cka(np.zeros((4, 2)), np.zeros((3, 2)))
     with pytest.raises(DataError, match="a value is NaN or infinite"):
         silhouette(np.array([[math.nan], [0.0]]), ["a", "b"])
-    with pytest.raises(DataError, match=r"^k nearest neighbours: k must be at least 1; got 0\.$"):
+    with pytest.raises(DataError, match=r"^k must be at least 1; got 0\.$"):
         knn_agreement(np.zeros((3, 1)), ["a"] * 3, k=0)
 
 

@@ -55,7 +55,7 @@ def test_the_mean_over_the_padded_length_counts_padding_as_zeros() -> None:
     assert "mean_over=8" in repr(small(mean_over=8))
     with pytest.raises(ConfigError) as error:
         small(mean_over=0)
-    assert str(error.value) == "mean_over must be at least 1, or None; got 0."
+    assert str(error.value) == "mean_over must be at least 1; got 0."
 
 
 def test_gradients_equal_the_plain_network() -> None:

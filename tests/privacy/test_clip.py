@@ -148,11 +148,11 @@ def test_a_bound_that_was_not_sent_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantile": 0.0}, "quantile must lie between 0 and 1; got 0.0."),
-        ({"quantile": 1.0}, "quantile must lie between 0 and 1; got 1.0."),
-        ({"rate": 0.0}, "rate must be a positive number; got 0.0."),
-        ({"bound": float("inf")}, "bound must be a positive number; got inf."),
-        ({"bit_noise": -1.0}, "bit_noise must be a number of at least 0; got -1.0."),
+        ({"quantile": 0.0}, "quantile must be in (0, 1); got 0.0."),
+        ({"quantile": 1.0}, "quantile must be in (0, 1); got 1.0."),
+        ({"rate": 0.0}, "rate must be positive; got 0.0."),
+        ({"bound": float("inf")}, "bound must be finite; got inf."),
+        ({"bit_noise": -1.0}, "bit_noise must be at least 0; got -1.0."),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:

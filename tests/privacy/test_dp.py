@@ -88,15 +88,15 @@ def test_delta_must_be_below_one_over_the_number_of_clients() -> None:
     ("options", "message"),
     [
         ({"clip": None}, "Noise without clipping protects nobody"),
-        ({"noise": -1.0}, "noise must be a number of at least 0; got -1.0."),
-        ({"noise": math.inf}, "noise must be a number of at least 0; got inf."),
+        ({"noise": -1.0}, "noise must be at least 0; got -1.0."),
+        ({"noise": math.inf}, "noise must be finite; got inf."),
         ({"clip": 0.0}, "clip wants a positive number for '*'; got 0.0."),
         ({"clip": {}}, "clip wants a number, or at least one pattern with a bound."),
         ({"clip": {"a": math.nan}}, "clip wants a positive number for 'a'; got nan."),
-        ({"delta": 0.0}, "delta must lie between 0 and 1; got 0.0."),
-        ({"delta": 1.0}, "delta must lie between 0 and 1; got 1.0."),
-        ({"budget": 0.0}, "budget must be a positive number; got 0.0."),
-        ({"heaviest": -3.0}, "heaviest must be a positive number; got -3.0."),
+        ({"delta": 0.0}, "delta must be in (0, 1); got 0.0."),
+        ({"delta": 1.0}, "delta must be in (0, 1); got 1.0."),
+        ({"budget": 0.0}, "budget must be positive; got 0.0."),
+        ({"heaviest": -3.0}, "heaviest must be positive; got -3.0."),
         ({"noise": 0.0, "budget": 4.0}, "A budget of ε = 4 wants noise; without any, one round costs all."),
         ({"accountant": "moments"}, "accountant must be 'pld' or 'rdp'; got 'moments'."),
         (
@@ -125,8 +125,8 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -
             "Adaptive clipping wants noise of its own: how many clients are within the bound is private too.",
         ),
         ({"noise": 0.0}, "Adaptive clipping wants noise of its own"),
-        ({"noise": 1.0, "quantile": 1.0}, "adaptive.quantile must lie between 0 and 1; got 1.0."),
-        ({"noise": 1.0, "rate": 0.0}, "adaptive.rate must be a positive number; got 0.0."),
+        ({"noise": 1.0, "quantile": 1.0}, "adaptive.quantile must be in (0, 1); got 1.0."),
+        ({"noise": 1.0, "rate": 0.0}, "adaptive.rate must be positive; got 0.0."),
     ],
 )
 def test_adaptive_clipping_that_makes_no_sense_is_refused(options: dict[str, float], message: str) -> None:

@@ -43,4 +43,4 @@ def test_no_noise_is_the_same_bits() -> None:
 def test_a_deviation_that_makes_no_sense_is_refused(sigma: float) -> None:
     with pytest.raises(ConfigError) as error:
         GaussianNoise(sigma)
-    assert str(error.value) == f"sigma must be a number of at least 0; got {sigma!r}."
+    assert str(error.value) == f"sigma must be {'finite' if sigma > 0 else 'at least 0'}; got {sigma!r}."

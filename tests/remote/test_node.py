@@ -64,7 +64,7 @@ class TestHello:
             ),
             ({"code": "9.9 abc"}, "The server runs fedkeep 9.9 (source abc), this device "),
             ({"run": "../run"}, "A run's id is 1 to 64 letters"),
-            ({"summarise": {"clients_a_word": 0}}, "preparation.clients_a_word: wanted at least 1; got 0"),
+            ({"summarise": {"clients_a_word": 0}}, "preparation.clients_a_word must be at least 1; got 0"),
             ({"summarise": {"word": 0}}, "The rules of the summary cannot be used"),
         ],
     )

@@ -19,7 +19,7 @@ from fedkeep.audit.kept import look_at_clipping, look_at_draws, look_at_kept
 from fedkeep.audit.looking import Looking
 from fedkeep.audit.report import AuditReport
 from fedkeep.audit.wire import Wire, look_at_bytes
-from fedkeep.core.errors import ConfigError, check_choice
+from fedkeep.core.errors import check_choice, check_range
 from fedkeep.core.modes import with_gradients
 from fedkeep.data import FederatedData
 from fedkeep.engines.rehearsal import fit
@@ -64,11 +64,7 @@ def audit(
         ConfigError: ``rounds`` is below 1, or an entry of ``allow`` is of no kind.
         FedkeepError: model, method and data do not fit, or a round cannot be run.
     """
-    if rounds < 1:
-        raise ConfigError(
-            "An audit wants at least one round; got {got}.",
-            got=rounds,
-        )
+    check_range("[1, inf]", rounds=rounds)
     for entry in allow:
         check_choice("An entry of allow must begin with", entry.partition("/")[0], KINDS)
     began = time.perf_counter()

@@ -39,6 +39,7 @@ import difflib
 import functools
 import inspect
 import json
+import math
 import shlex
 import string
 import warnings
@@ -202,6 +203,19 @@ def check_whole(given: Mapping[str, object], error: type[FedkeepError] = ConfigE
     for name, value in given.items():
         if not isinstance(value, Integral):
             raise error("{name} must be a whole number; got {got!r}.", name=name, got=value)
+
+
+def check_range(interval: str, error: type[FedkeepError] = ConfigError, /, **given: Any) -> None:
+    """Raise ``error`` unless every number lies in an interval, written "[0, 1)" or "(0, inf)"; None stands for no number."""
+    low, high = map(float, interval[1:-1].split(","))
+    for name, value in given.items():
+        above = value is None or value > low or (interval[0] == "[" and value == low)
+        if not above or not (value is None or value < high or (interval[-1] == "]" and value == high)):
+            wanted = f"in {interval}"
+            if high == math.inf:
+                least = f"at least {low:g}" if interval[0] == "[" else "positive"
+                wanted = "finite" if value == high else least
+            raise error("{name} must be {wanted}; got {got!r}.", name=name, wanted=wanted, got=value)
 
 
 def shown(value: object, most: int = 80) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.arguments import telling_arguments
-from fedkeep.core.errors import ConfigError, check_choice, did_you_mean
+from fedkeep.core.errors import ConfigError, check_choice, check_range, did_you_mean
 from fedkeep.core.params import Params
 
 Kind = Literal["sgd", "adam", "adamw", "adagrad"]
@@ -70,16 +70,11 @@ class Optimizer:
         decays = self.weight_decay if isinstance(self.weight_decay, tuple) else (("", self.weight_decay),)
         numbers = [(name, getattr(self, name)) for name in ("learning_rate", "momentum", "eps")]
         numbers += [(f"weight_decay of {p!r}" if p else "weight_decay", value) for p, value in decays]
+        numbers += [(f"The learning rate of {pattern!r}", rate) for pattern, rate in self.rates]
         for name, value in numbers:
-            if isinstance(value, str | Mapping | tuple) or not (math.isfinite(value) and value >= 0):
-                raise ConfigError("{name} must be a number of at least 0; got {got!r}.", name=name, got=value)
-        for pattern, rate in self.rates:
-            if not (math.isfinite(rate) and rate >= 0):
-                raise ConfigError(
-                    "The learning rate of {pattern!r} must be at least 0; got {got!r}.",
-                    pattern=pattern,
-                    got=rate,
-                )
+            if isinstance(value, str | Mapping | tuple):
+                raise ConfigError("{name} must be a number; got {got!r}.", name=name, got=value)
+            check_range("[0, inf)", **{name: value})
         for pattern, (low, high) in self.bounds:
             if not low <= high:
                 raise ConfigError(

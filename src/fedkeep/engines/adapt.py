@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.errors import MethodError, check_choice, check_range
 from fedkeep.core.params import CLIENT, Params, is_state, prefixed, row, to
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines.batches import Stream
@@ -50,10 +50,8 @@ class Adaptation:
     beside: tuple[Model, ...] = ("own",)
 
     def __post_init__(self) -> None:
-        if self.examples is not None and self.examples < 0:
-            raise ConfigError("examples must be at least 0, or None for all; got {got}.", got=self.examples)
-        if self.begin not in ("kept", "default", "initial"):
-            raise ConfigError("begin must be 'kept', 'default' or 'initial'; got {got!r}.", got=self.begin)
+        check_range("[0, inf]", examples=self.examples)
+        check_choice("begin must be", self.begin, ("kept", "default", "initial"))
 
 
 @dataclass(frozen=True)

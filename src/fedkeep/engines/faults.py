@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedkeep.core.errors import (
-    ConfigError,
     DroppedError,
     FailedError,
     LostError,
     NonFiniteError,
     RoundError,
     UploadError,
+    check_choice,
+    check_range,
 )
 
 Policy = Literal["stop", "skip"]
@@ -46,16 +47,9 @@ class Faults:
 
     def __post_init__(self) -> None:
         for name in ("broken", "malformed", "lost"):
-            if getattr(self, name) not in ("stop", "skip"):
-                raise ConfigError(
-                    "{name} must be 'stop' or 'skip'; got {got!r}.", name=name, got=getattr(self, name)
-                )
-        if self.minimum < 0 or not self.heaviest > 0:
-            raise ConfigError(
-                "minimum must be at least 0 and heaviest positive; got {minimum} and {heaviest}.",
-                minimum=self.minimum,
-                heaviest=self.heaviest,
-            )
+            check_choice(f"{name} must be", getattr(self, name), ("stop", "skip"))
+        check_range("[0, inf]", minimum=self.minimum)
+        check_range("(0, inf]", heaviest=self.heaviest)
 
     def policy(self, fault: Fault) -> Policy:
         """Return what to do about a fault."""

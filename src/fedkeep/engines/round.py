@@ -17,6 +17,7 @@ from fedkeep.core.errors import (
     NonFiniteError,
     UploadError,
     check_choice,
+    check_range,
 )
 from fedkeep.core.params import Params, check_finite, misfit, mistyped, nbytes, prefixed, under
 from fedkeep.core.seeds import numpy_generator, stream
@@ -87,8 +88,7 @@ class Sampler:
     ) -> None:
         self.clients, self.asked, self.joined = clients, cohort, joined
         self.count = clients if isinstance(clients, int) else len(clients)
-        if not cohort >= 1:
-            raise ConfigError("cohort must be at least 1; got {got}.", got=cohort)
+        check_range("[1, inf]", cohort=cohort)
         if self.count < 1:
             raise ConfigError("There is no client with training examples to draw a cohort from.")
         check_choice("sampling must be", mode, get_args(Sampling))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep import attacks as a
-from fedkeep.core.errors import ConfigError, check_choice
+from fedkeep.core.errors import ConfigError, check_choice, check_range
 from fedkeep.core.net import on_cpu
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines.rehearsal import fit
@@ -62,12 +62,10 @@ class Asked:
     def __post_init__(self) -> None:
         for name in self.attacks:
             check_choice("An attack must be", name, TITLES)
-        for what, least in (("clients", 3), ("shadows", 3), ("batch", 1)):
-            if getattr(self, what) < least:
-                raise ConfigError(f"{what} must be at least {least}; got {getattr(self, what)}.")
+        check_range("[3, inf]", clients=self.clients, shadows=self.shadows)
+        check_range("[1, inf]", batch=self.batch)
         for wanted in self.epsilons:
-            if not wanted > 0:
-                raise ConfigError(f"ε must be a positive number; got {wanted}.")
+            check_range("(0, inf]", ε=wanted)
 
 
 @dataclass(frozen=True, kw_only=True)

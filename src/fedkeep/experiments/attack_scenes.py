@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedkeep.attacks import Observed, Sighting, one_by_one, summed, watch
-from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.core.errors import ConfigError, FedkeepError, check_range
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import Params
 from fedkeep.core.seeds import numpy_generator
@@ -217,8 +217,7 @@ def multiplier(wanted: float, rate: float, rounds: int, delta: float) -> float:
         ConfigError: ε is not positive, or too small for any noise that is tried, or the package dp-accounting is not
             installed.
     """
-    if not wanted > 0:
-        raise ConfigError(f"ε must be a positive number; got {wanted}.")
+    check_range("(0, inf]", ε=wanted)
     low, high = 0.05, MOST_NOISE
     while high / low > 1.002:
         middle = (low * high) ** 0.5

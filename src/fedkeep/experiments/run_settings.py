@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import ConfigError, check_choice, check_whole
+from fedkeep.core.errors import ConfigError, check_choice, check_range, check_whole
 from fedkeep.engines.round import Sampling
 from fedkeep.methods.usual import Usual
 
@@ -87,11 +87,9 @@ class RunSettings:
         numbers = {name: getattr(self, name) for name in LEAST if getattr(self, name) is not None}
         check_whole(numbers)
         for name, number in numbers.items():
-            if number < LEAST[name]:
-                raise ConfigError(f"{name} must be at least {LEAST[name]}; got {number}.")
+            check_range(f"[{LEAST[name]}, inf]", **{name: number})
             object.__setattr__(self, name, operator.index(number))
-        if self.epochs is not None and not 0 <= self.epochs < math.inf:
-            raise ConfigError(f"epochs must be a finite number of at least 0; got {self.epochs}.")
+        check_range("[0, inf)", epochs=self.epochs)
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("Give either rounds or epochs.")
         if isinstance(self.hold_out, list | tuple):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.copying import copied
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method, private_part
@@ -125,8 +125,7 @@ def apfl(
     Raises:
         MethodError: alpha is outside [0, 1], or it is learned under weight decay, which would pull it to 0.
     """
-    if not 0 <= alpha <= 1:
-        raise MethodError(f"alpha must be in [0, 1]; got {alpha}.")
+    check_range("[0, 1]", MethodError, alpha=alpha)
     if adaptive and local.optimizer.weight_decay:
         raise MethodError(
             "Weight decay would pull APFL's share alpha to 0, which is FedAvg. Take weight_decay=0, or "

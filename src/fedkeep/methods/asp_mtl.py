@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.copying import copied
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.heads import found_head
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, prefixed, under
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE
-from fedkeep.methods.checks import check_count, check_least
+from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import (
     Known,
@@ -161,7 +161,7 @@ class AdversarialLoss(Around):
     difference: float = 0.01
 
     def __post_init__(self) -> None:
-        check_least(0, adversarial=self.adversarial, difference=self.difference)
+        check_range("[0, inf]", MethodError, adversarial=self.adversarial, difference=self.difference)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         s, p = shared_and_own(net, params, batch)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.checks import check_least
 from fedkeep.methods.terms import Around, Term
 
 
@@ -39,7 +38,7 @@ class Augmented(Around):
     transform: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        check_least(0, shift=self.shift)
+        check_range("[0, inf]", MethodError, shift=self.shift)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         if self.column not in batch:

@@ -12,29 +12,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError, NonFiniteError, check_whole
+from fedkeep.core.errors import MethodError, NonFiniteError, check_range, check_whole
 from fedkeep.core.net import every_tensor
 from fedkeep.core.params import Params, State, misfit, nonfinite
 from fedkeep.core.seeds import without_draws
 from fedkeep.split.halves import Frozen
 
 
-def check_least(least: int, **given: float | None) -> None:
-    """Raise MethodError unless every number is at least ``least``; None stands for no number."""
-    if not all(value is None or value >= least for value in given.values()):
-        raise MethodError(f"{' and '.join(given)} must be at least {least}; got {_values(given)}.")
-
-
 def check_count(least: int, **given: int | None) -> None:
     """Raise MethodError unless every number is a whole one of at least ``least``; None stands for no number."""
     check_whole({name: value for name, value in given.items() if value is not None}, MethodError)
-    check_least(least, **given)
-
-
-def check_positive(**given: float | None) -> None:
-    """Raise MethodError unless every number is positive; None stands for no number."""
-    if not all(value is None or value > 0 for value in given.values()):
-        raise MethodError(f"{' and '.join(given)} must be positive; got {_values(given)}.")
+    check_range(f"[{least}, inf]", MethodError, **given)
 
 
 def check_plain(model: nn.Module) -> None:
@@ -103,10 +91,6 @@ def _check_apart(model: nn.Module) -> None:
                 f"{name!r} and {other!r} are two tensors in one memory, and fedkeep trains a copy of the model, in "
                 f"which each has its own. Give both names one Parameter (self.b = self.a) to tie them, or clone() one."
             )
-
-
-def _values(given: dict[str, float | None]) -> str:
-    return " and ".join(map(str, given.values()))
 
 
 T = TypeVar("T")

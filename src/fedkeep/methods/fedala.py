@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.declared import declared
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net, aliases
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_count, check_least
+from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import extended, nested
@@ -154,7 +154,7 @@ def fedala(
     Raises:
         MethodError: ``tolerance`` is negative or ``most_passes`` is below 1.
     """
-    check_least(0, tolerance=tolerance)
+    check_range("[0, inf]", MethodError, tolerance=tolerance)
     check_count(1, most_passes=most_passes)
     bounded = sgd(float(rate), bounds={f"{MIX}*": (0.0, 1.0)})
     learn = local.but(

@@ -19,11 +19,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State, under
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Adapt, Method
-from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Sent
 from fedkeep.methods.copies import COPY, PREFIX, PulledCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.declared import reveals, sends_to
@@ -160,8 +160,8 @@ def fedamp(alpha: float = 1.0, sigma: float = 1.0, *, lam: float = 1.0, local: P
     Raises:
         MethodError: α or σ is not positive, or λ is negative.
     """
-    check_positive(alpha=alpha, sigma=sigma)
-    check_least(0, lam=lam)
+    check_range("(0, inf]", MethodError, alpha=alpha, sigma=sigma)
+    check_range("[0, inf]", MethodError, lam=lam)
     mixture = Mixture(alpha=float(alpha), sigma=float(sigma))
     own = local.but(loss=PulledCopy(term=local.loss + Proximal(mu=float(lam / alpha))), trains="private")
     return Method(

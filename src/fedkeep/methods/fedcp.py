@@ -20,12 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net, aliases
 from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
-from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import (
@@ -170,7 +169,7 @@ class SeparatedLoss(Around):
     loss: Term = cross_entropy()
 
     def __post_init__(self) -> None:
-        check_least(0, lam=self.lam)
+        check_range("[0, inf]", MethodError, lam=self.lam)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         found = features(net, params, batch)

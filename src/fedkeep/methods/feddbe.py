@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.declared import declare
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method, private_part
-from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import Known, extended, features, head, pooled, width
@@ -88,7 +87,7 @@ class NearMean(Around):
     loss: Term = cross_entropy()
 
     def __post_init__(self) -> None:
-        check_least(0, kappa=self.kappa)
+        check_range("[0, inf]", MethodError, kappa=self.kappa)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         found = features(net, params, batch)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, Batch, Params
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Sent, zeros_like_trainable
 from fedkeep.methods.declared import reveals, sends_to, unfit
 from fedkeep.methods.fedprox import Proximal
@@ -86,7 +86,7 @@ def feddyn(alpha: float = 0.1, *, local: Phase = Phase(), server: Server = avera
     Raises:
         MethodError: α is not positive, or the server weights clients.
     """
-    check_positive(alpha=alpha)
+    check_range("(0, inf]", MethodError, alpha=alpha)
     check_uniform("feddyn", server)
     loss = local.loss + Proximal(mu=float(alpha)) + Linear()
     client = Client(

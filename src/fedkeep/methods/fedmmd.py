@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client
 from fedkeep.methods.dependence import mmd2
 from fedkeep.methods.features import WithFeatures, as_received, pooled_features
@@ -39,7 +39,7 @@ class TwoStreams(WithFeatures):
     loss: Term = cross_entropy()
 
     def __post_init__(self) -> None:
-        check_least(0, lam=self.lam)
+        check_range("[0, inf]", MethodError, lam=self.lam)
 
     def penalty(
         self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor

@@ -18,12 +18,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError, check_choice
+from fedkeep.core.errors import MethodError, check_choice, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method, forward, private_part
-from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished
 from fedkeep.methods.declared import reveals, unfit
 from fedkeep.methods.features import WithFeatures, no_counts, one_hot, pooled_features, width
@@ -70,7 +69,7 @@ class NearPrototypes(WithFeatures):
     label: str = "label"
 
     def __post_init__(self) -> None:
-        check_least(0, lam=self.lam)
+        check_range("[0, inf]", MethodError, lam=self.lam)
 
     def penalty(
         self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor

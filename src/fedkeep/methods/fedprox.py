@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
@@ -35,7 +34,7 @@ class Proximal(Term):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
-        check_least(0, mu=self.mu)
+        check_range("[0, inf]", MethodError, mu=self.mu)
 
     reads_parameters = False  # a row that no example looks up equals the received one, and has no gradient
     reads_received = True  # it compares with it

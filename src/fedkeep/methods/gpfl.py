@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, Batch, Params
 from fedkeep.methods.base import Method, private_part
-from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, drawn_for, extended, features, head, no_counts, pooled, width
 from fedkeep.methods.fedrod import Count, NoCounts
@@ -95,7 +95,7 @@ class GenericAndPersonal(Around):
     label: str = "label"
 
     def __post_init__(self) -> None:
-        check_least(0, lam=self.lam)
+        check_range("[0, inf]", MethodError, lam=self.lam)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         found, frozen, weight = features(net, params, batch), received[EMBEDDING], batch.get("weight")

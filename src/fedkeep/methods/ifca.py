@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, prefixed, under
 from fedkeep.core.seeds import generator
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_count, check_positive
+from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.declared import reveals
 from fedkeep.methods.phase import Phase, telling
@@ -134,7 +134,7 @@ def ifca(
     """
     check_count(1, clusters=clusters)
     if clusters > 1:
-        check_positive(spread=spread)
+        check_range("(0, inf]", MethodError, spread=spread)
     mean, step = server.reduce, server.update
     if type(mean) is not WeightedMean or not isinstance(step, Optimize) or not step.optimizer.rests:
         raise MethodError(

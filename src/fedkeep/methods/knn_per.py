@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net, logits_of
 from fedkeep.core.params import CLIENT, Batch, Params, State
 from fedkeep.methods.base import Method, Recall
@@ -118,8 +118,7 @@ def knn_per(
         MethodError: an argument is out of range.
     """
     check_count(1, neighbours=neighbours)
-    if weight is not None and not 0 <= weight <= 1:
-        raise MethodError(f"weight must be in [0, 1], or None for every client's own choice; got {weight}.")
+    check_range("[0, 1]", MethodError, weight=weight)
     predict = Memorize(neighbours=neighbours, weight=None if weight is None else float(weight), label=label)
     return Method(
         name="knn_per", needs_features=True, client=Client(phases=(local,)), server=server, predict=predict

@@ -17,13 +17,12 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError, check_choice
+from fedkeep.core.errors import MethodError, check_choice, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.core.records import Record
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PRIVATE, TwoBranches
-from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client, Tables
 from fedkeep.methods.dependence import SINGLE, hsic
 from fedkeep.methods.features import Known
@@ -83,8 +82,8 @@ class BranchLoss(Around):
     kernel: Kernel = "mixture"
 
     def __post_init__(self) -> None:
-        check_least(0, diversity=self.diversity, transfer=self.transfer)
-        check_positive(temperature=self.temperature)
+        check_range("[0, inf]", MethodError, diversity=self.diversity, transfer=self.transfer)
+        check_range("(0, inf]", MethodError, temperature=self.temperature)
         check_choice("kernel must be", self.kernel, get_args(Kernel), MethodError)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, Batch, Params, State, under
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client, Finish, Finished
 from fedkeep.methods.features import WithFeatures, as_received, pooled_features
 from fedkeep.methods.phase import Phase, telling
@@ -38,8 +38,8 @@ class Contrast(WithFeatures):
     loss: Term = cross_entropy()
 
     def __post_init__(self) -> None:
-        check_least(0, mu=self.mu)
-        check_positive(temperature=self.temperature)
+        check_range("[0, inf]", MethodError, mu=self.mu)
+        check_range("(0, inf]", MethodError, temperature=self.temperature)
 
     reads_parameters = True  # it runs the previous model, whose tables are whole
 

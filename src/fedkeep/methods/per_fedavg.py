@@ -21,12 +21,11 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fedkeep.core.errors import MethodError, check_choice
+from fedkeep.core.errors import MethodError, check_choice, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params, gradients
 from fedkeep.methods.base import Adapt, Method
-from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client
 from fedkeep.methods.fit import batch_norms
 from fedkeep.methods.phase import Phase, telling
@@ -70,8 +69,8 @@ class AfterOneStep(Around):
 
     def __post_init__(self) -> None:
         check_choice("order must be", self.order, get_args(Order), MethodError)
-        check_least(0, rate=self.rate)
-        check_positive(delta=self.delta)
+        check_range("[0, inf]", MethodError, rate=self.rate)
+        check_range("(0, inf]", MethodError, delta=self.delta)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         first, second = halves(batch, 2 if batch_norms(net.module) else 1)

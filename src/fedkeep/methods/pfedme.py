@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Adapt, Method
-from fedkeep.methods.checks import check_count, check_positive
+from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.declared import reveals
@@ -40,7 +41,7 @@ class Apart(Term):
     lam: float = 15.0
 
     def __post_init__(self) -> None:
-        check_positive(lam=self.lam)
+        check_range("(0, inf]", MethodError, lam=self.lam)
 
     reads_parameters = True  # it is of the values themselves
 

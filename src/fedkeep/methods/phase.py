@@ -9,9 +9,9 @@ from typing import Any, Literal, Self, get_args
 
 from fedkeep.core.arguments import telling_arguments
 from fedkeep.core.describe import check_kind
-from fedkeep.core.errors import MethodError, check_choice, check_whole
+from fedkeep.core.errors import MethodError, check_choice, check_range, check_whole
 from fedkeep.core.optim import Optimizer
-from fedkeep.methods.checks import check_count, check_least
+from fedkeep.methods.checks import check_count
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
 
@@ -57,7 +57,7 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         check_count(1, every=self.every, patience=self.patience)
-        check_least(0, min_improvement=self.min_improvement)
+        check_range("[0, inf]", MethodError, min_improvement=self.min_improvement)
 
 
 class UsualSize(int):
@@ -113,8 +113,7 @@ class Phase:
         check_count(0, epochs=self.epochs, steps=self.steps)
         check_whole({"batch_size": self.batch_size}, MethodError)
         check_count(1, batch_size=self.batch_size)
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise MethodError(f"clip_norm must be positive, or None for no clipping; got {self.clip_norm}.")
+        check_range("(0, inf]", MethodError, clip_norm=self.clip_norm)
         check_choice("clip_over must be", self.clip_over, ("all", "halves"), MethodError)
         check_choice("examples must be", self.examples, get_args(Use), MethodError)
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError, UploadError
+from fedkeep.core.errors import MethodError, UploadError, check_range
 from fedkeep.core.params import SERVER, Params, nbytes, under
 from fedkeep.kernels.values import exact
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
-from fedkeep.methods.checks import check_count, check_positive
+from fedkeep.methods.checks import check_count
 from fedkeep.methods.server import Global, Reduction, WeightedMean
 from fedkeep.privacy.clip_and_noise import norm
 from fedkeep.split import Upload
@@ -129,8 +129,7 @@ class TrimmedMean(Median):
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 0.5:
-            raise MethodError(f"share must lie between 0 and ½ (a median); got {self.share!r}.")
+        check_range("[0, 0.5)", MethodError, share=self.share)  # half is a median
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> Trimmed:
         """Return a place for the round's uploads."""
@@ -230,7 +229,7 @@ class ClippedMean(WeightedMean):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(bound=self.bound)
+        check_range("(0, inf]", MethodError, bound=self.bound)
 
     def weight(self, examples: float) -> float:
         """Return 1 for a client that has any example."""

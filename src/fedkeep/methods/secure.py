@@ -14,11 +14,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from fedkeep.core.errors import MethodError, SecureSumError, UploadError
+from fedkeep.core.errors import MethodError, SecureSumError, UploadError, check_range
 from fedkeep.core.params import SERVER, Params, nbytes, under
 from fedkeep.methods.aggregate import Reduced, spread
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_positive
 from fedkeep.methods.private import bounded_mean
 from fedkeep.methods.server import Global, Reduction, WeightedMean
 from fedkeep.privacy import Link
@@ -48,7 +47,7 @@ class SecureSums:
     bits: Literal[32, 64] = 32
 
     def __post_init__(self) -> None:
-        check_positive(clip=self.clip, heaviest=self.heaviest)
+        check_range("(0, inf]", MethodError, clip=self.clip, heaviest=self.heaviest)
         if not 0.5 < self.threshold <= 1:
             raise MethodError(
                 f"threshold must be a share above ½ and at most 1, so that no two sums can be made of one cohort; got "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.class_weights import NO_LABEL, checked_weights, class_weighted_mean
@@ -199,8 +199,7 @@ class CrossEntropy(Term):
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise MethodError(f"smoothing must be in [0, 1); got {self.smoothing}.")
+        check_range("[0, 1)", MethodError, smoothing=self.smoothing)
         if self.class_weights is not None:
             object.__setattr__(self, "class_weights", checked_weights(self.class_weights))
 

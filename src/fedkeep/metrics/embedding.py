@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, DataError, installing
+from fedkeep.core.errors import ConfigError, DataError, check_range, installing
 from fedkeep.metrics.scores import floats
 
 Vectors = Tensor | np.ndarray[Any, Any]
@@ -228,11 +228,7 @@ def _principal(centred: Floats) -> Floats:
 
 def _neighbour_means(table: Floats, k: int, values: Any) -> Iterator[float]:
     """Yield for each user the mean of ``values(rows)[row, other]`` over its k nearest others, ties shared."""
-    if k < 1:
-        raise DataError(
-            "k nearest neighbours: k must be at least 1; got {got}.",
-            got=k,
-        )
+    check_range("[1, inf]", DataError, k=k)
     k = min(k, len(table) - 1)
     for rows, distance in _distances(table):
         distance[np.arange(len(rows)), rows] = np.inf

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.core.declared import declare
-from fedkeep.core.errors import ConfigError, check_choice
+from fedkeep.core.errors import ConfigError, check_choice, check_range
 from fedkeep.models.linear import outputs
 from fedkeep.nn import GRU, LSTM
 from fedkeep.nn.operation import functorch_active
@@ -217,11 +217,8 @@ class TextClassifier(nn.Module):
         mean_over: int | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("dropout", dropout), ("word_dropout", word_dropout)):
-            if not 0 <= value < 1:
-                raise ConfigError("{name} must be in [0, 1); got {got}.", name=name, got=value)
-        if mean_over is not None and mean_over < 1:
-            raise ConfigError("mean_over must be at least 1, or None; got {got}.", got=mean_over)
+        check_range("[0, 1)", dropout=dropout, word_dropout=word_dropout)
+        check_range("[1, inf]", mean_over=mean_over)
         width = 2 * hidden
         self.embedding = nn.Embedding(vocabulary, embedding_dim)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from numbers import Integral
 from typing import Any, Literal, get_args
 
-from fedkeep.core.errors import ConfigError, check_choice, installing
+from fedkeep.core.errors import ConfigError, check_choice, check_range, installing
 
 Accountant = Literal["pld", "rdp"]
 
@@ -37,16 +37,8 @@ class Release:
     noise: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise ConfigError(
-                "The rate of a release must lie in (0, 1]; got {got!r}.",
-                got=self.rate,
-            )
-        if not 0 <= self.noise < math.inf:
-            raise ConfigError(
-                "The noise of a release must be a number of at least 0; got {got!r}.",
-                got=self.noise,
-            )
+        check_range("(0, 1]", **{"The rate of a release": self.rate})
+        check_range("[0, inf)", **{"The noise of a release": self.noise})
 
 
 def epsilon(releases: Mapping[Release, int], delta: float, accountant: Accountant = "pld") -> float:
@@ -57,11 +49,7 @@ def epsilon(releases: Mapping[Release, int], delta: float, accountant: Accountan
             at least 0, the package dp-accounting is not installed, or the noise is too little for the accountant.
     """
     check_choice("accountant must be", accountant, get_args(Accountant))
-    if not 0 < delta < 1:
-        raise ConfigError(
-            "delta must lie between 0 and 1; got {got!r}.",
-            got=delta,
-        )
+    check_range("(0, 1)", delta=delta)
     for count in releases.values():
         if not (isinstance(count, Integral) and count >= 0):
             raise ConfigError(

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from fedkeep.core.errors import ConfigError, UploadError
+from fedkeep.core.errors import ConfigError, UploadError, check_range
 from fedkeep.core.params import Params
 from fedkeep.privacy.base import Encoded, Link
 from fedkeep.privacy.draws import Draw
@@ -40,23 +40,9 @@ class QuantileClip(Link):
     rowwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.quantile < 1:
-            raise ConfigError(
-                "quantile must lie between 0 and 1; got {got!r}.",
-                got=self.quantile,
-            )
-        for name in ("rate", "bound"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(
-                    "{name} must be a positive number; got {got!r}.",
-                    name=name,
-                    got=getattr(self, name),
-                )
-        if not (math.isfinite(self.bit_noise) and self.bit_noise >= 0):
-            raise ConfigError(
-                "bit_noise must be a number of at least 0; got {got!r}.",
-                got=self.bit_noise,
-            )
+        check_range("(0, 1)", quantile=self.quantile)
+        check_range("(0, inf)", rate=self.rate, bound=self.bound)
+        check_range("[0, inf)", bit_noise=self.bit_noise)
 
     def server_state(self, shapes: Params) -> Params:
         """Return the first bound."""
@@ -122,11 +108,7 @@ class GaussianNoise(Link):
     sigma: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma) and self.sigma >= 0):
-            raise ConfigError(
-                "sigma must be a number of at least 0; got {got!r}.",
-                got=self.sigma,
-            )
+        check_range("[0, inf)", sigma=self.sigma)
 
     def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
         """Return the tensors with noise."""

@@ -15,7 +15,7 @@ from typing import get_args
 
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, check_choice, did_you_mean
+from fedkeep.core.errors import ConfigError, check_choice, check_range, did_you_mean
 from fedkeep.core.params import Params
 from fedkeep.kernels.values import exact
 from fedkeep.privacy.accounting import Accountant, Release
@@ -42,16 +42,8 @@ class Adaptive:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.quantile < 1:
-            raise ConfigError(
-                "adaptive.quantile must lie between 0 and 1; got {got!r}.",
-                got=self.quantile,
-            )
-        if not (math.isfinite(self.rate) and self.rate > 0):
-            raise ConfigError(
-                "adaptive.rate must be a positive number; got {got!r}.",
-                got=self.rate,
-            )
+        check_range("(0, 1)", **{"adaptive.quantile": self.quantile})
+        check_range("(0, inf)", **{"adaptive.rate": self.rate})
         if self.noise is None or not (math.isfinite(self.noise) and self.noise > 0):
             raise ConfigError(
                 "Adaptive clipping wants noise of its own: how many clients are within the bound is private "
@@ -98,11 +90,7 @@ class DifferentialPrivacy:
                 "that have no noise, on all other examples of the client.",
                 got=self.unit,
             )
-        if not (math.isfinite(self.noise) and self.noise >= 0):
-            raise ConfigError(
-                "noise must be a number of at least 0; got {got!r}.",
-                got=self.noise,
-            )
+        check_range("[0, inf)", noise=self.noise)
         if self.clip is None:
             raise ConfigError(
                 "Noise without clipping protects nobody: a client's change may be larger than any noise. Set "
@@ -113,19 +101,8 @@ class DifferentialPrivacy:
             object.__setattr__(self, "clip", tuple(self.clip.items()))
         _ = self.clipping
         check_choice("accountant must be", self.accountant, get_args(Accountant))
-        if not 0 < self.delta < 1:
-            raise ConfigError(
-                "delta must lie between 0 and 1; got {got!r}.",
-                got=self.delta,
-            )
-        for name in ("budget", "heaviest"):
-            given = getattr(self, name)
-            if given is not None and not (math.isfinite(given) and given > 0):
-                raise ConfigError(
-                    "{name} must be a positive number; got {got!r}.",
-                    name=name,
-                    got=given,
-                )
+        check_range("(0, 1)", delta=self.delta)
+        check_range("(0, inf)", budget=self.budget, heaviest=self.heaviest)
         if self.budget is not None and not self.noise:
             raise ConfigError(
                 "A budget of ε = {budget:g} wants noise; without any, one round costs all.",

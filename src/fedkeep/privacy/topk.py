@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, UploadError, did_you_mean
+from fedkeep.core.errors import ConfigError, UploadError, check_range, did_you_mean
 from fedkeep.core.params import Params
 from fedkeep.privacy.base import Encoded, Link
 from fedkeep.privacy.draws import Draw
@@ -37,11 +37,7 @@ class TopK(Link):
     reveals: ClassVar[tuple[str, ...]] = ("upload/*",)  # what earlier rounds left out
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(
-                "fraction must be in (0, 1]; got {got!r}.",
-                got=self.fraction,
-            )
+        check_range("(0, 1]", fraction=self.fraction)
 
     def client_state(self, shapes: Params) -> Params:
         """Return memories of zeros."""

@@ -116,7 +116,7 @@ def test_the_server_may_say_what_texts_are_cut_into() -> None:
     assert found.code(1).vocabulary == CharVocabulary([" ", "a"])
     with pytest.raises(ConfigError, match="preparation.tokens: wanted 'char', 'word'.* got 'chars'"):
         Rules(tokens="chars")
-    with pytest.raises(ConfigError, match="preparation.clients_a_word: wanted at least 1; got 0"):
+    with pytest.raises(ConfigError, match="preparation.clients_a_word must be at least 1; got 0"):
         Rules(clients_a_word=0)
 
 

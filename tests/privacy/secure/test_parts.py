@@ -107,9 +107,9 @@ def test_a_value_out_of_range_is_refused_neither_wrapped_nor_cut(value: float) -
     ("options", "message"),
     [
         ({"bits": 16}, "bits must be 32 or 64; got 16."),
-        ({"bound": 0.0}, "bound must be a positive number; got 0.0."),
-        ({"bound": np.inf}, "bound must be a positive number; got inf."),
-        ({"clients": 0}, "clients must lie between 1 and 1073741824; got 0."),
+        ({"bound": 0.0}, "bound must be positive; got 0.0."),
+        ({"bound": np.inf}, "bound must be finite; got inf."),
+        ({"clients": 0}, "clients must be in [1, 1073741824); got 0."),
     ],
 )
 def test_rings_that_make_no_sense_are_refused(options: Any, message: str) -> None:

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import methods
-from fedkeep.core.errors import MethodError, check_choice
+from fedkeep.core.errors import MethodError, check_choice, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import TwoBranches
-from fedkeep.methods.checks import check_positive
 from fedkeep.methods.client import Client, Start, Started, Tables
 from fedkeep.methods.copies import COPY, PREFIX, copy_of, publish_own
 from fedkeep.methods.dependence import MIXTURE, SINGLE, hsic
@@ -68,7 +67,7 @@ class BranchLoss(Around):
     normalised: bool = False
 
     def __post_init__(self) -> None:
-        check_positive(share=self.share, student_temperature=self.student_temperature)
+        check_range("(0, inf]", MethodError, share=self.share, student_temperature=self.student_temperature)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         a, b, g_s, g_p = self.branches.both(net, params, batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedkeep.core.errors import ConfigError, check_choice
+from fedkeep.core.errors import ConfigError, check_choice, check_range
 
 TOKENS = ("char", "word", "token", "hashed_words", "unicode_words")
 
@@ -60,14 +60,7 @@ class Rules:
         if self.tokens is not None:
             check_choice("preparation.tokens: wanted", self.tokens, TOKENS)
         for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(
-                    "preparation.{name}: wanted at least {least}; got {got}.",
-                    name=name,
-                    least=least,
-                    got=value,
-                )
+            check_range(f"[{least}, inf]", **{f"preparation.{name}": getattr(self, name)})
 
     def check_used(self, kinds: Mapping[str, str]) -> None:
         """Raise RuleError where a rule is given and none of the columns, by name with their kinds, follows it."""

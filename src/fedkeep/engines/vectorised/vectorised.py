@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.errors import ConfigError, MethodError, check_range
 from fedkeep.core.params import Params
 from fedkeep.engines.client_step import ClientResult, ClientToTrain, Engine, Job
 from fedkeep.engines.vectorised.costs import room
@@ -36,10 +36,7 @@ class Vectorised(Engine):
     name = "vectorised"
 
     def __init__(self, clients: int | None = None, memory: int | None = None) -> None:
-        if clients is not None and clients < 1:
-            raise ConfigError("clients must be at least 1, or None; got {got}.", got=clients)
-        if memory is not None and memory < 1:
-            raise ConfigError("memory must be at least 1 byte, or None; got {got}.", got=memory)
+        check_range("[1, inf]", clients=clients, memory=memory)
         self.clients, self.memory = clients, memory
         self._job: Job | None = None
         self._most = 1

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from fedkeep.core.errors import ConfigError, WorkerError
+from fedkeep.core.errors import ConfigError, WorkerError, check_range
 from fedkeep.core.params import nbytes, row
 from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job
 from fedkeep.engines.workers.pool import Pool, Start, Worker
@@ -84,8 +84,7 @@ class Workers:
     name = "workers"
 
     def __init__(self, workers: int | None = None, start: Start | None = None) -> None:
-        if workers is not None and workers < 1:
-            raise ConfigError("workers must be at least 1; got {got}.", got=workers)
+        check_range("[1, inf]", workers=workers)
         self.count = workers or available_cores()
         self.start = start
         self._pool: Pool | None = None

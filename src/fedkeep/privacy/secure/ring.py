@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, SecureSumError, check_choice
+from fedkeep.core.errors import SecureSumError, check_choice, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +28,8 @@ class FixedPoint:
 
     def __post_init__(self) -> None:
         check_choice("bits must be", self.bits, (32, 64))
-        if not (math.isfinite(self.bound) and self.bound > 0):
-            raise ConfigError(
-                "bound must be a positive number; got {got!r}.",
-                got=self.bound,
-            )
-        if not 1 <= self.clients < 2 ** (self.bits - 2):
-            raise ConfigError(
-                "clients must lie between 1 and {most}; got {got!r}.",
-                most=2 ** (self.bits - 2),
-                got=self.clients,
-            )
+        check_range("(0, inf)", bound=self.bound)
+        check_range(f"[1, {2 ** (self.bits - 2)})", clients=self.clients)
 
     @property
     def dtype(self) -> np.dtype[Any]:
