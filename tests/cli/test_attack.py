@@ -60,7 +60,7 @@ def test_what_was_found_is_shown_where_the_page_cannot_be_written(fedkeep: Comma
     result = fedkeep("attack", "toy.toml", *ONE, "--out", "page", "--clients", 5)
     assert result.exit_code == 2
     assert "Toy: what attackers find" in result.stdout
-    assert "Cannot write the page into page: " in result.stderr
+    assert "Error: page" in result.stderr
 
 
 @pytest.mark.usefixtures("run_folder")

@@ -104,7 +104,7 @@ def test_what_is_refused(fedkeep: Command, refused: Callable[..., str]) -> None:
     )
     assert not Path("e.json").exists()
     assert refused("prepare", "--merge", "nowhere.json") == (
-        "Error: Cannot read the summary nowhere.json: No such file or directory."
+        "Error: nowhere.json: No such file or directory. Check the path, its rights, and whether the disk can be written."
     )
     assert refused("prepare", "--merge", "here.csv").startswith(
         "Error: here.csv is no summary, or is damaged: "

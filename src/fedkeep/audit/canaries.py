@@ -47,12 +47,9 @@ class Source:
     @property
     def declared(self) -> list[str]:
         """Its names as declarations have them, see ``methods.declared.Reveal``."""
-        return [declared_name(name) for name in self.names]
-
-
-def declared_name(name: str) -> str:
-    """Return what a declaration calls something that a client keeps."""
-    return f"{'kept' if is_state(name) else 'private'} {name.removeprefix(CLIENT)}"
+        return [
+            f"{'kept' if is_state(name) else 'private'} {name.removeprefix(CLIENT)}" for name in self.names
+        ]
 
 
 def sources(kept: Mapping[str, Tensor], trainable: Iterable[str]) -> list[Source]:

@@ -11,7 +11,7 @@ import typer
 
 from fedkeep.cli.output import note, say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, SetOption, find_config
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError
 from fedkeep.report.attacks import TITLES
 
 
@@ -87,12 +87,7 @@ def attack(
     if out is not None:  # last, so that what was found is shown where it cannot be written
         threats = [(TITLES[key], _threat(key)) for key in asked.attacks]
         lead = f"{found.config.method.kind} · {found.config.model.kind} · {found.config.data.reader}"
-        try:
-            page = write_content(
-                content(name, lead, findings, threats, result.settings), out / "attacks.html"
-            )
-        except OSError as error:
-            raise RunError(f"Cannot write the page into {out}: {error.strerror or error}.") from error
+        page = write_content(content(name, lead, findings, threats, result.settings), out / "attacks.html")
         if not as_json:
             say(f"Page: {page}")
 

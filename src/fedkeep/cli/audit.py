@@ -11,7 +11,7 @@ import typer
 
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedkeep.audit import AuditReport
@@ -68,10 +68,7 @@ def audit(
     report = with_preparation(report, source.shaping, found.config.preparation, secure=secure, allow=allow)
     if out is not None:
         lead = f"{found.config.method.kind} · {found.config.model.kind} · {found.config.data.reader}"
-        try:
-            page = write_content(content(report, lead), out / "audit.html")
-        except OSError as error:
-            raise RunError(f"Cannot write the page into {out}: {error.strerror or error}.") from error
+        page = write_content(content(report, lead), out / "audit.html")
     if as_json:
         typer.echo(json.dumps(report.plain(), indent=2))
     else:

@@ -11,7 +11,6 @@ from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_con
 from fedkeep.report.wording import size
 
 if TYPE_CHECKING:
-    from fedkeep.data import FederatedData
     from fedkeep.methods import Method
     from fedkeep.split import CheckReport
 
@@ -25,7 +24,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
-    from fedkeep.data import Ragged
+    from fedkeep.data import Ragged, text_statistics
     from fedkeep.data.alike import oddities
     from fedkeep.engines.rehearsal import first_batches, first_values, losses, model_warnings
     from fedkeep.experiments.build import ahead_of, build_data, simulation_of
@@ -55,7 +54,16 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     if line := simulation.head:
         say(f"{line[0].upper()}{line[1:]}.")
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
-        show_texts(examples)
+        texts = [
+            [
+                s.client,
+                *(f"{n:,}" for n in (s.train, s.valid, s.test)),
+                f"{s.mean_words:.0f}",
+                f"{s.different_words:,}",
+            ]
+            for s in text_statistics(examples)
+        ]
+        show_table("Texts", ["Client", "Train", "Valid", "Test", "Tokens a text", "Different tokens"], texts)
     say(f"A run takes {ahead_of(simulation, found.config)}.")
     for text in model_warnings(
         method, net, examples, found.config.seed, whose=found.config.run.centralised, given=True
@@ -77,24 +85,6 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
             else "fewer than two users have training examples"
         )
         say(f"✓ patterns match, nothing is tied across the halves. No equation was probed: {why}.")
-
-
-def show_texts(data: FederatedData) -> None:
-    """Print what the clients' texts are like."""
-    from fedkeep.data import text_statistics
-
-    rows = [
-        [
-            s.client,
-            f"{s.train:,}",
-            f"{s.valid:,}",
-            f"{s.test:,}",
-            f"{s.mean_words:.0f}",
-            f"{s.different_words:,}",
-        ]
-        for s in text_statistics(data)
-    ]
-    show_table("Texts", ["Client", "Train", "Valid", "Test", "Tokens a text", "Different tokens"], rows)
 
 
 def show_split(name: str, method: Method, report: CheckReport, cohort: int | None) -> None:

@@ -25,7 +25,7 @@ from fedkeep.cli.results import of_file
 from fedkeep.cli.settings import DataOption, DeviceOption, RoundOption, RunArgument, at_round
 
 if TYPE_CHECKING:
-    from fedkeep.experiments.run import Run
+    pass
 
 
 RowsOption = Annotated[
@@ -213,7 +213,10 @@ def recommend(
     if new is not None:
         loaded = of_file(loaded, run, new, "train")  # nothing is left to look for
     else:
-        _show_ranking(loaded, run, n, split, liked, client)
+        found = loaded.full_ranking(split, ks=(n,), liked=liked, clients=client)
+        ranked = [[metric_name(metric), number(value, metric)] for metric, value in found.metrics.items()]
+        title = f"{run}: full ranking, on {split}, after {loaded.moment}"
+        show_table(title, ["Metric", "Mean over users"], ranked, note=found.told)
     lists = loaded.recommend(client, n)
     if out is not None:
         text = io.BytesIO()
@@ -226,16 +229,3 @@ def recommend(
             for row in lists.to_pylist()
         ]
         show_table("Recommended", ["User", "Rank", "Item", "Score"], shown)
-
-
-def _show_ranking(
-    loaded: Run, run: Path, n: int, split: str, liked: float | None, client: list[str] | None
-) -> None:
-    found = loaded.full_ranking(split, ks=(n,), liked=liked, clients=client)
-    rows = [[metric_name(metric), number(value, metric)] for metric, value in found.metrics.items()]
-    show_table(
-        f"{run}: full ranking, on {split}, after {loaded.moment}",
-        ["Metric", "Mean over users"],
-        rows,
-        note=found.told,
-    )

@@ -84,10 +84,7 @@ def _merged(named: list[str]) -> Summary:
     for name in named:
         if name in found:
             raise ConfigError(f"{name} is named twice. Each device's summary counts once.")
-        try:
-            found[name] = Summary.from_json(Path(name).read_bytes(), name)
-        except OSError as error:
-            raise DataError(f"Cannot read the summary {name[:300]}: {error.strerror}.") from error
+        found[name] = Summary.from_json(Path(name).read_bytes(), name)
     inside, refused = agreeing(found)
     for name, why in refused.items():
         raise DataError(

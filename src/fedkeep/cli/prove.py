@@ -10,7 +10,7 @@ import typer
 
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError
 
 
 def prove(
@@ -47,12 +47,7 @@ def prove(
     allow = PROTOCOL if found.config.audit is None else found.config.audit.allow
     name = found.config.name or found.label
     proof = run_prove(model, method, examples, seed=found.config.seed, allow=allow, name=name)
-    page = None
-    if out is not None:
-        try:
-            page = write_content(content(proof), out / "proof.html")
-        except OSError as error:
-            raise RunError(f"Cannot write the page into {out}: {error.strerror or error}.") from error
+    page = None if out is None else write_content(content(proof), out / "proof.html")
     if as_json:
         typer.echo(json.dumps(proof.plain(), indent=2))
     else:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from fedkeep.cli.output import say
 from fedkeep.cli.settings import MetricOption
-from fedkeep.core.errors import RunError, check_choice
+from fedkeep.core.errors import check_choice
 from fedkeep.core.run_files import read_commit, read_info
 
 if TYPE_CHECKING:
@@ -206,11 +206,7 @@ def report(
     from fedkeep.report.page import write_report
 
     folder = out or (runs[0] if len(runs) == 1 else Path("report"))
-    try:
-        page = write_report(runs, folder, title)
-    except OSError as error:
-        raise RunError(f"Cannot write the report into {folder}: {error.strerror or error}.") from error
-    say(f"Page: {page}")
+    say(f"Page: {write_report(runs, folder, title)}")
 
 
 def budget(

@@ -88,12 +88,6 @@ class Remembered:
         """Return copies of the containers."""
         return [each.copy() for each in self.containers]
 
-    def put_back(self, contents: list[Any]) -> None:
-        """Let the containers have what they had."""
-        for each, before in zip(self.containers, contents, strict=True):
-            each.clear()
-            (each.extend if isinstance(each, list | deque) else each.update)(before)
-
     def positions(self) -> Mapping[str, bytes]:
         """Return how far each generator has come."""
         return {
@@ -234,7 +228,9 @@ class Still:
                 for name in vars(module).keys() - EVERY_MODULES - attributes.keys():
                     del vars(module)[name]
                 vars(module).update({n: v for n, v in attributes.items() if n not in EVERY_MODULES})
-        self.remembered.put_back(self.contents)
+        for container, before in zip(self.remembered.containers, self.contents, strict=True):
+            container.clear()
+            (container.extend if isinstance(container, list | deque) else container.update)(before)
         for (prefix, layer), before in zip(self.layers, self.before, strict=True):
             now, passing = layer._buffers, layer._non_persistent_buffers_set
             if same(now, before):

@@ -72,18 +72,13 @@ def step_of(module: nn.Module, head: Head, step: str, put: Tensor | None, run: C
     if step == "features":
         return features_last(layer, caught(layer, run, head.layer))
     assert put is not None
-    put = features_first(layer, put)
+    put = put.movedim(-1, 1) if is_convolution(layer) else put
     return layer(put) if step == "head" else put_in(layer, put, run, head.layer)
 
 
 def features_last(layer: nn.Module, features: Tensor) -> Tensor:
     """Return features with their own axis behind all others; a convolution has it behind the examples'."""
     return features.movedim(1, -1) if is_convolution(layer) else features
-
-
-def features_first(layer: nn.Module, features: Tensor) -> Tensor:
-    """Return features as a layer takes them; the inverse of ``features_last``."""
-    return features.movedim(-1, 1) if is_convolution(layer) else features
 
 
 def is_convolution(layer: nn.Module) -> bool:

@@ -323,7 +323,11 @@ class Net:
             for place, own in zip(self._buffers, before, strict=True):
                 now = prefixed.get(f"module.{place.name}")
                 if place.name not in placed:
-                    self._check_own(place, own)
+                    if place.now is not own and is_batched(
+                        place.now
+                    ):  # what is of several clients or examples
+                        place.tensors[place.leaf] = own
+                        raise RuntimeError(_assigned(place))
                 elif self.module.training and now is not placed[place.name]:
                     self._hand_back(place, others[place.name], now, params)
         return logits_of(output) if method == "forward" else output
@@ -362,12 +366,6 @@ class Net:
     def _now(self, value: Tensor) -> Tensor:
         """Return what ``forward`` has assigned in place of a tensor and is not settled yet, or the tensor."""
         return self._assigned.get(id(value), (value, value))[1]
-
-    def _check_own(self, place: Place, before: Tensor | None) -> None:
-        """Refuse that ``forward`` assigns one of the module's own buffers what is of several clients or examples."""
-        if place.now is not before and is_batched(place.now):
-            place.tensors[place.leaf] = before
-            raise RuntimeError(_assigned(place))
 
     def _hand_back(
         self, place: Place, before: Tensor, after: Tensor | None, params: Mapping[str, Tensor]

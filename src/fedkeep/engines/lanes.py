@@ -588,20 +588,16 @@ class Lanes(ABC):
                     for each in passes:
                         each.finish()
         frozen.check(str(self.draws[0]))
-        self._check_reached()
+        for private, whose in ((True, "private"), (False, "federated")):
+            group = sorted(n for n in self.trained if self.split.is_private(n) is private)
+            if group and not self.reached & set(group):  # no loss of any phase depended on it
+                raise unreached(str(self.draws[0]), whose, group)
         self._drop_what_opted_out_examples_broke()
 
     def check_written(self) -> None:
         """Raise SplitError if training writes into what is frozen, as a rehearsal found."""
         if unseen := sorted(n for n in self.net.trains_into if n not in self.params):
             raise SplitError(f"{self.draws[0]}: {frozen_changed(unseen[0])}")
-
-    def _check_reached(self) -> None:
-        """Raise MethodError if no loss of any phase depended on anything private, or on anything federated."""
-        for private, whose in ((True, "private"), (False, "federated")):
-            group = sorted(n for n in self.trained if self.split.is_private(n) is private)
-            if group and not self.reached & set(group):
-                raise unreached(str(self.draws[0]), whose, group)
 
     def _veil(self, looks: bool) -> AbstractContextManager[object]:
         """Keep what the model's functions write in attributes from phases that opted-out examples may not reach."""

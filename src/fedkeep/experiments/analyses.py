@@ -111,7 +111,7 @@ def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: in
     for name, run in runs.items():
         placed = user_map(tables[name], perplexity=perplexity, seed=seed)
         note = placed.note
-        own = _own_metric(run, chosen)
+        own = run.judge(("own",), "test", chosen)[0].of("own").per_client()
         panels.append(
             {
                 "name": name,
@@ -164,10 +164,6 @@ def _numbers(table: np.ndarray, traits: list[Any], kind: str) -> dict[str, float
             "silhouette": silhouette(table, traits),
         }
     return {name: value if np.isfinite(value) else None for name, value in numbers.items()}
-
-
-def _own_metric(run: Run, clients: SomeIds) -> dict[int, tuple[float, int]]:
-    return run.judge(("own",), "test", clients)[0].of("own").per_client()
 
 
 def cold_start_form(result: ColdStart) -> dict[str, Any]:

@@ -367,16 +367,6 @@ def _reducing(method: Method, config: ReduceConfig) -> Method:
     return method.on_server(reduce=make(**options))
 
 
-def _check_protocol(out: Path, asked: dict[str, Any]) -> None:
-    """Raise ConfigError where a run's folder has, or is to have, a curve of another protocol than the one asked for."""
-    before = (read_info(out).get("config") or {}).get("personalization")
-    if before is not None and (lines := differences(asked, before, "personalization")):
-        raise ConfigError(
-            f"{out} was made with another protocol of personalisation: {'; '.join(lines)}. Leave it as it is, or take "
-            f"a new folder."
-        )
-
-
 def run_config(
     config: Config,
     *,
@@ -417,7 +407,15 @@ def run_config(
         kept_in = out if origin is not None else continue_from if before is not None else None
         data = data_of(config, folder, kept_in)
     if resume and out is not None and config.personalization is not None:
-        _check_protocol(out, config.model_dump()["personalization"])
+        asked, made = (
+            config.model_dump()["personalization"],
+            (read_info(out).get("config") or {}).get("personalization"),
+        )
+        if made is not None and (lines := differences(asked, made, "personalization")):
+            raise ConfigError(
+                f"{out} was made with another protocol of personalisation: {'; '.join(lines)}. Leave it as it is, or take "
+                f"a new folder."
+            )
     settings = config.run
     if workers is not None:
         settings = replace(settings, workers=workers)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedkeep.core.describe import describe, digest
 from fedkeep.core.errors import ConfigError, RunError, check_choice
@@ -164,7 +164,11 @@ class Conductor:
             **({"evaluate_adapted": True} if settings.evaluate_adapted else {}),
             **({"metrics": list(self.metrics)} if self.metrics else {}),
             **({} if continues is None else {"continues": list(continues)}),
-            "model": model_identity(net.module, method, self.initial),
+            "model": {
+                "layers": repr(net.module),
+                "initial_sha256": digest(self.initial),
+                "frozen_sha256": method.split.halves(net.module).frozen_digest(self.initial),
+            },
         }
         self.length = {
             "config": describe(dict(config)),
@@ -274,7 +278,11 @@ class Conductor:
         self.ledger = ledger_of(self.terms, directory)
         if directory is not None:
             self.sampler.seed = int(directory.read_info().get("cohort_seed", self.sampler.seed))
-            draw_anew(self.sampler, self.ledger, directory)
+            if self.ledger is not None and self.ledger.resumed and not self.ledger.terms.repeatable:
+                # Rounds that may have been released may come again: one cohort that is released twice costs more than
+                # two, each by coins of its own, which is what is charged. Noise from a seed comes again too.
+                self.sampler.seed = secret_seed()
+                directory.write_info({**directory.read_info(), "cohort_seed": self.sampler.seed})
 
     def undrawn(self) -> dict[str, Any]:
         """Return what ``run.json`` says of clients that no round drew: how many, and the first ones' ids."""
@@ -388,15 +396,6 @@ def check_cohorts(method: Method, sampler: Sampler) -> None:
         )
 
 
-def model_identity(module: nn.Module, method: Method, initial: Params) -> dict[str, Any]:
-    """Return layers and hashes of a model: what must be the same when a run goes on."""
-    return {
-        "layers": repr(module),
-        "initial_sha256": digest(initial),
-        "frozen_sha256": method.split.halves(module).frozen_digest(initial),
-    }
-
-
 def initial_hashes(initial: Params, trained: frozenset[str]) -> dict[str, Any]:
     """Return a hash of each initial value by name, for reports: of what is frozen, and of what is trained."""
     hashes = {n: digest({n: v})[:16] for n, v in initial.items()}
@@ -455,14 +454,3 @@ def ledger_of(terms: Terms | None, directory: RunDirectory | None) -> Ledger | N
 def secret_seed() -> int:
     """Return what cohorts are drawn by that nobody can know."""
     return secrets.randbits(63)
-
-
-def draw_anew(sampler: Sampler, ledger: Ledger | None, directory: RunDirectory) -> None:
-    """Draw cohorts by a new secret whenever a run goes on: rounds that may have been released may come again.
-
-    One cohort that is released twice costs more than two, each by coins of its own, which is what is charged. Noise
-    from a seed comes again too, and then nothing new is released.
-    """
-    if ledger is not None and ledger.resumed and not ledger.terms.repeatable:
-        sampler.seed = secret_seed()
-        directory.write_info({**directory.read_info(), "cohort_seed": sampler.seed})

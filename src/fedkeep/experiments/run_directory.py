@@ -539,16 +539,11 @@ def removed_if_it_fails(folder: Path | None) -> Iterator[Path | None]:
     try:
         yield folder
     except Exception as error:
-        if folder is not None and not there and not isinstance(error, STAY):
-            _remove(folder)
+        if folder is not None and not there and not isinstance(error, STAY) and folder.is_dir():
+            with suppress(OSError, Timeout), FileLock(str(folder / "lock"), timeout=0):
+                if not ((folder / LEDGER).exists() or _has_rounds(folder)):
+                    shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_dir():
-        with suppress(OSError, Timeout), FileLock(str(folder / "lock"), timeout=0):
-            if not ((folder / LEDGER).exists() or _has_rounds(folder)):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _has_rounds(folder: Path) -> bool:

@@ -228,7 +228,11 @@ class Sums:
                 if name in self._held:
                     self._held[name] += upload.weight
             else:
-                self._add_rows(name, start, rows.to(start.device), delta.to(exact(start)), upload.weight)
+                rows = rows.to(start.device)
+                self._sum_rows(name, start, rows, delta.to(exact(start)), upload.weight)
+                if self.owners_only:
+                    self._hold(name, start)
+                    self._held[name][rows] += upload.weight
         self.weight += upload.weight
         self.count += 1
 
@@ -279,12 +283,6 @@ class Sums:
                 few = self._rows.pop(name)
                 self._sums[name][few.rows()] = few.values()
         return self._sums[name]
-
-    def _add_rows(self, name: str, start: Tensor, rows: Tensor, change: Tensor, weight: float) -> None:
-        self._sum_rows(name, start, rows, change, weight)
-        if self.owners_only:
-            self._hold(name, start)
-            self._held[name][rows] += weight
 
     def _sum_rows(self, name: str, start: Tensor, rows: Tensor, change: Tensor, weight: float) -> None:
         if self._has(name):

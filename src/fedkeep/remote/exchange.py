@@ -247,7 +247,10 @@ class Exchange:
             if packet.header.get("kind") == "refused":
                 refused = message_of(packet, Refused)
                 if refused.busy:
-                    self._is_busy(sent.node, refused.reason)
+                    # It serves an earlier message, whose answer is taken if it was this server's.
+                    said = f"Node {sent.node!r} is busy with an earlier message: {refused.reason}"
+                    self.events.note("again", said, node=sent.node)
+                    self._busy[sent.node] = self.nodes.transport.now() + self.rules.again / BUSY
                 else:
                     self._refused(sent.node, orders, refused)
                 return
@@ -267,11 +270,6 @@ class Exchange:
             left = ", ".join(sorted(orders))
             said = f"Node {sent.node!r} judged {left} together with clients that another node has judged; left out."
             self.events.note("lost", said, node=sent.node)
-
-    def _is_busy(self, node: str, reason: str) -> None:
-        """Ask a node again later: it serves an earlier message, whose answer is taken if it was this server's."""
-        self.events.note("again", f"Node {node!r} is busy with an earlier message: {reason}", node=node)
-        self._busy[node] = self.nodes.transport.now() + self.rules.again / BUSY
 
     def _refused(self, node: str, orders: Mapping[str, ClientOrder], refused: Refused) -> None:
         reason, kind = refused.reason, FailedError if refused.failed else UploadError

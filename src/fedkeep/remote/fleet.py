@@ -291,7 +291,8 @@ class Fleet:
 
     def _whole(self, task: Task, models: tuple[Model, ...], parts: Sequence[Judged]) -> Judged:
         """Return one result of several nodes', its rows in the order of the roster."""
-        table = _none(task, models).joined([part.tallies for part in parts])
+        nobody = [Judgement.joined(task, ())] * len(models)
+        table = tallied(task, models, nobody, ()).joined([part.tallies for part in parts])
         if self.rules.leaves == "sums" or not all(table.clients):
             table = table.total()
         else:
@@ -304,11 +305,6 @@ def _judgings(asked: Mapping[str, Sequence[Model]]) -> tuple[Judging, ...]:
     if wrong := asked.keys() - splits.keys():
         raise ConfigError(f"Wanted one of {list(splits)} to judge; got {sorted(wrong)}.")
     return tuple(Judging(split=splits[split], models=tuple(models)) for split, models in asked.items())
-
-
-def _none(task: Task, models: tuple[Model, ...]) -> Tallies:
-    """Return tallies of nobody."""
-    return tallied(task, models, [Judgement.joined(task, ())] * len(models), ())
 
 
 def _taken(table: Tallies, rows: np.ndarray) -> Tallies:

@@ -123,7 +123,7 @@ def _of(source: Source, ids: Sequence[str]) -> Source:
         chosen = np.isin(client, [k for k, name in enumerate(names) if name in wanted]).nonzero()[0]
         split = None if source.split is None else [source.split[row] for row in chosen.tolist()]
         columns: dict[str, Any] = {
-            name: replace(column, values=_taken(column.values, chosen))  # type: ignore[attr-defined, type-var]
+            name: replace(column, values=_taken(column.values, chosen))
             for name, column in source.columns.items()
         }
         for name, column in columns.items():

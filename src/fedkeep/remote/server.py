@@ -245,7 +245,10 @@ class _Serving:
                 except RoundError as error:
                     wait = retries.after(error, conductor.server.round)
                     self.events.note("round", f"{error} It is tried again in {wait:g} s.")
-                    self._pass(wait)
+                    end = self.transport.now() + wait
+                    while self.transport.now() < end:
+                        self.transport.wait(end - self.transport.now())
+                        self.nodes.look()
             if conductor.server.round < conductor.rounds:
                 return False
             self.fleet.settle(orders_of(conductor.method, conductor.server, map(str, self.roster.ids)))
@@ -334,12 +337,6 @@ class _Serving:
     def _wait(self, what: str, count: Callable[[], int]) -> None:
         wanted = self.federation.clients
         wait_for_clients(self.nodes, what, count, wanted=wanted, patience=self.patience, poll=self.poll)
-
-    def _pass(self, seconds: float) -> None:
-        end = self.transport.now() + seconds
-        while self.transport.now() < end:
-            self.transport.wait(end - self.transport.now())
-            self.nodes.look()
 
     def _encoding(self) -> Encoding:
         """Return the encoding that follows from what devices tell of their data, or the older run's, extended by that.

@@ -163,14 +163,13 @@ def updated_buffers(module: nn.Module) -> frozenset[str]:
     """
     found: set[str] = set()
     for prefix, part in module.named_modules(remove_duplicate=False):
-        own = (*statistics_of(part), *power_vectors(part), *declared(part).updated_buffers)
+        own = (
+            *([n for n, _ in part.named_buffers(recurse=False)] if isinstance(part, _NormBase) else []),
+            *power_vectors(part),
+            *declared(part).updated_buffers,
+        )
         found |= {f"{prefix}.{name}" if prefix else name for name in own}
     return frozenset(found)
-
-
-def statistics_of(layer: nn.Module) -> list[str]:
-    """Return the names of a normalisation layer's statistics; of another layer none."""
-    return [n for n, _ in layer.named_buffers(recurse=False)] if isinstance(layer, _NormBase) else []
 
 
 def power_vectors(layer: nn.Module) -> list[str]:

@@ -198,7 +198,9 @@ def check_pixels(output: Tensor, label: Tensor) -> None:
 def _check_masks(label: Array, columns: Mapping[str, Any], classes: int | None) -> None:
     """Refuse masks of another size than the images that they belong to."""
     images = {
-        name: column.shape[2:] for name, column in columns.items() if name != "label" and _of_images(column)
+        name: column.shape[2:]
+        for name, column in columns.items()
+        if name != "label" and isinstance(column, np.ndarray) and column.ndim == 4
     }
     if images and label.shape[1:] not in images.values():
         name, size = next(iter(images.items()))
@@ -211,10 +213,6 @@ def _check_masks(label: Array, columns: Mapping[str, Any], classes: int | None) 
             got_height=label.shape[1],
             got_width=label.shape[2],
         )
-
-
-def _of_images(column: Any) -> bool:
-    return isinstance(column, np.ndarray) and column.ndim == 4
 
 
 def classes_last_of_pixels(output: Tensor) -> Tensor:

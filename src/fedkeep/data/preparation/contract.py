@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,22 +50,24 @@ class Counted:
         return values if self.inside is None else values[self.inside]
 
 
-class RawColumn(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class RawColumn(ABC):
     """Values as they were read: nothing is numbered or cut yet.
 
     Attributes:
         kind: that of its summary and its code.
+        values: one of each row.
     """
 
     kind: ClassVar[str]
+    values: Any
 
     def __len__(self) -> int:
-        """Return the number of rows."""
-        ...
+        return len(self.values)
 
+    @abstractmethod
     def summary(self, rules: Rules, counted: Counted) -> ColumnSummary:
         """Return what may leave the device."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, warn
 from fedkeep.data.columns import Rows, is_missing
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, RawColumn, Where, difference
 from fedkeep.data.preparation.pooling import COUNT, SQUARE, SUM
 from fedkeep.data.preparation.rules import Rules
 
@@ -30,7 +30,7 @@ APART = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Features:
+class Features(RawColumn):
     """A raw column of numeric features.
 
     Attributes:
@@ -48,9 +48,6 @@ class Features:
     kinds: Mapping[str, str] = field(default_factory=dict)
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     standardise: bool = True
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> FeatureSummary:
         """Sum the features of the rows to train on, and their squares, where they are to be standardised."""
@@ -88,15 +85,12 @@ class Features:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(RawColumn):
     """A raw column of numbers to predict: float64 (rows,), within float32's range; ``standardise`` as of `Features`."""
 
     kind: ClassVar[str] = "target"
     values: NDArray[np.floating[Any]]
     standardise: bool = True
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> TargetSummary:
         """Sum the numbers of the rows to train on, and their squares, where they are to be standardised."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedkeep.core.errors import DataError, did_you_mean, shown
 from fedkeep.data.checks import check_close
 from fedkeep.data.columns import Repeated
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, RawColumn, Where, difference
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.tasks import BINARY, MULTI_LABEL, MULTICLASS, of_several
 
@@ -35,7 +35,7 @@ class LabelError(DataError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Labels:
+class Labels(RawColumn):
     """A raw column of labels, as words.
 
     Attributes:
@@ -50,9 +50,6 @@ class Labels:
     names: tuple[str, ...] | None = None
     task: str | None = None
     elsewhere: Mapping[str, Collection[str]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> LabelSummary:
         """Tell which labels examples that opted in have, in any split, where nobody knows them beforehand."""
@@ -70,7 +67,7 @@ class Labels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelSets:
+class LabelSets(RawColumn):
     """A raw column of several labels for each example, as words.
 
     Attributes:
@@ -81,9 +78,6 @@ class LabelSets:
     kind: ClassVar[str] = "label"
     values: Sequence[tuple[str, ...]]
     names: tuple[str, ...] | None = None
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> LabelSummary:
         """Tell which labels examples that opted in have, in any split, where nobody knows them beforehand."""

@@ -11,20 +11,17 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Column, Ragged
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, RawColumn, Where, difference
 from fedkeep.data.preparation.pooling import COUNT
 from fedkeep.data.preparation.rules import Rules
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times:
+class Times(RawColumn):
     """A raw column of times: int64 or float64 (rows,), finite."""
 
     kind: ClassVar[str] = "time"
     values: NDArray[np.int64] | NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> TimeSummary:
         """Tell whether all times of examples that opted in are whole numbers."""
@@ -103,14 +100,11 @@ class TimeCode(Code):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keys:
+class Keys(RawColumn):
     """A raw column of whole numbers that name things, e.g. films: int64 (rows,)."""
 
     kind: ClassVar[str] = "key"
     values: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> KeySummary:
         """Tell which examples that opted in have, in any split."""
@@ -209,14 +203,11 @@ class KeyCode(Code):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
+class Plain(RawColumn):
     """A raw column that needs no encoding."""
 
     kind: ClassVar[str] = "plain"
     values: Column
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> PlainSummary:
         """Tell the column's type."""

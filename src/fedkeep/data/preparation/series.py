@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged, offsets_of
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, RawColumn, Where, difference
 from fedkeep.data.preparation.features import FeatureCode, Features, WholeSummary
 from fedkeep.data.preparation.rules import Rules
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class Series(RawColumn):
     """A raw column of series.
 
     Attributes:
@@ -32,9 +32,6 @@ class Series:
     values: Ragged
     max_length: int
     standardise: bool = True
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> SeriesSummary:
         """Sum each channel over the steps kept of the rows to train on, and its squares, if it is to be standardised."""

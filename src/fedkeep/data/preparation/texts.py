@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, H, Where, difference
+from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, H, RawColumn, Where, difference
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.data.text import (
     SPECIAL,
@@ -37,7 +37,7 @@ CALLED = {"char": "characters", "word": "words", "token": "words"} | dict.fromke
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
+class Texts(RawColumn):
     """A raw column of texts.
 
     Attributes:
@@ -54,9 +54,6 @@ class Texts:
     size: int
     max_length: int
     given: AnyVocabulary | None = None
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> TextSummary:
         """Count the symbols of the texts to train on, client by client."""

@@ -224,7 +224,12 @@ def _parts(name: str, found: Any, clients: int | None = None) -> list[_Part]:
         ]
     try:
         those = [
-            (split, one, number, str(_natural(one).get(number, number)))
+            (
+                split,
+                one,
+                number,
+                str((getattr(one, "partition_id_to_natural_id", None) or {}).get(number, number)),
+            )
             for split, one in given
             for number in range(one.num_partitions)
         ]
@@ -240,11 +245,6 @@ def _parts(name: str, found: Any, clients: int | None = None) -> list[_Part]:
         raise DataError(
             "{name}: cannot make the partitions: {why}", name=name, why=first_line(error)
         ) from error
-
-
-def _natural(partitioner: Any) -> Mapping[int, str]:
-    """Return the ids of clients by the number of their partition, where a column says them."""
-    return getattr(partitioner, "partition_id_to_natural_id", None) or {}
 
 
 def _named(value: Any, classes: Sequence[str]) -> Any:

@@ -99,7 +99,14 @@ def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
                     got=" ".join(map(str, numbers)) or "fewer than 4 bytes",
                 )
             wanted = entries * math.prod(size)
-            _check_promise(path, wanted)
+            if wanted > (most := SHRINKS * path.stat().st_size):  # before taking memory
+                raise DataError(
+                    "{file}: the header promises {wanted:,} bytes; a gzip file of this length holds at most {most:,}. "
+                    "Fetch it again.",
+                    file=path,
+                    wanted=wanted,
+                    most=most,
+                )
             body = file.read(wanted + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
@@ -118,19 +125,6 @@ def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
             more=more,
         )
     return np.frombuffer(body, np.uint8).reshape(entries, *size)
-
-
-def _check_promise(path: Path, wanted: int) -> None:
-    """Raise DataError where a header promises more bytes than the compressed file can hold, before taking memory."""
-    most = SHRINKS * path.stat().st_size
-    if wanted > most:
-        raise DataError(
-            "{file}: the header promises {wanted:,} bytes; a gzip file of this length holds at most "
-            "{most:,}. Fetch it again.",
-            file=path,
-            wanted=wanted,
-            most=most,
-        )
 
 
 def npz_images(

@@ -164,7 +164,13 @@ def _chosen(
         return [name for name in names if name]
     check_names(path, names, wanted, naming, optional)
     if OPTED_IN in optional and OPTED_IN not in names:
-        _tell_of_consent(path, [name for name in names if name not in wanted])
+        others = [name for name in names if name not in wanted]
+        like = (n for n in others if CONSENT.fullmatch(n) or get_close_matches(n, [OPTED_IN], cutoff=0.85))
+        for found in islice(like, 1):
+            warn(
+                f"{path} has a column {found!r} and none {OPTED_IN!r}, so every row may be trained on. If it says which "
+                f"rows opted in, name it: opted_in = {found!r}."
+            )
     return [name for name in dict.fromkeys((*wanted, *optional)) if name in names]
 
 
@@ -173,17 +179,6 @@ def _check_once(path: object, names: Iterable[Any]) -> None:
     if twice := sorted(str(name) for name, times in Counter(map(str, names)).items() if times > 1):
         raise DataError(
             "{file} has several columns {column!r}. Rename or drop all but one.", file=path, column=twice[0]
-        )
-
-
-def _tell_of_consent(path: object, names: Sequence[str]) -> None:
-    """Warn of a column that nobody reads and that seems to say which rows may be trained on."""
-    if like := next(
-        (n for n in names if CONSENT.fullmatch(n) or get_close_matches(n, [OPTED_IN], cutoff=0.85)), None
-    ):
-        warn(
-            f"{path} has a column {like!r} and none {OPTED_IN!r}, so every row may be trained on. If it says which rows opted "
-            f"in, name it: opted_in = {like!r}."
         )
 
 

@@ -90,7 +90,11 @@ class Leftovers:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.before = {each.name: each.value for each in attributes(module.named_modules())}
-        several = [each for each in attributes(module.named_modules()) if _is_several(each.value)]
+        several = [
+            each
+            for each in attributes(module.named_modules())
+            if isinstance(each.value, Tensor) and is_batched(each.value)
+        ]
         self.taken = [each.name for each in several]
         for each in several:
             each.owner[each.key] = object()
@@ -121,10 +125,6 @@ def _same(old: object, value: Tensor) -> bool:
     """Tell whether an attribute holds what it held; torch compares no sparse tensors."""
     comparable = isinstance(old, Tensor) and old.layout is value.layout is torch.strided
     return old is value or (comparable and torch.equal(old, value))  # type: ignore[arg-type]
-
-
-def _is_several(value: object) -> bool:
-    return isinstance(value, Tensor) and is_batched(value)
 
 
 def chosen(job: Job, clients: np.ndarray, texts: Collection[Ragged]) -> list[int]:
