@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedkeep.core.copying import copied
 from fedkeep.core.declared import declare, declared
 from fedkeep.core.describe import digest
-from fedkeep.core.errors import MethodError, did_you_mean
+from fedkeep.core.errors import MethodError, check_range, did_you_mean
 from fedkeep.core.heads import FEATURES, Pool, found_head, is_convolution
 from fedkeep.core.net import Net, every_tensor, logits_of, mark_added
 from fedkeep.core.params import Batch, Params, is_state
@@ -158,7 +158,13 @@ class WithFeatures(Around):
     """L + a factor · ``penalty`` of the model's features, which are computed once; with a factor of 0 only L.
 
     Subclasses have fields for the factor and for L (``loss``), and a ``penalty``.
+
+    Raises:
+        MethodError: the factor is below 0.
     """
+
+    def __post_init__(self) -> None:
+        check_range("[0, inf]", MethodError, **{fields(self)[0].name: self.factor})
 
     @property
     def factor(self) -> float:

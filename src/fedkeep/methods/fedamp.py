@@ -118,11 +118,8 @@ class KeepEach(Reduction):
 
     mixture: Mixture
 
+    alike: ClassVar[bool] = True
     keeps: ClassVar[str] = "the last model of each client"
-
-    def weight(self, examples: float) -> float:
-        """Return 1 for a client that has any example."""
-        return float(examples > 0)
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> Replaced:
         """Return what no upload has come to yet."""

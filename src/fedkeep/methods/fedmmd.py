@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method
@@ -37,9 +36,6 @@ class TwoStreams(WithFeatures):
 
     lam: float = 0.01
     loss: Term = cross_entropy()
-
-    def __post_init__(self) -> None:
-        check_range("[0, inf]", MethodError, lam=self.lam)
 
     def penalty(
         self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor

@@ -32,7 +32,7 @@ from fedkeep.methods.features import as_received, one_hot, pooled_features
 from fedkeep.methods.fedproto import NearPrototypes, NoPrototypes, NoSums, new_prototypes
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase, telling
-from fedkeep.methods.server import Global, Reduction, Roster, Server, WeightedMean
+from fedkeep.methods.server import Global, Roster, Server, WeighedBy, WeightedMean
 from fedkeep.methods.simplex import least
 from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.split import Split, Upload
@@ -147,7 +147,7 @@ class Gathered(RunningMean):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatherHeads(Reduction):
+class GatherHeads(WeighedBy):
     """A mean of bodies, and each client's head and statistics. It looks at single uploads.
 
     Attributes:
@@ -157,10 +157,6 @@ class GatherHeads(Reduction):
     mean: WeightedMean = WeightedMean()
 
     keeps: ClassVar[str] = "the head of each client"
-
-    def weight(self, examples: float) -> float:
-        """Return the mean's weight."""
-        return self.mean.weight(examples)
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> Gathered:
         """Return what no upload has come to yet."""

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError, check_choice, check_range
+from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
 from fedkeep.methods.aggregate import Reduced
@@ -67,9 +67,6 @@ class NearPrototypes(WithFeatures):
     lam: float = 1.0
     loss: Term = cross_entropy()
     label: str = "label"
-
-    def __post_init__(self) -> None:
-        check_range("[0, inf]", MethodError, lam=self.lam)
 
     def penalty(
         self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor

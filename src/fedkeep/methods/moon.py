@@ -38,7 +38,7 @@ class Contrast(WithFeatures):
     loss: Term = cross_entropy()
 
     def __post_init__(self) -> None:
-        check_range("[0, inf]", MethodError, mu=self.mu)
+        super().__post_init__()
         check_range("(0, inf]", MethodError, temperature=self.temperature)
 
     reads_parameters = True  # it runs the previous model, whose tables are whole

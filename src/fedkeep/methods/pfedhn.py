@@ -156,11 +156,8 @@ class PulledBack(RunningMean):
 class PullBack(Reduction):
     """The vector-Jacobian product of each upload; every client counts alike. It looks at single uploads."""
 
+    alike: ClassVar[bool] = True
     keeps: ClassVar[str] = "an embedding of each client"
-
-    def weight(self, examples: float) -> float:
-        """Return 1 for a client that has any example."""
-        return float(examples > 0)
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> PulledBack:
         """Return the empty mean of a round."""

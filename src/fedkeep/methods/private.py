@@ -24,7 +24,7 @@ from fedkeep.methods.aggregate import Reduced, RunningMean
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Sent, by_share, newest
 from fedkeep.methods.declared import sent_to, why_unfit
-from fedkeep.methods.server import Global, Reduction, Roster, WeightedMean
+from fedkeep.methods.server import Global, Roster, WeighedBy, WeightedMean
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, GaussianNoise, Link
 from fedkeep.privacy.dp import floating
 from fedkeep.split import Upload
@@ -35,7 +35,7 @@ BOUND, INSIDE = "clip_bound", "share_inside"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateMean(Reduction):
+class PrivateMean(WeighedBy):
     """The sum of clipped changes with noise, over the expected number of clients.
 
     Tables come whole: which rows the clients have is private. Whole numbers (counters) stay as they are.
@@ -46,15 +46,10 @@ class PrivateMean(Reduction):
         cohort: q N, the expected number of clients.
     """
 
-    mean: WeightedMean
     privacy: DifferentialPrivacy
     cohort: float
 
     counts_empty: ClassVar[bool] = True
-
-    def weight(self, examples: float) -> float:
-        """Return the mean's weight."""
-        return self.mean.weight(examples)
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> NoisyMean:
         """Return the empty sum; ConfigError: the patterns of ``clip`` don't fit what leaves the clients."""

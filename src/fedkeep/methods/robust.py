@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,9 +35,7 @@ class Median(Reduction):
     counts with no change. Integer tensors (counters) are those of the first client in the order of ids.
     """
 
-    def weight(self, examples: float) -> float:
-        """Return 1 for a client that has any example."""
-        return float(examples > 0)
+    alike: ClassVar[bool] = True
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> KeptUploads:
         """Return a place for the round's uploads."""

@@ -19,7 +19,7 @@ from fedkeep.core.params import SERVER, Params, nbytes, under
 from fedkeep.methods.aggregate import Reduced, spread
 from fedkeep.methods.base import Method
 from fedkeep.methods.private import bounded_mean
-from fedkeep.methods.server import Global, Reduction, WeightedMean
+from fedkeep.methods.server import Global, WeighedBy
 from fedkeep.privacy import Link
 from fedkeep.privacy.dp import Clipping, floating
 from fedkeep.privacy.secure import FixedPoint, SecureClient, SecureServer, threshold_for
@@ -57,7 +57,7 @@ class SecureSums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureMean(Reduction):
+class SecureMean(WeighedBy):
     """The weighted mean of clipped changes, of which the server sees masked vectors and their sum.
 
     Whole numbers (counters) stay as they are.
@@ -67,14 +67,9 @@ class SecureMean(Reduction):
         sums: clipping, range and threshold.
     """
 
-    mean: WeightedMean
     sums: SecureSums
 
     is_sum: ClassVar[bool] = True
-
-    def weight(self, examples: float) -> float:
-        """Return the mean's weight."""
-        return self.mean.weight(examples)
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> Masked:
         """Return the empty sum."""

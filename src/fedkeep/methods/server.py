@@ -91,12 +91,14 @@ class Reduction:
     """How a round's uploads become one result; subclasses are frozen values with ``begin``.
 
     Attributes:
+        alike: whether every client that has any example weighs 1; else each weighs its examples.
         is_sum: whether the result follows from a sum over clients, so that the server needs to see no single upload.
         counts_empty: whether a round without any upload has a result too.
         keeps: what the server keeps of each single client, e.g. ``"the last model of each client"``; empty: nothing.
         masked: whether uploads come as masked vectors, in which the server finds no parameter by name.
     """
 
+    alike: ClassVar[bool] = False
     is_sum: ClassVar[bool] = False
     counts_empty: ClassVar[bool] = False
     keeps: ClassVar[str] = ""
@@ -104,7 +106,7 @@ class Reduction:
 
     def weight(self, examples: float) -> float:
         """Return an upload's weight, given the client's number of examples."""
-        return examples
+        return float(examples > 0) if self.alike else examples
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> Sum:
         """Return the empty sum of a round.
@@ -156,22 +158,32 @@ class WeightedMean(Reduction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanByGroup(Reduction):
+class WeighedBy(Reduction):
+    """A reduction whose weights are those of a mean.
+
+    Attributes:
+        mean: which one.
+    """
+
+    mean: WeightedMean
+
+    def weight(self, examples: float) -> float:
+        """Return the mean's weight."""
+        return self.mean.weight(examples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanByGroup(WeighedBy):
     """A weighted mean for each group of clients: of group 0 as changes, of others as state. It looks at every upload.
 
     Attributes:
         group: what clients send along to say which group they are of, a whole number.
         groups: how many there are.
-        mean: of each.
     """
 
     group: str
     groups: int
     mean: WeightedMean = WeightedMean()
-
-    def weight(self, examples: float) -> float:
-        """Return the mean's weight."""
-        return self.mean.weight(examples)
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> MeansByGroup:
         """Return the empty means."""

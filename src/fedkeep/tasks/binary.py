@@ -70,17 +70,9 @@ def _metrics(means: Means) -> dict[str, float]:
     return class_metrics(means) | dict(means.auc)
 
 
-def _best(truth: Array, label: Array) -> float:
-    return auc(truth, label)
-
-
 def _shares(known: Baseline) -> dict[str, Array]:
     mine, loss = shares_of(known)
     return {"loss": loss, "score": np.log(mine[:, 1]) - np.log(mine[:, 0])}
-
-
-def _share_of_ones(labels: Array) -> float:
-    return float(labels.mean())
 
 
 BINARY = Kind(
@@ -97,13 +89,13 @@ BINARY = Kind(
     score_fault=no_nan,
     kept_score=np.float64,
     kept_label=True,
-    best=_best,
+    best=auc,
     counting=Counting(found=_shares),
     pooled=(
         share_of_right("accuracy"),
         PooledMetric("auc", auc_pooled, scores_and_labels),
     ),
-    trait=Trait(name="share of positive labels", continuous=True, of=_share_of_ones),
+    trait=Trait(name="share of positive labels", continuous=True, of=np.mean),
     says=says_class,
     from_table=True,
 )

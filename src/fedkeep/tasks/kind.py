@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
+from fedkeep.core.errors import DataError
 from fedkeep.metrics.worth.pooled import Pooled, mean_pooled
 
 Array = np.ndarray[Any, Any]
@@ -165,6 +166,21 @@ def _any_labels(label: Array, columns: Mapping[str, Any], classes: int | None) -
 def classes_in(label: Array) -> int:
     """Return how many classes there are at least, by the largest label."""
     return max(1, int(label.max()) + 1)
+
+
+def width(label: Array) -> int:
+    """Return how many values each example has as its label."""
+    return int(label.shape[1])
+
+
+def check_width(label: Array, columns: Mapping[str, Any], classes: int | None) -> None:
+    """Raise DataError unless each example has as many values as its label as were said."""
+    if classes is not None and classes != label.shape[1]:
+        raise DataError(
+            "Wanted {wanted} labels for each example, as meta['classes'] says; got {got}.",
+            wanted=classes,
+            got=label.shape[1],
+        )
 
 
 def as_many_values(classes: int) -> int:

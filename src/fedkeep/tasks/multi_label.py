@@ -6,13 +6,13 @@ Micro-averaged metrics pool all labels of all examples, as scikit-learn's ``aver
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from fedkeep.core.errors import DataError, MethodError
+from fedkeep.core.errors import MethodError
 from fedkeep.metrics.worth.pooled import Pooled, auc_pooled
 from fedkeep.tasks.binary import no_nan, right_sign, scores_and_labels
 from fedkeep.tasks.kind import (
@@ -28,7 +28,9 @@ from fedkeep.tasks.kind import (
     PooledMetric,
     Said,
     Trait,
+    check_width,
     share_of_right,
+    width,
 )
 from fedkeep.tasks.multiclass import class_metrics, names_of, short
 
@@ -44,19 +46,6 @@ def check_labels(output: Tensor, label: Tensor) -> None:
             wanted=tuple(label.shape),
             got=tuple(output.shape),
         )
-
-
-def _check_width(label: Array, columns: Mapping[str, Any], classes: int | None) -> None:
-    if classes is not None and classes != label.shape[1]:
-        raise DataError(
-            "Wanted {wanted} labels for each example, as meta['classes'] says; got {got}.",
-            wanted=classes,
-            got=label.shape[1],
-        )
-
-
-def _width(label: Array) -> int:
-    return int(label.shape[1])
 
 
 def _yes_or_no(classes: int) -> int:
@@ -112,10 +101,6 @@ def _shares(known: Baseline) -> dict[str, Array]:
     }
 
 
-def _share_of_ones(labels: Array) -> float:
-    return float(labels.mean())
-
-
 def _says_labels(output: Tensor, names: Sequence[str]) -> list[Said]:
     """Return each row's labels of a probability above one half, and the probabilities of all, by name."""
     labels = names_of(names, output.shape[1])
@@ -135,9 +120,9 @@ MULTI_LABEL = Kind(
     has_classes=False,
     unlike_classes="several for each example, yes or no",
     close=False,
-    size=_width,
+    size=width,
     values=_yes_or_no,
-    check_labels=_check_width,
+    check_labels=check_width,
     check_output=check_labels,
     judge=_judge,
     right=right_sign,
@@ -156,7 +141,7 @@ MULTI_LABEL = Kind(
         PooledMetric("micro_f1", micro_f1_pooled, _hits_and_misses),
         PooledMetric("auc", auc_pooled, scores_and_labels),
     ),
-    trait=Trait(name="share of positive labels", continuous=True, of=_share_of_ones),
+    trait=Trait(name="share of positive labels", continuous=True, of=np.mean),
     says=_says_labels,
     from_table=True,
 )

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fedkeep.core.errors import DataError, MethodError
+from fedkeep.core.errors import MethodError
 from fedkeep.metrics.worth.pooled import rmse_pooled
-from fedkeep.tasks.kind import Array, Baseline, Counting, Kind, Means, Metric, PooledMetric, Said, Trait
+from fedkeep.tasks.kind import (
+    Array,
+    Baseline,
+    Counting,
+    Kind,
+    Means,
+    Metric,
+    PooledMetric,
+    Said,
+    Trait,
+    check_width,
+    width,
+)
 from fedkeep.tasks.multiclass import short
 
 RMSE = Metric(name="rmse", words="RMSE", lower=True)
@@ -71,10 +83,6 @@ def _mean_label(known: Baseline) -> dict[str, Array]:
     return {"loss": error**2, "score": error}
 
 
-def _mean(labels: Array) -> float:
-    return float(labels.mean())
-
-
 def _says_numbers(output: Tensor, names: Sequence[str]) -> list[Said]:
     numbers = [[short(v) for v in row] for row in output.reshape(len(output), -1).float().numpy()]
     return [(own[0] if len(own) == 1 else own, {}) for own in numbers]
@@ -102,24 +110,11 @@ REGRESSION = Kind(
     loss_words="Squared error",
     loss_unit="in squared error",
     loss_name="squared_error",
-    trait=Trait(name="mean label", continuous=True, of=_mean),
+    trait=Trait(name="mean label", continuous=True, of=np.mean),
     says=_says_numbers,
     from_table=True,
 )
 """A number for each example."""
-
-
-def _check_width(label: Array, columns: Mapping[str, Any], classes: int | None) -> None:
-    if classes is not None and classes != label.shape[1]:
-        raise DataError(
-            "Wanted {wanted} numbers for each example, as meta['classes'] says; got {got}.",
-            wanted=classes,
-            got=label.shape[1],
-        )
-
-
-def _width(label: Array) -> int:
-    return int(label.shape[1])
 
 
 def _mean_labels(known: Baseline) -> dict[str, Array]:
@@ -139,8 +134,8 @@ MULTI_OUTPUT = replace(
     axes=2,
     in_deviations=True,
     unlike_classes="several numbers for each example",
-    size=_width,
-    check_labels=_check_width,
+    size=width,
+    check_labels=check_width,
     kept_place=True,
     counting=Counting(name="each user's mean labels", found=_mean_labels),
 )
