@@ -24,10 +24,10 @@ from fedkeep.cli.audit import audit
 from fedkeep.cli.check import check
 from fedkeep.cli.compare import compare, reproduce, sweep
 from fedkeep.cli.completion import completion
-from fedkeep.cli.deploy import deploy
 from fedkeep.cli.device import device
 from fedkeep.cli.doctor import doctor
 from fedkeep.cli.flower import app as flower
+from fedkeep.cli.flower import deploy
 from fedkeep.cli.listing import explain, list_all
 from fedkeep.cli.models import export, predict, recommend
 from fedkeep.cli.output import complain

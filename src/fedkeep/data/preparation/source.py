@@ -16,7 +16,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Column, Ragged, Repeated, Rows
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import group_rows
-from fedkeep.data.noise import noisy
+from fedkeep.data.images import noisy
 from fedkeep.data.preparation.contract import Code, Counted, RawColumn, Where
 from fedkeep.data.preparation.encoding import Encoding
 from fedkeep.data.preparation.features import FeatureCode, Features
