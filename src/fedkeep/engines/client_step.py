@@ -206,13 +206,11 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """What the engine is called."""
-        ...
 
     def train(
         self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
     ) -> Iterator[ClientResult]:
         """Train clients from what they were sent and kept; yield what each gives, in the order of ``work``."""
-        ...
 
     def close(self) -> None:
         """Give back what the engine holds beyond memory, e.g. processes; the next round takes it again."""

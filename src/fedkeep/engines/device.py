@@ -113,32 +113,25 @@ class Device(Protocol):
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         """Train clients, all in one round; stage what they will keep; yield an answer for each, in their order."""
-        ...
 
     def accept(self, shares: Mapping[str, float]) -> None:
         """Keep what clients have staged, given z = c_k / Σ c of those whose upload was taken; drop the others'."""
-        ...
 
     def judge(self, orders: Iterable[Order], split: str, models: Sequence[Model]) -> list[Judged]:
         """Judge several models of each client on the client's own examples of a split; a result for each task."""
-        ...
 
     def adapt(self, orders: Iterable[Order], adaptation: Adaptation) -> list[Judged]:
         """Personalise clients, hold the result, and judge it beside other models on the same examples."""
-        ...
 
     @property
     def ledger(self) -> VersionLedger:
         """Which of the clients' versions count."""
-        ...
 
     def flush(self) -> None:
         """Make what clients keep durable, where they live in this process; it counts when the server has committed."""
-        ...
 
     def committed(self) -> None:
         """Take note that the round is committed."""
-        ...
 
 
 @runtime_checkable
@@ -153,7 +146,6 @@ class Defers(Protocol):
 
     def announce(self, orders: Sequence[Order], asked: Mapping[str, Sequence[Model]]) -> None:
         """Take note of what ``judge`` will ask after the next round, of clients as they are now: models by split."""
-        ...
 
 
 def job_of(

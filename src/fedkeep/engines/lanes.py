@@ -426,7 +426,6 @@ class Tap(Protocol):
 
     def gradients(self, step: Pass, grads: Params, *, clipped: bool) -> Params:
         """Return what goes on in place of the gradients, by name; ``clipped``: their norm has been bounded."""
-        ...
 
 
 TAP: ContextVar[Tap | None] = ContextVar("tap", default=None)
@@ -473,11 +472,9 @@ class Step(Protocol):
     @property
     def lanes(self) -> Sequence[int]:
         """Whose it is: the lanes' positions."""
-        ...
 
     def batch(self) -> Batch:
         """Return it; its own each time, as a model may change what it is given."""
-        ...
 
 
 class Lanes(ABC):

@@ -47,7 +47,6 @@ class Clients(Roster, Protocol):
     @property
     def ids(self) -> Sequence[str]:
         """Their ids."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,11 +53,9 @@ class LongJob(Protocol):
     @property
     def name(self) -> str:
         """For messages."""
-        ...
 
     def __call__(self, *, alone: bool, progress: bool | None) -> object:
         """Compute; ``alone``: all cores may be used, else one; ``progress``: as for ``simulate``."""
-        ...
 
 
 @runtime_checkable
@@ -66,7 +64,6 @@ class Written(Protocol):
 
     def to_plain(self) -> dict[str, Any]:
         """Return all that it is, as JSON holds it."""
-        ...
 
 
 class Place(Protocol):
@@ -78,22 +75,18 @@ class Place(Protocol):
         Raises:
             ConfigError: the place is not to be had as it is.
         """
-        ...
 
     def ended(self) -> list[tuple[str, FedkeepError | None]]:
         """Wait for a while, and return which jobs have ended, each with its error.
 
         A ``LostError`` says that it can be sent again.
         """
-        ...
 
     def states(self) -> Mapping[str, State]:
         """Return how those stand that were sent and have not ended."""
-        ...
 
     def leave(self, cancel: bool) -> str:
         """Wait for nothing any more, and return what to say of jobs that go on; ``cancel``: none does."""
-        ...
 
 
 def place(named: str, folder: Path, *, most: int | None = None, options: str = "") -> Place:

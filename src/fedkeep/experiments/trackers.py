@@ -64,7 +64,6 @@ class Tracker(Protocol):
 
     def started(self, facts: Facts) -> None:
         """Take note of a run that begins or goes on."""
-        ...
 
     def recorded(self, records: Sequence[Record]) -> None:
         """Take note of what was measured in a round that is committed, its seconds included.
@@ -72,11 +71,9 @@ class Tracker(Protocol):
         Raises:
             EndRun: the run is to end here.
         """
-        ...
 
     def finished(self, how: End) -> None:
         """Take note of the end: ``finished``, ``stopped`` before its last round, or ``failed`` with an error."""
-        ...
 
 
 MOST = 1000  # metrics in one of MLflow's batches

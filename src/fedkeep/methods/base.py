@@ -58,7 +58,6 @@ class Recalls(Protocol):
 
     def recall(self, given: Recall) -> State:
         """Return what to predict with, by name: ``predict`` finds it as ``client/NAME``."""
-        ...
 
 
 def forward(net: Net, params: Params, batch: Batch) -> Any:

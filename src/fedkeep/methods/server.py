@@ -26,11 +26,9 @@ class Roster(Protocol):
 
     def __len__(self) -> int:
         """Return how many clients there are."""
-        ...
 
     def index(self, client: str) -> int:
         """Return a client's place, 0 .. len − 1."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +69,15 @@ class Sum(Protocol):
 
     def add(self, client: str, upload: Upload) -> None:
         """Add a client's (decoded, checked) upload."""
-        ...
 
     def skip(self, client: str) -> None:
         """Note that a client's upload will not come."""
-        ...
 
     def merge(self, other: Any) -> None:
         """Take over what another one of the same round holds."""
-        ...
 
     def value(self) -> Reduced:
         """Return the result; UploadError where there is none."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

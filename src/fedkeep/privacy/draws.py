@@ -29,7 +29,6 @@ class Draw(Protocol):
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Tensor:
         """Return standard normal numbers, on the CPU."""
-        ...
 
 
 class Draws(Protocol):
@@ -37,7 +36,6 @@ class Draws(Protocol):
 
     def link(self, number: int) -> Draw:
         """Return those of the link of this number, counted from 0."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -37,27 +37,21 @@ class Transport(Protocol):
 
     def nodes(self) -> Sequence[str]:
         """Return the nodes that are there now; a node that was restarted may have another name."""
-        ...
 
     def key(self, node: str) -> str:
         """Return what stands for a node's key, by the link and not by the node's word; empty: it knows none."""
-        ...
 
     def send(self, messages: Iterable[tuple[str, Packet]]) -> list[str]:
         """Send packets to nodes without waiting; return a ticket for each. A message may arrive more than once."""
-        ...
 
     def receive(self, tickets: Collection[str]) -> list[Reply]:
         """Return what has come for these tickets since the last call; it may be nothing."""
-        ...
 
     def now(self) -> float:
         """Return the time in seconds, from any beginning; it never goes back."""
-        ...
 
     def wait(self, seconds: float) -> None:
         """Let this much time pass, or less if a reply comes."""
-        ...
 
 
 Serve = Callable[[Packet], Packet]

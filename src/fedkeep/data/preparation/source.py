@@ -35,7 +35,6 @@ class Source(Protocol):
     @property
     def ids(self) -> Sequence[str]:
         """The clients' ids."""
-        ...
 
     def summary(self, rules: Rules = Rules()) -> Summary:
         """Return what may leave the device.
@@ -43,7 +42,6 @@ class Source(Protocol):
         Raises:
             DataError: a fault in the data; file and line are named.
         """
-        ...
 
     def encoded(self, encoding: Encoding) -> FederatedData:
         """Return the data in numbers.
@@ -51,7 +49,6 @@ class Source(Protocol):
         Raises:
             DataError: they do not fit the encoding: a column is missing or of another kind, a label is unknown.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,6 @@ class Examples(Protocol):
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Return the rows' columns as tensors."""
-        ...
 
 
 @runtime_checkable
@@ -50,7 +49,6 @@ class Owned(Examples, Protocol):
 
     def owners(self, rows: np.ndarray) -> np.ndarray:
         """Return a number for the client of each row."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -38,15 +38,12 @@ class Trial(Protocol):
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int, log: bool) -> int:
         """Return a whole number."""
-        ...
 
     def suggest_float(self, name: str, low: float, high: float, *, step: float | None, log: bool) -> float:
         """Return a number."""
-        ...
 
     def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
         """Return a text."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
