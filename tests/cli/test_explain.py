@@ -9,6 +9,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import Optimizer
 from fedkeep.experiments.config import Config, parse_config
 from tests.commands import call
+from tests.refusals import raises
 
 
 def test_every_key_of_every_table_is_typed_and_explained() -> None:
@@ -74,9 +75,8 @@ def test_a_name_is_found_whole_or_by_its_last_parts(asked: str, name: str) -> No
     ],
 )
 def test_a_misspelled_name_has_a_suggestion(asked: str, meant: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, said=meant):
         explained(asked)
-    assert meant in str(caught.value)
 
 
 def test_the_command_prints_type_default_meaning_and_who_reads_it() -> None:

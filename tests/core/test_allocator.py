@@ -19,6 +19,7 @@ from fedkeep.core.net import Net
 from fedkeep.engines.client_step import Job
 from fedkeep.engines.workers.pool import Pool
 from fedkeep.store import Default, MemoryStore
+from tests.refusals import raises
 
 FAULTS = """
 import resource, torch
@@ -58,9 +59,8 @@ def test_it_can_be_left_alone(setting: tuple[str, str], monkeypatch: pytest.Monk
 
 def test_an_unknown_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKEEP_MALLOC", "jemalloc")
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text="FEDKEEP_MALLOC must be 'keep' or 'default'; got 'jemalloc'."):
         tune_allocator.__wrapped__()
-    assert str(error.value) == "FEDKEEP_MALLOC must be 'keep' or 'default'; got 'jemalloc'."
 
 
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

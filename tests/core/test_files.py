@@ -12,6 +12,7 @@ import torch
 
 from fedkeep.core.errors import RunError
 from fedkeep.core.files import read_tensors, remove_leftovers, write_of_run, write_tensors, write_whole
+from tests.refusals import raises
 from tests.tiny import fill_disk
 
 
@@ -28,18 +29,22 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "state"
     write_whole(path, b"old")
     fill_disk(monkeypatch, call)
-    with pytest.raises(RunError) as error:
+    with raises(
+        RunError,
+        text=(
+            f"Cannot write {path}: No space left on device. What was there is as it was. Free some space or check the "
+            f"rights, then try again."
+        ),
+    ):
         write_whole(path, b"new")
-    assert str(error.value) == (
-        f"Cannot write {path}: No space left on device. What was there is as it was. Free some space or check the "
-        f"rights, then try again."
-    )
-    with pytest.raises(RunError) as error:
+    with raises(
+        RunError,
+        text=(
+            f"Cannot write {path}: No space left on device. Nothing was lost: the last finished round is kept. "
+            f"Free some space or check the rights, then resume."
+        ),
+    ):
         write_of_run(path, b"new")
-    assert str(error.value) == (
-        f"Cannot write {path}: No space left on device. Nothing was lost: the last finished round is kept. "
-        f"Free some space or check the rights, then resume."
-    )
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["state"]

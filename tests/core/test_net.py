@@ -77,12 +77,14 @@ def test_a_forward_that_takes_any_columns_gets_all() -> None:
 def test_other_methods_of_the_module_are_reached() -> None:
     net = Net(Two())
     assert net.call("features", {"w": torch.tensor(5.0)}, {"text": torch.tensor([1.0])}).item() == 6.0
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "Two has no method 'embed', which this training method needs. "
+            "Give the model `embed(self, <columns>)`."
+        ),
+    ):
         net.call("embed", {}, {})
-    assert str(error.value) == (
-        "Two has no method 'embed', which this training method needs. "
-        "Give the model `embed(self, <columns>)`."
-    )
 
 
 def test_the_modules_own_values_never_change() -> None:
@@ -206,13 +208,15 @@ def test_batches_are_not_normalised_example_by_example() -> None:
         PooledNet(model, frozenset({"user"})),
         {**tables(model), **dict(model.norm.named_parameters("norm"))},
     )
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "Normalised normalises over a batch, but in centralised training it is computed example by example, each with "
+            "its own client's ['user']. If its forward takes a row of these for each example, say "
+            "fedkeep.declare(module, per_example=...); else choose a federated engine."
+        ),
+    ):
         net(values, {**BATCH, "client": CLIENT})
-    assert str(error.value) == (
-        "Normalised normalises over a batch, but in centralised training it is computed example by example, each with "
-        "its own client's ['user']. If its forward takes a row of these for each example, say "
-        "fedkeep.declare(module, per_example=...); else choose a federated engine."
-    )
 
 
 def test_without_private_names_pooled_is_plain() -> None:

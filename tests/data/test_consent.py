@@ -134,9 +134,8 @@ def test_the_given_data_keep_their_columns() -> None:
     ],
 )
 def test_faults(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=message):
         opt_out(made(), **options)
-    assert str(error.value) == message
 
 
 def test_censored_copies_go_in_while_the_raw_examples_stay_out() -> None:

@@ -13,6 +13,7 @@ import pytest
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, Ragged, RangeIds
 from tests.data.small import sample
+from tests.refusals import raises
 
 
 def backing(array: Any) -> Any:
@@ -66,12 +67,10 @@ def test_selecting_from_a_mapped_set(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError, text=f"{tmp_path} exists already and isn't an empty folder. Choose another, or remove it."
+    ):
         sample().save(tmp_path)
-    assert (
-        str(error.value)
-        == f"{tmp_path} exists already and isn't an empty folder. Choose another, or remove it."
-    )
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
@@ -130,21 +129,23 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "save", full)
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=(
+            f"Cannot write {tmp_path / 'data'}: [Errno 28] No space left on device. Nothing was kept; free space or "
+            f"choose another."
+        ),
+    ):
         sample().save(tmp_path / "data")
-    assert str(error.value) == (
-        f"Cannot write {tmp_path / 'data'}: [Errno 28] No space left on device. Nothing was kept; free space or "
-        f"choose another."
-    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_meta_that_json_cannot_hold(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text="Cannot save the data: meta holds a set, which JSON cannot hold. Keep numbers, text, lists and dicts in meta.",
+    ):
         sample(meta={"x": {1, 2}}).save(tmp_path / "data")
-    assert str(error.value) == (
-        "Cannot save the data: meta holds a set, which JSON cannot hold. Keep numbers, text, lists and dicts in meta."
-    )
     sample(meta={"x": np.arange(2)}).save(tmp_path / "data")
     assert FederatedData.load(tmp_path / "data").meta["x"] == [0, 1]
 

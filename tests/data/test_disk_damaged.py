@@ -251,20 +251,21 @@ def test_every_byte_is_looked_at(tmp_path: Path, mmap: bool) -> None:
     FederatedData.load(folder, mmap=mmap)
     values = folder / "column.x.npy"
     values.write_bytes(values.read_bytes()[:-1] + b"\x11")
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError, text=f"{values} is damaged: its checksum is not the saved one. Save the data again."
+    ):
         FederatedData.load(folder, mmap=mmap)
-    assert str(error.value) == f"{values} is damaged: its checksum is not the saved one. Save the data again."
 
 
 def test_an_edited_description_is_refused(tmp_path: Path) -> None:
     sample().save(tmp_path / "data")
     path = tmp_path / "data" / "data.json"
     path.write_text(path.read_text().replace("sample", "simple"))
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=f"{path} is damaged or was edited: its checksum is not that of its content. Save the data again.",
+    ):
         FederatedData.load(tmp_path / "data")
-    assert str(error.value) == (
-        f"{path} is damaged or was edited: its checksum is not that of its content. Save the data again."
-    )
 
 
 def test_a_label_that_is_no_class(tmp_path: Path) -> None:

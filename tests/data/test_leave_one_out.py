@@ -6,6 +6,7 @@ import pytest
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData
 from fedkeep.data.leave_one_out import leave_one_out
+from tests.refusals import raises
 
 
 def rated(clients: list[str], items: list[int], times: list[int]) -> FederatedData:
@@ -156,12 +157,14 @@ def test_refusals() -> None:
         with pytest.raises(DataError, match=r"^Wanted items from 0 to 19; got "):
             leave_one_out(rated(["anna"] * 2, [3, item], [1, 2]), against=10)
     for against in (-1, 9):
-        with pytest.raises(DataError) as error:
+        with raises(
+            DataError,
+            text=(
+                "A ranking is judged by whether the right item is among the first 10, which says nothing among so few. "
+                f"against must be at least 10; got {against}."
+            ),
+        ):
             leave_one_out(ratings, against)
-        assert str(error.value) == (
-            "A ranking is judged by whether the right item is among the first 10, which says nothing among so few. "
-            f"against must be at least 10; got {against}."
-        )
 
 
 def test_what_was_opted_out_stays_so() -> None:

@@ -18,6 +18,7 @@ from fedkeep.methods.terms import squared_error
 from fedkeep.models import MatrixFactorization
 from tests.engines.reference import close, rows_of, trained
 from tests.methods.parts import Parts
+from tests.refusals import raises
 from tests.tiny import Logits, Scalar, Unsaid, classes, pairs, parts
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6))
@@ -163,9 +164,8 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
 
 
 def test_pooled_refuses_the_share_rule() -> None:
-    with pytest.raises(MethodError) as error:
+    with raises(MethodError, text="Centralised training has no aggregation, so private_scale must be 1."):
         simulate(Logits(), methods.furl("user", private_scale="fedavg"), DATA, rounds=1, centralised=True)
-    assert str(error.value) == "Centralised training has no aggregation, so private_scale must be 1."
 
 
 def half(before: methods.Kept, after: methods.Kept, share: float) -> methods.Kept:

@@ -22,6 +22,7 @@ from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Model
 from tests.fitting import adapt_client, first_examples
+from tests.refusals import raises
 from tests.tiny import Logits, Unsaid, classes, job, same_bits, users
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), valid=2, test=5)
@@ -211,9 +212,8 @@ def test_the_policies_agree() -> None:
 
 def test_a_device_lets_sums_alone_leave_unless_it_is_told() -> None:
     assert LocalDevice(RUN.job, Sequential()).leaves == "sums"
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text="leaves must be one of ['sums', 'clients', 'examples']; got 'all'."):
         LocalDevice(RUN.job, Sequential(), leaves="all")  # type: ignore[arg-type]
-    assert str(error.value) == "leaves must be one of ['sums', 'clients', 'examples']; got 'all'."
 
 
 @pytest.mark.parametrize(
@@ -221,11 +221,11 @@ def test_a_device_lets_sums_alone_leave_unless_it_is_told() -> None:
     [((), "[]"), (("own", "own"), "['own', 'own']"), (("mine",), "['mine']"), ("own", "'own'")],
 )
 def test_models_that_are_not_known_are_refused(models: Any, got: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text=f"Wanted a list of one or several of ['own', 'shared', 'default', 'adapted', 'local'], each once; got {got}.",
+    ):
         judged_by("sums", models)
-    assert str(error.value) == (
-        f"Wanted a list of one or several of ['own', 'shared', 'default', 'adapted', 'local'], each once; got {got}."
-    )
 
 
 def test_clients_adapt_on_the_device_and_are_judged_before_and_after() -> None:
@@ -244,12 +244,14 @@ def test_clients_adapt_on_the_device_and_are_judged_before_and_after() -> None:
     assert found.of("own").loss.tobytes() == before.of("own").loss.tobytes()
     assert found.of("adapted").loss.tobytes() != before.of("own").loss.tobytes()
     assert found.tallies.pair("own", "adapted").count.tolist() == [5] * 4
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError, text="Client 'user-5' has no 'adapted' values on this device. Let it adapt first."
+    ):
         device.judge(RUN.orders(["user-5"]), "test", ("adapted",))
-    assert str(error.value) == "Client 'user-5' has no 'adapted' values on this device. Let it adapt first."
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError, text="This device holds no 'local' values of its clients. Let them adapt first."
+    ):
         device.judge(RUN.orders(["user-0"]), "test", ("local",))
-    assert str(error.value) == "This device holds no 'local' values of its clients. Let them adapt first."
 
 
 def test_a_local_reference_is_trained_from_the_initial_model_alone() -> None:
@@ -343,8 +345,7 @@ def test_a_client_that_is_not_there(client: int | str) -> None:
 
 @pytest.mark.parametrize("client", [7, "user-1", np.int64(7)])
 def test_one_id_where_several_are_wanted(client: Any) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError, text=f"Wanted the ids of clients; got one, {client!r}. Put it into a list: [{client!r}]."
+    ):
         RUN.evaluate(clients=client)
-    assert str(error.value) == (
-        f"Wanted the ids of clients; got one, {client!r}. Put it into a list: [{client!r}]."
-    )

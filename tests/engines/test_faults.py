@@ -27,6 +27,7 @@ from fedkeep.methods import Start, Started
 from fedkeep.methods.terms import squared_error
 from tests.engines.test_hooks import ENGINES, hooks_may_be_made_on_the_spot
 from tests.engines.test_round import BROKEN, METHOD, Fragile
+from tests.refusals import raises
 from tests.tiny import Logits, Rounds, classes, everyone, job, pairs, same_bits
 
 __all__ = ["hooks_may_be_made_on_the_spot"]  # a fixture of every test here
@@ -84,9 +85,8 @@ def test_an_upload_that_would_outweigh_all_others_is_refused() -> None:
     message = (
         "The upload of client 'user-2' was refused: its weight is 1e+12; at most 1e+09 examples are taken."
     )
-    with pytest.raises(UploadError) as error:
+    with raises(UploadError, text=message):
         rounds(Faults(), user_2=heavy)[0]([0, 1, 2])
-    assert str(error.value) == message
     report = rounds(Faults(malformed="skip"), user_2=heavy)[0]([0, 1, 2])
     assert (report.refused, report.clients, report.lost) == ((message,), 2, 0)
 

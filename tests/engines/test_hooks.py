@@ -17,6 +17,7 @@ from fedkeep.engines import Engine, Sequential, Vectorised, Workers
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.workers.pool import start_method
 from fedkeep.methods import Finish, Finished, Global, Init, Optimize, Reduced, Sent, Start, Started
+from tests.refusals import raises
 from tests.tiny import Logits, Noisy, Rounds, Scalar, classes, everyone, job, pairs, results, same_bits
 
 DATA = classes(counts=(5, 9, 3, 7))
@@ -200,9 +201,8 @@ def test_what_finish_breaks_is_the_clients_fault(
         rounds = Rounds(work, made := engine(), Faults(broken=on_fault))
         message = f"Client 'user-1', round 0: what finish of 'furl' {what} is NaN or infinite."
         if on_fault == "stop":
-            with pytest.raises(NonFiniteError) as error:
+            with raises(NonFiniteError, text=message):
                 rounds([0, 1, 2])
-            assert str(error.value) == message
         else:
             report = rounds([0, 1, 2])
             assert (report.refused, report.clients) == ((message,), 2)

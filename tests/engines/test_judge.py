@@ -18,6 +18,7 @@ from fedkeep.core.errors import DataError, MethodError, NonFiniteError
 from fedkeep.core.run_files import read_info
 from fedkeep.engines import to_records
 from fedkeep.tasks import tasks_in
+from tests.refusals import raises
 from tests.tiny import Logits, Noisy, Slope, Unsaid, classes, pairs, parts, users
 
 
@@ -101,12 +102,14 @@ def test_clients_of_different_sizes_count_once_each_in_the_user_mean() -> None:
     run = simulate(model, methods.furl("user", local=Phase(optimizer=sgd(0.0))), data, rounds=0)
     metrics = run.evaluate("test")
     assert (metrics["accuracy"], metrics["accuracy_user_mean"]) == (0.75, 0.5)
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=(
+            "There is nothing to judge: none of the 2 clients has an example in the split 'valid'. Hold some out, e.g. "
+            "data.split_per_user((0.8, 0.1, 0.1)), or name another split."
+        ),
+    ):
         run.evaluate("valid")
-    assert str(error.value) == (
-        "There is nothing to judge: none of the 2 clients has an example in the split 'valid'. Hold some out, e.g. "
-        "data.split_per_user((0.8, 0.1, 0.1)), or name another split."
-    )
     assert run.evaluate(clients=["b"]) == run.evaluate(clients=run.clients[1:]) != run.evaluate(clients=["a"])
     assert run.evaluate(clients=("b", "a")) == run.evaluate()
     with pytest.raises(DataError, match="No client of these data has the id 'c'"):
@@ -278,6 +281,7 @@ def test_records_name_clients_and_counts() -> None:
 def test_a_method_whose_shared_part_cannot_predict_says_so() -> None:
     run = simulate(Logits().double(), methods.local(), classes(), rounds=1)
     assert run.evaluate()["accuracy"] >= 0
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError, text="The shared part of 'local' cannot predict alone, so it has no global metric."
+    ):
         run.evaluate(stage="shared")
-    assert str(error.value) == "The shared part of 'local' cannot predict alone, so it has no global metric."

@@ -37,6 +37,7 @@ from fedkeep.methods.mixture import OnOutput
 from fedkeep.methods.terms import Term
 from fedkeep.models import ConfidenceGate, DocumentModel, MixtureOfExperts
 from tests.methods.table import ROWS
+from tests.refusals import raises
 from tests.tiny import Logits, Noisy, Rounds, bits, classes, job, parts, same_bits
 
 
@@ -203,13 +204,15 @@ def test_no_way_through_private_values(loss: Term) -> None:
     """A federated phase that reads private values fitted on every example is refused."""
     phases = (EVERYTHING, Phase(loss=loss, trains="federated"))
     data = classes(counts=(8, 9, 7, 10), opted_in=True, kind="f4")
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "A phase that trains federated parameters reads private ones that another phase trains on opted-out examples "
+            "too, so these would influence what leaves the client. Train that phase with examples='opted_in', or leave "
+            "those parameters out of the federated phase's loss."
+        ),
+    ):
         leaves(Shared(), methods.furl("user").on_client(phases=phases), data)
-    assert str(error.value) == (
-        "A phase that trains federated parameters reads private ones that another phase trains on opted-out examples "
-        "too, so these would influence what leaves the client. Train that phase with examples='opted_in', or leave "
-        "those parameters out of the federated phase's loss."
-    )
 
 
 class Chained(nn.Module):

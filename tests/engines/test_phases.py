@@ -20,6 +20,7 @@ from fedkeep.methods import EarlyStopping, WeightedMean
 from fedkeep.methods.terms import Term, cross_entropy, squared_error
 from fedkeep.privacy import Draw, Encoded, Link
 from tests.engines.reference import rows_of
+from tests.refusals import raises
 from tests.tiny import Logits, Rounds, Scalar, classes, job, pairs
 
 PRIVATE = Split("*")
@@ -108,20 +109,21 @@ def test_early_stopping_wants_validation_examples() -> None:
     data = pairs({"a": [(1, 1)]})
     net = Net(Scalar())
     phase = Phase(loss=squared_error(), early_stopping=EarlyStopping())
-    with pytest.raises(MethodError) as error:
+    with raises(MethodError, who="Client 'a', round 0"):
         local_run(
             net, PRIVATE, Client(phases=(phase,)), net.initial(), {}, data, rows_of(data, 0), Stream(0, "a")
         )
-    assert error.value.facts["who"] == "Client 'a', round 0"
 
 
 def test_what_leaves_the_client_can_not_stop_early() -> None:
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "A phase of 'fedavg' that trains the federated 'user' can't stop early by a client's own validation examples, "
+            "which would influence what leaves the client. Stop private phases alone."
+        ),
+    ):
         methods.fedavg().on_client(phases=(Phase(early_stopping=EarlyStopping()),)).check(Logits())
-    assert str(error.value) == (
-        "A phase of 'fedavg' that trains the federated 'user' can't stop early by a client's own validation examples, "
-        "which would influence what leaves the client. Stop private phases alone."
-    )
     Method(name="own", split=PRIVATE, client=Client(phases=(Phase(early_stopping=EarlyStopping()),))).check(
         Logits()
     )
@@ -191,9 +193,8 @@ def test_the_order_of_the_steps(turns: Any, expected: str) -> None:
 @pytest.mark.parametrize("name", ["by", "missing_rows"])
 def test_a_mean_checks_its_fields(name: str) -> None:
     allowed = {"by": ["examples", "uniform"], "missing_rows": ["unchanged", "owners_only"]}[name]
-    with pytest.raises(MethodError) as error:
+    with raises(MethodError, text=f"{name} must be {allowed[0]!r} or {allowed[1]!r}; got 'other'."):
         WeightedMean(**{name: "other"})  # type: ignore[arg-type]
-    assert str(error.value) == f"{name} must be {allowed[0]!r} or {allowed[1]!r}; got 'other'."
 
 
 def test_values_stay_within_bounds() -> None:

@@ -20,6 +20,7 @@ from fedkeep.engines.device import paired
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.round import permuted
 from fedkeep.split import Upload
+from tests.refusals import raises
 from tests.tiny import Line, Logits, Rounds, classes, everyone, job, pairs, results, same_bits
 
 
@@ -127,9 +128,8 @@ def test_a_faulty_upload_is_refused_while_the_round_goes_on(
 
     monkeypatch.setattr(Split, "upload", broken)
     seen = "unknown ['user']" if fault == "name" else "'linear.bias' holds a NaN or an infinity"
-    with pytest.raises(UploadError) as error:
+    with raises(UploadError, text=f"The upload of client 'user-1' was refused: {seen}."):
         simulate(Logits(), method, data, rounds=1)
-    assert str(error.value) == f"The upload of client 'user-1' was refused: {seen}."
     run = simulate(Logits(), method, data, rounds=1, on_nonfinite="skip")
     assert run.private.seen([0, 1, 2]) == [True, False, True]
     assert [r.value for r in run.history if r.metric == "refused_clients"] == [1.0]

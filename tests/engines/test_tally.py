@@ -16,6 +16,7 @@ from fedkeep.core.errors import ConfigError, NonFiniteError
 from fedkeep.engines import Judged, Judgement, Tallies, to_records
 from fedkeep.engines.tally import BINS, Leaves, bin_of, binned_auc, summed, tallied
 from fedkeep.tasks import BINARY, MULTICLASS, REGRESSION, Task
+from tests.refusals import raises
 
 IDS = ("ann", "bob", "cem")
 CLASSES, BINARY, NUMBERS = Task(MULTICLASS), Task(BINARY), Task(REGRESSION)
@@ -195,9 +196,8 @@ def test_what_was_not_judged_or_may_not_leave_is_refused() -> None:
             ),
         ),
     ):
-        with pytest.raises(ConfigError) as error:
+        with raises(ConfigError, text=message):
             wrong()  # type: ignore[no-untyped-call]
-        assert str(error.value) == message
 
 
 @pytest.mark.parametrize("column", [[math.inf, -math.inf, 1.0], [1.7e308, 1.7e308, 1.0]])

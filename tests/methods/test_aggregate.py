@@ -17,6 +17,7 @@ from fedkeep.kernels import native, values
 from fedkeep.methods import Global, Optimize, Reduced, RunningMean
 from fedkeep.methods.aggregate import BLOCK, spread
 from fedkeep.split import Upload
+from tests.refusals import raises
 from tests.tiny import mean_of, same_bits
 
 RECEIVED: Params = {"w": torch.zeros(2), "table": torch.zeros(4, 2), "count": torch.tensor(0)}
@@ -146,11 +147,11 @@ def test_the_uploads_are_left_alone() -> None:
 
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0]])
 def test_nothing_to_average(weights: list[float]) -> None:
-    with pytest.raises(UploadError) as error:
+    with raises(
+        UploadError,
+        text=f"An average needs at least one upload of positive weight; got {len(weights)} of total 0.0.",
+    ):
         mean_of([upload(w, [0, 0]) for w in weights], RECEIVED)
-    assert str(error.value) == (
-        f"An average needs at least one upload of positive weight; got {len(weights)} of total 0.0."
-    )
 
 
 def test_half_precision_is_summed_in_double() -> None:
@@ -313,14 +314,12 @@ def test_a_block_that_was_summed_in_two_places_is_refused() -> None:
         (ids[20:32], ids[16:40], 1),
     ):
         merged = part(one)
-        with pytest.raises(UploadError) as error:
+        with raises(UploadError, text=message(both)):
             merged.merge(part(two))
-        assert str(error.value) == message(both)
         assert same_bits(bits_of(merged.value()), bits_of(part(one).value()))  # nothing was taken over
     for cohort in (None, ids[:-1]):
-        with pytest.raises(UploadError) as error:
+        with raises(UploadError, text="Partial means can be merged if they are of one and the same cohort."):
             part(ids[:4]).merge(part(ids[:4], cohort))
-        assert str(error.value) == "Partial means can be merged if they are of one and the same cohort."
 
 
 def test_large_tensors_are_summed_in_pieces_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

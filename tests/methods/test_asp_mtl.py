@@ -30,6 +30,7 @@ from fedkeep.methods.terms import cross_entropy, l2_penalty
 from fedkeep.models import TextClassifier
 from tests.engines.reference import close, rows_of
 from tests.methods.parts import Parts, State, Words, linear
+from tests.refusals import raises
 from tests.tiny import Noisy, classes, everyone, same_bits, texts
 
 DATA = classes(counts=(5, 9, 3, 1))
@@ -277,7 +278,7 @@ WANTED = (
     ],
 )
 def test_what_cannot_be_trained_row_by_row_is_refused(changed: dict[str, Any]) -> None:
-    with pytest.raises(MethodError) as error:
+    with raises(MethodError, text=WANTED):
         simulate(
             Parts().double(),
             methods.asp_mtl(4, local=Phase(batch_size=16, **changed)),
@@ -285,24 +286,24 @@ def test_what_cannot_be_trained_row_by_row_is_refused(changed: dict[str, Any]) -
             rounds=1,
             centralised=True,
         )
-    assert str(error.value) == WANTED
 
 
 def test_further_refusals() -> None:
     base = methods.asp_mtl(4)
     (phase,) = base.client.phases
     turned = base.on_client(phases=(replace(phase, optimizer=sgd(0.1, momentum=0.9)), phase), turns="batches")
-    with pytest.raises(MethodError) as error:
+    with raises(MethodError, text=WANTED):
         simulate(Parts().double(), turned, DATA, rounds=1, centralised=True)
-    assert str(error.value) == WANTED
     method = methods.fedbn("norm.*", local=Phase(batch_size=4))
     method = method.on_client(pools="clients")
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "The private 'norm.num_batches_tracked' of 'fedbn' is not trained by gradients; mini-batches of one client each "
+            "(pools='clients') know no such private values. Make it federated."
+        ),
+    ):
         simulate(Noisy().double(), method, DATA, rounds=1, centralised=True)
-    assert str(error.value) == (
-        "The private 'norm.num_batches_tracked' of 'fedbn' is not trained by gradients; mini-batches of one client each "
-        "(pools='clients') know no such private values. Make it federated."
-    )
 
 
 def test_more_clients_than_tasks_are_refused_by_name() -> None:

@@ -16,6 +16,7 @@ from fedkeep.methods.augment import Augmented, moved
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import Term, cross_entropy, l2_penalty
 from fedkeep.models import CNN
+from tests.refusals import raises
 from tests.tiny import same_bits
 
 NUMBERS = torch.arange(12, dtype=torch.uint8).reshape(1, 1, 3, 4)
@@ -111,15 +112,16 @@ def test_what_the_term_reads_is_what_its_own_reads() -> None:
     assert not Augmented(cross_entropy()).reads_parameters
     assert Augmented(cross_entropy() + l2_penalty("*")).reads_parameters
     assert Augmented(cross_entropy() + Proximal(1.0)).reads_received
-    with pytest.raises(MethodError) as missing:
+    with raises(
+        MethodError,
+        text=(
+            "Augmented images are wanted from the column 'picture'; the data have ['image']. Name the column of the images, "
+            "or leave augmentation out."
+        ),
+    ):
         Augmented(cross_entropy(), column="picture")(Net(Sees()), {}, {"image": NUMBERS}, {})
-    assert str(missing.value) == (
-        "Augmented images are wanted from the column 'picture'; the data have ['image']. Name the column of the images, "
-        "or leave augmentation out."
-    )
-    with pytest.raises(MethodError) as error:
+    with raises(MethodError, text="shift must be at least 0; got -1."):
         Augmented(cross_entropy(), -1)
-    assert str(error.value) == "shift must be at least 0; got -1."
 
 
 def test_a_seed_draws_the_same_images() -> None:

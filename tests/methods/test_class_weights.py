@@ -16,6 +16,7 @@ from fedkeep.core.net import Net
 from fedkeep.methods.mixture import as_likelihood
 from fedkeep.methods.terms import Term, cross_entropy
 from tests.methods.test_terms import LABELS, LOGITS, LOSSES, Given, Tasks, value
+from tests.refusals import raises
 from tests.tiny import Logits, classes, run_by
 
 ENGINES = ["sequential", "vectorised", "workers", "centralised"]
@@ -89,11 +90,11 @@ def test_sixteen_bits() -> None:
 
 
 def test_as_many_as_classes() -> None:
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text="class_weights has 3 numbers, but the model gives logits of 2 classes. Give one weight for each class.",
+    ):
         value(cross_entropy(class_weights=[1, 2, 3]), {"x": LOGITS, "label": LABELS})
-    assert str(error.value) == (
-        "class_weights has 3 numbers, but the model gives logits of 2 classes. Give one weight for each class."
-    )
     with pytest.raises(MethodError, match="mix='logprob' knows no class weights"):
         as_likelihood(cross_entropy(class_weights=[1, 2]))
 

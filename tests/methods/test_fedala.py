@@ -19,6 +19,7 @@ from fedkeep.methods import Phase
 from fedkeep.methods.fedala import AddWeights, mixed
 from tests.engines.reference import averaged, close, cohorts, rows_of
 from tests.methods.parts import Parts, Words
+from tests.refusals import raises
 from tests.tiny import classes, everyone, same_bits
 
 DATA = classes()
@@ -157,12 +158,14 @@ def test_what_is_refused() -> None:
         AddWeights(("clasifier.*",))(Parts())
     names = ["encoder.weight", "encoder.bias", *UPPER]
     assert str(error.value) == f"layers='clasifier.*' matches no trainable parameter; they are {names}."
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "FedALA cannot mix the table 'embedding.weight': a client trains and sends only the rows that it looks up. "
+            "Name layers above it."
+        ),
+    ):
         AddWeights(("*",))(Words())
-    assert str(error.value) == (
-        "FedALA cannot mix the table 'embedding.weight': a client trains and sends only the rows that it looks up. "
-        "Name layers above it."
-    )
 
 
 def test_a_configuration_can_name_it() -> None:

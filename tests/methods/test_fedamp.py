@@ -13,6 +13,7 @@ from fedkeep.methods import Global, securely
 from fedkeep.methods.fedamp import KNOWN, MODELS, Mixture
 from fedkeep.methods.secure import SecureSums
 from tests.methods.plain import DATA, State, apart, examples_of, initial, loss_of, plan, run_of, slopes_of
+from tests.refusals import raises
 from tests.tiny import everyone, same_bits
 
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2))
@@ -93,12 +94,14 @@ def test_what_is_the_same_in_all_models_is_sent_to_the_bit(kind: torch.dtype) ->
 
 
 def test_that_the_server_keeps_models_is_said() -> None:
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "'fedamp' reduces uploads by KeepEach, which looks at single uploads, and secure sums show none. Secure sums want a "
+            "WeightedMean. Its server keeps the last model of each client."
+        ),
+    ):
         securely(methods.fedamp(), SecureSums(clip=1.0))
-    assert str(error.value) == (
-        "'fedamp' reduces uploads by KeepEach, which looks at single uploads, and secure sums show none. Secure sums want a "
-        "WeightedMean. Its server keeps the last model of each client."
-    )
     assert methods.fedamp().server.reduce.keeps == "the last model of each client"
     assert methods.pfedhn().server.reduce.keeps == "an embedding of each client"
     assert methods.fedavg().server.reduce.keeps == ""

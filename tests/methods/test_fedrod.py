@@ -18,6 +18,7 @@ from fedkeep.methods.features import no_counts, one_hot
 from fedkeep.methods.fedrod import TwoHeads
 from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
 from tests.methods.parts import Parts
+from tests.refusals import raises
 from tests.tiny import bits, classes, job, results, same_bits
 
 DATA = classes()
@@ -143,17 +144,21 @@ def test_neither_counts_nor_head_leave() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "The labels reach from 1 to 3; the model's classifier knows the classes 0 .. 2. Make it with as many classes "
+            "as the data have."
+        ),
+    ):
         trained(methods.fedrod(local=LOCAL), classes(labels=5))
-    assert str(error.value) == (
-        "The labels reach from 1 to 3; the model's classifier knows the classes 0 .. 2. Make it with as many classes "
-        "as the data have."
-    )
     with pytest.raises(MethodError, match=r"^The labels reach from -1 to.*2"):
         one_hot(torch.tensor([2, -1]), torch.zeros(3))
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "The part '0' of Sequential has no linear layer, so the numbers of its features and classes are "
+            "not known; this training method needs one that begins and ends with nn.Linear."
+        ),
+    ):
         no_counts(nn.Sequential(nn.Tanh()), "0")
-    assert str(error.value) == (
-        "The part '0' of Sequential has no linear layer, so the numbers of its features and classes are "
-        "not known; this training method needs one that begins and ends with nn.Linear."
-    )

@@ -23,6 +23,7 @@ from fedkeep.privacy import GaussianNoise, Projection
 from tests.engines.reference import close, rows_of
 from tests.methods.parts import Parts, State, Words, compare, descend, linear, plain_rounds
 from tests.methods.test_dependence import hsic_written_out
+from tests.refusals import raises
 from tests.tiny import classes, everyone, same_bits, texts
 
 DATA = classes()
@@ -142,12 +143,14 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
         methods.kteps().made_for(Linear(3, 3).double())
     with pytest.raises(MethodError, match="^Parts has an attribute.*'private'"):
         TwoBranches()(TwoBranches()(Parts()))
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "The part 'classifier' of Plus has no linear layer, so the numbers of its features and classes are "
+            "not known; this training method needs one that begins and ends with nn.Linear."
+        ),
+    ):
         TwoBranches()(Plus())
-    assert str(error.value) == (
-        "The part 'classifier' of Plus has no linear layer, so the numbers of its features and classes are "
-        "not known; this training method needs one that begins and ends with nn.Linear."
-    )
 
     class Headless(Parts):
         features = None  # type: ignore[assignment]

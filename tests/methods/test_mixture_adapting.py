@@ -23,6 +23,7 @@ from fedkeep.methods import EarlyStopping, Phase, mixture
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.fitting import first_examples
 from tests.methods.experts import DATA, LATER, LOCAL, Expert, Switch, federated, model, part
+from tests.refusals import raises
 from tests.tiny import bits, classes, same_bits, users
 
 PAIRED = [
@@ -197,12 +198,14 @@ def test_a_fine_tuned_start_needs_equal_experts() -> None:
     ):
         joined = MixtureOfExperts(Expert(1), own, Switch()).double()
         run = simulate(joined, mixture(local_init="finetuned", local=LOCAL), DATA, rounds=0)
-        with pytest.raises(MethodError) as error:
+        with raises(
+            MethodError,
+            text=(
+                "local_init='finetuned' starts the local expert from the global one, so both must have the same layers; they "
+                f"differ: {fault}. Use local_init='scratch', or one architecture for both."
+            ),
+        ):
             adapt_clients(run)
-        assert str(error.value) == (
-            "local_init='finetuned' starts the local expert from the global one, so both must have the same layers; they "
-            f"differ: {fault}. Use local_init='scratch', or one architecture for both."
-        )
 
 
 def test_early_stopping_without_validation_examples() -> None:

@@ -22,6 +22,7 @@ from fedkeep.nn import LSTM
 from tests.engines.reference import close, rows_of
 from tests.fitting import fit_private
 from tests.methods.parts import Parts, State, compare, descend, linear, plain_rounds
+from tests.refusals import raises
 from tests.tiny import Scalar, classes, everyone, pairs, same_bits, texts
 
 DATA = classes()
@@ -75,12 +76,11 @@ def test_the_share_is_private_and_predicts() -> None:
     assert same_bits(fixed.server, still.server)
     kept, expected = everyone(still.private, 6), everyone(fixed.private, 6)
     close({n: kept[n] for n in expected}, expected, atol=1e-15)
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text="Parts has an attribute 'alpha', where this training method puts a part of its own; rename it.",
+    ):
         AddShare(0.5)(AddShare(0.5)(Parts()))
-    assert (
-        str(error.value)
-        == "Parts has an attribute 'alpha', where this training method puts a part of its own; rename it."
-    )
 
 
 # --- pFedMe

@@ -244,20 +244,21 @@ def test_a_method_whose_rounds_are_no_bounded_sum_is_refused(method: Method, mes
 def test_equal_weights_have_no_heaviest() -> None:
     """It would divide every change and leave the noise as it is."""
     asked = DifferentialPrivacy(noise=0.0, clip=1.0, heaviest=100.0)
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "'fedavg' counts every client as 1, so there is no number of examples that counts as weight 1. Leave out "
+            "privacy.heaviest."
+        ),
+    ):
         differentially_private(methods.fedavg(server=UNIFORM), asked, 4)
-    assert str(error.value) == (
-        "'fedavg' counts every client as 1, so there is no number of examples that counts as weight 1. Leave out "
-        "privacy.heaviest."
-    )
 
 
 def test_a_method_that_sends_nothing_has_nothing_to_clip() -> None:
     build, method = ROWS["local"]
     nothing = differentially_private(method.on_server(reduce=WeightedMean(by="uniform")), PLAIN, 4)
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text=NOTHING):
         Rounds(job(build().double(), nothing, classes()))(range(3))
-    assert str(error.value) == NOTHING
 
 
 def test_one_client_moves_the_server_by_no_more_than_its_bound() -> None:

@@ -17,6 +17,7 @@ from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import batch_norm_names
 from fedkeep.methods.copies import with_copy
 from tests.methods.table import trained
+from tests.refusals import raises
 from tests.tiny import Logits, Noisy, classes, run_by
 
 
@@ -30,9 +31,10 @@ def test_the_names_of_batch_normalisation() -> None:
     )
     assert batch_norm_names(nn.BatchNorm1d(2, affine=False, track_running_stats=True))[0] == "running_mean"
     assert methods.fedbn(batch_norm_names(Noisy())).split.table(Noisy())[-1]["half"] == "federated"
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError, text="Sequential has no batch normalisation; without any, use methods.fedavg()."
+    ):
         batch_norm_names(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
-    assert str(error.value) == "Sequential has no batch normalisation; without any, use methods.fedavg()."
 
 
 def test_a_model_over_several_devices_is_refused_by_name() -> None:
@@ -44,9 +46,8 @@ def test_a_model_over_several_devices_is_refused_by_name() -> None:
         (nn.DataParallel(Logits()), "The model"),
         (nn.Sequential(nn.DataParallel(Logits())), "The layer '0'"),
     ):
-        with pytest.raises(MethodError) as error:
+        with raises(MethodError, text=who + advice):
             methods.fedavg().made_for(model)
-        assert str(error.value) == who + advice
 
 
 class Lazy(nn.Module):
@@ -130,9 +131,8 @@ def sparse() -> nn.Module:
     ],
 )
 def test_what_is_no_plain_module_is_refused_by_name(make: Callable[[], nn.Module], wanted: str) -> None:
-    with pytest.raises(MethodError) as error:
+    with raises(MethodError, text=wanted):
         methods.fedavg().made_for(make())
-    assert str(error.value) == wanted
 
 
 class Locked(nn.Module):
@@ -175,12 +175,14 @@ class Compiled(nn.Module):
 
 
 def test_workers_are_never_started_for_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text=(
+            "Workers cannot train a model with compiled parts, and the layer 'body' is (torch.compile). Use "
+            "engine='sequential', or give the model uncompiled."
+        ),
+    ):
         simulate(Compiled(), methods.fedavg(), classes(), rounds=1, cohort=3, engine="workers", workers=2)
-    assert str(error.value) == (
-        "Workers cannot train a model with compiled parts, and the layer 'body' is (torch.compile). Use "
-        "engine='sequential', or give the model uncompiled."
-    )
     monkeypatch.setattr(auto, "WORTH", -1e9)  # workers pay for anything
     monkeypatch.setattr(auto, "LONG", 0)
     for model, reason in (
@@ -217,12 +219,14 @@ def test_copies_do_not_collide_and_leave_the_model_alone() -> None:
 
 def test_weight_decay_does_not_learn_a_share() -> None:
     phase = methods.Phase(optimizer=sgd(0.1, weight_decay=0.5))
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "Weight decay would pull APFL's share alpha to 0, which is FedAvg. Take weight_decay=0, or adaptive=False, "
+            "which keeps alpha fixed."
+        ),
+    ):
         methods.apfl(local=phase)
-    assert str(error.value) == (
-        "Weight decay would pull APFL's share alpha to 0, which is FedAvg. Take weight_decay=0, or adaptive=False, "
-        "which keeps alpha fixed."
-    )
     assert methods.apfl(adaptive=False, local=phase).client.phases[0].optimizer.weight_decay == 0.5
 
 

@@ -18,6 +18,7 @@ from fedkeep.methods.secure import Vectors
 from fedkeep.privacy import Chain, GaussianNoise, QuantileClip, TopK
 from fedkeep.split import Upload
 from tests.methods.table import ROWS
+from tests.refusals import raises
 from tests.tiny import Logits, Rounds, classes, everyone, job, same_bits
 
 UNIFORM = averaging(by="uniform")
@@ -223,12 +224,14 @@ def test_what_looks_at_single_uploads_is_refused(method: Method, message: str) -
 
 def test_a_method_that_sends_nothing_has_no_secure_sum() -> None:
     nothing = securely(methods.local().on_server(reduce=WeightedMean(by="uniform")), LOOSE)
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text=(
+            "Nothing is federated, so nothing leaves the clients that could be clipped. Leave differential privacy and "
+            "secure sums out, or take another method."
+        ),
+    ):
         simulate(Logits(), nothing, classes(), rounds=1, cohort=3, evaluate_every=0)
-    assert str(error.value) == (
-        "Nothing is federated, so nothing leaves the clients that could be clipped. Leave differential privacy and "
-        "secure sums out, or take another method."
-    )
 
 
 def test_noise_of_the_clients_own_goes_with_secure_sums() -> None:

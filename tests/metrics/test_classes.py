@@ -10,6 +10,7 @@ import torch
 
 from fedkeep.core.errors import DataError
 from fedkeep.metrics import balanced_accuracy, macro_f1, mean_iou
+from tests.refusals import raises
 
 
 def test_by_hand() -> None:
@@ -72,6 +73,5 @@ def test_as_scikit_learn() -> None:
     ],
 )
 def test_what_is_no_class(label: list[int], predicted: list[int], message: str) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=message):
         macro_f1(label, predicted)
-    assert str(error.value) == message

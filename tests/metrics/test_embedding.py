@@ -8,6 +8,7 @@ import torch
 from fedkeep.core.errors import ConfigError, DataError, installing
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne, user_map
 from fedkeep.metrics import embedding as room
+from tests.refusals import raises
 
 
 @pytest.fixture
@@ -153,9 +154,8 @@ def test_without_scikit_learn_a_map_shows_principal_components(
     _, _, v = torch.pca_lowrank(centred, q=min(centred.shape), center=False)
     wanted = (centred @ v[:, :2]).abs().numpy()
     np.testing.assert_allclose(np.abs(found.points), wanted, atol=1e-8)
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text=f"t-SNE needs scikit-learn: {installing('maps')}."):
         tsne(vectors)
-    assert str(error.value) == f"t-SNE needs scikit-learn: {installing('maps')}."
 
 
 def test_tsne_of_few_or_equal_users() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.metrics import ag, ap
+from tests.refusals import raises
 
 
 def test_ag_counts_every_client_once() -> None:
@@ -28,8 +29,8 @@ def test_ap_by_hand() -> None:
     ("curves", "got"), [({}, "[]"), ({"a": ()}, "[0]"), ({"a": (1,), "b": (1, 0)}, "[1, 2]")]
 )
 def test_curves_that_make_no_ap(curves: dict[str, tuple[float, ...]], got: str) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=f"Ap wants curves of one length, at least 1, for one client or more; got lengths {got}.",
+    ):
         ap(curves)
-    assert str(error.value) == (
-        f"Ap wants curves of one length, at least 1, for one client or more; got lengths {got}."
-    )

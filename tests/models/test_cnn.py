@@ -13,6 +13,7 @@ from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.net import Net
 from fedkeep.data import ImageSet, majority, opt_out
 from fedkeep.models import CNN, CifarCNN, FashionCNN, Gate
+from tests.refusals import raises
 
 
 def images(n: int, channels: int, side: int) -> Tensor:
@@ -88,15 +89,14 @@ def test_dropout_stands_behind_the_first_linear_layer() -> None:
 
 
 def test_images_of_another_size() -> None:
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text="CifarCNN takes images of shape (3, 32, 32); got (1, 28, 28). Make it with the channels and the side of the data.",
+    ):
         CifarCNN(10)(images(2, 1, 28))
-    assert str(error.value) == (
-        "CifarCNN takes images of shape (3, 32, 32); got (1, 28, 28). Make it with the channels and the side of the data."
-    )
     for side in (12, 30):
-        with pytest.raises(ConfigError) as wrong:
+        with raises(ConfigError, text=f"side must be a multiple of 4, at least 16; got {side}."):
             CNN(10, 3, side)
-        assert str(wrong.value) == f"side must be a multiple of 4, at least 16; got {side}."
     assert CNN(10, 2, 16)(images(2, 2, 16)).shape == (2, 10)
 
 

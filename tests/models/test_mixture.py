@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.models import CNN, ConfidenceGate, Gate, MixtureOfExperts
+from tests.refusals import raises
 
 
 class Says(nn.Module):
@@ -106,12 +107,14 @@ def test_experts_of_different_architecture_and_columns() -> None:
     net = Net(MixtureOfExperts(cnn, Bag(), gate))
     batch = {"image": torch.rand(3, 1, 16, 16), "note": torch.rand(3, 2), "label": torch.zeros(3)}
     assert net(net.initial(), batch).exp().sum(1).tolist() == pytest.approx([1.0] * 3)
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "The mixture's local_expert, Bag, wants the column 'note'; the data have ['image']. Name the argument as the "
+            "column."
+        ),
+    ):
         net(net.initial(), {"image": batch["image"]})
-    assert str(error.value) == (
-        "The mixture's local_expert, Bag, wants the column 'note'; the data have ['image']. Name the argument as the "
-        "column."
-    )
 
 
 def test_widths_that_differ_are_named_before_the_first_step() -> None:
@@ -163,12 +166,14 @@ def test_a_gate_of_any_network_and_columns() -> None:
     # The local expert says 0.8 at most, the global one 0.7: h / (1 − h) is 8/7, and three times that.
     expected = [(8 / 15) * 0.8 + (7 / 15) * 0.3, (24 / 31) * 0.8 + (7 / 31) * 0.3]
     assert mixture(x=X, note=note).exp()[:, 0].tolist() == pytest.approx(expected)
-    with pytest.raises(MethodError) as error:
+    with raises(
+        MethodError,
+        text=(
+            "The mixture's gate, Gate, wants the column 'note'; the data have ['global_logits', 'local_logits', 'x']. Name "
+            "the argument as the column."
+        ),
+    ):
         MixtureOfExperts(Says(0.3, 0.7), Says(0.8, 0.2), Gate(Surer()))(x=X)
-    assert str(error.value) == (
-        "The mixture's gate, Gate, wants the column 'note'; the data have ['global_logits', 'local_logits', 'x']. Name "
-        "the argument as the column."
-    )
 
 
 def test_a_part_that_is_not_trained_predicts_without_dropout() -> None:

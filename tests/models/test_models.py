@@ -19,6 +19,7 @@ from fedkeep.models import (
     MultiTaskDocument,
     TextClassifier,
 )
+from tests.refusals import raises
 from tests.tiny import everyone, texts
 
 TEXT = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 0, 0, 0], [6, 0, 0, 0, 0]])
@@ -117,9 +118,8 @@ def test_models_of_other_pools_are_told_apart() -> None:
 
 
 def test_an_unknown_pool_is_refused() -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text="pool must be 'last', 'max' or 'mean'; got 'sum'."):
         DocumentModel(10, 3, pool="sum")  # type: ignore[arg-type]
-    assert str(error.value) == "pool must be 'last', 'max' or 'mean'; got 'sum'."
     with pytest.raises(ConfigError, match="MultiTaskDocument needs at least one task"):
         MultiTaskDocument(10, {})
 

@@ -13,6 +13,7 @@ from fedkeep.kernels import native
 from fedkeep.kernels.native import status
 from fedkeep.nn import ConvPool, convolution
 from tests.nn.recurrent import relative
+from tests.refusals import raises
 
 needs_native = pytest.mark.skipif(not status().native, reason=str(status()))
 
@@ -308,15 +309,14 @@ def test_bad_input(path: str) -> None:
             "ConvPool with kernel 5 and padding 1 wants images of at least 4 pixels a side; got 8 × 3.",
         ),
     ):
-        with pytest.raises(DataError) as error:
+        with raises(DataError, text=message):
             layer(x)
-        assert str(error.value) == message
     assert layer(torch.zeros(2, 3, 4, 4)).shape == (2, 4, 1, 1)
-    with pytest.raises(ConfigError) as wrong:
+    with raises(
+        ConfigError,
+        text="ConvPool wants channels and a kernel size of at least 1 and a padding of at least 0; got 3, 0, 5 and 0.",
+    ):
         ConvPool(3, 0, 5)
-    assert str(wrong.value) == (
-        "ConvPool wants channels and a kernel size of at least 1 and a padding of at least 0; got 3, 0, 5 and 0."
-    )
 
 
 @needs_native

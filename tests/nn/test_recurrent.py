@@ -13,6 +13,7 @@ from torch.nn.functional import embedding
 from fedkeep.core.errors import DataError
 from fedkeep.nn import GRU, LSTM, native
 from tests.nn.recurrent import KINDS, draw, needs_native, packed, relative, scalar
+from tests.refusals import raises
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -166,16 +167,16 @@ def test_extreme_inputs_saturate(path, kind) -> None:
 
 @pytest.mark.parametrize("lengths", [[1, 7], [0, 3], [-1, 3]])
 def test_bad_length(path, lengths) -> None:
-    with pytest.raises(DataError) as raised:
+    with raises(
+        DataError, text="lengths must lie between 1 and 6, the longest that the inputs have room for"
+    ):
         LSTM(3, 4)(torch.zeros(2, 6, 3), torch.tensor(lengths))
-    assert str(raised.value) == "lengths must lie between 1 and 6, the longest that the inputs have room for"
 
 
 @pytest.mark.parametrize("wrong", [-1, 5])
 def test_bad_id(path, wrong) -> None:
-    with pytest.raises(DataError) as raised:
+    with raises(DataError, text="ids must lie between 0 and 4, the last row of the table"):
         GRU(3, 4).forward_ids(torch.tensor([[0, 1], [wrong, 0]]), torch.zeros(5, 3))
-    assert str(raised.value) == "ids must lie between 0 and 4, the last row of the table"
 
 
 def test_bad_shapes() -> None:

@@ -13,6 +13,7 @@ from dp_accounting import pld, rdp
 from fedkeep.core.errors import ConfigError
 from fedkeep.privacy import Release, epsilon
 from fedkeep.privacy.accounting import rounds_within
+from tests.refusals import raises
 
 ROUND = Release(rate=0.5, noise=4.0)
 
@@ -76,9 +77,8 @@ def test_a_delta_that_promises_nothing_is_refused(accountant: Any, delta: float)
     ],
 )
 def test_a_release_that_no_round_is(rate: float, noise: float, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text=message):
         Release(rate=rate, noise=noise)
-    assert str(error.value) == message
 
 
 def test_bad_numbers_of_rounds_and_accountants() -> None:

@@ -23,6 +23,7 @@ from fedkeep.privacy import (
     TopK,
     draws,
 )
+from tests.refusals import raises
 
 START = {
     "w": torch.zeros(3, 4, dtype=torch.float64),
@@ -120,12 +121,14 @@ def test_rows_of_a_state_are_cut_and_put_back() -> None:
 def test_a_link_that_cannot_take_the_parameters_says_so_at_the_start() -> None:
     with pytest.raises(ConfigError, match="^The projection's table 'embedding.weight' matches nothing"):
         Chain((GaussianNoise(), Projection())).client_state(START)
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text=(
+            "TopK ranks changes of federated parameters, and 'w/basis' is none: put it before the links that rename what "
+            "they encode."
+        ),
+    ):
         Chain((Projection(1, 2, "w"), TopK())).server_state(START)
-    assert str(error.value) == (
-        "TopK ranks changes of federated parameters, and 'w/basis' is none: put it before the links that rename what "
-        "they encode."
-    )
 
 
 @pytest.mark.parametrize(
@@ -159,18 +162,15 @@ def test_reports_that_no_client_makes_are_refused(more: Params, fault: str) -> N
     chain = Chain((QuantileClip(),))
     sent = chain.sent(chain.server_state(START))
     arrived, _ = chain.encode(CHANGE, START, SystemDraw(), {}, sent)
-    with pytest.raises(UploadError) as error:
+    with raises(UploadError, text=fault):
         chain.decode(arrived | more, START, sent)
-    assert str(error.value) == fault
     noisy = Chain((QuantileClip(bit_noise=0.45),))  # 10 σ = 4.5
     with pytest.raises(UploadError, match="^QuantileClip's report should be 0 or 1; it is 6.0$"):
         noisy.decode(arrived | {"report/0/inside": torch.tensor(6.0).double()}, START, sent)
-    with pytest.raises(UploadError) as error:
+    with raises(UploadError, text="QuantileClip's report should be 'inside', a float64 number; it is []"):
         chain.decode({n: v for n, v in arrived.items() if n in CHANGE}, START, sent)
-    assert str(error.value) == "QuantileClip's report should be 'inside', a float64 number; it is []"
-    with pytest.raises(UploadError) as error:
+    with raises(UploadError, text="GaussianNoise makes no report, and 'x' came"):
         Chain((GaussianNoise(),)).decode(CHANGE | {"report/0/x": torch.tensor(1.0)}, START)
-    assert str(error.value) == "GaussianNoise makes no report, and 'x' came"
 
 
 def test_a_state_that_changes_its_names_is_an_error_of_the_link() -> None:
@@ -234,6 +234,5 @@ def test_the_systems_draws_are_normal() -> None:
 
 
 def test_another_source_is_refused() -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text="entropy must be 'run' or 'system'; got 'seed'."):
         draws("seed", 0, "a", 0)  # type: ignore[arg-type]
-    assert str(error.value) == "entropy must be 'run' or 'system'; got 'seed'."

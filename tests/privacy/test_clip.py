@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from fedkeep.core.errors import ConfigError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.privacy import Chain, QuantileClip, RunDraws, SystemDraw
+from tests.refusals import raises
 from tests.tiny import same_bits
 
 START = {
@@ -137,12 +138,11 @@ def test_a_report_that_no_client_makes_is_refused(noise: float, told: float) -> 
 
 
 def test_a_bound_that_was_not_sent_is_named() -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text="QuantileClip wants the server's bound, and was sent none. Pass encode what Chain.sent gives.",
+    ):
         Chain((QuantileClip(),)).encode(dict(START), START, RunDraws(0, "a", 0))
-    assert (
-        str(error.value)
-        == "QuantileClip wants the server's bound, and was sent none. Pass encode what Chain.sent gives."
-    )
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,5 @@ def test_a_bound_that_was_not_sent_is_named() -> None:
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text=message):
         QuantileClip(**options)
-    assert str(error.value) == message

@@ -8,6 +8,7 @@ import torch
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.params import Params
 from fedkeep.privacy import GaussianNoise, RunDraw
+from tests.refusals import raises
 
 TENSORS = {"w": torch.ones(300, 300), "b": torch.zeros(5, dtype=torch.float64), "n": torch.tensor(7)}
 
@@ -41,6 +42,5 @@ def test_no_noise_is_the_same_bits() -> None:
 
 @pytest.mark.parametrize("sigma", [-1.0, float("nan"), float("inf")])
 def test_a_deviation_that_makes_no_sense_is_refused(sigma: float) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text=f"sigma must be {'finite' if sigma > 0 else 'at least 0'}; got {sigma!r}."):
         GaussianNoise(sigma)
-    assert str(error.value) == f"sigma must be {'finite' if sigma > 0 else 'at least 0'}; got {sigma!r}."

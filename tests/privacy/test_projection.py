@@ -12,6 +12,7 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.privacy import Projection, RunDraw
+from tests.refusals import raises
 
 DRAW = RunDraw(torch.Generator())
 
@@ -149,12 +150,14 @@ def test_options_that_are_refused(options: dict[str, object], message: str) -> N
 
 
 def test_tables_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text=(
+            "A projection on the components 2 .. 6 wants a table of shape (n, d) with d at least 6; got (30, 5). Lower "
+            "end, or name another table."
+        ),
+    ):
         through(Projection(2, 6), table(), table())
-    assert str(error.value) == (
-        "A projection on the components 2 .. 6 wants a table of shape (n, d) with d at least 6; got (30, 5). Lower "
-        "end, or name another table."
-    )
     with pytest.raises(ConfigError, match=r"got \(30,\)"):
         through(Projection(1, 1), table()[:, 0], table()[:, 0])
     with pytest.raises(ConfigError) as error:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from fedkeep.core.errors import ConfigError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.privacy import Chain, RunDraws, SystemDraw, TopK
+from tests.refusals import raises
 from tests.tiny import same_bits
 
 START = {
@@ -111,21 +112,19 @@ def test_rounds_equal_a_plain_loop_and_a_stop_changes_no_bit(fraction: float, tm
 
 
 def test_a_missing_memory_is_named() -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text="TopK wants a client's memory of 'b', shape (2,); got none. Begin with client_state.",
+    ):
         TopK().encode({"b": START["b"]}, START, SystemDraw(), {}, {})
-    assert (
-        str(error.value)
-        == "TopK wants a client's memory of 'b', shape (2,); got none. Begin with client_state."
-    )
     with pytest.raises(ConfigError, match=r"shape \(2,\); got \(3,\)\. Begin with client_state\.$"):
         TopK().encode({"b": START["b"]}, START, SystemDraw(), {"b": torch.zeros(3)}, {})
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1, float("nan")])
 def test_a_fraction_that_makes_no_sense_is_refused(fraction: float) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text=f"fraction must be in (0, 1]; got {fraction!r}."):
         TopK(fraction)
-    assert str(error.value) == f"fraction must be in (0, 1]; got {fraction!r}."
 
 
 VALUES, PLACES = torch.ones(2, dtype=torch.float64), torch.tensor([0, 11])
@@ -152,9 +151,8 @@ VALUES, PLACES = torch.ones(2, dtype=torch.float64), torch.tensor([0, 11])
 )
 def test_uploads_that_do_not_fit_are_refused(sent: Params, fault: str) -> None:
     start = {"w": START["w"]}
-    with pytest.raises(UploadError) as error:
+    with raises(UploadError, text=fault):
         TopK().decode(sent, start, {})
-    assert str(error.value) == fault
 
 
 def test_no_numbers_at_all() -> None:

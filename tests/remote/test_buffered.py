@@ -27,6 +27,7 @@ from fedkeep.remote.transport import Died
 from fedkeep.store import Lines
 from tests.engines.test_conformance import CASES, Case
 from tests.methods.table import ROWS
+from tests.refusals import raises
 from tests.remote.federations import Devices, federation
 from tests.remote.test_conformance import ledger_of, server_of
 from tests.tiny import Logits, classes, same_bits
@@ -263,6 +264,5 @@ def test_who_is_lost_at_once_is_not_asked_again_and_again_while_others_train(
     [("minimum", -1), ("deadline", 0.0), ("mode", "later"), ("over_selection", float("inf")), ("oldest", -1)],
 )
 def test_rules_out_of_their_bounds_are_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, name=name):
         RoundPolicy(**{name: value})
-    assert error.value.facts["name"] == name

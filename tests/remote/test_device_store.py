@@ -17,6 +17,7 @@ from fedkeep.remote.device_file import DeviceFile, file_of, packed, remove, runs
 from fedkeep.remote.device_store import STAGED, DeviceStore, MissingError
 from fedkeep.store import Default, Line, Named, database
 from fedkeep.store.version_file import Version
+from tests.refusals import raises
 from tests.remote.device_states import (
     DEFAULT,
     RUN,
@@ -79,11 +80,11 @@ class TestVersions:
         made(tmp_path)
         store = opened(tmp_path, accept=by_share)
         trained(store, 1, FIRST, 7)
-        with pytest.raises(NonFiniteError) as error:
+        with raises(
+            NonFiniteError,
+            text="The accept of client 'a' in round 1 gives 'user', which holds a NaN or an infinity.",
+        ):
             begun(store, "a", Line(1, 10, float("nan")))
-        assert str(error.value) == (
-            "The accept of client 'a' in round 1 gives 'user', which holds a NaN or an infinity."
-        )
 
     def test_the_same_order_again_stages_once(self, tmp_path: Path) -> None:
         made(tmp_path)
@@ -173,13 +174,15 @@ class TestHistory:
         trained(store, 1, FIRST, 1)
         trained(store, 2, Line(1, 10), 2)
         trained(store, 3, Line(2, 20), 3)
-        with pytest.raises(MissingError) as error:
+        with raises(
+            MissingError,
+            text=(
+                "The order wants version 1 of what client 'a' keeps in the run 'abc123'; this device has 2 (round 2, "
+                "accepted), 3 (round 3, staged). The server knows less than the device: give it the newer folder of its run "
+                "again, or let the client start from default values: 'anew' (on_missing)."
+            ),
+        ):
             begun(store, "a", Line(1, 10))
-        assert str(error.value) == (
-            "The order wants version 1 of what client 'a' keeps in the run 'abc123'; this device has 2 (round 2, "
-            "accepted), 3 (round 3, staged). The server knows less than the device: give it the newer folder of its run "
-            "again, or let the client start from default values: 'anew' (on_missing)."
-        )
 
 
 class TestMissing:

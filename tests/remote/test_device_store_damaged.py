@@ -13,6 +13,7 @@ from fedkeep.methods.client import by_share
 from fedkeep.remote.device_file import file_of
 from fedkeep.remote.device_store import MissingError
 from fedkeep.store import Default
+from tests.refusals import raises
 from tests.remote.device_states import (
     CLIENTS,
     INITIAL,
@@ -58,12 +59,14 @@ def folder(tmp_path: Path) -> Path:
 def test_a_row_that_was_changed_is_refused_and_the_others_are_read(folder: Path, change: str) -> None:
     run_sql(folder, change)
     store = opened(folder, accept=by_share)
-    with pytest.raises(StoreError) as error:
+    with raises(
+        StoreError,
+        text=(
+            "Version 2 of what client 'b' keeps in the run 'abc123' does not fit its checksum: it is damaged. Restore it "
+            "from a copy, or forget the client."
+        ),
+    ):
         begun(store, "b", line_in(2))
-    assert str(error.value) == (
-        "Version 2 of what client 'b' keeps in the run 'abc123' does not fit its checksum: it is damaged. Restore it "
-        "from a copy, or forget the client."
-    )
     assert plain(begun(store, "a", line_in(2))) == after(2)
 
 
@@ -84,9 +87,8 @@ def test_a_row_that_was_changed_is_refused_and_the_others_are_read(folder: Path,
 )
 def test_a_row_that_is_gone_is_no_new_client(folder: Path, change: str, said: str) -> None:
     run_sql(folder, change)
-    with pytest.raises(MissingError) as error:
+    with raises(MissingError, said=said):
         begun(opened(folder, accept=by_share), "b", line_in(2))
-    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -159,12 +161,14 @@ def outcome(folder: Path) -> str:
 
 
 def test_of_another_owner(folder: Path) -> None:
-    with pytest.raises(StoreError) as error:
+    with raises(
+        StoreError,
+        text=(
+            "The private state of the run 'abc123' belongs to 'ann', and this device to 'bob'. Restore this device's own "
+            "from a copy."
+        ),
+    ):
         opened(folder, owner="bob")
-    assert str(error.value) == (
-        "The private state of the run 'abc123' belongs to 'ann', and this device to 'bob'. Restore this device's own "
-        "from a copy."
-    )
     opened(folder).close()
 
 
@@ -223,11 +227,11 @@ def test_a_log_without_its_file(tmp_path: Path) -> None:
 def test_an_error_does_not_say_where_the_file_is(tmp_path: Path) -> None:
     """Its text goes to the server."""
     file_of(tmp_path, RUN).mkdir()
-    with pytest.raises(StoreError) as error:
+    with raises(
+        StoreError,
+        text="The private state of the run 'abc123' cannot be read: Is a directory. Restore it from a copy, or forget it.",
+    ):
         opened(tmp_path)
-    assert str(error.value) == (
-        "The private state of the run 'abc123' cannot be read: Is a directory. Restore it from a copy, or forget it."
-    )
 
 
 def test_a_damaged_log_loses_its_message_and_says_so(folder: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fedkeep.remote import Packet
 from fedkeep.remote.messages import Answers, ClientAnswer, ClientOrder, Judging, Work, message_of, packet_of
 from fedkeep.split import Split
 from fedkeep.store import Named
+from tests.refusals import raises
 from tests.tiny import Logits, classes, job
 
 SPLIT = Split(["user"])
@@ -140,9 +141,8 @@ class TestWork:
         packet = carried(packet_of(WORK))
         header, tensors = dict(packet.header), dict(packet.tensors)
         change(header, tensors)
-        with pytest.raises(UploadError) as error:
+        with raises(UploadError, said=said):
             message_of(Packet(header, tensors), Work)
-        assert said in str(error.value)
 
 
 class TestAnswers:
@@ -183,9 +183,8 @@ class TestAnswers:
         packet = carried(packet_of(ANSWERS))
         header, tensors = dict(packet.header), dict(packet.tensors)
         change(header, tensors)
-        with pytest.raises(UploadError) as error:
+        with raises(UploadError, said=said):
             message_of(Packet(header, tensors), Answers, SPLIT)
-        assert said in str(error.value)
 
 
 def judged(leaves: Any, kind: str = "multiclass") -> Judged:
@@ -309,9 +308,8 @@ class TestJudged:
         packet = carried(packet_of(dataclasses.replace(ANSWERS, judged=(("test", judged(leaves)),))))
         header, tensors = dict(packet.header), dict(packet.tensors)
         change(header, tensors)
-        with pytest.raises(UploadError) as error:
+        with raises(UploadError, said=said):
             message_of(Packet(header, tensors), Answers, SPLIT)
-        assert said in str(error.value)
 
     def test_a_binary_score_that_is_no_number_is_refused(self) -> None:
         sent = packet_of(dataclasses.replace(ANSWERS, judged=(("test", judged("examples", "binary")),)))

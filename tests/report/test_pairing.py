@@ -31,6 +31,7 @@ from fedkeep.report.standings import compared, plain_rows
 from fedkeep.report.worth import compare, fairness_table, sentences
 from fedkeep.tasks import BINARY, MULTICLASS, RANKING, REGRESSION, Kind
 from fedkeep.tasks.results import Examples, Roster
+from tests.refusals import raises
 from tests.report.run_folders import write_examples, write_info
 
 CLIENT = np.array([2, 2, 5, 5, 5], np.int32)
@@ -192,12 +193,14 @@ def test_other_test_examples_are_refused(folder: Callable[..., Path], change: st
 def test_a_metric_without_a_value_for_an_example_is_refused(folder: Callable[..., Path]) -> None:
     ours, theirs = folder("FURL-0", examples("own")), folder("Local-0", examples("own"))
     assert refusal(ours, theirs, "auc").startswith("auc has no value for a single example")
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text=(
+            "mae has no value for a single example, so clients can't be compared by it. Choose loss, the squared error; the "
+            "gain in RMSE stands in the report too."
+        ),
+    ):
         check_metric("mae", REGRESSION)
-    assert str(error.value) == (
-        "mae has no value for a single example, so clients can't be compared by it. Choose loss, the squared error; the "
-        "gain in RMSE stands in the report too."
-    )
     assert refusal(ours, theirs, "acuracy") == (
         "The metric must be 'accuracy', 'loss', 'balanced_accuracy', 'macro_f1' or 'mean_iou'; got 'acuracy'. Did you mean "
         "'accuracy'?"

@@ -10,6 +10,7 @@ from fedkeep.core.errors import RunError
 from fedkeep.core.records import Record, sealed_records, to_line
 from fedkeep.core.run_files import read_commit
 from fedkeep.report.runs import read_run
+from tests.refusals import raises
 from tests.report.run_folders import write_analyses, write_info, write_records
 
 Write = Callable[..., Path]
@@ -134,12 +135,14 @@ def test_a_curve_that_was_changed_is_refused(write_run: Write) -> None:
         if harmed == content[:-1]:
             assert read_run(folder).records[-1] == lines[0]  # nothing but the newline at the end is gone
             continue
-        with pytest.raises(RunError) as error:
+        with raises(
+            RunError,
+            text=(
+                f"{path} is damaged or was edited: its last line does not vouch for the rest. Delete it, and it is made "
+                f"again where it is wanted."
+            ),
+        ):
             read_run(folder)
-        assert str(error.value) == (
-            f"{path} is damaged or was edited: its last line does not vouch for the rest. Delete it, and it is made "
-            f"again where it is wanted."
-        )
 
 
 def test_what_was_made_after_an_earlier_round_is_left_out_and_said(write_run: Write) -> None:
@@ -183,11 +186,11 @@ def test_a_finished_run_without_records_is_an_error(write_run: Write) -> None:
     with pytest.raises(RunError, match=r"Cannot read .*records\.jsonl: No such file"):
         read_run(folder)
     (folder / "commit.json").unlink()
-    with pytest.raises(RunError) as error:
+    with raises(
+        RunError,
+        text=f"{folder / 'commit.json'} is missing, but the run has finished rounds. Restore the run from a copy.",
+    ):
         read_run(folder)
-    assert str(error.value) == (
-        f"{folder / 'commit.json'} is missing, but the run has finished rounds. Restore the run from a copy."
-    )
 
 
 @pytest.mark.parametrize(
@@ -216,9 +219,8 @@ def test_a_damaged_run_json_is_named(
         write_info(tmp_path, {"format": 4, **content})
     elif content is not None:
         (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(RunError) as error:
+    with raises(RunError, said=message):
         read_run(tmp_path)
-    assert message in str(error.value)
 
 
 def test_analyses_that_are_no_json_are_named(write_run: Write) -> None:

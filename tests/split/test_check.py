@@ -15,6 +15,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, weighted_mean
 from fedkeep.models import DocumentModel, MatrixFactorization
 from fedkeep.split.joint import Joint, fedavg_update, joint_from_loss, keep_trained
+from tests.refusals import raises
 from tests.tiny import Logits, Noisy
 
 CROSS_ENTROPY = methods.terms.cross_entropy()
@@ -106,17 +107,16 @@ def test_without_batches_the_check_is_static() -> None:
     ],
 )
 def test_what_is_no_model_or_no_split_is_refused(model: Any, split: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text=said):
         check_split(model, split, batches(), loss=CROSS_ENTROPY)
-    assert str(error.value) == said
 
 
 def test_probes_need_a_loss() -> None:
-    with pytest.raises(SplitError) as error:
+    with raises(
+        SplitError,
+        text="A probe needs a loss: pass loss=..., e.g. methods.terms.cross_entropy(), or joint=....",
+    ):
         check_split(Logits(), Split("user"), batches())
-    assert str(error.value) == (
-        "A probe needs a loss: pass loss=..., e.g. methods.terms.cross_entropy(), or joint=...."
-    )
 
 
 def joint(

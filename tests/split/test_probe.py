@@ -16,6 +16,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, weighted_mean
 from fedkeep.split.joint import Joint, fedavg_update, joint_from_loss, keep_trained
 from fedkeep.split.probe import POINTS, SCALES
+from tests.refusals import raises
 from tests.split.test_check import CROSS_ENTROPY, Weights, batches
 from tests.tiny import Logits, Noisy
 
@@ -150,12 +151,14 @@ def test_a_model_that_draws_elsewhere_is_said_to_be_irreproducible() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * float(np.random.default_rng().random())
 
-    with pytest.raises(SplitError) as error:
+    with raises(
+        SplitError,
+        text=(
+            "The split cannot be probed: the loss of user 0 is another when it is computed again with the same values and the "
+            "same seed. Draw random numbers from torch alone, and let the loss remember nothing."
+        ),
+    ):
         check_split(Drawing(), Split("user"), batches(), loss=CROSS_ENTROPY)
-    assert str(error.value) == (
-        "The split cannot be probed: the loss of user 0 is another when it is computed again with the same values and the "
-        "same seed. Draw random numbers from torch alone, and let the loss remember nothing."
-    )
 
 
 def joint(penalty: Callable[[Params, int], Tensor] | None = None, **updates: Any) -> Joint:

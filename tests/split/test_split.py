@@ -58,19 +58,23 @@ def test_a_name_in_the_wrong_half_is_refused() -> None:
 
 
 def test_a_pattern_without_match_is_an_error_with_a_suggestion() -> None:
-    with pytest.raises(SplitError) as error:
+    with raises(
+        SplitError,
+        text=(
+            "Split pattern 'linaer.weight' matches no parameter of Logits. Did you mean 'linear.weight'? It is given as "
+            "private, in a configuration method.private."
+        ),
+    ):
         Split(["user", "linaer.weight"]).check(Logits())
-    assert str(error.value) == (
-        "Split pattern 'linaer.weight' matches no parameter of Logits. Did you mean 'linear.weight'? It is given as "
-        "private, in a configuration method.private."
-    )
-    with pytest.raises(SplitError) as error:
+    with raises(
+        SplitError,
+        text=(
+            "Split pattern 'zzz' matches no parameter of Logits. "
+            "Its parameters are ['user', 'linear.weight', 'linear.bias']. It is given as private, in a configuration "
+            "method.private."
+        ),
+    ):
         Split("zzz").check(Logits())
-    assert str(error.value) == (
-        "Split pattern 'zzz' matches no parameter of Logits. "
-        "Its parameters are ['user', 'linear.weight', 'linear.bias']. It is given as private, in a configuration "
-        "method.private."
-    )
 
 
 class Tied(nn.Module):
@@ -136,11 +140,11 @@ def test_a_private_name_does_not_leave_even_if_the_server_asks_for_it() -> None:
 
 def test_only_the_split_makes_an_upload() -> None:
     for key in (None, object()):
-        with pytest.raises(SplitError) as error:
+        with raises(
+            SplitError,
+            text="An Upload is made by Split.upload alone, so that no private name can leave by accident.",
+        ):
             Upload({"user": torch.zeros(1)}, 1.0, key)
-        assert str(error.value) == (
-            "An Upload is made by Split.upload alone, so that no private name can leave by accident."
-        )
 
 
 def canary(shape: torch.Size, number: int) -> Tensor:

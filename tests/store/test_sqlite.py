@@ -12,6 +12,7 @@ import torch
 from fedkeep.core.errors import StoreError
 from fedkeep.data import RangeIds
 from fedkeep.store import Default, SqliteStore
+from tests.refusals import raises
 from tests.store.build import (
     CLIENTS,
     IDS,
@@ -52,23 +53,27 @@ def test_a_store_for_another_model_is_an_error(tmp_path: Path) -> None:
 
 def test_a_store_of_another_run_is_an_error(tmp_path: Path) -> None:
     committed(tmp_path / "a", 1)
-    with pytest.raises(StoreError) as error:
+    with raises(
+        StoreError,
+        text=(
+            f"The private store {tmp_path / 'a'} belongs to the run 'a run', not to 'another'. Restore this run's own store "
+            f"from a copy."
+        ),
+    ):
         sqlite(tmp_path / "a", run="another")
-    assert str(error.value) == (
-        f"The private store {tmp_path / 'a'} belongs to the run 'a run', not to 'another'. Restore this run's own store "
-        f"from a copy."
-    )
 
 
 def test_a_store_of_another_fedkeep_is_named(tmp_path: Path) -> None:
     committed(tmp_path / "a", 1)
     run_sql(tmp_path / "a", """UPDATE about SET content = '{"format": 4, "clients": 7}'""")
-    with pytest.raises(StoreError) as error:
+    with raises(
+        StoreError,
+        text=(
+            f"The private store {tmp_path / 'a'} is of another fedkeep: wanted the format 5, found 4. Run it again, or read "
+            f"it with that fedkeep."
+        ),
+    ):
         sqlite(tmp_path / "a")
-    assert str(error.value) == (
-        f"The private store {tmp_path / 'a'} is of another fedkeep: wanted the format 5, found 4. Run it again, or read "
-        f"it with that fedkeep."
-    )
 
 
 def test_a_store_that_was_there_begins_before_it_is_used(tmp_path: Path) -> None:
@@ -92,11 +97,11 @@ class TestReadOnly:
             read = sqlite(tmp_path / "b", write=False, create=False)
             read.begin(lines_after(round))
             assert numbers(read) == expected(tmp_path / str(round), round)
-            with pytest.raises(StoreError) as error:
+            with raises(
+                StoreError,
+                text=f"The private store {tmp_path / 'b'} was opened to be read; nothing is written to it.",
+            ):
                 count(read, [0], values(0, 1), 9)
-            assert str(error.value) == (
-                f"The private store {tmp_path / 'b'} was opened to be read; nothing is written to it."
-            )
             assert files(tmp_path / "b") == before
 
     def test_where_nothing_was_ever_written(self, tmp_path: Path) -> None:
@@ -133,17 +138,17 @@ def test_clients_out_of_range(tmp_path: Path, clients: list[int]) -> None:
         lambda: store.seen(clients),
     ]
     for call in calls:
-        with pytest.raises(StoreError) as error:
+        with raises(
+            StoreError, text=f"Client indices must be in 0 .. 6; got {min(clients)} .. {max(clients)}."
+        ):
             call()
-        assert str(error.value) == f"Client indices must be in 0 .. 6; got {min(clients)} .. {max(clients)}."
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(2, 4), torch.zeros(2, 3).double(), torch.zeros(2)])
 def test_values_of_another_shape_or_type(tmp_path: Path, wrong: torch.Tensor) -> None:
     store = sqlite(tmp_path)
-    with pytest.raises(StoreError) as error:
+    with raises(StoreError, said="Private 'user' should be (2, 3) torch.float32"):
         count(store, [0, 1], {**values(0, 2), "user": wrong}, 1)
-    assert "Private 'user' should be (2, 3) torch.float32" in str(error.value)
     assert store.seen([0, 1]) == [False, False]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from fedkeep.core.errors import StoreError
 from fedkeep.store import SqliteStore
+from tests.refusals import raises
 from tests.store.build import (
     committed,
     count,
@@ -98,10 +99,8 @@ class TestDamage:
         store._file.database.query(change)
         store.read([0, 1, 3])
         assert store.seen([2]) == [True]
-        with pytest.raises(StoreError) as error:
+        with raises(StoreError, client="user-2", attempt=2):
             store.read([1, 2])
-        assert error.value.facts["client"] == "user-2"
-        assert error.value.facts["attempt"] == 2
         store.read([0, 1, 3])  # the error left no transaction open
 
     def test_of_any_byte_is_right_or_refused(self, tmp_path: Path) -> None:
@@ -143,12 +142,14 @@ class TestDamage:
     def test_a_file_that_is_none(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "store.db").write_bytes(content)
         for write in (True, False):
-            with pytest.raises(StoreError) as error:
+            with raises(
+                StoreError,
+                text=(
+                    f"Cannot open the private store {tmp_path}: store.db does not begin as a private store does. Restore it "
+                    f"from a copy."
+                ),
+            ):
                 sqlite(tmp_path, write=write)
-            assert str(error.value) == (
-                f"Cannot open the private store {tmp_path}: store.db does not begin as a private store does. Restore it "
-                f"from a copy."
-            )
         assert files(tmp_path) == {"store.db": content}
 
     @pytest.mark.parametrize("content", ["[]", "{", "[" * 100_000, ""])
@@ -199,18 +200,20 @@ def test_missing_files_are_errors_and_nothing_is_made_in_their_place(tmp_path: P
     (tmp_path / "a" / "store.db-journal").write_bytes(b"journal")
     before = files(tmp_path / "a")
     for write in (True, False):
-        with pytest.raises(StoreError) as error:
+        with raises(
+            StoreError,
+            text=f"The private store's {tmp_path / 'a' / 'store.db'} is missing; restore it from a copy.",
+        ):
             sqlite(tmp_path / "a", write=write)
-        assert str(error.value) == (
-            f"The private store's {tmp_path / 'a' / 'store.db'} is missing; restore it from a copy."
-        )
         assert files(tmp_path / "a") == before
-        with pytest.raises(StoreError) as error:
+        with raises(
+            StoreError,
+            text=(
+                f"The private store {tmp_path / 'nowhere'} is missing, but the run has finished rounds. Restore it from a "
+                f"copy."
+            ),
+        ):
             sqlite(tmp_path / "nowhere", create=False, write=write)
-        assert str(error.value) == (
-            f"The private store {tmp_path / 'nowhere'} is missing, but the run has finished rounds. Restore it from a "
-            f"copy."
-        )
     assert not (tmp_path / "nowhere").exists()
 
 

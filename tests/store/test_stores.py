@@ -19,6 +19,7 @@ from fedkeep.remote.device_file import About, create, file_of
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.store import Default, MemoryStore, PrivateStore, SqliteStore, VersionLedger
 from fedkeep.store.rows import RowFormat
+from tests.refusals import raises
 from tests.store.build import CLIENTS, IDS, INITIAL, count, lines, numbers, sqlite, values
 
 some_clients = st.lists(st.integers(0, CLIENTS - 1), max_size=4, unique=True)
@@ -190,9 +191,8 @@ class TestContract:
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text="private_init must be a number, ('normal', std) or 'model'; got 'zeros'."):
         Default(INITIAL, "zeros")
-    assert str(error.value) == "private_init must be a number, ('normal', std) or 'model'; got 'zeros'."
 
 
 @pytest.mark.parametrize("rule", ["model", 0.0, ("normal", 1.0)])
@@ -277,6 +277,5 @@ def test_an_older_run_that_keeps_something_else_is_refused(tmp_path: Path, initi
 
 
 def test_an_older_run_of_nobody_here_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, found=OLD):
         MemoryStore(Default({"user": torch.zeros(2)}), ["y", "z"], older(tmp_path, "memory"))
-    assert error.value.facts["found"] == OLD

@@ -23,6 +23,7 @@ from fedkeep.experiments.build import build_data
 from fedkeep.experiments.config import builtin_config
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS, raw_fdu_mtl
 from tests.data.preparation.files import READ, ROWS, csv, films, shops
+from tests.refusals import raises
 
 BEFORE = {
     "characters": "80079f83e0044a1868d293bded4da455",
@@ -208,18 +209,17 @@ def test_data_that_do_not_fit_say_so(tmp_path: Path) -> None:
     }
     for why, other in others.items():
         assert encoding.fault(other.summary()) == why
-        with pytest.raises(DataError) as error:
+        with raises(DataError, text=f"The data do not fit the federation's encoding: {why}."):
             other.encoded(encoding)
-        assert str(error.value) == f"The data do not fit the federation's encoding: {why}."
     unknown = source("d.csv", csv={"label": lambda word: {"pos": "so-so"}.get(word, word)}, tokens="word")
     assert encoding.fault(unknown.summary()) == (
         "the column 'label': the label 'so-so' is not one of ['neg', 'neutral', 'pos']."
     )
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=f"{tmp_path / 'd.csv'}, line 2: label 'so-so' is not one of label_names, ['neg', 'neutral', 'pos'].",
+    ):
         unknown.encoded(encoding)
-    assert str(error.value) == (
-        f"{tmp_path / 'd.csv'}, line 2: label 'so-so' is not one of label_names, ['neg', 'neutral', 'pos']."
-    )
     other = source("e.csv", tokens="word", max_length=3)
     assert encoding.fault(other.summary()) == "the column 'text': max_length 3, not 256"
     assert np.diff(other.encoded(encoding).columns["text"].offsets).max() == 3  # type: ignore[union-attr]

@@ -75,9 +75,8 @@ def test_a_decimal_comma_in_any_file_holds_for_all(tmp_path: Path) -> None:
 def test_a_bad_cell_is_named_by_its_own_file(tmp_path: Path) -> None:
     written(tmp_path, "ann.csv", "bo.csv")
     (tmp_path / "bo.csv").write_text("a,label\n1,x\n1,\n")
-    with raises(DataError) as caught:
+    with raises(DataError, said=f"{tmp_path / 'bo.csv'}, line 3"):
         read(tmp_path)
-    assert f"{tmp_path / 'bo.csv'}, line 3" in str(caught.value)
 
 
 @pytest.mark.parametrize(

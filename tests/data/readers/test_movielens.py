@@ -7,6 +7,7 @@ import torch
 
 from fedkeep.core.errors import DataError
 from fedkeep.data import movielens
+from tests.refusals import raises
 
 SMALL = "196\t242\t3\t881250949\n22\t377\t1\t878887116\n196\t51\t2\t881250950\n"
 LARGE = "1::1193::5::978300760\n2::661::3::978302109\n1::661::4.5::978302268\n"
@@ -59,21 +60,19 @@ def test_the_1m_format(tmp_path: Path, name: str) -> None:
 def test_bad_lines(tmp_path: Path, name: str, line: str, expected: str) -> None:
     path = tmp_path / name
     path.write_text((SMALL if name == "u.data" else LARGE) + line + "\n")
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=f"{path}, line 4: {expected}"):
         movielens(path)
-    assert str(error.value) == f"{path}, line 4: {expected}"
 
 
 def test_a_folder_without_ratings(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=f"Wanted u.data (MovieLens 100K), ratings.dat (1M) or ratings.csv in {tmp_path}; none is there. Check the folder.",
+    ):
         movielens(tmp_path)
-    assert str(error.value) == (
-        f"Wanted u.data (MovieLens 100K), ratings.dat (1M) or ratings.csv in {tmp_path}; none is there. Check the folder."
-    )
     (tmp_path / "u.data").touch()
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=f"The data file {tmp_path / 'u.data'} is empty. Fetch it again."):
         movielens(tmp_path)
-    assert str(error.value) == f"The data file {tmp_path / 'u.data'} is empty. Fetch it again."
 
 
 @pytest.mark.parametrize("column", [0, 1, 3])

@@ -77,22 +77,24 @@ def test_without_a_split_all_texts_shape_the_vocabulary(tmp_path: Path) -> None:
     assert len(data.meta["vocabulary"]["symbols"]) == 10
     assert data.split_per_user().counts("train").tolist() == [8]
     for name, value in {"valid": 2, "limit": 3, "drop_duplicates": True}.items():
-        with pytest.raises(DataError) as error:
+        with raises(
+            DataError,
+            text=(
+                f"{name} wants reviews that are split into train and test; these are not split. Call "
+                f"data.split_per_user() without it."
+            ),
+        ):
             review_files(tmp_path, **{name: value})  # type: ignore[arg-type]
-        assert str(error.value) == (
-            f"{name} wants reviews that are split into train and test; these are not split. Call "
-            f"data.split_per_user() without it."
-        )
 
 
 def test_reviews_that_would_come_twice_and_those_that_opted_out_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", ("w", 1))
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress((tmp_path / "a.csv").read_bytes()))
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=f"{tmp_path / 'a.csv'} and a.csv.gz are both the whole file of client 'a'. Drop one of the two.",
+    ):
         review_files(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path / 'a.csv'} and a.csv.gz are both the whole file of client 'a'. Drop one of the two."
-    )
     (tmp_path / "a.csv.gz").unlink()
     (tmp_path / "a.csv").unlink()
     for part in ("valid", "dev"):
@@ -107,22 +109,25 @@ def test_reviews_that_would_come_twice_and_those_that_opted_out_are_refused(tmp_
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError, text=f"Wanted a folder with a file of reviews for each client; {nowhere} is none."
+    ):
         review_files(nowhere)
-    assert str(error.value) == f"Wanted a folder with a file of reviews for each client; {nowhere} is none."
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=f"{tmp_path} holds no file of reviews. Wanted one for each client that ends in one of {', '.join(FORMATS)}.",
+    ):
         review_files(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path} holds no file of reviews. Wanted one for each client that ends in one of {', '.join(FORMATS)}."
-    )
     write(tmp_path / "a.csv", ("w", 1))
     write(tmp_path / "b.train.csv", ("w", 1))
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=(
+            f"{tmp_path / 'b.train.csv'}, line 2: wanted a split in every file or in none; {tmp_path / 'a.csv'}, line 2 is "
+            f"different."
+        ),
+    ):
         review_files(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path / 'b.train.csv'}, line 2: wanted a split in every file or in none; {tmp_path / 'a.csv'}, line 2 is "
-        f"different."
-    )
     (tmp_path / "a.csv").unlink()
     write(tmp_path / "b.train.csv", ("w", 1, "train"), header="text,label,split")
     with raises(DataError, column="split"):
@@ -132,11 +137,11 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
 def test_a_bad_row_is_named_by_its_own_file(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", ("w", 1))
     write(tmp_path / "b.csv", ("w", 1), ("w", -1))
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=f"{tmp_path / 'b.csv'}, line 3: wanted a label of 0 or more, of at most 18 digits; got '-1'.",
+    ):
         review_files(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path / 'b.csv'}, line 3: wanted a label of 0 or more, of at most 18 digits; got '-1'."
-    )
     write(tmp_path / "b.csv", ("w", 1), header="words,label")
     with raises(DataError, column="text"):
         review_files(tmp_path)

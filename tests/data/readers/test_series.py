@@ -137,16 +137,14 @@ def test_one_error_names_file_row_and_column(tmp_path: Path, what: str) -> None:
 @pytest.mark.parametrize("cell", [[], [1.0, float("nan")], [1.0, None], None])
 def test_parquet_names_the_row(tmp_path: Path, cell: Any) -> None:
     path = written(tmp_path, ".parquet", [*ROWS[:2], {**ROWS[2], "y": cell}])
-    with raises(DataError, column="y") as error:
+    with raises(DataError, column="y", said="row 2"):
         read_table(path, **NAMES)
-    assert "row 2" in str(error.value)
 
 
 def test_channels_have_as_many_steps(tmp_path: Path) -> None:
     path = written(tmp_path, ".jsonl", [ROWS[0], {**ROWS[2], "y": [1]}])
-    with raises(DataError, column="y", first="x", wanted=2, got=1) as error:
+    with raises(DataError, column="y", first="x", wanted=2, got=1, said="line 2"):
         read_table(path, **NAMES)
-    assert "line 2" in str(error.value)
 
 
 def test_series_stand_alone_and_texts_are_declared(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fedkeep.core.params import Params
 from fedkeep.engines import Vectorised
 from fedkeep.methods.terms import Term, cross_entropy
 from tests.engines.vectorised.cohorts import RAGGED, TEXTS, furl
+from tests.refusals import raises
 from tests.tiny import Logits, Noisy, classes, job
 
 
@@ -137,12 +138,11 @@ REASONS: dict[str, tuple[nn.Module, Method, FederatedData, str]] = {
 def test_says_why_it_cannot(name: str) -> None:
     model, method, data, reason = REASONS[name]
     assert Vectorised.suits(job(model, method, data)) == reason
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text=f"engine='vectorised' cannot train {method.name!r}: {reason} Use engine='sequential'.",
+    ):
         simulate(model, method, data, rounds=1, engine="vectorised", accelerate=False)
-    assert (
-        str(error.value)
-        == f"engine='vectorised' cannot train {method.name!r}: {reason} Use engine='sequential'."
-    )
 
 
 def test_pytorchs_recurrent_layers_run_together_once_they_are_swapped() -> None:

@@ -10,6 +10,7 @@ from fedkeep.core.errors import MethodError, NonFiniteError, WorkerError
 from fedkeep.engines import Sequential, Workers
 from tests.engines.test_round import BROKEN, METHOD, Fragile
 from tests.engines.workers.rounds import check, rounds, scripted, throw
+from tests.refusals import raises
 from tests.tiny import Logits, Rounds, job, same_bits
 
 
@@ -62,9 +63,8 @@ def test_an_error_in_a_worker_is_raised_here(engine: Workers, error: BaseExcepti
     ids=["difficult", "not plain"],
 )
 def test_an_error_that_cannot_be_made_again_is_told(engine: Workers, error: Exception, text: str) -> None:
-    with pytest.raises(WorkerError) as found:
+    with raises(WorkerError, text=text):
         rounds(engine, [[0, 2]], **scripted(throw(error)))
-    assert str(found.value) == text
 
 
 def test_what_the_model_raises_is_a_method_error_as_ever(engine: Workers) -> None:

@@ -24,6 +24,7 @@ from fedkeep.engines.workers.pool import Pool, start_method
 from fedkeep.engines.workers.worker_process import send_reply
 from tests.engines.test_round import BROKEN, METHOD, Fragile
 from tests.engines.workers.rounds import DATA, FORK, FURL, LINUX, check, gone, processes, rounds, scripted
+from tests.refusals import raises
 from tests.tiny import Logits, Rounds, job, texts
 
 
@@ -212,9 +213,9 @@ def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
     engine = Workers(1)
     monkeypatch.setattr(room, "serve", lambda *_: os._exit(7))
-    with pytest.raises(WorkerError) as error:
+    with raises(
+        WorkerError,
+        text="A worker process could not start: it ended with code 7. Use engine='sequential' to train in this process.",
+    ):
         rounds(engine, [[0]])
-    assert str(error.value) == (
-        "A worker process could not start: it ended with code 7. Use engine='sequential' to train in this process."
-    )
     engine.close()

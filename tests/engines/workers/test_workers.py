@@ -22,6 +22,7 @@ from fedkeep.engines.workers.pool import Pool
 from fedkeep.privacy import GaussianNoise
 from fedkeep.privacy.draws import Entropy
 from tests.engines.workers.rounds import DATA, FORK, FURL, check, processes, rounds
+from tests.refusals import raises
 from tests.tiny import Logits, Rounds, classes, job, results, same_bits
 
 
@@ -228,6 +229,5 @@ DAEMON = (
 def test_bad_calls(call: Callable[[], None], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if call is bad_parent:
         monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text=message):
         call()
-    assert str(error.value) == message

@@ -11,6 +11,7 @@ from scipy import stats
 from fedkeep.core.errors import DataError
 from fedkeep.metrics.worth import Paired, worth
 from fedkeep.metrics.worth.intervals import these_users, users_like_these
+from tests.refusals import raises
 
 
 def paired(better: list[int], worse: list[int], same: list[int], **more: Any) -> Paired:
@@ -194,6 +195,5 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_results_that_do_not_fit_are_named(name: str) -> None:
     Paired(**GOOD)
-    with pytest.raises(DataError) as error:
+    with raises(DataError, said=BAD[name][1]):
         Paired(**{**GOOD, **BAD[name][0]})
-    assert BAD[name][1] in str(error.value)

@@ -13,6 +13,7 @@ import pytest
 from fedkeep.core.errors import DataError
 from fedkeep.data import CharVocabulary, HashedWords, Ragged
 from fedkeep_papers.furl.zulip import zulip_channels
+from tests.refusals import raises
 
 CHANNELS = "label\tcommunity\tchannel\tmessages\n0\tlean\tgeneral\t3\n1\trust\tt-lang\t2\n"
 MESSAGES: list[dict[str, Any]] = [
@@ -82,9 +83,8 @@ def test_limit_users_keeps_labels_and_depends_on_the_seed(tmp_path: Path) -> Non
     assert len(zulip_channels(tmp_path, limit_users=99)) == 40
     kept = {chr(97 + int(user) % 26) for user in data.ids}
     assert set(data.meta["vocabulary"]["symbols"]) == kept  # others' messages don't shape it
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text="Wanted max_length and limit_users of at least 1; got 160 and 0."):
         zulip_channels(tmp_path, limit_users=0)
-    assert str(error.value) == "Wanted max_length and limit_users of at least 1; got 160 and 0."
 
 
 def line(**changes: Any) -> dict[str, Any]:
@@ -117,9 +117,8 @@ def line(**changes: Any) -> dict[str, Any]:
 )
 def test_a_bad_line(tmp_path: Path, bad: Any, expected: str) -> None:
     folder(tmp_path, [MESSAGES[0], "", bad])
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=f"{tmp_path / 'messages.jsonl.gz'}, line 3: {expected}"):
         zulip_channels(tmp_path)
-    assert str(error.value) == f"{tmp_path / 'messages.jsonl.gz'}, line 3: {expected}"
 
 
 @pytest.mark.parametrize(
@@ -140,9 +139,8 @@ def test_a_bad_line(tmp_path: Path, bad: Any, expected: str) -> None:
     ],
 )
 def test_bad_channels(tmp_path: Path, channels: str | None, expected: str) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=expected.format(path=tmp_path / "channels.tsv")):
         zulip_channels(folder(tmp_path, channels=channels))
-    assert str(error.value) == expected.format(path=tmp_path / "channels.tsv")
 
 
 def test_messages_missing_empty_or_without_a_line(tmp_path: Path) -> None:
@@ -154,13 +152,11 @@ def test_messages_missing_empty_or_without_a_line(tmp_path: Path) -> None:
         (None, f"Wanted the data file {path}, which does not exist. Check the path."),
     ]:
         path.write_bytes(content) if content is not None else path.unlink()
-        with pytest.raises(DataError) as error:
+        with raises(DataError, text=expected):
             zulip_channels(tmp_path)
-        assert str(error.value) == expected
     path.mkdir()
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=f"Wanted the data file {path}, which is a folder. Check the path."):
         zulip_channels(tmp_path)
-    assert str(error.value) == f"Wanted the data file {path}, which is a folder. Check the path."
 
 
 def test_a_truncated_file(tmp_path: Path) -> None:
@@ -179,12 +175,14 @@ def test_a_truncated_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_gzip(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=(
+            f"{tmp_path / 'messages.jsonl.gz'} is truncated or no gzip file: it breaks off after line 0 (Not a gzipped "
+            f"file (b'<h')). Fetch it again."
+        ),
+    ):
         zulip_channels(folder(tmp_path, b"<html>not found</html>"))
-    assert str(error.value) == (
-        f"{tmp_path / 'messages.jsonl.gz'} is truncated or no gzip file: it breaks off after line 0 (Not a gzipped "
-        f"file (b'<h')). Fetch it again."
-    )
 
 
 def test_a_file_damaged_inside(tmp_path: Path) -> None:
@@ -196,11 +194,11 @@ def test_a_file_damaged_inside(tmp_path: Path) -> None:
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     content = json.dumps(MESSAGES[0]).encode() + b"\n" + b'{"text": "\xff"}\n'
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=f"{tmp_path / 'messages.jsonl.gz'}, line 2: not UTF-8 text (invalid start byte at byte 10). Save the file in this encoding.",
+    ):
         zulip_channels(folder(tmp_path, gzip.compress(content)))
-    assert str(error.value) == (
-        f"{tmp_path / 'messages.jsonl.gz'}, line 2: not UTF-8 text (invalid start byte at byte 10). Save the file in this encoding."
-    )
 
 
 DATA = os.environ.get("FEDKEEP_DATA", "")

@@ -13,6 +13,7 @@ import pytest
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, TokenVocabulary, text_statistics
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS, fdu_mtl
+from tests.refusals import raises
 
 TWO = ("books", "MR")
 REVIEWS: list[dict[str, Any]] = [
@@ -108,23 +109,24 @@ def test_a_validation_part_is_drawn_from_train(tmp_path: Path) -> None:
     assert "<unk>" in {word for text in words(data, "valid") for word in text.split()}
     assert data.fingerprint() == fdu_mtl(tmp_path, domains=TWO, valid=6).fingerprint()
     assert data.fingerprint() != fdu_mtl(tmp_path, domains=TWO, valid=6, seed=1).fingerprint()
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=(
+            "Wanted 20 of the training reviews of client 'MR' to validate on; it has only 20, which would leave none to "
+            "train on. Lower valid."
+        ),
+    ):
         fdu_mtl(tmp_path, domains=TWO, valid=20)
-    assert str(error.value) == (
-        "Wanted 20 of the training reviews of client 'MR' to validate on; it has only 20, which would leave none to "
-        "train on. Lower valid."
-    )
 
 
 def test_fewer_reviews(tmp_path: Path) -> None:
     data = fdu_mtl(folder(tmp_path, many()), domains=TWO, limit=12, valid=2)
     assert [data.counts(s).tolist() for s in ("train", "valid", "test")] == [[10, 10], [2, 2], [10, 10]]
     assert data.fingerprint() != fdu_mtl(tmp_path, domains=TWO, limit=12, valid=2, seed=1).fingerprint()
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError, text="Wanted max_length and limit of at least 1 and valid of at least 0; got 200, 0 and 0."
+    ):
         fdu_mtl(tmp_path, domains=TWO, limit=0)
-    assert str(error.value) == (
-        "Wanted max_length and limit of at least 1 and valid of at least 0; got 200, 0 and 0."
-    )
 
 
 def test_the_files_as_they_were_published(tmp_path: Path) -> None:
@@ -138,11 +140,11 @@ def test_the_files_as_they_were_published(tmp_path: Path) -> None:
     given = fdu_mtl(tmp_path, domains=TWO, vocabulary=TokenVocabulary(["café"]))
     assert texts(given, "MR", "test") == [["café"]]
     (tmp_path / "MR.task.train").write_text("1\tgood\nbad\n")
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=f"{tmp_path / 'MR.task.train'}, line 2: wanted the label 0 or 1, a tab and a text; got 'bad'.",
+    ):
         fdu_mtl(tmp_path, domains=TWO)
-    assert str(error.value) == (
-        f"{tmp_path / 'MR.task.train'}, line 2: wanted the label 0 or 1, a tab and a text; got 'bad'."
-    )
     (tmp_path / "books.task.test").unlink()
     with pytest.raises(DataError) as error:
         fdu_mtl(tmp_path, domains=TWO)
@@ -157,16 +159,15 @@ def test_a_missing_file_or_domain(tmp_path: Path) -> None:
         (["book"], f"FDU-MTL has no domain 'book'; it has {', '.join(DOMAINS)}. Did you mean 'books'?"),
         ([], "Wanted at least one domain of FDU-MTL; got none."),
     ]:
-        with pytest.raises(DataError) as error:
+        with raises(DataError, text=expected):
             fdu_mtl(tmp_path, domains=domains)
-        assert str(error.value) == expected
     folder(tmp_path)
     for domains, split, domain in [(None, "train", "apparel"), (("MR", "dvd"), "train", "dvd")]:
-        with pytest.raises(DataError) as error:
+        with raises(
+            DataError,
+            text=f"{file} has no {split} reviews of the domain {domain!r}. Fetch it again, or name the domains to read.",
+        ):
             fdu_mtl(tmp_path, domains=domains)
-        assert str(error.value) == (
-            f"{file} has no {split} reviews of the domain {domain!r}. Fetch it again, or name the domains to read."
-        )
     folder(tmp_path, REVIEWS[:-1])
     with pytest.raises(DataError, match="has no test reviews of the domain 'MR'"):
         fdu_mtl(tmp_path, domains=TWO)
@@ -192,9 +193,8 @@ OUT_OF_RANGE = "wanted a domain of FDU-MTL, the split 'train' or 'test', and the
 )
 def test_a_bad_line(tmp_path: Path, bad: Any, expected: str) -> None:
     folder(tmp_path, [REVIEWS[0], "", bad])
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=f"{tmp_path / 'fdu_mtl.jsonl.gz'}, line 3: {expected}"):
         fdu_mtl(tmp_path, domains=TWO)
-    assert str(error.value) == f"{tmp_path / 'fdu_mtl.jsonl.gz'}, line 3: {expected}"
 
 
 def test_the_statistics_of_the_clients(tmp_path: Path) -> None:
@@ -203,11 +203,10 @@ def test_the_statistics_of_the_clients(tmp_path: Path) -> None:
     assert (mr.client, mr.train, mr.valid, mr.test, mr.different_words) == ("MR", 3, 0, 1, 2)  # bad, book
     assert mr.mean_words == pytest.approx((2 + 0 + 3) / 3)  # before the cut
     assert (books.mean_words, books.different_words) == (3.5, 3)
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError, text="Wanted texts in a ragged column 'label'; the data have ['_words', 'label', 'text']."
+    ):
         text_statistics(data, "label")
-    assert str(error.value) == (
-        "Wanted texts in a ragged column 'label'; the data have ['_words', 'label', 'text']."
-    )
 
 
 DATA = os.environ.get("FEDKEEP_DATA", "")

@@ -32,6 +32,7 @@ from tests.methods.parts import Parts, State, Words, compare, descend, linear, p
 from tests.methods.test_kteps import Plus
 from tests.methods.test_tied import Twice
 from tests.methods.test_two_streams import DATA, LOCAL, WHOLE, h, trained
+from tests.refusals import raises
 from tests.tiny import Rounds, everyone, job, results, same_bits, texts
 
 TEXTS = texts(counts=(9, 4, 12), vocabulary=300)
@@ -104,9 +105,8 @@ def test_architectures_name_parts(architecture: Any, copies: tuple[str, ...]) ->
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(MethodError) as error:
+    with raises(MethodError, said=repr(*options.values())):
         readings.kteps(**options)
-    assert repr(*options.values()) in str(error.value)
 
 
 def test_two_whole_models_that_share_nothing_are_fedavg_and_local() -> None:

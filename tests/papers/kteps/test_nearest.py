@@ -7,6 +7,7 @@ import torch
 
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep_papers.kteps.neighbours import common_neighbours, nearest
+from tests.refusals import raises
 
 # By hand: seen from row 0, cosines are 1, 1/√2, 0, −1 and 0; inner products 1, 5, 2, −3 and 0.
 TABLE = torch.tensor([[1.0, 0.0], [5.0, 5.0], [2.0, 0.0], [-3.0, 0.0], [0.0, 0.0]])
@@ -74,14 +75,13 @@ def test_a_rotation_keeps_all_neighbours() -> None:
 def test_what_is_refused(
     table: Any, row: int, k: int, similarity: Any, kind: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind) as error:
+    with raises(kind, text=message):
         nearest(table, row, k, similarity)
-    assert str(error.value) == message
 
 
 def test_tables_of_different_rows() -> None:
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text="Common neighbours want two tables of the same rows and some k; got 5 and 3 rows, k [1].",
+    ):
         common_neighbours(TABLE, TABLE[:3], 0, (1,))
-    assert str(error.value) == (
-        "Common neighbours want two tables of the same rows and some k; got 5 and 3 rows, k [1]."
-    )

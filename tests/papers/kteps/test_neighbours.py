@@ -13,6 +13,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.models import Linear, TextClassifier
 from fedkeep.privacy import Projection
 from fedkeep_papers.kteps.neighbours import _tables, word_neighbours
+from tests.refusals import raises
 from tests.tiny import bits, toy_reviews
 
 DATA = toy_reviews()
@@ -70,8 +71,8 @@ def test_the_client_with_the_most_words_is_taken() -> None:
 
 
 def test_a_model_without_a_table_of_words() -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text="Neighbours of words want a federated table of words that the model declares as its `lookup`.",
+    ):
         word_neighbours(simulate(Linear(4, 3), methods.fedavg(), toy(), rounds=0), ["good"])
-    assert str(error.value) == (
-        "Neighbours of words want a federated table of words that the model declares as its `lookup`."
-    )

@@ -22,6 +22,7 @@ from fedkeep_papers.kteps.fdu_mtl import DOMAINS
 from fedkeep_papers.kteps.figures import _shares
 from tests.papers.kteps.conftest import READY
 from tests.papers.kteps.runs import read_numbers, request, rows
+from tests.refusals import raises
 
 RUNS = f"numerics-{NUMERICS}"
 
@@ -298,11 +299,11 @@ def test_a_scene_without_its_folder_shows_what_is_published_alone(
 
 @pytest.mark.slow
 def test_what_is_refused(tmp_path: Path, data: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text="The scene FDU reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA.",
+    ):
         reproduce("kteps-table2", request(None, tmp_path))
-    assert str(error.value) == (
-        "The scene FDU reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
-    )
     monkeypatch.setattr(book, "builtin_names", lambda: ["kteps/fedavg"])
     shutil.copytree(finished / "kteps", tmp_path / "kteps")
     file = next((tmp_path / "kteps").glob("fdu-fedavg-full-0-*"))

@@ -8,6 +8,7 @@ import pytest
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData
 from fedkeep_papers.kteps.tang import tang
+from tests.refusals import raises
 
 IMDB = {"train": [(10, "great <sssss> great film"), (9, "good"), (1, "bad")], "test": [(2, "bad film")]}
 YELP = {"train": [(5, "great food"), (3, "good food")], "test": [(1, "great"), (2, "")]}
@@ -72,9 +73,8 @@ def test_all_levels_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("levels", [{}, {"imdb": 7}, {"imdb": 0}])
 def test_levels_that_make_no_five_classes(tmp_path: Path, levels: dict[str, int]) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=f"Wanted corpora with 5, 10, 15, … levels of rating each; got {levels}."):
         tang(tmp_path, levels=levels)
-    assert str(error.value) == f"Wanted corpora with 5, 10, 15, … levels of rating each; got {levels}."
 
 
 def test_a_missing_or_doubled_file(tmp_path: Path) -> None:
@@ -82,18 +82,20 @@ def test_a_missing_or_doubled_file(tmp_path: Path) -> None:
     (tmp_path / "yelp-2014-test.txt.ss").unlink()
     inside = sorted(p.name for p in tmp_path.iterdir())
     advice = "Put it there, or name other corpora with levels."
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=f"Wanted one test file of 'yelp-2014' in {tmp_path}, e.g. yelp-2014-test.txt.ss; got {inside}. {advice}",
+    ):
         tang(tmp_path)
-    assert str(error.value) == (
-        f"Wanted one test file of 'yelp-2014' in {tmp_path}, e.g. yelp-2014-test.txt.ss; got {inside}. {advice}"
-    )
     write(tmp_path / "imdb-train.ss", IMDB["train"])
-    with pytest.raises(DataError) as error:
+    with raises(
+        DataError,
+        text=(
+            f"Wanted one train file of 'imdb' in {tmp_path}, e.g. imdb-train.txt.ss; got "
+            f"['imdb-train.ss', 'imdb.train.txt.ss']. {advice}"
+        ),
+    ):
         tang(tmp_path)
-    assert str(error.value) == (
-        f"Wanted one train file of 'imdb' in {tmp_path}, e.g. imdb-train.txt.ss; got "
-        f"['imdb-train.ss', 'imdb.train.txt.ss']. {advice}"
-    )
     with pytest.raises(DataError, match=r"got \[\]\. Put it there"):
         tang(tmp_path / "nowhere")
 
@@ -119,6 +121,5 @@ def test_a_bad_line(tmp_path: Path, line: str, expected: str) -> None:
     folder(tmp_path)
     path = tmp_path / "yelp-2014-train.txt.ss"
     path.write_text(f"u\t\tp\t\t 5\t\tgood\t\tindeed\n{line}\n", encoding="utf-8")
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=f"{path}, line 2: {expected}"):
         tang(tmp_path)
-    assert str(error.value) == f"{path}, line 2: {expected}"

@@ -31,6 +31,7 @@ from fedkeep_papers.moe.variants import (
     mixture_model,
 )
 from tests.papers.moe.images import write_cifar, write_fashion
+from tests.refusals import raises
 from tests.tiny import same_bits
 
 SCENE = Scene("fashion_mnist", 0.8, clients=5, train=10, valid=8, test=8)
@@ -161,12 +162,14 @@ def test_clients_without_images_to_judge_are_refused_before_training(
     images: Path, tmp_path: Path, split: str
 ) -> None:
     cell = replace(CELL, scene=replace(SCENE, **{split: 0}))
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text=(
+            f"5 of 5 clients have no {split} images, so they have no accuracy there. Give each client some, e.g. "
+            f"--set data.partition.{split}=100."
+        ),
+    ):
         run_cells([(cell, PAPER)], images, tmp_path / "results", tmp_path / "runs")
-    assert str(error.value) == (
-        f"5 of 5 clients have no {split} images, so they have no accuracy there. Give each client some, e.g. "
-        f"--set data.partition.{split}=100."
-    )
     assert not (tmp_path / "runs").exists()
 
 

@@ -30,6 +30,7 @@ from fedkeep_papers.moe.scene import Adapting, Federation, Scene
 from fedkeep_papers.moe.variants import KINDS, LOCAL, MIXTURE, PAPER, Variant, adapting_method, mixture_model
 from tests.engines.test_opt_out import leaves
 from tests.papers.moe.images import write_cifar, write_fashion
+from tests.refusals import raises
 from tests.tiny import same_bits
 
 SCENE = Scene("fashion_mnist", 0.8, train=10, valid=8, test=8)
@@ -177,20 +178,23 @@ def test_names_and_settings_of_what_was_there_stay() -> None:
     assert "expert" not in CELL.settings(MIXTURE)["variant"]
     assert CELL.settings(KINDS[0])["variant"]["expert"] == "small"
     assert LINEAR.first.settings() == KINDS[1].settings()
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError, text="A scene's clients opt out by 'client', 'example' or 'class'; got 'image'."
+    ):
         Scene(by="image")  # type: ignore[arg-type]
-    assert str(error.value) == "A scene's clients opt out by 'client', 'example' or 'class'; got 'image'."
     with pytest.raises(ConfigError) as error:
         Variant("?", expert="linaer")
     assert str(error.value).startswith(
         "A local expert's architecture must be 'small' or 'linear'; got 'linaer'."
     )
-    with pytest.raises(ConfigError) as error:
+    with raises(
+        ConfigError,
+        text=(
+            "A local expert that starts from the global one has its architecture; got 'small' as another. Train it from "
+            "scratch: local_init='scratch'."
+        ),
+    ):
         Variant("?", expert="small", local_init="finetuned")
-    assert str(error.value) == (
-        "A local expert that starts from the global one has its architecture; got 'small' as another. Train it from "
-        "scratch: local_init='scratch'."
-    )
 
 
 def test_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

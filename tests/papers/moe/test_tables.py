@@ -37,6 +37,7 @@ from fedkeep_papers.moe.variants import (
     TUNED,
 )
 from tests.papers.moe.images import drawn, write_cifar, write_fashion
+from tests.refusals import raises
 
 TINY = replace(
     moe_sheet.SIZES["quick"],
@@ -323,12 +324,14 @@ def test_real_images_are_needed(tmp_path: Path) -> None:
         "moe-figure6",
     } <= set(names)
     for name in names:
-        with pytest.raises(DataError) as error:
+        with raises(
+            DataError,
+            text=(
+                "The mixture of experts' scenes read real images. Name their folder with --data DIR or the variable "
+                "FEDKEEP_DATA."
+            ),
+        ):
             reproduce(name, Request(None, tmp_path))
-        assert str(error.value) == (
-            "The mixture of experts' scenes read real images. Name their folder with --data DIR or the variable "
-            "FEDKEEP_DATA."
-        )
     (tmp_path / "cifar10").mkdir()
     with pytest.raises(DataError, match=r"Wanted a file \*train\*.parquet"):
         reproduce("moe-table2", request(tmp_path, tmp_path / "results"))

@@ -11,6 +11,7 @@ import pytest
 
 from fedkeep.core.errors import ConfigError, SecureSumError
 from fedkeep.privacy.secure import FixedPoint, crypto, shamir
+from tests.refusals import raises
 
 SECRET = bytes(range(32))
 
@@ -113,9 +114,8 @@ def test_a_value_out_of_range_is_refused_neither_wrapped_nor_cut(value: float) -
     ],
 )
 def test_rings_that_make_no_sense_are_refused(options: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, text=message):
         FixedPoint(**{"bound": 1.0, "clients": 2, **options})
-    assert str(error.value) == message
 
 
 def test_a_mask_is_chacha20_and_two_clients_agree_on_it() -> None:
