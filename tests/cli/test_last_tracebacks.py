@@ -343,7 +343,6 @@ def test_ctrl_c_while_the_libraries_are_loaded(tmp_path: Path) -> None:
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=30)

@@ -29,7 +29,6 @@ def test_rows_are_sorted_by_client_then_split_then_as_given() -> None:
     assert np.asarray(data.columns["label"]).tolist() == [1, 0, 2, 2, 1, 0]
     assert [row.tolist() for row in text] == [[3, 4], [6, 7, 8], [], [9], [5], [2]]
     assert data.offsets.tolist() == [0, 2, 6]
-    assert data.bounds is not None
     assert data.bounds.tolist() == [[0, 2, 2, 2], [2, 4, 5, 6]]
 
 
@@ -139,7 +138,6 @@ def test_select_keeps_order_and_traits() -> None:
     assert list(chosen.ids) == ["b"]
     assert chosen.meta["traits"] == {"colour": ["blue"]}
     assert data.meta["traits"] == {"colour": ["red", "blue"]}
-    assert chosen.bounds is not None
     assert chosen.bounds.tolist() == [[0, 2, 3, 4]]
     assert np.asarray(chosen.columns["x"]).tolist() == [2, 5, 3, 0]
     turned = data.select(np.array([1, 0]))

@@ -25,7 +25,6 @@ Loss = Callable[[nn.Module, dict[str, Tensor], int], Tensor]
 
 
 def rows_of(data: FederatedData, client: int) -> np.ndarray:
-    assert data.bounds is not None
     return np.arange(data.bounds[client, 0], data.bounds[client, 1])
 
 

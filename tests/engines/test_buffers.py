@@ -262,7 +262,6 @@ class Scaled(nn.Module):
         if text.shape[1] > self.reach:
             self.reach = text.shape[1]
             self.cache = torch.linspace(0.5, 1.5, self.reach)
-        assert self.cache is not None
         scale = self.cache[: text.shape[1]].to(self.head.weight.dtype)
         return self.head((self.table(text) * scale[None, :, None]).mean(1))
 
@@ -274,8 +273,6 @@ def test_a_cache_does_not_go_on_to_the_next_client() -> None:
     together = results(work, [3, 1, 0, 2])
     for mine in together:
         upload, other = mine.upload, alone[mine.client].upload
-        assert upload is not None
-        assert other is not None
         assert all(torch.equal(v, other.deltas[n]) for n, v in upload.deltas.items())
     assert model.cache is None
     assert model.reach == 0

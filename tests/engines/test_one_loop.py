@@ -160,9 +160,7 @@ def test_buffers_that_leave_stay_where_opted_out_examples_train(make: Any, stops
     finally:
         engine.close()
     for result in found:
-        assert result.upload is not None
         moved = {n: v for n, v in result.upload.deltas.items() if n.startswith("norm.running")}
         assert moved
         assert same_bits(moved, {n: torch.zeros_like(v) for n, v in moved.items()})
-        assert result.kept is not None
         assert bool(result.kept["user"].any())  # it did train

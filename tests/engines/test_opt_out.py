@@ -51,7 +51,6 @@ class Watched(Sequential):
         self, job: Job, work: Sequence[ClientToTrain], round: int, progress: float
     ) -> Iterator[ClientResult]:
         for result in super().train(job, work, round, progress):
-            assert result.upload is not None
             self.bits.append((result.upload.weight, {n: bits(v) for n, v in result.upload.deltas.items()}))
             yield result
 

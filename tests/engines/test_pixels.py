@@ -80,7 +80,6 @@ def test_metrics_are_of_pixels_that_count(tmp_path: Path) -> None:
     assert found["mean_iou"] == pytest.approx(mean_iou(labels, guesses))
     assert found["mean_iou"] > 0.6  # a threshold on the pixel itself
     examples = read_run(tmp_path / "run").examples
-    assert examples is not None
     assert examples("own").right.sum() == np.equal(labels, guesses).sum()
 
 

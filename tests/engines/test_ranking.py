@@ -119,8 +119,6 @@ def test_what_personalisation_was_worth(tmp_path: Path) -> None:
     trained(fedkeep.methods.fedavg(local=LOCAL), films, out=tmp_path / "fedavg")
     fedavg, shared = worth_of([tmp_path / "furl", tmp_path / "fedavg"])
     ours, theirs = (read_run(tmp_path / name).examples for name in ("furl", "fedavg"))
-    assert ours is not None
-    assert theirs is not None
     gain = (ours("own").score <= 10).mean() - (theirs("own").score <= 10).mean()
     assert fedavg.unit == "points"
     assert float(fedavg.found.gain.mean()) == pytest.approx(gain)

@@ -137,7 +137,6 @@ def test_metrics_are_of_tokens_with_a_label(task: str, tmp_path: Any) -> None:
     (judged,) = run.local_device().judge(run.orders(run.clients), "test", ["own"])
     assert judged.tallies.metrics("own") == pytest.approx(found)
     examples = read_run(tmp_path / "run").examples
-    assert examples is not None
     assert examples("own").right.sum() == sum(right)
 
 

@@ -44,7 +44,6 @@ def assert_same(one: Run, two: Run) -> None:
 def test_it_is_that_of_a_run_that_ended_there(options: dict[str, Any], tmp_path: Path) -> None:
     run = furl(**options)
     best = summarize(run.history, "accuracy")
-    assert best is not None
     assert run.round == best.round < run.last.round == ROUNDS
     assert_same(run, furl(run.round, **options).last)
     assert_same(run.last, furl(**options, evaluate_every=0))

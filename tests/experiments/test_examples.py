@@ -40,7 +40,6 @@ def test_they_are_of_the_round_that_is_best_on_valid(tmp_path: Path) -> None:
     best = best_round(done)
     assert 1 < best < 6  # neither the first nor the last, so that it matters
     there = run(None, best)
-    assert done.examples is not None
     assert done.examples.round == best
     for model in ("own", "shared"):
         found, wanted = done.examples(model), there.judge((model,))[0].of(model)
@@ -57,7 +56,6 @@ def test_they_are_of_the_round_that_is_best_on_valid(tmp_path: Path) -> None:
 
 def test_validation_examples_are_of_the_same_round_and_models(tmp_path: Path) -> None:
     done = run(tmp_path / "run")
-    assert done.examples is not None
     there = run(None, best_round(done))
     for model in ("own", "shared"):
         found, wanted = done.examples(model, split="valid"), there.judge((model,), "valid")[0].of(model)
@@ -65,7 +63,6 @@ def test_validation_examples_are_of_the_same_round_and_models(tmp_path: Path) ->
         assert found.row.tolist() == wanted.row.tolist()
     assert done.examples("own", split="valid").loss.tolist() != done.examples("own").loss.tolist()
     roster = done.examples.roster
-    assert roster is not None
     assert roster.client.tolist() == [0, 1, 2, 3]
     assert roster.trained.tolist() == [5, 9, 3, 7]
     assert roster.ids == tuple(DATA.ids)
@@ -74,7 +71,6 @@ def test_validation_examples_are_of_the_same_round_and_models(tmp_path: Path) ->
 def test_no_validation_examples_leave_none() -> None:
     data = classes(counts=(5, 9), kind="f4", valid=0)
     done = simulate(Logits(), FURL, data, rounds=1, cohort=2)
-    assert done.examples is not None
     assert done.examples.valid == {}
 
 
@@ -89,7 +85,6 @@ def test_adapted_clients_are_judged_where_valid_is_best() -> None:
     device = there.local_device()
     for split in ("test", "valid"):
         (judged,) = device.adapt(there.orders(there.clients), Adaptation(split=split))
-        assert done.examples is not None
         found = done.examples("adapted", split=split)
         assert found.loss.tobytes() == judged.of("adapted").loss.tobytes()
         assert found.loss.tolist() != done.examples("own", split=split).loss.tolist()
@@ -106,21 +101,17 @@ def test_a_method_without_adaptation_has_none_to_evaluate() -> None:
 
 def test_a_folder_keeps_them_and_they_are_read_as_they_were(tmp_path: Path) -> None:
     done = run(tmp_path / "run")
-    assert done.examples is not None
     paths = list((tmp_path / "run").glob("examples-*"))
     assert [p.name for p in paths] == [
         f"examples-{done.examples.round}.safetensors"
     ]  # the older ones are gone
     found = read_examples(tmp_path / "run")
-    assert found is not None
     assert found.round == done.examples.round
     assert same_bits(found.to_tensors(), done.examples.to_tensors())
-    assert found.roster is not None
     assert found.roster.ids == tuple(DATA.ids)
     columns = sum(t.nbytes for t in found.tensors.values())
     assert columns == 24 * (21 + 9)  # what the module says of its size
     again = run(tmp_path / "run", resume=True)
-    assert again.examples is not None
     assert same_bits(again.examples.tensors, done.examples.tensors)
 
 
@@ -129,8 +120,6 @@ def test_a_longer_run_ends_as_one_that_was_long_from_the_start(tmp_path: Path) -
     longer = run(tmp_path / "a", 6, resume=True)
     whole = run(tmp_path / "b", 6)
     assert longer.history == whole.history
-    assert longer.examples is not None
-    assert whole.examples is not None
     assert longer.examples.round == whole.examples.round
     assert same_bits(longer.examples.tensors, whole.examples.tensors)
 
@@ -146,10 +135,8 @@ def test_a_binary_task_keeps_scores_and_labels() -> None:
     data = fedkeep.data.many_user_text(users=8, examples=20, kind="binary", seed=0)
     model = fedkeep.models.BagOfWords(data.meta["vocabulary"]["size"], 2, 2, embedding_dim=2, mlp=4)
     done = simulate(model, methods.furl("user"), data, rounds=2, cohort=4, evaluate_every=2)
-    assert done.examples is not None
     found, wanted = done.examples(), done.judge(("own",))[0].of("own")
     assert found.score.tobytes() == wanted.score.tobytes()
-    assert found.label is not None
     assert found.label.tolist() == wanted.label.tolist()
     assert float(found.right.mean()) == wanted.metrics()["accuracy"]
     assert sum(t.nbytes for t in done.examples.tensors.values()) == 29 * len(found.row)
@@ -159,7 +146,6 @@ def test_a_regression_keeps_errors() -> None:
     data = pairs({"a": [(0, 0), (1, 3)], "b": [(0, 0), (2, 2), (3, 6)]}, test=1)
     squared = methods.fedavg(local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.0)))
     done = simulate(Slope(), squared, data, rounds=1)
-    assert done.examples is not None
     found = done.examples()
     assert (found.score.tolist(), found.loss.tolist()) == ([-2.0, -3.0], [4.0, 9.0])
     assert (found.client.tolist(), found.row.tolist()) == ([0, 1], [1, 4])

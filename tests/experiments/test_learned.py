@@ -48,7 +48,6 @@ def test_answers_without_a_model_by_hand() -> None:
     data = labelled([0, 0, 0, 1, 1, 1], SPLIT, "multiclass")
     run = simulate(Linear(4, 3), methods.fedavg(), data, rounds=1, progress=False)
     found = simplest(run)
-    assert found is not None
     assert (found.one, found.each) == (0.5, 1.0)
 
 
@@ -62,7 +61,6 @@ def test_numbers_without_a_model_by_hand() -> None:
     data = labelled([0, 2, 1, 4, 6, 7], SPLIT, "regression")
     method = methods.fedavg(local=Phase(loss=squared_error()))
     found = simplest(simulate(Linear(4, 1), method, data, rounds=1, progress=False))
-    assert found is not None
     assert found.one == pytest.approx(((3 - 1) ** 2 / 2 + (3 - 7) ** 2 / 2) ** 0.5)
     assert found.each == pytest.approx(((5 / 3 - 1) ** 2 / 2 + (13 / 3 - 7) ** 2 / 2) ** 0.5)
 
@@ -75,7 +73,6 @@ def test_a_run_that_learned_needs_no_remark_but_more_time() -> None:
 def test_nothing_learned() -> None:
     run = trained(rate=1e-9, rounds=1)
     one = simplest(run)
-    assert one is not None
     worse = [
         replace(r, value=one.one) if (r.split, r.metric) == ("test", "accuracy") else r for r in run.history
     ]
@@ -125,7 +122,6 @@ def test_texts_that_are_cut() -> None:
 
 def test_users_whose_training_diverged() -> None:
     run = trained()
-    assert run.examples is not None
     loss = run.examples.tensors["own/loss"].clone()
     client = run.examples.tensors["client"]
     loss[client == client[0]] = float("nan")

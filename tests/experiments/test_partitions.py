@@ -55,7 +55,6 @@ def test_data_that_came_with_their_clients_are_drawn_too(
 ) -> None:
     data = classes()
     found = partition_counts(data)
-    assert found is not None
     assert found["counts"] == class_counts(data, "train").tolist()
     assert (found["clients"], found["opted_out"]) == (list(data.ids), [])
     write_partition(tmp_path, data)

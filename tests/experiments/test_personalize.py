@@ -253,8 +253,6 @@ def test_changes_are_paired_over_users_and_falls_are_corrected_over_all_pairs() 
     half = 2.200985 * np.std([0.125, 0.125, 0.140625] * 4, ddof=1) / np.sqrt(12)
     first, second, third = found.changes
     assert first is None
-    assert second is not None
-    assert third is not None
     assert (second.mean, second.low, second.high) == pytest.approx(
         (-0.390625 / 3, -0.390625 / 3 - half, -0.390625 / 3 + half), abs=1e-6
     )
@@ -293,8 +291,6 @@ def test_few_users_and_changes_that_do_not_vary_have_no_interval() -> None:
 def test_an_interval_of_a_fraction_does_not_go_beyond_a_hundred_points() -> None:
     each = ((0.0,) * 10, (1.0,) * 9 + (0.0,))
     fraction, other = (measured(metric, (10, 50), each).changes[1] for metric in ("accuracy", "rmse"))
-    assert fraction is not None
-    assert other is not None
     assert (fraction.mean, fraction.low, fraction.high) == (other.mean, other.low, 1.0)
     assert other.high > 1.1
 

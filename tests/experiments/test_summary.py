@@ -21,7 +21,6 @@ def history(metric: str, valid: list[float], test: list[float]) -> list[Record]:
 
 def test_the_best_on_valid_is_shown_on_test_the_earliest_of_equals() -> None:
     found = summarize(history("accuracy", [0.1, 0.7, 0.5, 0.7], [0.9, 0.3, 0.8, 0.2]), "accuracy")
-    assert found is not None
     assert (found.round, found.epoch, found.value) == (2, 1.0, 0.3)
     assert found.valid == {"accuracy": 0.7}
     assert found.test == {"accuracy": 0.3, "loss": 2.0}
@@ -29,14 +28,12 @@ def test_the_best_on_valid_is_shown_on_test_the_earliest_of_equals() -> None:
 
 def test_an_error_is_best_where_it_is_least() -> None:
     found = summarize(history("rmse", [3.0, 2.0, math.nan], [1.0, 4.0, 5.0]), "rmse", lower_is_better=True)
-    assert found is not None
     assert (found.round, found.value) == (2, 4.0)
 
 
 def test_without_valid_the_last_evaluation_counts() -> None:
     records = [r for r in history("accuracy", [0.9, 0.1], [0.4, 0.6]) if r.split != "valid"]
     found = summarize(records, "accuracy")
-    assert found is not None
     assert (found.round, found.value) == (2, 0.6)
 
 
@@ -46,5 +43,4 @@ def test_nothing_judged() -> None:
 
 def test_a_metric_that_was_not_measured_is_nan() -> None:
     found = summarize(history("accuracy", [0.9], [0.4]), "auc")
-    assert found is not None
     assert math.isnan(found.value)

@@ -131,7 +131,6 @@ class Watched(Sequential):
 
     def train(self, *arguments: Any) -> Iterator[ClientResult]:
         for result in super().train(*arguments):
-            assert result.upload is not None
             assert result.kept is not None
             self.bytes.append(save({n: v.contiguous() for n, v in result.upload.deltas.items()}))
             self.weights.append(result.upload.weight)

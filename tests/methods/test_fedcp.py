@@ -83,7 +83,6 @@ def plain(start: State, lam: float) -> tuple[State, list[State]]:
 def test_rounds_equal_plain_pytorch(lam: float, engine: str) -> None:
     method = methods.fedcp(lam, local=LOCAL)
     run = trained(method, engine=engine)
-    assert method.extend is not None
     start = Net(method.extend(Parts().double())).initial()
     server, own = plain(start, lam)
     close(run.server, server)
@@ -118,7 +117,6 @@ def test_the_condition_is_the_column_sums_of_the_own_head() -> None:
     # column sums (3, 2), times the first layer (3, 4), of length 5
     assert condition_of(net, params, "classifier").tolist() == pytest.approx([0.6, 0.8])
     method = methods.fedcp()
-    assert method.extend is not None
     state = FirstCondition("classifier")(Net(method.extend(Parts().double())))
     sums = Parts().double().classifier.weight.detach().sum(0)
     assert torch.allclose(state["condition"], sums / sums.norm())
@@ -127,7 +125,6 @@ def test_the_condition_is_the_column_sums_of_the_own_head() -> None:
 def test_both_heads_by_hand() -> None:
     """P gives (ln 3, 0) to the own half and 0 to the shared one, so s = (3/4, 1/2); both heads sum what they see."""
     method = methods.fedcp()
-    assert method.extend is not None
     net = Net(method.extend(Parts(width=2, labels=1).double()))
     params = {n: torch.zeros_like(v) for n, v in net.initial().items()}
     params["policy.1.bias"] = torch.tensor([math.log(3), 0.0, 0.0, -5.0], dtype=torch.float64)

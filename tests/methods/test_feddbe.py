@@ -91,7 +91,6 @@ def test_the_mean_is_agreed_on_once_and_then_stays() -> None:
 def test_the_penalty_by_hand() -> None:
     """Features tanh 0 = 0 and m = 2 before: m = ½ · 2 = 1, so 3 · ((1 − 0)² + (1 − 4)²) / 2 = 15 with κ = 3."""
     method = methods.feddbe(3.0, momentum=0.5)
-    assert method.extend is not None
     net = Net(method.extend(Parts(width=2).double()))
     params = {n: torch.zeros_like(v) for n, v in net.initial().items()} | {
         MEAN: torch.full((2,), 2.0).double()
@@ -108,7 +107,6 @@ def test_the_penalty_by_hand() -> None:
 
 def test_examples_of_no_weight_change_nothing() -> None:
     method = methods.feddbe(3.0, momentum=0.5)
-    assert method.extend is not None
     net = Net(method.extend(Parts().double()))
     params = {**net.initial(), MEAN: torch.zeros(4).double()}
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()

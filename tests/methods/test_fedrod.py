@@ -136,8 +136,6 @@ def test_neither_counts_nor_head_leave() -> None:
     method = methods.fedrod(local=LOCAL)
     work = job(method.extend(Parts().double()), method, DATA)  # type: ignore[misc]
     for result in results(work, [0, 1, 2]):
-        assert result.upload is not None
-        assert result.kept is not None
         assert result.upload.deltas.keys() == Parts().state_dict().keys()
         sent = b"".join(bits(v) for v in result.upload.deltas.values())
         assert not any(bits(v) in sent for v in result.kept.values())

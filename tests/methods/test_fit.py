@@ -437,7 +437,6 @@ def test_a_mixture_is_made_of_a_plain_model() -> None:
         assert torch.equal(mixed.server[f"global_expert.{name}"], value)
     assert mixed.method.split.private == ("local_expert.*", "gate.*")
     start = mixed.method.adapt.start
-    assert start is not None
     params = {**mixed.net.initial(), **mixed.server}
     own = start(params)
     assert torch.equal(own["local_expert.scorer.weight"], mixed.server["global_expert.scorer.weight"])

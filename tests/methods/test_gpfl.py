@@ -83,7 +83,6 @@ def test_rounds_equal_plain_pytorch(mu: float, engine: str) -> None:
     local = LOCAL.but(optimizer=sgd(0.1, momentum=0.9, weight_decay=mu))
     method = methods.gpfl(0.3, local=local)
     run = trained(method, engine=engine)
-    assert method.extend is not None
     start = Net(method.extend(Parts().double())).initial()
     server, heads = plain(start, 0.3, mu)
     close(run.server, server)
@@ -101,7 +100,6 @@ def test_rounds_equal_plain_pytorch(mu: float, engine: str) -> None:
 def test_the_loss_by_hand() -> None:
     """γ(q) = 0 and β(q) = 1, so V(h, q) = h + 1 = 1 where h = tanh 0: the angle to E_0 = (1, 1) is 0, to (1, −1) right."""
     method = methods.gpfl()
-    assert method.extend is not None
     net = Net(method.extend(Parts(width=2, labels=2).double()))
     params = {n: torch.zeros_like(v) for n, v in net.initial().items()}
     params["valve.beta.2.bias"] = torch.ones(2).double()
@@ -159,7 +157,6 @@ def test_the_phases_of_adaptation_see_the_condition() -> None:
 
 def test_a_distance_of_zero_has_a_gradient() -> None:
     method = methods.gpfl()
-    assert method.extend is not None
     net = Net(method.extend(Parts(width=2, labels=2).double()))
     params = {n: torch.zeros_like(v).requires_grad_() for n, v in net.initial().items()}
     params["categories"] = torch.ones(2, 2).double().requires_grad_()

@@ -113,7 +113,6 @@ def test_what_is_private_and_what_is_federated(copies: tuple[str, ...]) -> None:
     names = set(model.state_dict())
     added = {"projection.weight", "projection.bias", "private.projection.weight", "private.projection.bias"}
     method = methods.kteps(copies=copies)
-    assert method.extend is not None
     wide = method.extend(model)
     method.check(wide)
     state = wide.state_dict()

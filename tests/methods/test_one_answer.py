@@ -31,7 +31,6 @@ LAST = {"fine_tuned", "per_fedavg", "fedbabu", "fedrecon", "mixture"}
 def test_one_answer(name: str, tmp_path: Path) -> None:
     run, exact = trained(name, 3, evaluate_every=1), pytest.approx
     judged, best = run.evaluate(), summarize(run.history, "accuracy")
-    assert best is not None
     assert best.round == run.round
     assert best.test == run.evaluate(stage="before")  # what a run's headline says
     answer = [row for row in run.frame().to_pylist() if row["split"] == "test" and row["stage"] == "own"]

@@ -61,7 +61,6 @@ def test_what_is_computed_of_a_sparse_tensor_has_its_labels(name: str) -> None:
     with tracer:
         found = CARRIERS[name](secret)
     node = tracer.node(found)
-    assert node is not None
     assert node.labels & tracer.bit("secret")
 
 
@@ -73,10 +72,8 @@ def test_a_sparse_tensor_has_the_labels_of_its_places_and_values_and_gives_each_
         whole = torch.sparse_coo_tensor(places, values, (3,))
         own = whole._values() * 1.0
     node = tracer.node(whole)
-    assert node is not None
     assert node.labels == tracer.bit("places") | tracer.bit("values")
     node = tracer.node(own)
-    assert node is not None
     assert node.labels & tracer.bit("values")
 
 

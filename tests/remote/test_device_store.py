@@ -209,7 +209,6 @@ class TestMissing:
         with pytest.raises(MissingError):
             begun(store, "a", Line(6, 60))
         older = store.begin_older(0, Line(6, 60))
-        assert older is not None
         assert (older.version, older.attempt) == (1, 10)
         assert plain(one(store, "a")) == ([1, -1], 1)
         stage(store, "a", values(7), round=9, attempt=90)

@@ -53,7 +53,6 @@ class Server:
 
     def opened(self) -> DeviceStore:
         store = opened(self.folder, accept=by_share)
-        assert store.file._file is not None
         store.file._file.query("PRAGMA synchronous = OFF")  # no power is lost here
         return store
 

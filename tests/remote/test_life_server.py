@@ -183,7 +183,6 @@ def test_the_encoding_is_the_older_runs(tmp_path: Path) -> None:
     again = older_for(
         tmp_path / "old", tmp_path / "new"
     )  # as the new run's server finds it when started again
-    assert again is not None
     assert again.values is None
     assert again.versions == Older.at(tmp_path / "old").versions
     assert len(again.versions) == 6

@@ -154,7 +154,6 @@ class TestAnswers:
             assert (type(got.fault), str(got.fault)) == (type(wanted.fault), str(wanted.fault))
             assert (got.upload is None) == (wanted.upload is None)
         first = read.answers[0].upload
-        assert first is not None
         assert first.weight == 3.0
         assert torch.equal(first.deltas["w"], -torch.ones(2, 2))
         assert first.rows["w"].tolist() == [1, 4]

@@ -182,7 +182,6 @@ def test_words_that_few_of_its_clients_have_stay_on_the_device(tmp_path: Path, m
         protocol=PROTOCOL, run="r", code=code(), experiment="", seed=0, summarise={"clients_a_word": 1}
     )
     here = message_of(build_node(written(tmp_path, NODE + more)).serve(packet_of(hello)), Here)
-    assert here.summary is not None
     counts = here.summary["columns"]["text"]["counts"]
     assert counts["good"] == 2
     assert len(counts) == words

@@ -38,7 +38,6 @@ def test_a_message_that_failed_leaves_nothing_that_the_next_one_makes_durable(
     hand.meet(node)
     hand.ask(node, hand.work([hand.order(hand.first_order("user-0"))], 0, 5))
     store = node._runs[RUN].store
-    assert store is not None
     before = store.file.versions("user-0")
     for number, wanted in enumerate((Line(1, 5), Line(3, 6)), 7):  # one that is there, one that is not
         hand.ledger = {"user-0": wanted}

@@ -58,7 +58,6 @@ def test_the_page_works_offline(write_run: Callable[..., Path], tmp_path: Path) 
     text, log = dom(probe, tmp_path / "profile")
     assert "CONSOLE" not in log
     shown = re.search(r'data-shown="([^"]*)"', text)
-    assert shown is not None
     assert html.unescape(shown[1]).startswith(f"{HOSTILE}\nmost used label: ")
     assert 'data-marked="2"' in text  # the same user in both maps
     assert 'data-wide="false"' in text  # nothing sticks out of a narrow window
@@ -96,6 +95,5 @@ def test_the_page_fits_a_phone_and_the_keyboard_reaches_its_links(
     text, log = dom(probe, tmp_path / "profile", "--allow-file-access-from-files")
     assert "CONSOLE" not in log
     wide = re.search(r'data-wide="(-?\d+)"', text)
-    assert wide is not None
     assert int(wide[1]) <= 0
     assert 'data-reached="true"' in text

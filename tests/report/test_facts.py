@@ -133,7 +133,6 @@ def test_cold_start_that_measured_nothing_is_a_table(write_run: Write) -> None:
     assert cold.blocks[0].rows == (("Accuracy", "–", "–"),)
     figure = timed.blocks[0]
     assert isinstance(figure, Figure)
-    assert figure.table is not None
     assert figure.table.rows == (("1", "500 ms", "500 ms"),)
 
 
@@ -143,7 +142,6 @@ def test_cold_start_beside_the_most_frequent_label_and_its_changes(write_run: Wr
     (section,) = sections(configurations([read_run(write_run(analyses={"cold_start": found}))]))
     figure = section.blocks[0]
     assert isinstance(figure, Figure)
-    assert figure.table is not None
     assert figure.table.rows == (
         ("fitted", "20.0 %", "50.0 %"),
         ("most frequent", "–", "40.0 %"),

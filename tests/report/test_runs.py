@@ -45,11 +45,9 @@ def test_the_test_number_is_taken_at_the_best_valid_round(write_run: Write) -> N
     ]
     write_records(folder, "".join(lines))
     chosen = read_run(folder).selected("accuracy", "accuracy")
-    assert chosen is not None
     assert chosen.value == 0.55
     write_records(folder, "".join(lines[:3] + lines[4:]))  # not measured on test at round 2
     chosen = read_run(folder).selected("accuracy", "accuracy")
-    assert chosen is not None
     assert chosen.round == 3
 
 
@@ -57,7 +55,6 @@ def test_of_a_loss_the_lowest_is_best_and_of_equal_ones_the_earliest(write_run: 
     folder = write_run()
     write_records(folder, "".join(line(k, "valid", "rmse", v) for k, v in ((1, 2.0), (2, 1.0), (3, 1.0))))
     best = read_run(folder).best_valid("rmse")
-    assert best is not None
     assert best.round == 2
 
 
@@ -237,7 +234,6 @@ def test_the_round_is_the_one_that_the_run_chose(write_run: Write) -> None:
     (folder / "commit.json").write_bytes(known.to_bytes())
     run = read_run(folder)
     best = run.best_valid("accuracy")
-    assert best is not None
     assert best.round == 4 != max(run.series("accuracy", "valid"), key=lambda r: r.value).round
     assert run.best_valid("loss") is None
 

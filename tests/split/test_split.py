@@ -189,7 +189,6 @@ def test_no_canary_is_found_in_the_uploads_of_a_round() -> None:
     assert len(trained) == 3
     for result in given:
         upload = result.upload
-        assert upload is not None
         content = save(upload.deltas)
         assert list(upload.deltas) == ["linear.weight", "linear.bias"]
         assert found(planted | trained, content) == []

@@ -95,7 +95,6 @@ class TestDamage:
         committed(tmp_path / "a", 5)
         store = sqlite(tmp_path / "a")
         store.begin(lines_after(5))
-        assert store._file is not None
         store._file.database.query(change)
         store.read([0, 1, 3])
         assert store.seen([2]) == [True]

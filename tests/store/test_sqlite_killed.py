@@ -46,7 +46,6 @@ def torn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Return the bytes of a commit; with ``anew`` the log begins anew with each, over what it held."""
     folder = tmp_path_factory.mktemp("torn")
     store = large(folder)
-    assert store._file is not None
     store._file.database.query(f"PRAGMA wal_autocheckpoint = {request.param}")
     for round in (1, 2, 3):
         large_round(store, round)
@@ -195,7 +194,6 @@ class TestFullDisk:
             large_round(store, round)
             store.flush()
         large_round(store, 3)
-        assert store._file is not None
         (pages,) = store._file.database.query("PRAGMA page_count").fetchone()
         store._file.database.query(f"PRAGMA max_page_count = {pages + 1}")
         with pytest.raises(RunError, match="full. Nothing was lost"):
@@ -234,7 +232,6 @@ def test_a_commit_is_flushed_to_the_disk(tmp_path: Path) -> None:
     for folder in (tmp_path / "a", tmp_path / "new"):
         store = sqlite(folder)
         store.begin(lines_after(int(folder.name == "a")))
-        assert store._file is not None
         assert store._file.database.query("PRAGMA synchronous").fetchone() == (2,)
         assert store._file.database.query("PRAGMA fullfsync").fetchone() == (1,)
         assert store._file.database.query("PRAGMA journal_mode").fetchone() == ("wal",)

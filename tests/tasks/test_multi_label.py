@@ -98,10 +98,8 @@ def test_metrics_are_those_of_all_labels_pooled(engine: str) -> None:
 
 def test_it_goes_from_a_run_to_a_page_beside_counting(tmp_path: Path) -> None:
     run = trained(out=tmp_path / "run")
-    assert run.examples is not None
     results = run.examples()
     assert results.kind == MULTI_LABEL
-    assert results.place is not None
     assert results.place.tolist() == [0, 1, 2] * (len(results.row) // LABELS)
     assert results.classes is None
     page = write_report([tmp_path / "run"], tmp_path / "page").read_text()
@@ -170,7 +168,6 @@ def test_a_table_goes_through_training_and_judging_to_labels_by_name(
         result = call(*command.split())
         assert result.exit_code == 0, result.output
     found = read_examples(tmp_path / "r")
-    assert found is not None
     assert found().kind is MULTI_LABEL
     said = [json.loads(line) for line in Path("said.jsonl").read_text().splitlines()]
     true = [row["tags"] for row in rows_of(table)]

@@ -44,7 +44,6 @@ def check(found: Any, expected: Any) -> None:
 
 
 def processes(engine: Workers) -> list[int]:
-    assert engine._pool is not None
     return [w.process.pid for w in engine._pool.workers if w.process.pid is not None]
 
 

@@ -28,7 +28,6 @@ def test_each_client_counts_once() -> None:
     found = worth(paired([1, 9], [0, 1], [1, 30]))
     assert found.gain.tolist() == [0.5, 0.2]
     assert found.examples.tolist() == [2, 40]
-    assert found.these is not None
     assert found.these.mean == pytest.approx(0.35)
     assert found.headline is found.these  # two clients
 
@@ -47,7 +46,6 @@ def test_no_interval_of_right_answers_goes_beyond_all_of_them() -> None:
     for more in ([0], [0] * 11):
         found = worth(paired([1, *more], [1, *more], [0, *(2 for _ in more)]))
         assert found.spans[0].tolist() == [-1, 1]
-        assert found.these is not None
         assert -1 <= found.these.low <= found.these.mean <= found.these.high <= 1
     losses = np.array([[5.0, -5.0, 1.0, -1.0]])
     ids, client = ("a", "b"), np.array([0, 0, 1, 1])
@@ -98,8 +96,6 @@ def test_seeds_are_summed_example_by_example() -> None:
     assert p.variance == pytest.approx([0.0, np.var([1, 1, 1, 1 / 3], ddof=1)])
     found = worth(p)
     y = np.array([[1.0, 0.75], [1.0, 0.75], [1.0, 1.0]])
-    assert found.like_these is not None
-    assert found.these is not None
     assert (found.like_these.low, found.like_these.high) == pytest.approx(
         np.clip(users_like_these(y)[1:], -1, 1).tolist()
     )
@@ -116,13 +112,9 @@ def test_the_worst_tenth_is_chosen_on_validation() -> None:
     ours[[3, 8]] = 0.1, 0.2  # least gain on validation; client 8 gains on test
     theirs[[2, 9]] = 0.0, 0.1  # the reference is worst there
     found = worth(paired(gains, [0] * 20, [5] * 20, valid=np.stack([ours, theirs])))
-    assert found.worst is not None
-    assert found.worst.gain is not None
     assert found.worst.clients == 2
     assert found.worst.gain.mean == pytest.approx(0.25)  # clients 3 and 8
     assert not found.worst.alike
-    assert found.worst_off is not None
-    assert found.worst_off.gain is not None
     assert found.worst_off.gain.mean == pytest.approx(0.5)
     assert worth(paired(gains, [0] * 20, [5] * 20)).worst is None
 
@@ -134,7 +126,6 @@ def test_a_tenth_is_rounded_down_and_is_one_client_at_least(clients: int, tenth:
     valid = np.zeros((2, every))
     valid[:, clients:] = np.nan
     found = worth(paired([5] * every, [0] * every, [5] * every, valid=valid)).worst
-    assert found is not None
     assert found.clients == tenth
 
 
@@ -171,7 +162,6 @@ def test_losses_have_no_number_of_examples_needed() -> None:
     found = worth(p)
     assert found.needed is None
     assert found.helps
-    assert found.like_these is not None
     assert found.like_these.mean == pytest.approx(p.means(p.differences).mean())
 
 

@@ -106,9 +106,6 @@ def test_logits_are_own_counts_until_something_is_learnt() -> None:
     with torch.no_grad():
         model.head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]))
         model.head.bias.copy_(torch.tensor([0.0, 0.0, 0.25]))
-        assert model.user is not None
-        assert model.user_bias is not None
-        assert model.user_head is not None
         model.user_head.weight.fill_(0.5)
         model.user.copy_(torch.tensor([1.0, 0.0, 0.0, 3.0]))  # adds 2 to every logit
         model.user_bias.copy_(torch.tensor([0.0, 0.0, -1.0]))

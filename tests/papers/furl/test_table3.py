@@ -180,7 +180,6 @@ def test_a_run_of_other_settings_or_data_is_another_run(
     monkeypatch.setattr(table3, "SCENES", (scene(),))
     sheet = table3._Sheet(request(tmp_path / "one"))
     held = sheet.held_out(sheet_scene := table3.SCENES[0])
-    assert held is not None
     file = tmp_path / "one" / "furl-table3-quick" / "sticker-cold-start.json"
     for run, there in ((held.file, True), ("sticker-personalized-fl-0-held-out-0000000000", False)):
         file.write_text(json.dumps({"run": run, "metric": "accuracy"}), encoding="utf-8")
@@ -199,7 +198,6 @@ def test_an_outcome_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert slot.file.parent == tmp_path / "kept"
     jobs.keep(job, slot)
     back = slot.read()
-    assert back is not None
     assert back.settings["seed"] == 3
     assert str(back.outcome) == str(replace(found, commit="an older one"))
     assert back.environment == {"commit": "an older one"}

@@ -108,7 +108,6 @@ def test_several_share_a_file(tmp_path: Path) -> None:
 def test_numbers_are_rounded_where_that_is_asked_for(tmp_path: Path) -> None:
     slot(tmp_path / "a.json", rounded=True, settings={"rate": 1 / 3}).write(Point(math.nan, ((1, 2 / 3),)))
     found = slot(tmp_path / "a.json", settings={"rate": 1 / 3}).read()
-    assert found is not None
     assert math.isnan(found.value)
     assert found.curve == ((1, 0.6666667),)
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -168,7 +167,6 @@ def test_an_older_file_may_lack_a_later_field_alone(tmp_path: Path) -> None:
     path.write_text(json.dumps(GOOD), encoding="utf-8")
     assert slot(path, kind=Longer).read() is None  # of older numerics
     found = slot(path, kind=Longer).find()
-    assert found is not None
     assert found.result == Longer(1.0)
     path.write_text(json.dumps({**KEY, "value": 1.0, "note": "some"}), encoding="utf-8")
     with pytest.raises(RunError, match="it lacks curve"):

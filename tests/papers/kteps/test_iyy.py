@@ -92,7 +92,6 @@ def test_clients_count_by_their_reviews_or_alike(
     found = config(reviews, **changes)
     data = build_data(found, reviews)
     method, model = build_method(found.method), build_model(found, data, reviews)
-    assert method.extend is not None
     work = job(method.extend(model), method, data)
     start = work.net.initial()
     moved = [done.upload for done in results(work, range(3))]

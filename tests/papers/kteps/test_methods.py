@@ -193,13 +193,10 @@ def test_fedfusion_equals_plain_pytorch(operator: Any, reset: bool, both: bool) 
 
 def test_a_persistent_clients_extractor_is_uploaded_and_kept() -> None:
     method = readings.fedfusion(**KEPT)
-    assert method.extend is not None
     work = job(method.extend(Parts().double()), method, DATA)
     rounds = Rounds(work)
     start = rounds.server.params["encoder.weight"].clone()
     (result,) = results(work, [2])
-    assert result.upload is not None
-    assert result.kept is not None
     torch.testing.assert_close(
         result.upload.deltas["encoder.weight"] + start, result.kept["own.encoder.weight"]
     )
@@ -210,19 +207,15 @@ def test_a_persistent_clients_extractor_is_uploaded_and_kept() -> None:
 
 def test_a_trained_received_extractor_is_uploaded_and_the_own_one_stays() -> None:
     method = readings.fedfusion(**BOTH)
-    assert method.extend is not None
     work = job(method.extend(Parts().double()), method, DATA)
     start = Rounds(work).server.params["encoder.weight"].clone()
     (result,) = results(work, [2])
-    assert result.upload is not None
-    assert result.kept is not None
     sent = result.upload.deltas["encoder.weight"] + start
     assert float((sent - start).abs().max()) > 1e-3
     assert float((sent - result.kept["own.encoder.weight"]).abs().max()) > 1e-3
     # From γ = 0 the loss does not depend on the received extractor: the first mini-batch leaves it as it was.
     once = readings.fedfusion(persistent_local=True, train_received=True, local=WHOLE)
     (result,) = results(job(once.extend(Parts().double()), once, DATA), [2])  # type: ignore[misc]
-    assert result.upload is not None
     assert float(result.upload.deltas["encoder.weight"].abs().max()) == 0
 
 
@@ -319,7 +312,6 @@ def test_what_is_published_may_not_be_trained_or_chosen_by_examples_that_stay(ch
     method = readings.fedfusion(persistent_local=True)
     (phase,) = method.client.phases
     alone = Phase(loss=phase.loss, trains="private", **chosen)
-    assert method.extend is not None
     with pytest.raises(MethodError, match="'fedfusion' has hooks"):
         method.on_client(phases=(alone,)).check(method.extend(Parts()))
 

@@ -60,11 +60,8 @@ def test_glove_is_asked_for_where_its_files_are(
         found[f"fdu-kteps-glove-150-numbers{n}-full-0"].cell.resolved()
         for n in ("", "-tuned-by-adam", "-tuned-by-adam-for-100-steps")
     )
-    assert usual.personalization is not None
-    assert other.personalization is not None
     assert usual.personalization.optimizer is None
     assert other.personalization.optimizer == "adam"
-    assert briefly.personalization is not None
     assert (briefly.personalization.optimizer, briefly.personalization.steps) == ("adam", 100)
     assert briefly.personalization.every == 2
     for tuned in (other, briefly):

@@ -139,5 +139,4 @@ def test_a_changed_scene_is_another_cell() -> None:
     )
     config = Federation().config(other)
     assert (config.data.reader, config.data.options["path"], config.run.cohort) == ("npz_images", "a.npz", 4)
-    assert config.data.partition is not None
     assert config.data.partition.options["p"] == 0.6
