@@ -22,3 +22,9 @@ def call(*words: object, env: Mapping[str, str | None] | None = None) -> Result:
     """Return what ``fedkeep WORDS`` ends with."""
     given = [str(word) for word in words]
     return CliRunner(env=env).invoke(_command(), given, prog_name="fedkeep")
+
+
+def succeeded(result: Result) -> Result:
+    """Return how a command ended, after asserting that it ended well."""
+    assert result.exit_code == 0, result.output
+    return result

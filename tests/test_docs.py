@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.commands import call
+from tests.commands import call, succeeded
 from tests.documents import ROOT, blocks, fedkeep_commands, run_python
 from tests.notebooks import NOTEBOOKS, run_notebook
 
@@ -47,8 +47,7 @@ def test_a_notebook_prints_what_it_shows(path: Path, tmp_path: Path, monkeypatch
 def help_of(*command: str) -> str:
     """Return what ``fedkeep COMMAND --help`` prints; the command must exist."""
     wide = {"COLUMNS": "200", "TERMINAL_WIDTH": "200", "TERM": "dumb", "NO_COLOR": "1"}
-    result = call(*command, "--help", env=wide)
-    assert result.exit_code == 0, result.output
+    result = succeeded(call(*command, "--help", env=wide))
     return result.stdout
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from tests.commands import call
+from tests.commands import call, succeeded
 
 TOY = """
 name = "Toy"
@@ -69,8 +69,7 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of ``toy.toml``, to be copied."""
     folder = tmp_path_factory.mktemp("toy")
     (folder / "toy.toml").write_text(TOY, encoding="utf-8")
-    result = call("run", folder / "toy.toml", "--out", folder / "r")
-    assert result.exit_code == 0, result.output
+    succeeded(call("run", folder / "toy.toml", "--out", folder / "r"))
     return folder / "r"
 
 

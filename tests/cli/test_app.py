@@ -23,6 +23,7 @@ from fedkeep.experiments.reproductions import reproductions
 from fedkeep.experiments.sources import offered_readers
 from fedkeep.methods import METHODS
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 COMMANDS = [
     "demo",
@@ -59,8 +60,7 @@ def test_the_commands() -> None:
 
 
 def test_help_names_every_command(fedkeep: Command) -> None:
-    result = fedkeep("--help")
-    assert result.exit_code == 0
+    result = succeeded(fedkeep("--help"))
     for name in COMMANDS:
         assert f" {name} " in result.stdout
     assert "Start with: fedkeep demo" in result.stdout
@@ -68,8 +68,7 @@ def test_help_names_every_command(fedkeep: Command) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_and_an_example(fedkeep: Command, name: str) -> None:
-    result = fedkeep(name, "--help")
-    assert result.exit_code == 0
+    result = succeeded(fedkeep(name, "--help"))
     assert f"Example: fedkeep {name}" in result.stdout
 
 
@@ -141,8 +140,7 @@ def test_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 
 def test_list_names_everything(fedkeep: Command) -> None:
-    result = fedkeep("list")
-    assert result.exit_code == 0
+    result = succeeded(fedkeep("list"))
     words = result.stdout.split()
     readers, tables = offered_readers(), reproductions()
     for name in [*METHODS, *MODELS, *readers, *builtin_names(), *tables, "sequential", "vectorised"]:
@@ -160,8 +158,7 @@ def test_list_shows_which_methods_fit_a_configuration(
 ) -> None:
     few = {kind: METHODS[kind] for kind in ("fedavg", "fedper", "fedbn")}
     monkeypatch.setattr("fedkeep.experiments.variants.offered_methods", lambda: few)
-    result = fedkeep("list", "--for", "toy.toml")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("list", "--for", "toy.toml"))
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[0] == "3 of 4 methods fit toy.toml; private is"
     assert {"fedavg nothing", "fedper linear.* (15 of 18 numbers)", "furl user (3 of 18 numbers)"} <= set(

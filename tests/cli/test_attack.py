@@ -11,13 +11,13 @@ import pytest
 
 from fedkeep.experiments.trackers import tracked
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 ONE = ("--attacks", "who,words", "--epsilons", "none")
 
 
 def test_a_table_sentences_and_a_page(fedkeep: Command, tmp_path: Path) -> None:
-    result = fedkeep("attack", "toy.toml", *ONE, "--out", "page", "--clients", 5)
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("attack", "toy.toml", *ONE, "--out", "page", "--clients", 5))
     assert "Toy: what attackers find" in result.stdout
     assert "no table of words is in an upload." in result.stdout
     assert result.stdout.splitlines()[-1] == "Page: page/attacks.html"

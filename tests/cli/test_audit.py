@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 FEW = ("--rounds", "1", "--set", "data.users=3", "--set", "data.examples=8")
 
 
 def test_nothing_leaves_undeclared(fedkeep: Command) -> None:
-    result = fedkeep("audit", "toy.toml", *FEW)
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("audit", "toy.toml", *FEW))
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert (
         "upload/linear.weight float32 3 × 4 server; clients (in the mean) through declared gradients 48 B"
@@ -27,8 +27,7 @@ def test_nothing_leaves_undeclared(fedkeep: Command) -> None:
 
 
 def test_a_page_and_the_bytes_that_were_searched(fedkeep: Command, tmp_path: Path) -> None:
-    result = fedkeep("audit", "toy.toml", *FEW, "--out", "page")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("audit", "toy.toml", *FEW, "--out", "page"))
     assert (
         "The messages' very bytes were searched for canaries, as they travel in fedkeep's own ("
         in result.stdout

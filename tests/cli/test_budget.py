@@ -10,6 +10,7 @@ import pytest
 
 from fedkeep.privacy import Release, epsilon, ledger
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 SETTINGS = [
     "run.sampling=poisson",
@@ -37,8 +38,7 @@ def test_what_a_run_has_spent_and_what_that_rests_on(fedkeep: Command) -> None:
     release = Release(rate=0.5, noise=3.0)
     limit = epsilon({release: 3}, 0.05, "rdp")
     run(fedkeep, "run.rounds=2", f"privacy.budget={limit + 1e-6}")
-    result = fedkeep("budget", "r")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("budget", "r"))
     shown = cells(result.stdout)
     rdp, pld = "ε by Rényi differential privacy (rdp)", "ε by privacy loss distributions (pld)"
     assert float(shown[rdp]) == pytest.approx(epsilon({release: 2}, 0.05, "rdp"), abs=1e-4)

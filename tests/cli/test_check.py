@@ -8,11 +8,11 @@ import pytest
 
 from fedkeep.split import CheckReport, Violation
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 
 def test_a_sound_split(fedkeep: Command) -> None:
-    result = fedkeep("check", "toy.toml")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("check", "toy.toml"))
     # toy: 4 features, 3 classes, float32
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
     for row in (
@@ -32,8 +32,7 @@ def test_a_sound_split(fedkeep: Command) -> None:
     "name", ["demo/personalized-fl", "demo/personalized-server", "furl-sticker/personalized-fl"]
 )
 def test_built_in_splits_are_sound(fedkeep: Command, name: str) -> None:
-    result = fedkeep("check", name, "--set", "data.users=4", "--set", "data.examples=10")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("check", name, "--set", "data.users=4", "--set", "data.examples=10"))
     assert "✓ equation (3) holds" in result.stdout
 
 
@@ -43,20 +42,19 @@ def test_centralised_training_sends_nothing(fedkeep: Command) -> None:
 
 
 def test_nothing_private_nothing_to_probe(fedkeep: Command) -> None:
-    result = fedkeep("check", "toy.toml", "--set", "method.kind=fedavg", "--set", "method.optimizer={}")
-    assert result.exit_code == 0, result.output
+    result = succeeded(
+        fedkeep("check", "toy.toml", "--set", "method.kind=fedavg", "--set", "method.optimizer={}")
+    )
     assert "No equation was probed: nothing is private." in result.stdout
 
 
 def test_everything_private(fedkeep: Command) -> None:
-    result = fedkeep("check", "toy.toml", "--set", "method.kind=local")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("check", "toy.toml", "--set", "method.kind=local"))
     assert "A round sends 0 B down and 0 B up for each user" in result.stdout
 
 
 def test_too_few_users_to_probe(fedkeep: Command) -> None:
-    result = fedkeep("check", "toy.toml", "--set", "data.users=1")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("check", "toy.toml", "--set", "data.users=1"))
     assert "No equation was probed: fewer than two users have training examples." in result.stdout
 
 
@@ -86,10 +84,9 @@ def test_a_part_that_cannot_move_is_a_warning(fedkeep: Command) -> None:
     """Where FURL's private values are set to zero, both layers of a private network stay there."""
     small = ("--set", "data.users=4", "--set", "data.examples=10")
     zero = ("--set", "method.private_init=0.0")
-    result = fedkeep(
-        "check", "demo/personalized-fl", *small, "--set", 'method.private=["user", "mlp.*"]', *zero
+    result = succeeded(
+        fedkeep("check", "demo/personalized-fl", *small, "--set", 'method.private=["user", "mlp.*"]', *zero)
     )
-    assert result.exit_code == 0, result.output
     assert result.stderr.startswith("Warning: To be trained, but unable to move: user, embedding.weight, ")
     assert "mlp.1.weight, mlp.1.bias, mlp.3.weight. Their gradient is exactly zero" in result.stderr
     result = fedkeep("check", "demo/personalized-fl", *small, "--set", 'method.private=["user", "mlp.*"]')
@@ -108,8 +105,7 @@ def test_a_model_that_mixes_examples_is_a_warning(fedkeep: Command, monkeypatch:
 
     assert fedkeep("check", "toy.toml").stderr == ""
     monkeypatch.setattr(room, "build_model", mixing)
-    result = fedkeep("check", "toy.toml")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("check", "toy.toml"))
     assert result.stderr.startswith(
         "Warning: The model predicts otherwise for an example when others are in its batch"
     )
@@ -126,8 +122,7 @@ def test_the_frozen_half_is_shown(fedkeep: Command, monkeypatch: pytest.MonkeyPa
         return model
 
     monkeypatch.setattr(room, "build_model", frozen)
-    result = fedkeep("check", "toy.toml")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("check", "toy.toml"))
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert "linear.weight frozen parameter 3 × 4 48 B" in rows
     assert "all frozen frozen 48 B" in rows
@@ -156,6 +151,5 @@ def test_what_a_run_refuses_is_refused(fedkeep: Command, setting: str, message: 
 
 def test_layers_on_kernels_are_named(fedkeep: Command) -> None:
     model = "model={ kind = 'tests.experiments.test_accelerate:Columns' }"
-    result = fedkeep("check", "toy.toml", "--set", model)
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("check", "toy.toml", "--set", model))
     assert "Layers on fedkeep's kernels: wide (Linear)." in result.stdout

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_one_command_from_a_configuration_to_tables_and_a_page(fedkeep: Command) -> None:
-    result = fedkeep("compare", "toy.toml", "--methods", "fedavg,furl", "--seeds", "2")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("compare", "toy.toml", "--methods", "fedavg,furl", "--seeds", "2"))
     out = Path("comparisons/toy")
     lines = result.stdout.splitlines()
     assert any(line.startswith("Best: ") for line in lines)
@@ -32,8 +32,7 @@ def test_one_command_from_a_configuration_to_tables_and_a_page(fedkeep: Command)
     ]
     starred = {line.split()[0] for line in lines if " % *" in line}
     assert starred == {row["method"].split()[0] for row in rows if row["bold"] == "yes"}
-    again = fedkeep("compare", "toy.toml", "--methods", "fedavg,furl", "--seeds", "0,1")
-    assert again.exit_code == 0
+    again = succeeded(fedkeep("compare", "toy.toml", "--methods", "fedavg,furl", "--seeds", "0,1"))
     assert " of " not in again.stderr  # nothing was run
 
 
@@ -41,8 +40,7 @@ def test_one_command_from_a_configuration_to_tables_and_a_page(fedkeep: Command)
 def test_two_data_sets_give_one_table(fedkeep: Command) -> None:
     Path("other.toml").write_text(Path("toy.toml").read_text().replace("users = 6", "users = 7"))
     words = ("--methods", "fedavg,furl", "--seeds", "1", "--no-references")
-    result = fedkeep("compare", "toy.toml", "other.toml", *words)
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("compare", "toy.toml", "other.toml", *words))
     out = Path("comparisons/toy-other")
     assert f"Page: {out / 'report.html'}" in result.stdout.splitlines()
     assert "average rank" in result.stdout
@@ -58,8 +56,9 @@ def test_what_was_unlike_is_said_and_stands_on_the_page(fedkeep: Command) -> Non
     Path("other.toml").write_text(Path("toy.toml").read_text().replace("users = 6", "users = 7"))
     words = ("--methods", "fedavg,fedrep", "--seeds", "1", "--no-references", "--set", "run.cohort=2")
     for configs in (("toy.toml",), ("toy.toml", "other.toml")):
-        result = fedkeep("compare", *configs, *words, "--set", "run.rounds=1", "--out", str(len(configs)))
-        assert result.exit_code == 0, result.output
+        result = succeeded(
+            fedkeep("compare", *configs, *words, "--set", "run.rounds=1", "--out", str(len(configs)))
+        )
         for told in (result.stdout, Path(str(len(configs)), "report.html").read_text("utf-8")):
             assert "Methods take unequal local steps in a round: " in told
             assert told.count("4 clients never drawn") == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import call
+from tests.commands import call, succeeded
 
 CONFIG = """
 [data]
@@ -31,12 +31,10 @@ def test_no_command_needs_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.delenv("FEDKEEP_DATA", raising=False)
     for command in (["run", "../t.toml", "--out", "r"], ["evaluate", "r"], ["check", "r"]):
-        result = call(*command)
-        assert result.exit_code == 0, result.output
+        succeeded(call(*command))
     monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path / "elsewhere"))  # where other data are
     for command in (["evaluate", "r"], ["export", "r", "--all", "--out", "m"], ["check", "r"]):
-        result = call(*command)
-        assert result.exit_code == 0, result.output
+        succeeded(call(*command))
     (tmp_path / "t.csv").rename(tmp_path / "moved.csv")
     assert call("evaluate", "r").exit_code == 2
 
@@ -59,8 +57,7 @@ def test_a_reader_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         .replace('features = ["a"]', "users = 4")
     )
     (tmp_path / "t.toml").write_text(text)
-    result = call("run", tmp_path / "t.toml", "--out", tmp_path / "r")
-    assert result.exit_code == 0, result.output
+    succeeded(call("run", tmp_path / "t.toml", "--out", tmp_path / "r"))
     (tmp_path / "t.toml").write_text(text.replace(":read", ":other"))
     result = call("check", tmp_path / "t.toml")
     assert (result.exit_code, "-> FederatedData" in result.stderr) == (2, True)

@@ -10,6 +10,7 @@ import pytest
 from fedkeep.cli import start as demo_module
 from fedkeep.experiments.demo import run_demo
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 SMALL = {"data.users": "8", "data.examples": "15", "run.epochs": "1"}
 
@@ -22,8 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small")
 def test_a_second_time(fedkeep: Command) -> None:
     Path("runs/demo/of-the-first").mkdir(parents=True)
-    result = fedkeep("demo")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("demo"))
     page = Path("runs/demo-2/report.html").resolve()
     lines = result.stdout.splitlines()
     assert lines[-1] == f"Page: {page}"

@@ -11,6 +11,7 @@ from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import node_names
 from fedkeep.remote.node_config import read_node_config
 from tests.cli.conftest import TOY
+from tests.commands import succeeded
 from tests.tiny import files
 
 NODE = """[data]
@@ -84,8 +85,9 @@ def test_a_table_of_rounds_that_is_wrong_is_refused(fedkeep, tmp_path):
 
 
 def test_one_command_makes_project_keys_and_a_folder_for_each_party(fedkeep, tmp_path):
-    made = fedkeep("flower", "init", "f", "--config", "toy.toml", "--host", "link.example.org", "--node", "a")
-    assert made.exit_code == 0, made.output
+    succeeded(
+        fedkeep("flower", "init", "f", "--config", "toy.toml", "--host", "link.example.org", "--node", "a")
+    )
     assert set(files(tmp_path / "f" / "a")) == {
         "node.toml",
         "a.key",
@@ -106,8 +108,7 @@ def test_one_command_makes_project_keys_and_a_folder_for_each_party(fedkeep, tmp
         (tmp_path / "f" / name).read_bytes() for name in ("project/fedkeep-signature.json", "a/a.key")
     )
     (tmp_path / "toy.toml").write_text(TOY.replace("rounds = 2", "rounds = 3"))
-    again = fedkeep("flower", "init", "f", "--config", "toy.toml", "--node", "b")
-    assert again.exit_code == 0, again.output
+    succeeded(fedkeep("flower", "init", "f", "--config", "toy.toml", "--node", "b"))
     assert (tmp_path / "f" / "project" / "fedkeep-signature.json").read_bytes() != signature
     assert (tmp_path / "f" / "a" / "a.key").read_bytes() == key
     assert "mine.csv" in node.read_text()
@@ -120,8 +121,7 @@ def test_a_nodes_key_is_renewed_and_the_others_stay(fedkeep, tmp_path):
     fedkeep("flower", "init", "f", "--config", "toy.toml", "--node", "a", "--node", "b")
     nodes = tmp_path / "f" / "project" / "nodes.json"
     before, known = [(tmp_path / "f" / n / f"{n}.key").read_bytes() for n in "ab"], node_names(nodes)
-    done = fedkeep("flower", "init", "f", "--renew", "a")
-    assert done.exit_code == 0, done.output
+    succeeded(fedkeep("flower", "init", "f", "--renew", "a"))
     after = [(tmp_path / "f" / n / f"{n}.key").read_bytes() for n in "ab"]
     assert (after[0] == before[0], after[1] == before[1]) == (False, True)
     now = node_names(nodes)
@@ -149,8 +149,7 @@ def test_a_project_needs_no_data_as_devices_name_their_own(fedkeep, tmp_path):
     (tmp_path / "server.toml").write_text(text)
     assert fedkeep("flower", "init", "one", "--config", "server.toml").exit_code == 0
     assert (tmp_path / "one" / "project" / "config.toml").read_text() == text
-    done = fedkeep("flower", "init", "two", "--config", "server.toml", "--set", "run.rounds=7")
-    assert done.exit_code == 0, done.output
+    done = succeeded(fedkeep("flower", "init", "two", "--config", "server.toml", "--set", "run.rounds=7"))
     assert federation_of((tmp_path / "two" / "project" / "config.toml").read_text()).rounds == 7
     assert "device adapt" not in done.stdout
     (tmp_path / "tuned.toml").write_text(text.replace('kind = "furl"', 'kind = "fine_tuned"'))

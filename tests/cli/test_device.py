@@ -15,6 +15,7 @@ from fedkeep.methods.client import by_share
 from fedkeep.remote.device_file import file_of
 from fedkeep.remote.device_store import MissingError
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 from tests.remote.device_states import (
     RUN,
     after,
@@ -49,8 +50,7 @@ class TestStatus:
     def test_it_says_what_is_kept_for_whom_and_since_which_round(
         self, fedkeep: Command, states: Path
     ) -> None:
-        result = fedkeep("device", "status", "states")
-        assert result.exit_code == 0, result.output
+        result = succeeded(fedkeep("device", "status", "states"))
         shown = lines(result.stdout)
         assert ["Run abc123 of ann"] in shown
         assert ["Run other of ann, begun from what run abc123 left"] in shown
@@ -83,8 +83,9 @@ class TestStatus:
 
 class TestExport:
     def test_the_version_accepted_last_is_written(self, fedkeep: Command, states: Path) -> None:
-        result = fedkeep("device", "export", "states", "--kept", "--client", "b", "--out", "b.safetensors")
-        assert result.exit_code == 0, result.output
+        result = succeeded(
+            fedkeep("device", "export", "states", "--kept", "--client", "b", "--out", "b.safetensors")
+        )
         values = load_file("b.safetensors")
         assert (values["user"].tolist(), int(values["client/count"])) == after(2)
         assert json.loads(Path("b.safetensors.json").read_text()) == {
@@ -179,8 +180,7 @@ class TestForget:
         needle = torch.tensor(after(2)[0]).numpy().tobytes()
         content = file_of(states, RUN).read_bytes()
         assert content.count(needle) == 3  # all clients have the same values
-        result = fedkeep("device", "forget", "states", "--client", "a", "--client", "c", "--yes")
-        assert result.exit_code == 0, result.output
+        result = succeeded(fedkeep("device", "forget", "states", "--client", "a", "--client", "c", "--yes"))
         assert "Run abc123: 6 versions of clients a, c removed, 3 left." in result.stdout
         assert "Nothing of clients a, c is left in states. Backups" in result.stdout
         assert {p.name for p in states.iterdir() if p.suffix != ".lock"} == {"abc123.db", "other.db"}
@@ -226,8 +226,7 @@ class TestForget:
         store.close()
         shown = lines(fedkeep("device", "status", "states", "--client", "never drawn").stdout)
         assert ["never drawn", "none", "none", "0", "0 B", "2", "no"] in shown
-        result = fedkeep("device", "forget", "states", "--client", "never drawn", "--yes")
-        assert result.exit_code == 0, result.output
+        succeeded(fedkeep("device", "forget", "states", "--client", "never drawn", "--yes"))
         assert b"8 bytes." not in file_of(states, RUN).read_bytes()
         assert fedkeep("device", "status", "states", "--client", "never drawn").exit_code == 2
 
@@ -253,8 +252,7 @@ class TestForget:
 
 class TestBackup:
     def test_a_copy_is_whole_private_and_can_be_put_back(self, fedkeep: Command, states: Path) -> None:
-        result = fedkeep("device", "backup", "states", "--out", "copies")
-        assert result.exit_code == 0, result.output
+        succeeded(fedkeep("device", "backup", "states", "--out", "copies"))
         assert sorted(path.name for path in Path("copies").iterdir()) == ["abc123.db", "other.db"]
         assert stat.S_IMODE(Path("copies").stat().st_mode) == 0o700
         assert stat.S_IMODE(file_of(Path("copies"), RUN).stat().st_mode) == 0o600

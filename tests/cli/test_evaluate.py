@@ -17,6 +17,7 @@ from fedkeep.core.records import read_records
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run_directory import RunDirectory
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -33,8 +34,7 @@ def test_a_rounds_metrics(
         if r.client is None and r.round == round
     }
     for split in ("valid", "test"):
-        result = fedkeep("evaluate", "r", "--split", split, *options)
-        assert result.exit_code == 0, result.output
+        result = succeeded(fedkeep("evaluate", "r", "--split", split, *options))
         assert result.stdout.startswith(f"r: after round {told}\n")
         line = next(line for line in result.stdout.splitlines() if line.startswith("Accuracy "))
         assert line.split() == ["Accuracy", f"{100 * recorded[split, 'accuracy']:.1f}", "%"]
@@ -56,8 +56,7 @@ def test_every_users_result_as_a_file(
     fedkeep: Command, run_folder: Path, refused: Callable[..., str]
 ) -> None:
     for name in ("users.parquet", "users.csv"):
-        result = fedkeep("evaluate", "r", "--out", name)
-        assert result.exit_code == 0, result.output
+        succeeded(fedkeep("evaluate", "r", "--out", name))
     rows = pq.read_table("users.parquet").to_pylist()
     wanted = load_run(run_folder).clients_frame().to_pylist()
     assert rows == wanted
@@ -94,8 +93,7 @@ def test_an_unfinished_run_is_said_to_be_one(fedkeep: Command, monkeypatch: pyte
         "worth half --json",
         "attack half --attacks who --clients 4 --epsilons none --json",
     ):
-        result = fedkeep(*command.split())
-        assert result.exit_code == 0, result.output
+        result = succeeded(fedkeep(*command.split()))
         assert result.stderr == said
         assert said not in result.stdout
     assert fedkeep("run", "half", "--resume").exit_code == 0
@@ -109,8 +107,7 @@ def test_an_unknown_split(refused: Callable[..., str], run_folder: Path) -> None
 
 def test_nothing_to_judge(fedkeep: Command, refused: Callable[..., str]) -> None:
     settings = ["--set", "data.split={fractions=[0.9,0.0,0.1]}"]
-    result = fedkeep("run", "toy.toml", "--out", "r", *settings)
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("run", "toy.toml", "--out", "r", *settings))
     message = "Error: There is nothing to judge: none of the 6 clients has an example in the split 'valid'."
     assert refused("evaluate", "r", "--split", "valid").startswith(message)
 
@@ -122,8 +119,7 @@ def test_an_unknown_device(refused: Callable[..., str], run_folder: Path) -> Non
 
 
 def test_a_report_of_one_run_lies_in_its_folder(fedkeep: Command, run_folder: Path) -> None:
-    result = fedkeep("report", "r")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("report", "r"))
     assert result.stdout == f"Page: {Path('r/report.html')}\n"
     assert Path("r/report.html").read_text(encoding="utf-8").startswith("<!")
     assert Path("r/report.md").exists()
@@ -133,8 +129,7 @@ def test_a_report_of_one_run_lies_in_its_folder(fedkeep: Command, run_folder: Pa
 def test_a_report_of_several_runs(fedkeep: Command, run_folder: Path) -> None:
     assert fedkeep("run", "toy.toml", "--out", "s", "--seed", 1).exit_code == 0
     assert fedkeep("report", "r", "s").stdout == f"Page: {Path('report/report.html')}\n"
-    result = fedkeep("report", "r", "s", "--out", "page", "--title", "Two seeds")
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("report", "r", "s", "--out", "page", "--title", "Two seeds"))
     assert json.loads(Path("page/report.json").read_text(encoding="utf-8"))["title"] == "Two seeds"
 
 
@@ -142,8 +137,7 @@ def test_a_report_of_several_runs(fedkeep: Command, run_folder: Path) -> None:
 def test_a_report_of_a_run_in_a_folder_whose_name_is_no_utf_8(fedkeep: Command, run_folder: Path) -> None:
     folder = Path(os.fsdecode(b"a\xffb"))
     run_folder.rename(folder)
-    result = fedkeep("report", str(folder))
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("report", str(folder)))
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!")
 
 
@@ -178,27 +172,28 @@ def test_a_reproduction_is_called_with_what_was_asked(
         return request.out / "furl-table3.md"
 
     monkeypatch.setattr("fedkeep.experiments.reproductions.reproduce", reproduce)
-    result = fedkeep(
-        "reproduce",
-        "furl-table3",
-        "--data",
-        "d",
-        "--scale",
-        "full",
-        "--seeds",
-        "0,2",
-        "--out",
-        "o",
-        "--only",
-        "sticker-*",
-        "--only",
-        "*-0",
-        "--set",
-        "data.reader=reviews",
-        "--set",
-        "run.rounds=3",
+    result = succeeded(
+        fedkeep(
+            "reproduce",
+            "furl-table3",
+            "--data",
+            "d",
+            "--scale",
+            "full",
+            "--seeds",
+            "0,2",
+            "--out",
+            "o",
+            "--only",
+            "sticker-*",
+            "--only",
+            "*-0",
+            "--set",
+            "data.reader=reviews",
+            "--set",
+            "run.rounds=3",
+        )
     )
-    assert result.exit_code == 0, result.output
     assert result.stdout == f"Results: {Path('o/furl-table3.md')}\n"
     ((name, request),) = asked
     assert (name, request.data, request.out) == ("furl-table3", Path("d"), Path("o"))

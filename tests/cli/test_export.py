@@ -27,6 +27,7 @@ from fedkeep.experiments.load import load_run
 from fedkeep.experiments.onnx_files import write_onnx
 from fedkeep.experiments.run import Run, adapt_clients
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 from tests.engines.vectorised.cohorts import TEXTS
 from tests.engines.vectorised.test_suits import Packed
 from tests.methods.parts import Parts
@@ -50,8 +51,7 @@ def trained(fedkeep: Command) -> Callable[..., Run]:
 
     def train(*settings: str, config: str = "toy.toml") -> Run:
         words = [word for setting in settings for word in ("--set", setting)]
-        result = fedkeep("run", config, "--out", "r", *words)
-        assert result.exit_code == 0, result.output
+        succeeded(fedkeep("run", config, "--out", "r", *words))
         return load_run(Path("r"))
 
     return train
@@ -59,8 +59,7 @@ def trained(fedkeep: Command) -> Callable[..., Run]:
 
 def test_a_clients_model_predicts_as_in_the_run(trained: Callable[..., Run], fedkeep: Command) -> None:
     run = trained()
-    result = fedkeep("export", "r", "--client", "user-3", "--out", "deep/m")
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("export", "r", "--client", "user-3", "--out", "deep/m"))
     assert set(load_file(Path("deep/m/shared.safetensors"))) == set(run.server)
     own = load_file(Path("deep/m/clients") / state_name("user-3"))
     assert set(own) == {"user"}
@@ -203,8 +202,7 @@ def test_onnx_gives_the_same_numbers(kind: str, trained: Callable[..., Run], fed
     Path("text.toml").write_text(TEXT, encoding="utf-8")
     run = trained(config="text.toml") if kind == "text" else trained(f"method={{kind='{kind}'}}")
     name = str(run.data.ids[1])
-    result = fedkeep("export", "r", "--client", name, "--onnx", "--out", "m")
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("export", "r", "--client", name, "--onnx", "--out", "m"))
     columns = examples(run, name)  # of another number and length than those that it was traced with
     session = onnxruntime.InferenceSession((Path("m/clients") / state_name(name)).with_suffix(".onnx"))
     (found,) = session.run(None, {n: v.numpy() for n, v in columns.items()})

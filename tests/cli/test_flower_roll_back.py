@@ -7,6 +7,7 @@ from pathlib import Path
 from fedkeep.remote.roll_back import kept_rounds
 from fedkeep.remote.server import serve_run
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 from tests.remote.federations import Devices, federation
 from tests.tiny import files
 
@@ -19,8 +20,7 @@ def served(folder: Path) -> None:
 
 def test_it_goes_back_to_a_round_that_is_kept(fedkeep: Command, tmp_path: Path) -> None:
     served(tmp_path)
-    result = fedkeep("flower", "roll-back", "run", "--round", "2")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("flower", "roll-back", "run", "--round", "2"))
     assert result.stdout == "run is at round 2. The same command that started the run goes on from there.\n"
     assert kept_rounds(tmp_path / "run") == [2]
     assert (tmp_path / "run" / "server-2.safetensors").exists()

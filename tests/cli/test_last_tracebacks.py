@@ -20,6 +20,7 @@ import torch
 from fedkeep.core.errors import visible
 from fedkeep.experiments.progress import make_progress
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 Refused = Callable[..., str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,8 +206,7 @@ def test_folders_with_names_that_are_too_long(refused: Refused, option: str) -> 
 
 
 def test_a_long_name_of_a_run_makes_a_short_folder(fedkeep: Command) -> None:
-    result = fedkeep("run", "toy.toml", "--set", f"name={'x' * 500}")
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("run", "toy.toml", "--set", f"name={'x' * 500}"))
     assert os.listdir("runs") == [f"{'x' * 80}-0"]
 
 
@@ -311,8 +311,7 @@ def test_what_does_not_print_is_written_out(text: str, wanted: str) -> None:
 def test_no_file_drives_the_terminal(fedkeep: Command) -> None:
     text = Path("toy.toml").read_text().replace('name = "Toy"', 'name = "\\u001b[2J\\u202eToy"')
     Path("toy.toml").write_text(text)
-    result = fedkeep("run", "toy.toml", "--out", "r")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("run", "toy.toml", "--out", "r"))
     assert "\\x1b[2J\\u202eToy" in result.stdout
     assert "\x1b" not in result.output
     assert "\u202e" not in result.output

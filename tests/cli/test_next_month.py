@@ -13,6 +13,7 @@ import torch
 from fedkeep import load_run
 from fedkeep.core.run_files import read_info
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 TOML = """
 [data]
@@ -111,8 +112,7 @@ def test_new_words_get_rows_while_the_vocabulary_has_room(
         for key in ("kind=sgd", "learning_rate=0.1", "rates={'*embedding*'=0.0}")
     ]
     given = ("--set", "data.path=june.csv", "--continue-from", "may", *rates)
-    done = fedkeep("run", "shop.toml", *given, "--out", "june")
-    assert done.exit_code == 0, done.output
+    done = succeeded(fedkeep("run", "shop.toml", *given, "--out", "june"))
     assert (f"{words} new word" in " ".join(done.output.split())) == (words > 0)
     before, after = (load_run(tmp_path / month).last for month in ("may", "june"))
     (name,) = [n for n in before.server if n.endswith("embedding.weight")]

@@ -18,12 +18,12 @@ from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run import adapt_clients
 from tests.cli.conftest import Command
 from tests.cli.test_run import states
+from tests.commands import succeeded
 from tests.refusals import raises
 
 
 def folder_of(fedkeep: Command, *further: str) -> Path:
-    result = fedkeep("run", "toy.toml", "--out", "r", *further)
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("run", "toy.toml", "--out", "r", *further))
     return Path("r")
 
 
@@ -36,8 +36,7 @@ def rows_of(stdout: str) -> list[str]:
 def test_held_out_users(fedkeep: Command) -> None:
     run = folder_of(fedkeep, "--set", "run.hold_out=0.4")
     before = states(run)
-    result = fedkeep("personalize", "r")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("personalize", "r"))
     assert result.stdout.startswith("2 users held out of federation, on their test examples\n")
     rows = rows_of(result.stdout)
     assert rows == ["0", "1", "2", "5", "10", "20", "50", "all"]
@@ -57,8 +56,7 @@ def test_held_out_users(fedkeep: Command) -> None:
 
 def test_held_out_users_at_other_k(fedkeep: Command) -> None:
     run = folder_of(fedkeep, "--set", "run.hold_out=0.4")
-    result = fedkeep("personalize", "r", "--k", "0,3")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("personalize", "r", "--k", "0,3"))
     assert rows_of(result.stdout) == ["0", "3"]
     assert "is all of them" not in result.stdout
     assert not (run / "analyses.json").exists()
@@ -91,8 +89,7 @@ def test_all_clients_adapt(config: str, fedkeep: Command) -> None:
     assert fedkeep("run", config, "--out", "r").exit_code == 0
     run = Path("r")
     before = states(run)
-    result = fedkeep("personalize", "r", "--all")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("personalize", "r", "--all"))
     kept = json.loads((run / "analyses.json").read_text(encoding="utf-8"))["adapted_clients"]
     assert kept["columns"] == [
         "client",
@@ -139,8 +136,7 @@ def test_what_a_named_user_fits_is_kept_in_the_run(fedkeep: Command) -> None:
     run = folder_of(fedkeep)
     before = states(run)
     named = ("--client", "user-1", "--client", "user-3")
-    result = fedkeep("personalize", "r", *named, "--k", "0,all")
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("personalize", "r", *named, "--k", "0,all"))
     assert kept_in(run).keys() == {"user-1", "user-3"}
     values = load_file(run / "fitted" / f"{kept_in(run)['user-1']}.safetensors")
     assert set(values) == {"user"}  # no federated name
@@ -173,8 +169,7 @@ def test_an_id_names_no_other_place_and_is_the_same_however_it_is_written(
     assert fedkeep("run", "table.toml", "--data", "data", "--out", "r").exit_code == 0
     before = {p for p in Path.cwd().rglob("*") if "fitted" not in p.parts}
     named = ("--client", "e\u0301", "--client", "\u00e9", "--client", "../eve")
-    result = fedkeep("personalize", "r", "--data", "data", *named, "--k", "1")
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("personalize", "r", "--data", "data", *named, "--k", "1"))
     assert kept_in(Path("r")).keys() == {"\u00e9", "../eve"}
     assert {p for p in Path.cwd().rglob("*") if "fitted" not in p.parts} == before
 
@@ -192,8 +187,7 @@ def test_new_people_of_a_file_are_fitted_beside_the_others(
     server = states(Path("r"))
     assert "maybe" in refused("personalize", "r", "--data", "data", "--new", "bad.csv")
     assert not Path("r/fitted").exists()
-    result = fedkeep("personalize", "r", "--data", "data", "--new", "new.csv")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("personalize", "r", "--data", "data", "--new", "new.csv"))
     assert "ann of them took part" in result.stdout
     assert kept_in(Path("r")).keys() == {"cy", "ann"}
     assert states(Path("r")) == server
@@ -201,13 +195,11 @@ def test_new_people_of_a_file_are_fitted_beside_the_others(
         fedkeep("export", "r", "--data", "data", "--client", "cy", "--client", "bo", "--out", "m").exit_code
         == 0
     )
-    predicted = fedkeep("predict", "m", "--data", "new.csv", "--client", "cy")
-    assert predicted.exit_code == 0, predicted.output
+    succeeded(fedkeep("predict", "m", "--data", "new.csv", "--client", "cy"))
     Path("later.csv").write_text(
         "\n".join([header, *(f"cy,{i},1,{i % 2}" for i in range(4)), "bo,1,1,1"]) + "\n"
     )
-    judged = fedkeep("evaluate", "r", "--data", "data", "--new", "later.csv", "--out", "users.csv")
-    assert judged.exit_code == 0, judged.output
+    succeeded(fedkeep("evaluate", "r", "--data", "data", "--new", "later.csv", "--out", "users.csv"))
     users = [line.split(",")[:2] for line in Path("users.csv").read_text().splitlines()[1:]]
     assert sorted(users) == [["bo", "1"], ["cy", "4"]]
     Path("later.csv").write_text(f"{header}\ndi,1,1,1\n")
@@ -232,11 +224,9 @@ def test_new_people_of_a_file_get_a_mixture_though_nothing_was_held_out_for_them
     assert fedkeep("run", "table.toml", "--data", "data", "--out", "r", *mixture).exit_code == 0
     header = Path("data/mine.csv").read_text("utf-8").splitlines()[0]
     Path("new.csv").write_text("\n".join([header, *(f"cy,{i},1,{i % 2}" for i in range(5))]) + "\n")
-    result = fedkeep("personalize", "r", "--data", "data", "--new", "new.csv")
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("personalize", "r", "--data", "data", "--new", "new.csv"))
     assert kept_in(Path("r")).keys() >= {"cy"}
-    exported = fedkeep("export", "r", "--data", "data", "--client", "cy", "--out", "m")
-    assert exported.exit_code == 0, exported.output
+    succeeded(fedkeep("export", "r", "--data", "data", "--client", "cy", "--out", "m"))
 
 
 def test_of_a_method_without_own_values_new_people_are_known_and_nothing_is_fitted(

@@ -17,6 +17,7 @@ from fedkeep.experiments import exported_models
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run import Run
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 NEW = "user,height,width\nbo,0.5,2\nann,1.5,0\nbo,2.5,1\n"
 X = torch.tensor([[0.5, 2.0], [1.5, 0.0], [2.5, 1.0]])
@@ -31,8 +32,7 @@ def trained(fedkeep: Command, csv: Callable[..., Path]) -> Callable[..., Run]:
         folder = data or csv()
         Path("new.csv").write_text(NEW)
         for command in (("run", config, "--out", "r", *words), ("export", "r", "--all", "--out", "m")):
-            result = fedkeep(*command, "--data", folder)
-            assert result.exit_code == 0, result.output
+            succeeded(fedkeep(*command, "--data", folder))
         return load_run(Path("r"), data_folder=folder)
 
     return train
@@ -55,8 +55,7 @@ def logits(run: Run, client: str | None, x: torch.Tensor) -> torch.Tensor:
 
 def test_each_row_is_predicted_by_its_users_model(trained: Callable[..., Run], fedkeep: Command) -> None:
     run = trained()
-    result = fedkeep("predict", "m", "--data", "new.csv")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("predict", "m", "--data", "new.csv"))
     found = rows(result.stdout)
     assert [row["client"] for row in found] == ["bo", "ann", "bo"]
     for k, (row, client) in enumerate(zip(found, ("bo", "ann", "bo"), strict=True)):

@@ -9,6 +9,7 @@ import pytest
 
 from fedkeep.data.preparation import Encoding, Summary
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 from tests.tiny import fill_disk
 
 TEXTS = """
@@ -41,14 +42,12 @@ def nodes(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nodes")
 def test_two_devices_prepare_by_hand(fedkeep: Command) -> None:
     for name in ("here", "there"):
-        result = fedkeep("prepare", f"{name}.toml", "--data", ".", "--summary", f"{name}.json")
-        assert result.exit_code == 0, result.output
+        result = succeeded(fedkeep("prepare", f"{name}.toml", "--data", ".", "--summary", f"{name}.json"))
     assert "What the summary of one client tells the server:" in result.stdout
     assert "which labels there are, not how many of each: 'neutral'." in result.stdout
     digests = []
     for order, out in ((("here", "there"), "one.json"), (("there", "here"), "other.json")):
-        result = fedkeep("prepare", "--merge", *(f"{n}.json" for n in order), "--out", out)
-        assert result.exit_code == 0, result.output
+        result = succeeded(fedkeep("prepare", "--merge", *(f"{n}.json" for n in order), "--out", out))
         digests.append(result.stdout.splitlines()[-1])
     encoding = Encoding.from_json(Path("one.json").read_text())
     assert Path("one.json").read_text() == Path("other.json").read_text()
@@ -128,6 +127,5 @@ def test_what_is_refused(fedkeep: Command, refused: Callable[..., str]) -> None:
 def test_with_secure_sums_it_says_what_leaves_in_them_alone(fedkeep: Command) -> None:
     secure = ["--set", "method.secure.clip=1.0", "--set", "method.weighting=uniform"]
     for more in ([], secure):
-        result = fedkeep("prepare", "there.toml", "--data", ".", *more)
-        assert result.exit_code == 0, result.output
+        result = succeeded(fedkeep("prepare", "there.toml", "--data", ".", *more))
         assert ("in sums over devices alone" in result.stdout) == bool(more)

@@ -18,6 +18,7 @@ import fedkeep as package
 from fedkeep.core.records import read_records, read_sealed_records
 from fedkeep.experiments import drive, progress
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 from tests.tiny import kept_in
 
 
@@ -29,8 +30,7 @@ def states(folder: Path) -> dict[str, bytes]:
 
 
 def test_prints_the_metrics_of_the_best_epoch_and_nothing_else(fedkeep: Command) -> None:
-    result = fedkeep("run", "toy.toml")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("run", "toy.toml"))
     records = [r for r in read_records(Path("runs/toy-0/records.jsonl")) if r.client is None]
     valid = {r.round: r.value for r in records if r.split == "valid" and r.metric == "accuracy"}
     best = max(valid, key=lambda t: (valid[t], -t))
@@ -55,8 +55,7 @@ def test_where_auc_is_not_defined_the_page_shows_accuracy(fedkeep: Command) -> N
         'data = { reader = "table", path = "one.csv", features = ["x"] }\nmodel = { kind = "linear" }\n'
         "method = { kind = 'fedavg', optimizer = { learning_rate = 0.5 } }\nrun = { rounds = 8, cohort = 2 }\n"
     )
-    result = fedkeep("run", "one.toml", "--data", ".", "--out", "r")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("run", "one.toml", "--data", ".", "--out", "r"))
     assert result.stdout.startswith("one: epoch 8 of 8, the last; AUC is not defined on valid\n")
     assert fedkeep("report", "r").exit_code == 0
     page = Path("r/report.md").read_text(encoding="utf-8")
@@ -71,8 +70,7 @@ def test_the_engine_is_told_and_workers_change_no_result(fedkeep: Command) -> No
         "workers": ["--workers", 2, "--set", "run.engine=workers"],
         "one": ["--workers", 1],
     }.items():
-        result = fedkeep("run", "toy.toml", "--out", name, *options)
-        assert result.exit_code == 0, result.output
+        result = succeeded(fedkeep("run", "toy.toml", "--out", name, *options))
         told = [line for line in result.stdout.splitlines() if line.startswith("Engine: ")]
         info = json.loads(Path(name, "run.json").read_text(encoding="utf-8"))
         reason = info["engine_reason"]
@@ -88,8 +86,7 @@ def test_the_engine_is_told_and_workers_change_no_result(fedkeep: Command) -> No
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers", "auto"])
 def test_one_worker_is_what_every_engine_has(fedkeep: Command, engine: str) -> None:
-    result = fedkeep("run", "toy.toml", "--workers", 1, "--set", f"run.engine={engine}", "--out", engine)
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("run", "toy.toml", "--workers", 1, "--set", f"run.engine={engine}", "--out", engine))
 
 
 @pytest.mark.parametrize(
@@ -115,17 +112,24 @@ def test_a_progress_bar_is_shown_on_a_terminal(fedkeep: Command, monkeypatch: py
     monkeypatch.setenv("COLUMNS", "120")
     # as if standard error were a terminal
     monkeypatch.setattr(progress, "Silent", lambda: progress.Bar("Toy", 4))
-    result = fedkeep("run", "toy.toml")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("run", "toy.toml"))
     for shown in ("Toy", "4/4", "rounds/s", "valid accuracy 0."):
         assert shown in result.stderr
 
 
 def test_the_folder_keeps_the_effective_configuration(fedkeep: Command) -> None:
-    result = fedkeep(
-        "run", "toy.toml", "--set", "run.rounds=2", "--set", 'method.optimizer.rates."us*"=0.3', "--seed", 7
+    succeeded(
+        fedkeep(
+            "run",
+            "toy.toml",
+            "--set",
+            "run.rounds=2",
+            "--set",
+            'method.optimizer.rates."us*"=0.3',
+            "--seed",
+            7,
+        )
     )
-    assert result.exit_code == 0, result.output
     kept = tomllib.loads(Path("runs/toy-7/config.toml").read_text(encoding="utf-8"))
     assert kept["seed"] == 7
     assert kept["run"] == {"rounds": 2, "cohort": 3}
@@ -137,8 +141,7 @@ def test_the_folder_keeps_the_effective_configuration(fedkeep: Command) -> None:
 def test_a_finished_run_goes_on_to_more_rounds(fedkeep: Command) -> None:
     tuned = ("--set", "personalization.steps=2", "--set", "personalization.every=1")
     assert fedkeep("run", "toy.toml", "--out", "r", *tuned).exit_code == 0
-    result = fedkeep("run", "r", "--resume", "--set", "run.rounds=6")
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("run", "r", "--resume", "--set", "run.rounds=6"))
     assert fedkeep("run", "toy.toml", "--out", "other", *tuned, "--set", "run.rounds=6").exit_code == 0
     assert states(Path("r")) == states(Path("other"))
     curves = [read_sealed_records(Path(n, "personalization.jsonl"))[0] for n in ("r", "other")]
@@ -172,8 +175,7 @@ def test_fedkeep_data_names_the_folder_of_data(
     fedkeep: Command, csv: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDKEEP_DATA", str(csv()))  # type: ignore[operator]
-    result = fedkeep("run", "table.toml")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("run", "table.toml"))
     assert "Accuracy" in result.stdout
 
 
@@ -193,8 +195,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
         result = fedkeep("run", "toy.toml", "--out", "in two")
     assert result.exit_code == 130
     assert result.stderr == 'Stopped after round 3. Go on with: fedkeep run "in two" --resume\n'
-    result = fedkeep("run", "in two", "--resume")
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("run", "in two", "--resume"))
     assert states(Path("whole")) == states(Path("in two"))
 
 
@@ -238,22 +239,19 @@ def test_ctrl_c_of_a_real_process(fedkeep: Command) -> None:
     done = json.loads(Path("long/commit.json").read_text(encoding="utf-8"))["round"]
     assert err == f"Stopped after round {done}. Go on with: fedkeep run long --resume\n"
     assert out == ""
-    result = fedkeep("evaluate", "long")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("evaluate", "long"))
     assert result.stdout.startswith(f"long: after round {done}\n")
 
 
 def test_a_built_in_configuration_by_name(fedkeep: Command) -> None:
     small = ["--set", "data.users=4", "--set", "data.examples=10", "--set", "run.epochs=1"]
-    result = fedkeep("run", "demo/personalized-fl", *small)
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("run", "demo/personalized-fl", *small))
     assert "Best possible accuracy on test: " in result.stdout
     assert Path("runs/demo-personalized-fl-0/commit.json").exists()
 
 
 def test_nothing_judged(fedkeep: Command) -> None:
-    result = fedkeep("run", "toy.toml", "--set", "run.evaluate_every=0")
-    assert result.exit_code == 0
+    result = succeeded(fedkeep("run", "toy.toml", "--set", "run.evaluate_every=0"))
     assert result.stdout.startswith("Toy: 4 rounds, nothing was judged")
 
 
@@ -266,8 +264,7 @@ def test_without_valid_the_last_epoch_is_shown_with_the_shared_part_and_fine_tun
         "personalization.ratio": "1.0",
     }
     given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    result = fedkeep("run", "toy.toml", *given)
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("run", "toy.toml", *given))
     lines = result.stdout.splitlines()
     assert lines[0] == "Toy: epoch 2 of 2, the last; there is no valid"
     assert lines[1].split() == ["test", "test,", "shared", "part"]
@@ -282,8 +279,7 @@ def test_without_valid_the_last_epoch_is_shown_with_the_shared_part_and_fine_tun
 
 def test_a_tracker_is_told_and_goes_on_with_the_run(fedkeep: Command) -> None:
     own = "tests.experiments.test_trackers:Unnamed"
-    result = fedkeep("run", "toy.toml", "--out", "r", "--track", own)
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("run", "toy.toml", "--out", "r", "--track", own))
     kept = tomllib.loads(Path("r/config.toml").read_text(encoding="utf-8"))
     assert kept["run"]["trackers"] == [own]
     before = json.loads(Path("r/tracked.json").read_text(encoding="utf-8"))["own"]

@@ -14,7 +14,7 @@ from click.testing import Result
 from PIL import Image
 
 from fedkeep.experiments import starting
-from tests.commands import call
+from tests.commands import call, succeeded
 
 
 @pytest.fixture
@@ -132,8 +132,7 @@ def test_few_long_answers_stay_categories(at: Path) -> None:
 def test_what_cannot_be_used_is_all_named(at: Path) -> None:
     rows = [f"u{n % 3},{n if n != 7 else 'x'},{n % 5},7,{n % 2 if n != 9 else ''}" for n in range(30)]
     (at / "t.csv").write_text("\n".join(["user,a,b,same,label", *rows]))
-    result = fedkeep("start", "t.csv")
-    assert result.exit_code == 0
+    result = succeeded(fedkeep("start", "t.csv"))
     for said in ("'a': t.csv, line 9: wanted a number", "'same': the same in every row"):
         assert said in result.stdout
     found = written(at / "t.toml")["data"]
@@ -143,12 +142,10 @@ def test_what_cannot_be_used_is_all_named(at: Path) -> None:
 def test_rows_without_a_number_to_predict_are_left_out(at: Path) -> None:
     rows = [f"u{n % 3},{n},{'NA' if n % 4 == 1 else n * 0.5}" for n in range(40)]
     (at / "t.csv").write_text("\n".join(["user,a,delay", *rows]))
-    result = fedkeep("start", "t.csv")
-    assert result.exit_code == 0, result.output
+    succeeded(fedkeep("start", "t.csv"))
     found = written(at / "t.toml")["data"]
     assert (found["task"], found["skip_unlabelled"]) == ("regression", True)
-    ran = fedkeep("run", "t.toml", "--set", "run.epochs=1")
-    assert ran.exit_code == 0, ran.output
+    succeeded(fedkeep("run", "t.toml", "--set", "run.epochs=1"))
     refused = fedkeep("check", "t.toml", "--set", "data.skip_unlabelled=false")
     assert all(fact in refused.stderr for fact in ("line 3", "'delay'", "skip_unlabelled"))
 
@@ -198,8 +195,7 @@ def images(folder: Path, places: list[str], side: int = 8) -> None:
 )
 def test_a_folder_of_images_runs_at_once(at: Path, places: list[str], levels: str) -> None:
     images(at / "my pets", places)
-    result = fedkeep("start", "my pets")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("start", "my pets"))
     assert "fedkeep run 'my pets.toml'" in result.stdout
     found = written(at / "my pets.toml")["data"]
     assert (found["levels"], found["size"]) == (levels, 8)

@@ -13,6 +13,7 @@ import pytest
 from fedkeep.core.errors import NonFiniteError, installing
 from fedkeep.experiments.sweeps import trials
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 RATE = "method.optimizer.learning_rate={low = 0.05, high = 0.5, log = true}"
 SMALL = ("--set", "run.rounds=2", "--set", "run.evaluate_every=1")
@@ -25,8 +26,7 @@ def installed() -> None:
 
 def test_the_best_configuration_gives_the_run_that_was_chosen(fedkeep: Command) -> None:
     words = ("sweep", "toy.toml", "--range", RATE, "--trials", 2, *SMALL)
-    result = fedkeep(*words)
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep(*words))
     out = Path("sweeps/toy")
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
     (furl,) = content["methods"]
@@ -36,8 +36,7 @@ def test_the_best_configuration_gives_the_run_that_was_chosen(fedkeep: Command) 
         "Best of furl: sweeps/toy/best-furl.toml",
         "Results: sweeps/toy/results.md",
     ]
-    again = fedkeep("run", out / "best-furl.toml", "--out", "again")
-    assert again.exit_code == 0, again.output
+    succeeded(fedkeep("run", out / "best-furl.toml", "--out", "again"))
     chosen = out / "trials" / f"furl-{furl['best']}" / "seed-0" / "records.jsonl"
     assert Path("again/records.jsonl").read_bytes() == chosen.read_bytes()
     for split in ("valid", "test"):
@@ -108,8 +107,7 @@ def test_side_by_side(fedkeep: Command) -> None:
         2,
         *SMALL,
     )
-    result = fedkeep(*words)
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep(*words))
     for m in json.loads(Path("sweeps/toy/results.json").read_text())["methods"]:
         assert [(t["number"], t["state"]) for t in m["trials"]] == [(n, "finished") for n in range(3)]
         assert len({json.dumps(t["values"]) for t in m["trials"]}) == 3

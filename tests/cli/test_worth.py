@@ -12,6 +12,7 @@ import pytest
 from fedkeep.data import FederatedData
 from fedkeep.data.leave_one_out import leave_one_out
 from tests.cli.conftest import Command
+from tests.commands import succeeded
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -27,8 +28,7 @@ def runs(fedkeep: Command) -> None:
 
 
 def test_it_says_the_gain_in_words_and_as_a_table(fedkeep: Command, runs: None) -> None:
-    result = fedkeep("worth", "r0", "local0")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("worth", "r0", "local0"))
     lines = result.stdout.splitlines()
     assert lines[0] == "Toy against local training alone:"
     assert lines[1].startswith("  Gain ")
@@ -41,8 +41,7 @@ def test_it_says_the_gain_in_words_and_as_a_table(fedkeep: Command, runs: None) 
 
 
 def test_json_has_every_user(fedkeep: Command, runs: None) -> None:
-    result = fedkeep("worth", "r0", "--against", "local0", "--metric", "loss", "--json")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("worth", "r0", "--against", "local0", "--metric", "loss", "--json"))
     found = json.loads(result.stdout)
     assert [(c["against"], c["unit"]) for c in found] == [
         ("local training alone", "nats"),
@@ -56,19 +55,20 @@ def test_what_a_boss_would_ask_for_comes_first(fedkeep: Command, runs: None) -> 
     assert fedkeep("run", "toy.toml", "--out", "fedavg0", *plain).exit_code == 0
     pooled = (*plain, "--set", "run.centralised=true")
     assert fedkeep("run", "toy.toml", "--out", "pooled0", *pooled).exit_code == 0
-    result = fedkeep(
-        "worth",
-        "r0",
-        "--against",
-        "local0",
-        "--against",
-        "pooled0",
-        "--against",
-        "fedavg0",
-        "--references",
-        "--json",
+    result = succeeded(
+        fedkeep(
+            "worth",
+            "r0",
+            "--against",
+            "local0",
+            "--against",
+            "pooled0",
+            "--against",
+            "fedavg0",
+            "--references",
+            "--json",
+        )
     )
-    assert result.exit_code == 0, result.output
     assert [c["against"].partition(" (")[0] for c in json.loads(result.stdout)] == [
         "FedAvg",
         "a pooled model of all rows",
@@ -111,8 +111,7 @@ def test_damaged_examples_are_named(refused: Callable[..., str], runs: None) -> 
 
 def against_counting(fedkeep: Command, folder: str) -> tuple[list[str], str]:
     """Return what is said of a run beside counting, and its page."""
-    result = fedkeep("worth", folder, "--references")
-    assert result.exit_code == 0, result.output
+    result = succeeded(fedkeep("worth", folder, "--references"))
     assert fedkeep("report", folder).exit_code == 0
     return result.stdout.splitlines(), Path(folder, "report.md").read_text(encoding="utf-8")
 

@@ -18,7 +18,7 @@ from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.plugins import INSTALL_PAPERS, builtin_names, builtin_text
 from fedkeep.experiments.reproductions import Request, reproduce, reproductions
 from fedkeep.experiments.sources import READERS, Reader, offered_readers
-from tests.commands import call
+from tests.commands import call, succeeded
 from tests.installed import PAPERS, write_package
 from tests.refusals import raises
 
@@ -188,8 +188,7 @@ def test_without_the_papers_commands_say_what_to_install(bare: Callable[..., Res
     asked = bare("run", "furl/personalized-fl")
     assert asked.exit_code == 2
     assert asked.stderr.rstrip().endswith(INSTALL_PAPERS)
-    listed = bare("list")
-    assert listed.exit_code == 0
+    listed = succeeded(bare("list"))
     assert INSTALL_PAPERS in listed.stdout
     assert "furl-table3" not in listed.stdout
     with raises(

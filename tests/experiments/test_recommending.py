@@ -18,7 +18,7 @@ from fedkeep.core.errors import ConfigError, DataError, MethodError
 from fedkeep.data.leave_one_out import leave_one_out
 from fedkeep.experiments.recommending import Popular, judged, places
 from fedkeep.models import MatrixFactorization
-from tests.commands import call
+from tests.commands import call, succeeded
 
 
 class Scores(nn.Module):
@@ -149,10 +149,8 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text(
         '[data]\nreader = "movielens"\npath = "ratings.dat"\n[run]\nrounds = 1\nengine = "sequential"\n'
     )
-    made = call("run", tmp_path / "f.toml", "--out", tmp_path / "r")
-    assert made.exit_code == 0, made.output
-    told = call("recommend", tmp_path / "r", "--n", "5", "--out", tmp_path / "l.csv")
-    assert told.exit_code == 0, told.output
+    succeeded(call("run", tmp_path / "f.toml", "--out", tmp_path / "r"))
+    told = succeeded(call("recommend", tmp_path / "r", "--n", "5", "--out", tmp_path / "l.csv"))
     assert "NDCG@5" in told.output
     assert (tmp_path / "l.csv").read_text().splitlines()[0] == '"client","rank","item","score"'
 
@@ -191,12 +189,10 @@ def films(folder: Path) -> Path:
 
 def test_a_run_and_a_comparison_rank_all_items_where_the_configuration_asks(tmp_path: Path) -> None:
     config, out = films(tmp_path), tmp_path / "c"
-    told = call("run", config, "--out", tmp_path / "r")
-    assert told.exit_code == 0, told.output
+    told = succeeded(call("run", config, "--out", tmp_path / "r"))
     assert "NDCG@10" in told.output
     asked = ("compare", config, "--methods", "furl,fedavg", "--seeds", "2", "--no-references", "--out", out)
-    told = call(*asked)
-    assert told.exit_code == 0, told.output
+    told = succeeded(call(*asked))
     assert "All items ranked" in told.output
     assert "All items ranked" in (out / "report.html").read_text()
     with (out / "tables" / "ranking.csv").open() as file:
@@ -213,8 +209,7 @@ def test_a_run_and_a_comparison_rank_all_items_where_the_configuration_asks(tmp_
     liked = sum(map(len, runs[0].full_ranking(ks=(1,), liked=4).ranks.values()))
     assert 0 < liked < len(test) < len(stars)
     trained = (out / "runs" / "furl-0" / "timings.jsonl").read_bytes()
-    told = call(*asked, "--set", "ranking.ks=[3]")
-    assert told.exit_code == 0, told.output
+    succeeded(call(*asked, "--set", "ranking.ks=[3]"))
     assert (out / "runs" / "furl-0" / "timings.jsonl").read_bytes() == trained  # the runs are there already
     analyses = json.loads((out / "runs" / "furl-0" / "analyses.json").read_text())
     assert [row[0] for row in analyses["ranking"]["rows"]] == ["hr@3", "recall@3", "ndcg@3", "mrr"]

@@ -13,7 +13,7 @@ import pytest
 from fedkeep.core.errors import StoreError
 from fedkeep.core.files import write_whole
 from fedkeep.remote.device_file import DeviceFile, file_of, remove, runs_in, sum_of
-from tests.commands import call
+from tests.commands import call, succeeded
 from tests.remote.device_states import NEW, RUN, copied, made, opened, rows, train_rounds, trained
 
 SECRET = b"a secret of a client"
@@ -103,8 +103,7 @@ def test_forgetting_takes_what_was_being_written_and_its_bytes(
     path.with_name(f"{path.name}-wal").unlink()
     parts = [cut_short(monkeypatch, sum_of(path, "a")), cut_short(monkeypatch, path)]
     seen = [watched(one) for one in (*parts, sum_of(path, "a"))]
-    result = call("device", "forget", states, *clients, "--yes")
-    assert result.exit_code == 0, result.output
+    succeeded(call("device", "forget", states, *clients, "--yes"))
     assert names(states) == ({path.name, sum_of(path, "b").name} if clients else set())
     assert [one.read_bytes() for one in seen] == [bytes(len(SECRET))] * 3
 
@@ -211,8 +210,7 @@ def test_a_client_that_has_secrets_of_sums_alone_is_forgotten(tmp_path: Path) ->
     path = made(folder)
     sum_of(path, "z").write_bytes(SECRET)
     seen = watched(sum_of(path, "z"))
-    result = call("device", "forget", folder, "--client", "z", "--yes")
-    assert result.exit_code == 0, result.output
+    succeeded(call("device", "forget", folder, "--client", "z", "--yes"))
     assert names(folder) == {path.name}
     assert seen.read_bytes() == bytes(len(SECRET))
     again = call("device", "forget", folder, "--client", "z", "--yes")

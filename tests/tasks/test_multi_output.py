@@ -23,6 +23,7 @@ from fedkeep.data.readers import raw_table
 from fedkeep.experiments.worth import counted_rows
 from fedkeep.methods import fedavg, terms
 from fedkeep.tasks import MULTI_OUTPUT, Task, tasks_in
+from tests.commands import succeeded
 from tests.refusals import raises
 
 USERS, EACH = 8, 30
@@ -160,8 +161,7 @@ def test_a_model_of_another_width_is_refused() -> None:
 
 def test_from_a_configuration_to_predictions_in_units(table: Path) -> None:
     def command(*words: str) -> Any:
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, result.output
+        result = succeeded(CliRunner().invoke(app, words))
         return result
 
     command("check", "run.toml")
