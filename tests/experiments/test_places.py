@@ -24,6 +24,7 @@ from fedkeep.experiments.progress import Stand
 from fedkeep.experiments.sweeps.space import Range, Space
 from fedkeep.experiments.sweeps.trials import TrialJob
 from fedkeep.report.runs import read_run
+from tests.commands import call
 from tests.experiments.test_comparing import TOY
 
 
@@ -361,3 +362,17 @@ def test_a_trial_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert again.sweep.about() == made.about()
     assert again.sweep.spaces == spaces
     assert again.name == job.name
+
+
+def test_a_whole_run_is_one_job(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("toy.toml").write_text(TOY)
+    words = ("run", "toy.toml", "--out", "slurm", "--on", "slurm")
+    cluster.does(slurm=["run", "run"])
+    found = call(*words)
+    assert found.exit_code == 0, found.output
+    assert "Accuracy" in found.stdout
+    assert call(*words).exit_code == 2  # there is one
+    assert call(*words, "--continue-from", "slurm").exit_code == 2
+    assert len(cluster.calls) == 1
+    assert call("run", "toy.toml", "--out", "here").stdout.splitlines()[:6] == found.stdout.splitlines()[:6]

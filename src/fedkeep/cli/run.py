@@ -89,6 +89,10 @@ def run(
         raise ConfigError("--continue-from begins a new run. Name its folder: --out DIR.")
     folder = out or found.folder or Path("runs") / f"{found.label}-{found.config.seed}"
     if on == "slurm" or slurm:
+        if continue_from is not None:
+            raise ConfigError(
+                "--on slurm begins a run or goes on with it; --continue-from runs here, or --on ray."
+            )
         _as_a_job(found, seen_from(on, folder), seen_from(on, found.data_folder(data)), on, slurm, resume)
         return
     try:
@@ -135,7 +139,8 @@ def _as_a_job(found: Found, folder: Path, data: Path | None, on: str, slurm: str
     if cell.begun and not resume:
         raise RunError(f"{folder} holds a run. Go on with it by --resume, or name another folder: --out DIR.")
     cell.check()
-    run_long_jobs([cell], on=place_of(on, folder.parent, None, slurm), stand=lambda cell: cell.stand)
+    beside = folder.with_name(f"{folder.name}-job")  # its own folder must be empty when it begins
+    run_long_jobs([cell], on=place_of(on, beside, None, slurm), stand=lambda cell: cell.stand)
     if (fault := folder / FAULT).exists():
         raise RunError(f"{folder}: {fault.read_text(encoding='utf-8').strip()}")
     show_result(load_run(folder, data_folder=data), found)

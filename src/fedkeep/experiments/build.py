@@ -427,7 +427,7 @@ def run_config(
             raise ConfigError(
                 "Centralised training is one loop over all data, which is not spread over machines."
             )
-        made.engine, made.reason = engine, "it was handed over"
+        made.engine, made.reason = engine, "clients train elsewhere"
     if before is not None and made.origin is not None:
         tell(f"Continues {continue_from} after round {before.round}: {made.origin.told}.")
     for line in oddities(data):

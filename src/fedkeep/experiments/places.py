@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from dataclasses import dataclass
@@ -218,9 +219,13 @@ class RayTasks(Executor):
         self._ray = ray
         if not ray.is_initialized():
             try:
-                ray.init(
-                    address=None if named == "ray" else named, log_to_driver=False, logging_level="error"
-                )
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Tip: ", FutureWarning)  # of Ray, to its developers
+                    ray.init(
+                        address=None if named == "ray" else named,
+                        log_to_driver=False,
+                        logging_level="error",
+                    )
             except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
                 raise ConfigError(
                     "--on {named}: there is no Ray cluster: {why}. Begin one with ray start --head.",
