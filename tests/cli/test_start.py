@@ -89,6 +89,23 @@ def test_an_amount_is_a_label_where_nothing_says_more(at: Path) -> None:
         (at / "t.toml").unlink()
 
 
+def test_ratings_are_of_an_item_and_copies_are_told(at: Path) -> None:
+    rows = [f"r{n % 6},{n % 9},film {n % 30} of the year,{n % 5 + 1}" for n in range(120)]
+    (at / "t.csv").write_text("\n".join(["reader_id,film_id,title,stars", *rows]))
+    result = fedkeep("start", "t.csv", "--client", "reader_id")
+    assert (result.exit_code, "30 rows are as one above" in result.stdout) == (0, True), result.output
+    found = written(at / "t.toml")["data"]
+    assert (found["item"], found["label"], found["task"]) == ("film_id", "stars", "regression")
+    assert "features" not in found
+    ran = fedkeep("run", "t.toml", "--set", "run.epochs=1")
+    assert (ran.exit_code, "RMSE" in ran.stdout) == (0, True), ran.output
+    (at / "s.csv").write_text("\n".join(["reader_id,when,title,stars", *rows]))
+    assert (
+        "'title': texts; if they name what is rated"
+        in fedkeep("start", "s.csv", "--client", "reader_id").stdout
+    )
+
+
 def test_numbers_and_texts_to_predict_from(at: Path) -> None:
     rows = [f'b{n % 4},{n % 5},"{n % 5 * 1000 + n:,}"' for n in range(80)]
     (at / "house.csv").write_text("\n".join(["branch,rooms,price", *rows]))

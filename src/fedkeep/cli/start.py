@@ -64,6 +64,8 @@ def start(
     )
     if found.series:
         say(f"Read by the model: the series {', '.join(map(repr, found.series))}.")
+    elif found.item is not None:
+        say(f"Read by the model: who rates which {found.item!r}.")
     elif found.text is not None:
         say(f"Read by the model: the texts {found.text!r}.")
     else:
@@ -71,6 +73,11 @@ def start(
         say(f"Features: {', '.join(kinds)}.")
     for name, why in found.left.items():
         say(f"Left out: {name!r}: {why}")
+    if found.repeated:
+        say(
+            f"{found.repeated:,} rows are as one above. Of copies one may train and one test: keep one of each, unless each "
+            "happened."
+        )
     if found.unlabelled:
         say(f"Left out: {found.unlabelled:,} rows without a label.")
     for fault in found.faults:

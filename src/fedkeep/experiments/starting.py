@@ -33,11 +33,16 @@ LABELS = tuple(
     re.compile(rf"({words})s?", re.IGNORECASE)
     for words in (
         r"label|target|y",
-        r"class|outcome|response|rating|score|churn(ed)?|default|species|quality|diagnosis|result|ziel",
+        r"class|outcome|response|rating|star|score|churn(ed)?|default|species|quality|diagnosis|result|ziel",
         r"income|price",
     )
 )
 """Names of what is predicted, those first that are hardly ever anything else."""
+ITEMS = re.compile(
+    r"(item|film|movie|book|song|track|artist|product|article|game|recipe|title)s?([_ ]?(id|no|nr|number))?",
+    re.IGNORECASE,
+)
+"""Names of what people rate, where a whole number stands for each."""
 MOST_CLASSES = 20
 """More different numbers than this are a number to predict."""
 MOST_NAMES = 100
@@ -68,7 +73,8 @@ class Start:
         text: a column of texts, in place of features.
         left: columns that are left out, and why.
         faults: what must be mended before a run.
-        unlabelled: how many rows have no label.
+        item: a column of numbers of what is rated, in place of features.
+        unlabelled, repeated: how many rows have no label, and how many are as one above.
         rows, clients: how many there are.
         decimal: the mark before decimals.
     """
@@ -84,9 +90,11 @@ class Start:
     fields: dict[str, Field] = field(default_factory=dict)
     series: dict[str, str] = field(default_factory=dict)
     text: str | None = None
+    item: str | None = None
     left: dict[str, str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     unlabelled: int = 0
+    repeated: int = 0
 
 
 def start_of(path: Path, client: str | None = None, label: str | None = None) -> Start:
@@ -125,6 +133,15 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
     decimal = table.decimal
     found = Start(path, client, label, "multiclass", rows, different[client], decimal)
     _label(found, table)
+    found.repeated = rows - _unlike(table)
+    if found.task == "regression" or found.names:
+        found.item = next((n for n in others if n != label and ITEMS.fullmatch(n) and _whole(table, n)), None)
+    if found.item is not None:
+        found.task, found.names = "regression", None
+        found.left = {
+            n: "a model for ratings reads user and item alone" for n in others if n not in (label, found.item)
+        }
+        return found
     for name in (n for n in series if n != label):
         try:
             cells = series_of(table, [name], {name: SERIES}, max_length=1).values
@@ -160,8 +177,10 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
         found.fields.clear()
     texts = [name for name, why in found.left.items() if why == "texts"]
     if not found.fields and not found.series and texts:
-        found.text = texts[0]
-        del found.left[texts[0]]
+        found.text = texts.pop(0)
+        del found.left[found.text]
+    for name in filter(ITEMS.fullmatch, texts):
+        found.left[name] += "; if they name what is rated, number them in a column item"
     if not found.fields and not found.series and found.text is None:
         raise DataError(
             "{file} has no column that a model could read, beside {client!r} and {label!r}. {why}",
@@ -294,6 +313,22 @@ def _usual_lines(epochs: Sequence[str], method: str = "fedper", clients: int = 0
     ]
 
 
+def _whole(table: Table, name: str) -> bool:
+    try:
+        one = field_of(table, name)
+    except DataError:
+        return False
+    return one.kind == "number" and not (one.values % 1).any()
+
+
+def _unlike(table: Table) -> int:
+    """Return how many different rows there are."""
+    import pyarrow
+
+    codes = pyarrow.table({name: cells.different()[1] for name, cells in table.columns.items()})
+    return int(codes.group_by(codes.column_names).aggregate([]).num_rows)
+
+
 def _different(table: Table, name: str) -> int:
     values = table.columns[name].values
     if isinstance(values, list):
@@ -417,7 +452,9 @@ def toml_of(found: Start) -> str:
         lines.append(f"label_names = {q(found.names)}")
     if found.decimal == ",":
         lines.append('decimal = ","')
-    if found.text is not None:
+    if found.item is not None:
+        lines.append(f"item = {q(found.item)}          # what is rated, by its number")
+    elif found.text is not None:
         lines.append(f"text = {q(found.text)}")
     else:
         lines.append("features = [")
