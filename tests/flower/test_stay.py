@@ -122,16 +122,17 @@ def test_a_node_whose_superexec_has_ended_ends_too(capfd):
     heard = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
-        started = Started([sys.executable, "-c", "import sys; sys.exit(len(sys.argv))"])
-        started.check()
-        process = started.Popen(["flower-superexec", "--insecure", "--x"])
-        process.wait()
+        ends = "import json, sys; sys.exit(len(json.loads(sys.stdin.read())))"
+        started = Started([sys.executable, "-c", ends])
+        started.check()  # it is there before Flower asks for it, and waits for its words
+        started.Popen(["flower-superexec", "--insecure", "--x"])
+        started.process.wait()
         started.check()
         started.check()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM]
-    assert "has ended (exit code 3)" in capfd.readouterr().err  # the words after the first went on
+    assert "has ended (exit code 2)" in capfd.readouterr().err  # the words after the first went on
 
 
 class Link:
@@ -196,6 +197,23 @@ def test_a_note_that_is_damaged_is_none(content, tmp_path):
     assert Joined(tmp_path, "link:1").before() is None
 
 
+def test_a_superexec_that_has_ended_before_it_is_asked_for_is_told_of():
+    started = Started([sys.executable, "-c", "raise SystemExit(4)"])
+    started.process.wait()
+    started.Popen(["flower-superexec", "x" * 100_000])
+    assert started.process.poll() == 4
+
+
+def test_a_superexec_whose_node_has_ended_ends_too():
+    code = (
+        "from fedkeep.flower import inner, stay; inner.run_exec = lambda: print('runs'); stay.run_exec(print)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    assert not done.stdout
+
+
 def test_a_folder_has_one_node(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     monkeypatch.setattr(stay, "PATIENCE", 0.1)
@@ -212,7 +230,9 @@ inner.replace = lambda *_: None
 inner.run_exec = lambda: print(*sorted(sys.modules))
 stay.run_exec(print)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="[1]", capture_output=True, text=True, check=True
+    )
     assert {"torch", "fedkeep.remote.node", "fedkeep.flower.client_app", inner.CLIENT} <= set(
         done.stdout.split()
     )
@@ -236,7 +256,9 @@ def message():
 inner.run_exec = message
 stay.run_exec(print)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="[1]", capture_output=True, text=True, check=True
+    )
     assert done.stdout == "0 True\n"
 
 

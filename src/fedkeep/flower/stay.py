@@ -131,7 +131,7 @@ class Forks:
 
 
 def run_exec(serve: Callable[[Sequence[str]], None]) -> None:
-    """Be a SuperExec that has imported what messages need, and forks for each."""
+    """Be a SuperExec that has imported what messages need, and forks for each; its words come by standard input."""
     for name in WARM:
         import_module(name)
     import_module(
@@ -139,6 +139,9 @@ def run_exec(serve: Callable[[Sequence[str]], None]) -> None:
     ).code()  # of what runs: files may be another version's by the next message
     gc.collect()
     gc.freeze()  # children share what is there, as collecting would write to it
+    if not (told := sys.stdin.read()):
+        return  # its node has ended
+    sys.argv += json.loads(told)
     pace = Pace()
     forks = Forks(serve, pace)
     pace.each = forks.reap
@@ -148,20 +151,22 @@ def run_exec(serve: Callable[[Sequence[str]], None]) -> None:
 
 
 class Started:
-    """Stands in for ``subprocess`` where a node starts its SuperExec: ours is started in its place, and looked after.
+    """Stands in for ``subprocess`` where a node starts its SuperExec: ours is there already, and looked after.
+
+    It imports what messages need while the node still imports Flower, and is told the words of its command then.
 
     Args:
         command: what starts ours.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.command = list(command)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = subprocess.Popen(command, stdin=subprocess.PIPE)
 
-    def Popen(self, words: Sequence[str]) -> subprocess.Popen[bytes]:  # noqa: N802  Flower's word
-        """Start SuperExec."""
-        self.process = subprocess.Popen([*self.command, *words[1:]])
-        return self.process
+    def Popen(self, words: Sequence[str]) -> None:  # noqa: N802  Flower's word
+        """Let SuperExec begin."""
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), self.process.stdin as given:
+                given.write(json.dumps(words[1:]).encode())  # ``check`` tells of one that has ended
 
     def check(self) -> None:
         """Ask this node to end where its SuperExec has: it would take messages, and answer none."""
