@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -350,6 +352,29 @@ def test_damaged_values_are_named_and_adapting_mends_them(hand: Hand, tmp_path: 
     (answer,) = hand.ask(hand.nodes[0], hand.work([order(hand)], 0, 7)).answers
     assert answer.fault is None
     assert hand.ask(hand.nodes[0], hand.work(asked[:1], 0, 8)).answers[0].fault is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits of file sizes")
+@pytest.mark.parametrize("most", [100, 9_000])
+def test_on_a_full_disk_nothing_is_half_done_and_what_there_was_stays(
+    most: int, hand: Hand, tmp_path: Path
+) -> None:
+    hand.ask(hand.nodes[0], hand.work([order(hand)], 0, 5))
+    row = on_disk(hand, tmp_path)
+    work = hand.work([order(hand), order(hand, 1)], 0, 6)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        said = hand.ask(hand.nodes[0], work)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    faults = [answer.fault for answer in said.answers]
+    assert all(isinstance(fault, LostError) and "cannot be written" in str(fault) for fault in faults)
+    assert on_disk(hand, tmp_path) == row
+    assert all(
+        answer.fault is None for answer in hand.ask(hand.nodes[0], work).answers
+    )  # there is space again
+    assert len(on_disk(hand, tmp_path)) == 2
 
 
 def test_a_model_that_fails_says_no_more_than_that(hand: Hand) -> None:
