@@ -18,6 +18,7 @@ from fedkeep.data import (
     vocabulary_from,
 )
 from fedkeep.data.synthetic import _lexicon, _spread
+from tests.engines.reference import step
 from tests.refusals import raises
 
 
@@ -162,9 +163,7 @@ def test_a_small_model_comes_close_to_the_best() -> None:
     train, test = torch.from_numpy(data.split_rows("train")), torch.from_numpy(data.split_rows("test"))
     for _ in range(60):
         loss = F.cross_entropy(by_topic[topic[train]] + by_user[user[train]], label[train])
-        optimizer.zero_grad()
-        (loss + 1e-3 * by_user.square().sum(1).mean()).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        step(optimizer, (loss + 0.001 * by_user.square().sum(1).mean()))
     right = (by_topic[topic[test]] + by_user[user[test]]).argmax(1) == label[test]
     assert abs(right.double().mean().item() - data.meta["best"]) < 0.03
 

@@ -123,8 +123,13 @@ def federated(
     return state
 
 
+def step(stepper: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take an optimiser's step down a loss."""
+    stepper.zero_grad()
+    loss.backward()
+    stepper.step()
+
+
 def close(ours: dict[str, Tensor], theirs: dict[str, Tensor], atol: float = 1e-10) -> None:
-    for name, value in ours.items():
-        torch.testing.assert_close(
-            value, theirs[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}", check_device=False
-        )
+    theirs = {name: theirs[name] for name in ours}
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=atol, check_device=False)

@@ -16,7 +16,7 @@ from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.methods.terms import squared_error
 from fedkeep.models import MatrixFactorization
-from tests.engines.reference import close, rows_of, trained
+from tests.engines.reference import close, rows_of, step, trained
 from tests.methods.parts import Parts
 from tests.refusals import raises
 from tests.tiny import Logits, Scalar, Unsaid, classes, pairs, parts
@@ -51,9 +51,7 @@ def centralised(
         for chosen in batches(data, rows, phase, Stream(seed, "pooled", number), 0):
             batch = data.batch(chosen)
             client = torch.from_numpy(np.searchsorted(data.offsets, chosen, side="right") - 1)
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch["x"], client), batch["label"]).backward()
-            optimizer.step()
+            step(optimizer, nn.functional.cross_entropy(model(batch["x"], client), batch["label"]))
 
 
 OPTIMIZERS = {
@@ -95,9 +93,7 @@ def test_without_private_parameters_it_is_plain_central_training() -> None:
     for number in range(3):
         for chosen in batches(DATA, rows, method.client.phases[0], Stream(2, "pooled", number), 0):
             batch = DATA.batch(chosen)
-            stepper.zero_grad()
-            nn.functional.cross_entropy(central(batch["x"]), batch["label"]).backward()
-            stepper.step()
+            step(stepper, nn.functional.cross_entropy(central(batch["x"]), batch["label"]))
     close(run.server, {n: v.detach() for n, v in central.state_dict().items()})
 
 
@@ -112,9 +108,7 @@ def test_one_client_pooled_is_that_client_trained_alone() -> None:
     stepper = torch.optim.SGD(alone.parameters(), 0.3)
     for chosen in order:
         batch = data.batch(chosen)
-        stepper.zero_grad()
-        nn.functional.cross_entropy(alone(batch["x"]), batch["label"]).backward()
-        stepper.step()
+        step(stepper, nn.functional.cross_entropy(alone(batch["x"]), batch["label"]))
     close(run.parameters("user-1"), {n: v.detach() for n, v in alone.state_dict().items()})
     assert trained is not None
 
@@ -151,9 +145,7 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
             client = torch.from_numpy(np.searchsorted(data.offsets, chosen, side="right") - 1)
             i = batch["item"]
             predicted = mean + biases[client, 0] + item_bias[i, 0] + (users[client] * item[i]).sum(1)
-            stepper.zero_grad()
-            ((predicted - batch["label"]) ** 2).mean().backward()
-            stepper.step()
+            step(stepper, ((predicted - batch["label"]) ** 2).mean())
     close(
         run.server,
         {"item.weight": item.detach(), "item_bias.weight": item_bias.detach(), "mean": mean.detach()},

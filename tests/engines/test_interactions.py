@@ -49,8 +49,7 @@ def agree(model: type[nn.Module], method: Method, data: FederatedData, *engines:
         runs.append(simulate(model().double(), method, data, engine=engine, **settings))
     for run in runs[1:]:
         assert run.server.keys() == runs[0].server.keys()
-        for name, value in run.server.items():
-            torch.testing.assert_close(value, runs[0].server[name], rtol=1e-9, atol=1e-10, msg=name)
+        torch.testing.assert_close(run.server, runs[0].server, rtol=1e-09, atol=1e-10)
 
 
 class Normed(nn.Module):

@@ -64,8 +64,7 @@ def test_top_k_with_error_feedback_equals_a_plain_loop() -> None:
         state = {n: v + moved[n] for n, v in state.items()}
     method = methods.fedavg(local=PHASE).but(upload=(TopK(0.3),))
     run = simulate(model(), method, DATA, rounds=ROUNDS, cohort=COHORT, seed=SEED, evaluate_every=0)
-    for name, value in state.items():
-        torch.testing.assert_close(run.server[name], value, rtol=0, atol=1e-9)
+    torch.testing.assert_close(run.server, state, rtol=0, atol=1e-09)
     kept = everyone(run.private, 6)
     for client in range(6):
         mine = np.concatenate(
@@ -93,8 +92,7 @@ def test_quantile_clipping_equals_a_plain_loop() -> None:
     assert len(set(bounds)) > 2  # it moves both with and against the clients of a round
     method = methods.fedavg(local=PHASE).but(upload=(QuantileClip(quantile=0.25, rate=0.4, bound=0.2),))
     run = simulate(model(), method, DATA, rounds=ROUNDS, cohort=COHORT, seed=SEED, evaluate_every=0)
-    for name, value in state.items():
-        torch.testing.assert_close(run.server[name], value, rtol=0, atol=1e-9)
+    torch.testing.assert_close(run.server, state, rtol=0, atol=1e-09)
 
 
 @pytest.mark.parametrize("link", [TopK(0.3), QuantileClip(bound=0.2)], ids=["top-k", "quantile clip"])

@@ -22,7 +22,7 @@ from fedkeep.engines.lanes import model_error
 from fedkeep.methods import terms
 from fedkeep.models import BagOfWords, DocumentModel
 from fedkeep.store import Default, MemoryStore
-from tests.engines.reference import rows_of
+from tests.engines.reference import rows_of, step
 from tests.refusals import raises
 from tests.tiny import Logits, Noisy, classes, same_bits, texts
 
@@ -195,8 +195,7 @@ def test_phases_run_one_after_the_other_with_fresh_optimisers() -> None:
             module.zero_grad()
             torch.nn.functional.cross_entropy(module(batch["x"]), batch["label"]).backward()
             stepper.step()
-    for n, v in module.state_dict().items():
-        torch.testing.assert_close(together[n], v, rtol=0, atol=1e-12)
+    torch.testing.assert_close(together, module.state_dict(), rtol=0, atol=1e-12)
     assert len(ours) == 0
 
 
@@ -263,11 +262,8 @@ def test_optimiser_states_live_on_where_they_are_given() -> None:
     for number in range(2):
         for rows in drawn(phase, Stream(3, "user-0", number)):
             batch = DATA.batch(rows)
-            stepper.zero_grad()
-            torch.nn.functional.cross_entropy(module(batch["x"]), batch["label"]).backward()
-            stepper.step()
-    for n, v in module.state_dict().items():
-        torch.testing.assert_close(params[n], v, rtol=0, atol=1e-12)
+            step(stepper, torch.nn.functional.cross_entropy(module(batch["x"]), batch["label"]))
+    torch.testing.assert_close(params, module.state_dict(), rtol=0, atol=1e-12)
 
 
 def document(lookup: bool) -> DocumentModel:
@@ -352,10 +348,10 @@ def test_received_parameters_carry_no_graph() -> None:
     result = run(model, [Phase(loss=Pull(), trains="federated", epochs=3, batch_size=3)])
     assert same_bits(result.params, Net(model).initial())  # nothing pulls at the start
     moved = run(model, [Phase(batch_size=7), Phase(loss=Pull(), optimizer=sgd(1.0), batch_size=7)]).params
-    for n, v in Split("user").federated(Net(model).initial()).items():
-        torch.testing.assert_close(
-            moved[n], v, rtol=0, atol=1e-12
-        )  # one step of rate 1 on ½‖w − w_t‖² leads back
+    for n, v in (
+        Split("user").federated(Net(model).initial()).items()
+    ):  # one step of rate 1 on ½‖w − w_t‖² leads back
+        torch.testing.assert_close(moved[n], v, rtol=0, atol=1e-12)
     assert isinstance(methods.fedavg(), Method)
 
 

@@ -50,11 +50,9 @@ def test_what_is_seen_is_what_shorter_training_gives(turns: Any, optimizer: Any)
     assert list(seen) == [3, 6, 9]
     for steps, params in seen.items():
         shorter = train(words(), [Phase(optimizer=optimizer, batch_size=2, steps=steps)], turns=turns)
-        for name, value in shorter.params.items():
-            torch.testing.assert_close(params[name], value, rtol=0, atol=1e-14)
+        torch.testing.assert_close(params, shorter.params, rtol=0, atol=1e-14)
     unseen = train(words(), [phase], turns=turns)
-    for name, value in unseen.params.items():
-        torch.testing.assert_close(whole.params[name], value, rtol=0, atol=1e-14)
+    torch.testing.assert_close(whole.params, unseen.params, rtol=0, atol=1e-14)
 
 
 def test_mini_batches_are_counted_over_all_phases() -> None:

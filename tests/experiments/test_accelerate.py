@@ -86,8 +86,7 @@ def test_a_run_gives_the_same_numbers(kind: Any, engine: str) -> None:
     plain, fast = run(False, kind), run(True, kind, engine=engine)
     assert swaps_of(fast.net.module).swapped == {"rnn": kind.__name__}
     assert not swaps_of(plain.net.module).swapped
-    for name, value in plain.server.items():
-        torch.testing.assert_close(fast.server[name], value, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(fast.server, plain.server, rtol=1e-11, atol=1e-12)
     assert fast.evaluate()["loss"] == pytest.approx(plain.evaluate()["loss"], rel=1e-11)
     sent = [{r.metric: r.value for r in each.history}["upload_bytes"] for each in (plain, fast)]
     assert sent[0] == sent[1] < 300 * 4 * 8  # a client's own rows of the table, not all
@@ -106,8 +105,7 @@ def test_what_a_swapped_layer_gives_may_be_changed_in_place(change: str, engine:
         made = simulate(InPlace(change).double(), method, data, **options)  # type: ignore[arg-type]
         assert swaps_of(made.net.module).swapped == ({"wide": "Linear"} if accelerate else {})
         found.append(made.server)
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
 
 
 def test_the_folder_says_what_was_swapped_and_a_run_goes_on_with_the_same(tmp_path: Path) -> None:

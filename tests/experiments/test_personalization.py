@@ -28,6 +28,7 @@ from fedkeep.experiments.personalize import (
 )
 from fedkeep.methods.base import forward
 from fedkeep.models import MatrixFactorization
+from tests.engines.reference import step
 from tests.experiments.configs import config
 from tests.refusals import raises
 from tests.tiny import Logits, Scalar, bits, classes, pairs
@@ -64,12 +65,10 @@ def reference(run: Run, client: int, protocol: Protocol) -> list[float]:
         return float((module(test["x"]).argmax(1) == test["label"]).double().mean())
 
     found = [accuracy()]
-    for step, chosen in enumerate(batches(DATA, np.arange(rows.start, rows.stop), phase, draws, 0), 1):
+    for number, chosen in enumerate(batches(DATA, np.arange(rows.start, rows.stop), phase, draws, 0), 1):
         batch = DATA.batch(chosen)
-        stepper.zero_grad()
-        nn.functional.cross_entropy(module(batch["x"]), batch["label"]).backward()
-        stepper.step()
-        if step % protocol.every == 0:
+        step(stepper, nn.functional.cross_entropy(module(batch["x"]), batch["label"]))
+        if number % protocol.every == 0:
             found.append(accuracy())
     return found
 

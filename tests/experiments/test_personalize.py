@@ -20,6 +20,7 @@ from fedkeep.experiments.analyses import cold_start_form, falls_in_words
 from fedkeep.experiments.personalize import ColdStart, cold_start
 from fedkeep.experiments.run import adapt_clients
 from fedkeep.methods import Global, Sent
+from tests.engines.reference import step
 from tests.fitting import first_examples, fit_private
 from tests.refusals import raises
 from tests.tiny import Logits, Noisy, bits, classes, everyone
@@ -84,12 +85,12 @@ def test_fitting_equals_plain_pytorch_on_the_vector_alone(run: Run, k: int | Non
     draws = Stream(1, f"personalize/{client}", len(rows))
     chunks = list(batches(DATA, rows, ADAPT, draws, 0))
     assert len(chunks) == 3 * -(-len(rows) // 5)
-    for step, chosen in enumerate(chunks):
-        stepper.param_groups[0]["lr"] = 0.4 * (1 - step / len(chunks))
+    for number, chosen in enumerate(chunks):
+        stepper.param_groups[0]["lr"] = 0.4 * (1 - number / len(chunks))
         batch = DATA.batch(chosen)
-        stepper.zero_grad()
-        torch.nn.functional.cross_entropy(batch["x"] @ weight.T + bias + vector, batch["label"]).backward()
-        stepper.step()
+        step(
+            stepper, torch.nn.functional.cross_entropy(batch["x"] @ weight.T + bias + vector, batch["label"])
+        )
     assert list(own) == ["user"]
     torch.testing.assert_close(own["user"], vector.detach(), rtol=0, atol=1e-12)
     assert not torch.equal(own["user"], torch.full((3,), 0.125, dtype=torch.float64))

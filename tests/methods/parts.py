@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, Method, Run, declare
-from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
+from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of, step
 
 
 class Deep(nn.Module):
@@ -114,9 +114,7 @@ def descend(
     trained = [v.requires_grad_() for n, v in values.items() if n.startswith(tuple(names))]
     stepper = torch.optim.SGD(trained, rate, momentum=momentum)
     for batch in batches:
-        stepper.zero_grad()
-        loss(values, batch).backward()
-        stepper.step()
+        step(stepper, loss(values, batch))
     return {n: v.detach() for n, v in values.items()}
 
 

@@ -17,7 +17,7 @@ from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Phase
 from fedkeep.methods.fedala import AddWeights, mixed
-from tests.engines.reference import averaged, close, cohorts, rows_of
+from tests.engines.reference import averaged, close, cohorts, rows_of, step
 from tests.methods.parts import Parts, Words
 from tests.refusals import raises
 from tests.tiny import classes, everyone, same_bits
@@ -82,9 +82,7 @@ class Plain:
         stepper = torch.optim.SGD(list(w.values()), 0.2, momentum=0.9)
         for chosen in batches(DATA, rows_of(DATA, client), LOCAL, Stream(3, DATA.ids[client], round), 0):
             batch = DATA.batch(chosen)
-            stepper.zero_grad()
-            loss_of(w, batch["x"], batch["label"]).backward()  # type: ignore[no-untyped-call]
-            stepper.step()
+            step(stepper, loss_of(w, batch["x"], batch["label"]))
         return {n: v.detach() for n, v in w.items()}
 
     def run(self, rounds: int) -> Plain:

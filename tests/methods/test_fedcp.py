@@ -13,7 +13,7 @@ from fedkeep import Method, Run, methods, sgd, simulate
 from fedkeep.core.net import Net
 from fedkeep.methods import Phase
 from fedkeep.methods.fedcp import FirstCondition, condition_of, mmd2, separated
-from tests.engines.reference import averaged, close
+from tests.engines.reference import averaged, close, step
 from tests.methods.parts import Parts
 from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of, plan
 from tests.tiny import everyone
@@ -68,9 +68,7 @@ def plain(start: State, lam: float) -> tuple[State, list[State]]:
                 h = body(w, batch["x"])
                 loss = nn.functional.cross_entropy(both(w, h, v), batch["label"])
                 loss = loss + lam * alike(h, body(server, batch["x"]))
-                stepper.zero_grad()
-                loss.backward()
-                stepper.step()
+                step(stepper, loss)
             own[k] = {n: w[n].detach() for n in OWN}
             end = {n: w[n].detach() for n in server}
             ends.append({**end, **{n: (own[k][f"private.{n}"] + server[n]) / 2 for n in HEAD}})

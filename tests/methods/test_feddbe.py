@@ -12,7 +12,7 @@ from fedkeep import Method, Run, methods, sgd, simulate
 from fedkeep.core.net import Net
 from fedkeep.methods import Phase
 from fedkeep.methods.feddbe import BIAS, MEAN, NearMean
-from tests.engines.reference import averaged, close
+from tests.engines.reference import averaged, close, step
 from tests.methods.parts import Parts
 from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of, plan
 from tests.tiny import everyone
@@ -48,9 +48,7 @@ def plain(kappa: float, momentum: float) -> tuple[State, Tensor, list[Tensor], s
                 running = (1 - momentum) * running.detach() + momentum * body(w, batch["x"]).mean(0)
                 if agreed is not None:
                     loss = loss + kappa * nn.functional.mse_loss(running, agreed)
-                stepper.zero_grad()
-                loss.backward()
-                stepper.step()
+                step(stepper, loss)
             ends.append({n: w[n].detach() for n in server})
             means.append({MEAN: running.detach()})
             offsets[k] = w[BIAS].detach()

@@ -18,7 +18,7 @@ from fedkeep.methods import Median, Phase, securely
 from fedkeep.methods.fedpac import HEADS, objective
 from fedkeep.methods.secure import SecureSums
 from fedkeep.methods.simplex import least
-from tests.engines.reference import averaged, close, cohorts, rows_of
+from tests.engines.reference import averaged, close, cohorts, rows_of, step
 from tests.methods.parts import Parts
 from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of
 from tests.tiny import classes
@@ -78,9 +78,7 @@ def plain(lam: float, head_epochs: int) -> tuple[State, list[State], dict[int, T
                     if phase == 1:
                         aims = torch.stack([means.get(int(c), h[i].detach()) for i, c in enumerate(y)])
                         loss = loss + lam * nn.functional.mse_loss(h, aims)
-                    stepper.zero_grad()
-                    loss.backward()
-                    stepper.step()
+                    step(stepper, loss)
                 w = {name: v.detach() for name, v in w.items()}
             ends.append({name: w[name] for name in server})
             own[k] = {name: w[name] for name in HEAD}

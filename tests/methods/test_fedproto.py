@@ -17,7 +17,7 @@ from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Global, Phase, Reduced
 from fedkeep.methods.fedproto import NearPrototypes, new_prototypes, predict_nearest
-from tests.engines.reference import close, cohorts, mini_batches, rows_of
+from tests.engines.reference import close, cohorts, mini_batches, rows_of, step
 from tests.methods.parts import Parts
 from tests.tiny import bits, classes, job, results
 
@@ -57,9 +57,7 @@ def plain(lam: float, rounds: int) -> tuple[list[State], dict[int, Tensor], list
                 for row, j in zip(z, batch["label"].tolist(), strict=True):
                     if j in known:
                         loss = loss + lam * nn.functional.mse_loss(row, known[j]) / len(z)
-                stepper.zero_grad()
-                loss.backward()
-                stepper.step()
+                step(stepper, loss)
             own[c] = {n: v.detach() for n, v in w.items()}
             batch = DATA.batch(rows_of(DATA, c))
             for row, j in zip(hidden(own[c], batch["x"]), batch["label"].tolist(), strict=True):

@@ -145,8 +145,7 @@ def test_what_follows_the_head_is_computed_with_it(name: str) -> None:
     run, other = trained(Afterwards(), made(name)), trained(NamedAfterwards(), made(name))
     assert run.method.head == Head(layer="scorer", last=False)
     mine = renamed(run.server)
-    for key, value in other.server.items():
-        torch.testing.assert_close(mine[key], value)
+    torch.testing.assert_close(mine, other.server)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +161,7 @@ def test_what_follows_the_head_is_computed_with_it(name: str) -> None:
 def test_every_link_gives_the_same(name: str, engine: str) -> None:
     model = Stranger() if engine == "workers" else Afterwards()
     mine, other = (trained(model, made(name), engine=e) for e in ("sequential", engine))
-    for key, value in mine.server.items():
-        torch.testing.assert_close(other.server[key], value, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(other.server, mine.server, atol=2e-05, rtol=0.0001)
 
 
 def test_a_users_vector_is_that_of_a_head_which_is_given_it_beside_its_features() -> None:

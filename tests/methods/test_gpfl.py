@@ -14,7 +14,7 @@ from fedkeep import Method, Run, methods, sgd, simulate
 from fedkeep.core.net import Net
 from fedkeep.methods import Phase
 from fedkeep.methods.gpfl import GenericAndPersonal, own_condition
-from tests.engines.reference import averaged, close
+from tests.engines.reference import averaged, close, step
 from tests.fitting import adapt_client, fit_private
 from tests.methods.parts import Parts
 from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of, plan
@@ -68,9 +68,7 @@ def plain(start: State, lam: float, mu: float) -> tuple[State, list[State]]:
                 cosine = nn.functional.cosine_similarity(generic[:, None], w["categories"][None], dim=2)
                 loss = loss - torch.log_softmax(cosine, 1)[torch.arange(len(y)), y].mean()
                 loss = loss + lam * torch.linalg.vector_norm(generic - e[y], dim=1).mean()
-                stepper.zero_grad()
-                loss.backward()
-                stepper.step()
+                step(stepper, loss)
             ends.append({n: w[n].detach() for n in server})
             heads[k] = {n: w[n].detach() for n in HEAD}
         server = averaged(ends, [float(count(k)) for k in cohort])

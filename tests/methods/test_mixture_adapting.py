@@ -21,6 +21,7 @@ from fedkeep.experiments.personalize import rooted
 from fedkeep.experiments.run import adapt_clients
 from fedkeep.methods import EarlyStopping, Phase, mixture
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
+from tests.engines.reference import step
 from tests.fitting import first_examples
 from tests.methods.experts import DATA, LATER, LOCAL, Expert, Switch, federated, model, part
 from tests.refusals import raises
@@ -55,9 +56,7 @@ def stopped_early(
     stepper = torch.optim.Adam(tensors, rate)
     best, at, waited, kept = float("inf"), 0, 0, [t.detach().clone() for t in tensors]
     for number, batch in enumerate(steps, 1):
-        stepper.zero_grad()
-        loss(batch).backward()
-        stepper.step()
+        step(stepper, loss(batch))
         epoch, inside = divmod(number, per_pass)
         if inside or (epoch - 1) % 2:
             continue

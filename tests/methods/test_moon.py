@@ -14,7 +14,7 @@ from fedkeep.core.net import Net
 from fedkeep.methods import Phase
 from fedkeep.methods.moon import Contrast
 from fedkeep.methods.terms import squared_error
-from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
+from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of, step
 from tests.methods.parts import Normal, Parts
 from tests.tiny import classes
 
@@ -51,9 +51,7 @@ def plain(mu: float, temperature: float, rounds: int) -> tuple[State, list[State
                 far = torch.exp(alike(z, hidden(last[c], batch["x"])) / temperature)
                 logits = z @ w["classifier.weight"].T + w["classifier.bias"]
                 loss = nn.functional.cross_entropy(logits, batch["label"])
-                stepper.zero_grad()
-                (loss - mu * (near / (near + far)).log().mean()).backward()
-                stepper.step()
+                step(stepper, (loss - mu * (near / (near + far)).log().mean()))
             last[c] = {n: v.detach() for n, v in w.items()}
         server = averaged([last[c] for c in cohort], [float(len(rows_of(DATA, c))) for c in cohort])
     return server, last

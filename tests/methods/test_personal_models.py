@@ -19,7 +19,7 @@ from fedkeep.methods.per_fedavg import AfterOneStep, halves
 from fedkeep.methods.pfedme import Apart
 from fedkeep.methods.terms import l2_penalty, squared_error
 from fedkeep.nn import LSTM
-from tests.engines.reference import close, rows_of
+from tests.engines.reference import close, rows_of, step
 from tests.fitting import fit_private
 from tests.methods.parts import Parts, State, compare, descend, linear, plain_rounds
 from tests.refusals import raises
@@ -115,10 +115,8 @@ def test_pfedme_equals_plain_pytorch() -> None:
         stepper = torch.optim.SGD(theta.values(), 0.1, momentum=0.5)
         for batch in batches:
             for _ in range(3):
-                stepper.zero_grad()
                 near = sum(((theta[f"own.{n}"] - w[n]) ** 2).sum() for n in w)
-                (plain_loss(theta, batch, "own.") + near).backward()
-                stepper.step()
+                step(stepper, (plain_loss(theta, batch, "own.") + near))
             w = {n: v - 0.2 * 2.0 * (v - theta[f"own.{n}"].detach()) for n, v in w.items()}
         return {**w, **{n: v.detach() for n, v in theta.items()}}
 

@@ -17,7 +17,7 @@ from fedkeep.engines.batches import batches
 from fedkeep.experiments.personalize import cold_start
 from fedkeep.experiments.run import adapt_clients
 from fedkeep.methods import Phase
-from tests.engines.reference import averaged, close, cohorts, rows_of
+from tests.engines.reference import averaged, close, cohorts, rows_of, step
 from tests.fitting import fit_private
 from tests.methods.parts import Deep
 from tests.methods.table import DATA, ROWS, trained
@@ -214,9 +214,7 @@ def test_a_fine_tuned_copy_equals_plain_pytorch() -> None:
     stepper = torch.optim.SGD(local.parameters(), 0.2)
     for chosen in batches(DATA, rows, method.adapt.phases[0], Stream(3, "personalize/user-1", len(rows)), 0):
         batch = DATA.batch(chosen)
-        stepper.zero_grad()
-        nn.functional.cross_entropy(local(batch["x"]), batch["label"]).backward()
-        stepper.step()
+        step(stepper, nn.functional.cross_entropy(local(batch["x"]), batch["label"]))
     assert own.keys() == local.state_dict().keys()
     close(own, {n: v.detach() for n, v in local.state_dict().items()})
     assert not torch.equal(
@@ -247,7 +245,5 @@ def test_reconstruction_is_how_a_client_of_fedrecon_predicts() -> None:
         DATA, rows, run.method.adapt.phases[0], Stream(3, "personalize/user-2", len(rows)), 0
     ):
         batch = DATA.batch(chosen)
-        stepper.zero_grad()
-        nn.functional.cross_entropy(local(batch["x"]), batch["label"]).backward()
-        stepper.step()
+        step(stepper, nn.functional.cross_entropy(local(batch["x"]), batch["label"]))
     close(own, {f"head.{n}": v.detach() for n, v in local.head.state_dict().items()})

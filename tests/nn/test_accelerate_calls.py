@@ -30,8 +30,7 @@ def same(layer: nn.Module, call: Callable[[nn.Module], Tensor], grads: bool = Tr
         torch.manual_seed(1)
         out = call(module)
         found.append([out, *(torch.autograd.grad(out.sum(), list(module.parameters())) if grads else ())])
-    for wanted, got in zip(*found, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
 
 
 def images() -> tuple[nn.Sequential, Tensor]:

@@ -110,8 +110,7 @@ def test_buffered_rounds_equal_a_loop_by_hand(
     serve_run(run, devices.transport, tmp_path / "run", progress=False, poll=0.25)
     devices.close()
     expected = Loop(8, buffer, concurrency, exponent, oldest).run()
-    for name, value in server_of(tmp_path / "run").items():
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10)
+    torch.testing.assert_close(server_of(tmp_path / "run"), expected, rtol=0, atol=1e-10)
 
 
 def test_without_delay_and_with_a_buffer_as_large_as_the_cohort_it_is_synchronous_fedavg(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkeep import Method, Phase, Run, sgd, simulate
 from fedkeep.core.errors import FedkeepError
 from fedkeep.methods import METHODS
-from tests.engines.reference import State, mini_batches, rows_of
+from tests.engines.reference import State, mini_batches, rows_of, step
 from tests.strangers.modules import CLIENTS, Stranger
 
 RATE, ROUNDS, SEED, PULL = 0.05, 2, 3, 0.5
@@ -119,15 +119,13 @@ def plainly(stranger: Stranger, name: str) -> list[tuple[State, float]]:
                 model.train()
             stepper = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], RATE)
             for batch in mini_batches(data, client, local(stranger), SEED, round):
-                stepper.zero_grad()
                 loss = loss_of(stranger, model, batch)
                 if name == "fedprox":
                     apart = [
                         ((p - server[n]) ** 2).sum() for n, p in model.named_parameters() if p.requires_grad
                     ]
                     loss = loss + PULL / 2 * torch.stack(apart).sum()
-                loss.backward()  # type: ignore[no-untyped-call]
-                stepper.step()
+                step(stepper, loss)
             mine[client] = tensors(model)
         if name != "local":
             weight = [len(rows_of(data, client)) for client in range(CLIENTS)]

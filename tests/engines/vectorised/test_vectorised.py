@@ -182,8 +182,7 @@ def test_each_group_has_its_own_private_values() -> None:
             rounds(range(6))
         found.append({**rounds.server.params, **work.store.read(range(6))})
     assert found[0].keys() == found[1].keys() >= {"user"}
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.usefixtures("small_tables")
