@@ -1,18 +1,12 @@
-"""Data sets of a few rows, and the message of a refusal."""
+"""Data sets of a few rows."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pytest
 
-from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, Ragged
-
-
-def message(error: pytest.ExceptionInfo[DataError]) -> str:
-    return str(error.value)
 
 
 def small() -> FederatedData:

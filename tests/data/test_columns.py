@@ -15,10 +15,6 @@ from tests.refusals import raises
 ROWS = [[3, 4, 5], [], [7], [8, 9]]
 
 
-def message(error: pytest.ExceptionInfo[DataError]) -> str:
-    return str(error.value)
-
-
 def test_ragged_rows() -> None:
     ragged = Ragged.from_rows(ROWS, "uint8")
     assert len(ragged) == 4
@@ -101,9 +97,8 @@ def test_offsets_that_are_none(offsets: np.ndarray) -> None:
     ("rows", "dtype"), [([[1, 2], [1.7]], "int64"), ([[300]], "uint8"), ([["a"]], "int64")]
 )
 def test_rows_that_a_type_does_not_hold(rows: list[list[Any]], dtype: str) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(DataError, text=f"Wanted rows of whole numbers that {dtype} holds; got {rows[-1]}."):
         Ragged.from_rows(rows, dtype)
-    assert message(error) == f"Wanted rows of whole numbers that {dtype} holds; got {rows[-1]}."
 
 
 def test_a_column_of_repeated_values_is_as_its_rows_are() -> None:

@@ -43,6 +43,12 @@ def opened(folder: Path, *, ids: Sequence[str] = IDS, **options: Any) -> DeviceS
     return store
 
 
+def fresh(folder: Path, **options: Any) -> DeviceStore:
+    """Return the states of a run that has just begun, in a file."""
+    made(folder)
+    return opened(folder, **options)
+
+
 def begun(store: DeviceStore, client: str, line: Line = NEW) -> Params:
     """Let a client begin at the version that its line names; return what it begins with."""
     store.begin(Lines.of({store.ids.index(client): line}))

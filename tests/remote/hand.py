@@ -86,6 +86,12 @@ class Hand:
         given = Terms(**{"owner": "ann", "simulated_noise": True, "patience": 0.1, **terms})
         return Node(Ready(data=self.data.select(clients)), folder, given, self.experiment)
 
+    def met(self, folder: Path, clients: Sequence[int], **terms: Any) -> Node:
+        """Return a node with some clients, which has been told of the run."""
+        node = self.node(folder, clients, **terms)
+        self.meet(node)
+        return node
+
     def hello(self, **changes: Any) -> Hello:
         given = {
             "protocol": PROTOCOL,

@@ -83,8 +83,7 @@ def test_a_server_of_another_fedkeep_is_told_so_whatever_fields_its_messages_hav
 
 def test_other_private_values_for_the_same_run_are_refused(tmp_path: Path) -> None:
     agreed, other = Hand(Logits, PLAIN, DATA), Hand(Logits, methods.furl("linear.bias"), DATA)
-    node = agreed.node(tmp_path, [0])
-    agreed.meet(node)
+    node = agreed.met(tmp_path, [0])
     node.experiment = other.experiment
     assert "was made for other private values" in said(other, node, other.encode())
 
@@ -95,8 +94,7 @@ def test_a_run_goes_on_under_another_fedkeep_and_in_other_words(
     with monkeypatch.context() as older:
         older.setattr(fingerprint, "code", lambda: "0.9 abc")
         before = Hand(Logits, PLAIN, DATA)
-        node = before.node(tmp_path, [0])
-        before.meet(node)
+        node = before.met(tmp_path, [0])
         node.close()
     now = Hand(Logits, PLAIN, DATA, changes={"experiment": "the same, with more said"})
     assert message_of(now.say(now.node(tmp_path, [0]), now.encode()), Fits)
@@ -140,7 +138,6 @@ def test_an_owner_may_want_secure_sums_alone(tmp_path: Path) -> None:
     assert said(plain, node, plain.encode()) == wanted
     assert files(tmp_path) == {}
     secure.meet(secure.node(tmp_path / "secure", [0], secure=True))
-    later = plain.node(tmp_path / "later", [0])
-    plain.meet(later)
+    later = plain.met(tmp_path / "later", [0])
     later.close()
     assert said(plain, plain.node(tmp_path / "later", [0], secure=True), bare(plain)) == wanted

@@ -26,6 +26,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.methods import METHODS
 from fedkeep.remote import cluster
 from fedkeep.remote.cluster import ClusterWorkers, dealt
+from tests.refusals import raises
 
 TOY = """
 seed = 7
@@ -190,9 +191,8 @@ def test_a_machine_that_cannot_build_the_run_says_so(tmp_path: Path, monkeypatch
         def submit(self, fn: Callable[..., Any], /, about: str, *args: Any, **kwargs: Any) -> Future[Any]:
             return super().submit(fn, json.dumps({**json.loads(about), "fedkeep": ["0.0.1", 1]}), *args)
 
-    with pytest.raises(ConfigError) as raised:
+    with raises(ConfigError, theirs=str(["0.0.1", 1])):
         ran(tmp_path / "c", lambda: Older(1))
-    assert raised.value.facts["theirs"] == str(["0.0.1", 1])
     assert not list(tmp_path.glob("c/params*"))
 
 

@@ -14,7 +14,7 @@ from fedkeep.core.errors import StoreError
 from fedkeep.core.files import write_whole
 from fedkeep.remote.device_file import DeviceFile, file_of, remove, runs_in, sum_of
 from tests.commands import call, succeeded
-from tests.remote.device_states import NEW, RUN, copied, made, opened, rows, train_rounds, trained
+from tests.remote.device_states import NEW, RUN, copied, fresh, made, opened, rows, train_rounds, trained
 
 SECRET = b"a secret of a client"
 OTHER = "abc"  # the other run's id begins so
@@ -84,8 +84,7 @@ def test_values_are_never_outside_the_folder_where_another_kill_may_leave_them(
 ) -> None:
     for name in ("mkdtemp", "mkstemp"):
         monkeypatch.setattr(tempfile, name, killed)
-    made(tmp_path / "states")
-    store = opened(tmp_path / "states")
+    store = fresh(tmp_path / "states")
     trained(store, 0, NEW, 5)
     left = copied(tmp_path / "states", tmp_path / "left")
     assert names(left) == {f"{RUN}.db", f"{RUN}.db-wal"}

@@ -22,6 +22,7 @@ from tests.remote.device_states import (
     DEFAULT,
     RUN,
     begun,
+    fresh,
     made,
     one,
     opened,
@@ -38,15 +39,13 @@ FIRST = Line()
 
 class TestVersions:
     def test_a_new_client_begins_with_the_default(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path, default=Default(DEFAULT.initial, ("normal", 1.0), seed=3))
+        store = fresh(tmp_path, default=Default(DEFAULT.initial, ("normal", 1.0), seed=3))
         wanted = Default(DEFAULT.initial, ("normal", 1.0), seed=3)("a")
         assert torch.equal(begun(store, "a")["user"], wanted["user"])
         assert rows(store) == []
 
     def test_what_was_staged_is_accepted_when_the_next_order_names_it(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         trained(store, 1, FIRST, 7)
         assert rows(store) == [(1, 10, False)]
         assert plain(begun(store, "a", Line(1, 10, 0.25))) == ([7, -7], 7)
@@ -57,8 +56,7 @@ class TestVersions:
         assert plain(begun(opened(tmp_path), "a", Line(1, 10))) == ([7, -7], 7)
 
     def test_what_the_server_did_not_take_is_trained_anew(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         trained(store, 1, FIRST, 7)
         assert plain(trained(store, 2, Line(1, 10), 8)) == ([7, -7], 7)
         assert plain(trained(store, 5, Line(1, 10), 9)) == ([7, -7], 7)  # round 2's upload did not count
@@ -67,8 +65,7 @@ class TestVersions:
 
     def test_private_values_move_by_the_clients_share(self, tmp_path: Path) -> None:
         """FURL eq. 6: [0.5, -1.5] + 0.25 ([7, -7] - [0.5, -1.5]) = [2.125, -2.875]; the counter is kept."""
-        made(tmp_path)
-        store = opened(tmp_path, accept=by_share)
+        store = fresh(tmp_path, accept=by_share)
         trained(store, 1, FIRST, 7)
         assert plain(trained(store, 2, Line(1, 10, 0.25), 8)) == ([2.125, -2.875], 7)
         # from there with z = 0.5: [2.125, -2.875] + 0.5 ([8, -8] - [2.125, -2.875]) = [5.0625, -5.4375]
@@ -77,8 +74,7 @@ class TestVersions:
         assert plain(begun(store, "a", Line(2, 20, 0.5))) == ([5.0625, -5.4375], 8)  # once
 
     def test_who_kept_what_is_no_number_is_said(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path, accept=by_share)
+        store = fresh(tmp_path, accept=by_share)
         trained(store, 1, FIRST, 7)
         with raises(
             NonFiniteError,
@@ -87,15 +83,13 @@ class TestVersions:
             begun(store, "a", Line(1, 10, float("nan")))
 
     def test_the_same_order_again_stages_once(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         for _ in range(3):
             assert plain(trained(store, 1, FIRST, 7)) == ([0.5, -1.5], 4)
         assert rows(store) == [(1, 10, False)]
 
     def test_a_late_repetition_does_not_undo_what_was_accepted(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path, accept=by_share)
+        store = fresh(tmp_path, accept=by_share)
         trained(store, 1, FIRST, 7)
         trained(store, 2, Line(1, 10, 0.25), 8)
         trained(store, 1, FIRST, 7)  # the first message once more
@@ -104,8 +98,7 @@ class TestVersions:
 
     def test_two_attempts_of_one_version_are_told_apart(self, tmp_path: Path) -> None:
         """The message of round 4 comes late, after that of round 5; the server took round 5's upload, or round 4's."""
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         trained(store, 5, FIRST, 7)
         trained(store, 4, FIRST, 8)
         assert plain(begun(store, "a", Line(1, 50))) == ([7, -7], 7)
@@ -114,23 +107,20 @@ class TestVersions:
             begun(store, "a", Line(1, 60))
 
     def test_of_attempts_that_nobody_took_the_last_few_stay(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         for round in range(1, 8):
             trained(store, round, FIRST, round)
         assert [attempt for _, attempt, _ in rows(store)] == [10 * r for r in range(8 - STAGED, 8)]
 
     def test_clients_do_not_meet(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         for number, client in enumerate("abc", 1):
             stage(store, client, values(number), round=1, attempt=10)
         store.flush()
         assert [plain(begun(store, c, Line(1, 10)))[1] for c in "cab"] == [3, 1, 2]
 
     def test_what_is_staged_must_fit(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         for wrong, said in (
             ({"user": torch.ones(2)}, r"other names than are kept: missing \['client/count'\]"),
             ({**values(1), "user": torch.ones(3)}, r"'user' should be \(1, 2\) torch.float32; got \(1, 3\)"),
@@ -143,16 +133,14 @@ class TestVersions:
 class TestHistory:
     @pytest.mark.parametrize(("history", "there"), [(0, [4]), (1, [3, 4]), (2, [2, 3, 4])])
     def test_so_many_accepted_versions_stay(self, tmp_path: Path, history: int, there: list[int]) -> None:
-        made(tmp_path)
-        store = opened(tmp_path, history=history)
+        store = fresh(tmp_path, history=history)
         trained(store, 1, FIRST, 1)
         for round in range(2, 6):
             trained(store, round, Line(round - 1, 10 * (round - 1)), round)
         assert rows(store) == [(v, 10 * v, True) for v in there] + [(5, 50, False)]
 
     def test_a_server_that_went_back_is_followed_and_may_go_on_otherwise(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         trained(store, 1, FIRST, 1)
         trained(store, 2, Line(1, 10), 2)
         trained(store, 3, Line(2, 20), 3)  # versions 1 and 2 accepted, 3 staged
@@ -162,15 +150,13 @@ class TestHistory:
         assert rows(store) == [(1, 10, True), (2, 70, True), (3, 80, False)]  # the other line is gone
 
     def test_a_server_that_went_back_to_the_beginning_is_followed(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         trained(store, 1, FIRST, 1)
         trained(store, 2, Line(1, 10), 2)
         assert plain(begun(store, "a", FIRST)) == ([0.5, -1.5], 4)
 
     def test_too_far_back_is_refused_and_says_what_there_is(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path, history=0)
+        store = fresh(tmp_path, history=0)
         trained(store, 1, FIRST, 1)
         trained(store, 2, Line(1, 10), 2)
         trained(store, 3, Line(2, 20), 3)
@@ -192,8 +178,7 @@ class TestMissing:
             begun(opened(tmp_path), "b", Line(4, 3))
 
     def test_a_client_may_begin_anew_and_goes_on_from_there(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path, accept=by_share)
+        store = fresh(tmp_path, accept=by_share)
         store.begin_anew(1, Line(4, 3))
         assert plain(one(store, "b")) == ([0.5, -1.5], 4)
         stage(store, "b", values(7), round=9, attempt=90)
@@ -202,8 +187,7 @@ class TestMissing:
         assert plain(begun(store, "b", Line(5, 90, 0.25))) == ([2.125, -2.875], 7)
 
     def test_a_client_may_go_on_from_an_older_version(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path, accept=by_share)
+        store = fresh(tmp_path, accept=by_share)
         trained(store, 1, FIRST, 1)
         trained(store, 2, Line(1, 10, 1.0), 2)  # version 1 is accepted, 2 staged
         with pytest.raises(MissingError):
@@ -218,8 +202,7 @@ class TestMissing:
         assert plain(begun(store, "a", Line(7, 90, 0.5))) == ([4, -4], 7)
 
     def test_what_is_newer_or_not_accepted_is_no_older_version(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path, history=0)
+        store = fresh(tmp_path, history=0)
         trained(store, 1, FIRST, 1)
         assert store.begin_older(0, Line(6, 60)) is None  # version 1 is staged
         trained(store, 2, Line(1, 10), 2)
@@ -246,8 +229,7 @@ class TestFile:
         folder.mkdir(mode=0o755)  # somebody has made it, for everybody
         old = os.umask(0)
         try:
-            made(folder)
-            store = opened(folder)
+            store = fresh(folder)
             trained(store, 1, FIRST, 1)
         finally:
             os.umask(old)
@@ -271,8 +253,7 @@ class TestFile:
             made(tmp_path)
 
     def test_another_process_waits_for_it(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         with pytest.raises(StoreError, match="is in use by another process"):
             opened(tmp_path)
         store.close()
@@ -322,8 +303,7 @@ def content(folder: Path) -> bytes:
 
 
 def test_rows_of_the_test_are_what_is_in_the_file(tmp_path: Path) -> None:
-    made(tmp_path)
-    store = opened(tmp_path)
+    store = fresh(tmp_path)
     trained(store, 1, FIRST, 7)
     store.close()
     assert run_sql(tmp_path, "SELECT client, version, attempt, parent, round, accepted FROM kept") == [
@@ -374,8 +354,7 @@ class TestBestRound:
         return [version for version, _, accepted in rows(store) if accepted]
 
     def test_its_version_is_kept_until_another_is_the_best(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         bests = [None, None, 1, 1, 1, 1, 5, 5, 5, 5]
         for round, best in enumerate(bests):
             named = None if best is None else Named(best, best, 10 * best)
@@ -384,8 +363,7 @@ class TestBestRound:
         assert plain(begun(store, "a", Line(5, 50))) == ([5, -5], 5)
 
     def test_without_any_order_to_train_the_old_one_goes_too(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         for round in range(5):
             self.order(store, round, Named(1, 1, 10) if round > 1 else None)
         assert self.kept(store) == [1, 3, 4]
@@ -396,15 +374,13 @@ class TestBestRound:
 
     @pytest.mark.parametrize("history", [0, 3])
     def test_it_is_one_more_at_most(self, history: int, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path, history=history)
+        store = fresh(tmp_path, history=history)
         for round in range(12):
             self.order(store, round, Named(2, 2, 20) if round > 2 else None)
         assert self.kept(store) == [2, *range(11 - history, 12)]
 
     def test_an_older_message_changes_nothing(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         for round in range(6):
             self.order(store, round, Named(3, 3, 30) if round > 3 else None)
         begun(store, "a", Line(4, 40))
@@ -417,16 +393,14 @@ class TestBestRound:
         assert store.file.named("a")["best"].named == Named(1, 1, 10)
 
     def test_what_is_missing_is_told_once(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         for round in range(5):
             said = self.order(store, round, Named(1, 1, 7) if round > 2 else None)
             assert ("version 1" in said.lower()) == (round == 3)
         assert self.kept(store) == [3, 4]
 
     def test_words_are_damaged_or_forgotten_with_the_client(self, tmp_path: Path) -> None:
-        made(tmp_path)
-        store = opened(tmp_path)
+        store = fresh(tmp_path)
         for round in range(4):
             self.order(store, round, Named(1, 1, 10) if round > 1 else None)
         store.close()

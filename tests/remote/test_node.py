@@ -149,8 +149,7 @@ class TestWork:
     def test_the_same_message_twice_gives_the_same_bytes_and_stages_once(
         self, hand: Hand, tmp_path: Path
     ) -> None:
-        node = hand.node(tmp_path, [0, 1])
-        hand.meet(node)
+        node = hand.met(tmp_path, [0, 1])
         work = hand.work([self.order(hand, judge=(only(),)), self.order(hand, "user-1")], 0, 5)
         for _ in range(2):
             hand.ask(node, work)
@@ -162,22 +161,19 @@ class TestWork:
         ]
 
     def test_what_was_staged_is_durable_before_the_answer_is_there(self, hand: Hand, tmp_path: Path) -> None:
-        node = hand.node(tmp_path, [0])
-        hand.meet(node)
+        node = hand.met(tmp_path, [0])
         hand.ask(node, hand.work([self.order(hand)], 0, 5))
         store = node._runs[RUN].store
         staged = begun(store, "user-0", Line(1, 5))
         store.clear()
         node.close()
-        again = hand.node(tmp_path, [0])
-        hand.meet(again)
+        again = hand.met(tmp_path, [0])
         other = again._runs[RUN].store
         assert same_bits(begun(other, "user-0", Line(1, 5)), staged)
 
     def test_models_are_judged_before_training_and_clients_together(self, tmp_path: Path) -> None:
         hand = Hand(Logits, FURL, classes())
-        node = hand.node(tmp_path, [0, 1, 2], leaves="clients")
-        hand.meet(node)
+        node = hand.met(tmp_path, [0, 1, 2], leaves="clients")
         orders = [self.order(hand, c, judge=(only("test", "own", "shared"),)) for c in ("user-0", "user-2")]
         answers = hand.ask(node, hand.work(orders, 0, 5, leaves="examples"))
         ((split, judged),) = answers.judged
@@ -197,8 +193,7 @@ class TestWork:
         assert (list(sent.params), list(sent.state)) == (["w"], ["c"])
 
     def test_its_owner_says_what_of_judging_leaves(self, hand: Hand, tmp_path: Path) -> None:
-        node = hand.node(tmp_path, [0, 1])
-        hand.meet(node)
+        node = hand.met(tmp_path, [0, 1])
         orders = [self.order(hand, c, train=False, judge=(only(),)) for c in ("user-0", "user-1")]
         answers = hand.ask(node, hand.work(orders, 0, 5, leaves="examples"))
         ((_, judged),) = answers.judged
@@ -210,8 +205,7 @@ class TestWork:
     def test_clients_of_other_devices_and_versions_that_are_missing_are_lost(
         self, hand: Hand, tmp_path: Path
     ) -> None:
-        node = hand.node(tmp_path, [0, 1])
-        hand.meet(node)
+        node = hand.met(tmp_path, [0, 1])
         orders = [
             self.order(hand, "user-3"),
             self.order(hand, "user-0", version=2, attempt=7, judge=(only(),)),
@@ -228,8 +222,7 @@ class TestWork:
         assert answers.judged[0][1].count == 3  # of user-1 alone
 
     def test_a_client_may_begin_anew_if_its_owner_says_so(self, hand: Hand, tmp_path: Path) -> None:
-        node = hand.node(tmp_path, [0], on_missing="anew")
-        hand.meet(node)
+        node = hand.met(tmp_path, [0], on_missing="anew")
         answers = hand.ask(node, hand.work([self.order(hand, version=2, attempt=7)], 4, 8))
         assert answers.answers[0].upload is not None
         store = node._runs[RUN].store
@@ -260,8 +253,7 @@ class TestWork:
     def test_a_late_message_lets_nobody_begin_anew(
         self, hand: Hand, tmp_path: Path, history: int, on_missing: str
     ) -> None:
-        node = hand.node(tmp_path, [0], on_missing=on_missing, history=history)
-        hand.meet(node)
+        node = hand.met(tmp_path, [0], on_missing=on_missing, history=history)
         works = [
             hand.work([self.order(hand, version=round, attempt=4 + round if round else 0)], round, 5 + round)
             for round in range(4)
@@ -283,8 +275,7 @@ class TestWork:
     def test_a_client_that_breaks_down_keeps_what_it_had(self, tmp_path: Path) -> None:
         hand = Hand(Fragile, methods.furl("user", local=Phase(loss=squared_error())), BROKEN)
         clients = range(len(BROKEN))
-        node = hand.node(tmp_path, list(clients))
-        hand.meet(node)
+        node = hand.met(tmp_path, list(clients))
         orders = [self.order(hand, str(client)) for client in BROKEN.ids]
         answers = hand.ask(node, hand.work(orders, 0, 5))
         broken = [a.client for a in answers.answers if isinstance(a.fault, NonFiniteError)]
@@ -295,8 +286,7 @@ class TestWork:
     def test_noise_comes_from_the_system(self, tmp_path: Path) -> None:
         noisy = FURL.but(upload=(GaussianNoise(0.1),))
         hand = Hand(Logits, noisy, DATA, changes={"simulated_noise": False})
-        node = hand.node(tmp_path, [0])
-        hand.meet(node)
+        node = hand.met(tmp_path, [0])
         work = hand.work([self.order(hand)], 0, 5)
         first, second = (hand.ask(node, work).answers[0].upload for _ in range(2))
         assert all(bits(v) != bits(second.deltas[n]) for n, v in first.deltas.items())
@@ -313,8 +303,7 @@ class TestWork:
     def test_orders_of_something_else_are_refused(
         self, hand: Hand, tmp_path: Path, changes: dict[str, Any], said: str
     ) -> None:
-        node = hand.node(tmp_path, [0])
-        hand.meet(node)
+        node = hand.met(tmp_path, [0])
         work = dataclasses.replace(hand.work([self.order(hand)], 0, 5), **changes)
         assert said in reason(hand.say(node, packet_of(work)))
 
@@ -334,16 +323,14 @@ class TestWork:
     def test_parameters_that_do_not_fit_are_refused(
         self, hand: Hand, tmp_path: Path, sent: Any, said: str
     ) -> None:
-        node = hand.node(tmp_path, [0])
-        hand.meet(node)
+        node = hand.met(tmp_path, [0])
         order = hand.first_order("user-0")
         wrong = Order(round=0, client="user-0", sent=Sent(params=sent(order.sent.params)))
         assert said in reason(hand.say(node, packet_of(hand.work([hand.order(wrong)], 0, 5))))
 
     @pytest.mark.skipif(sys.platform != "linux", reason="needs limits of file sizes")
     def test_on_a_full_disk_clients_are_lost_and_nothing_leaves(self, hand: Hand, tmp_path: Path) -> None:
-        node = hand.node(tmp_path, [0, 1])
-        hand.meet(node)
+        node = hand.met(tmp_path, [0, 1])
         work = hand.work([self.order(hand), self.order(hand, "user-1", judge=(only(),))], 0, 5)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
@@ -358,8 +345,7 @@ class TestWork:
         assert all(a.fault is None for a in hand.ask(node, work).answers)  # there is space again
 
     def test_a_damaged_state_is_reported_and_not_reset(self, hand: Hand, tmp_path: Path) -> None:
-        node = hand.node(tmp_path, [0])
-        hand.meet(node)
+        node = hand.met(tmp_path, [0])
         hand.ask(node, hand.work([self.order(hand)], 0, 5))
         node.close()
         path = file_of(tmp_path, RUN)
@@ -380,8 +366,7 @@ class TestWork:
                 return super().forward(x)
 
         hand = Hand(Failing, FURL, DATA)
-        node = hand.node(tmp_path, [0])
-        hand.meet(node)
+        node = hand.met(tmp_path, [0])
         answers = hand.ask(node, hand.work([self.order(hand)], 0, 5))
         assert [str(a.fault) for a in answers.answers] == [
             "Client 'user-0': its device failed with MethodError. Its own log says more."

@@ -34,8 +34,7 @@ def hand() -> Hand:
 def test_a_message_that_failed_leaves_nothing_that_the_next_one_makes_durable(
     hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = hand.node(tmp_path, [0, 1], on_missing="anew")
-    hand.meet(node)
+    node = hand.met(tmp_path, [0, 1], on_missing="anew")
     hand.ask(node, hand.work([hand.order(hand.first_order("user-0"))], 0, 5))
     store = node._runs[RUN].store
     before = store.file.versions("user-0")
@@ -55,8 +54,7 @@ def test_a_message_that_failed_leaves_nothing_that_the_next_one_makes_durable(
 
 
 def test_what_was_agreed_on_first_counts_for_a_process_that_starts_later(hand: Hand, tmp_path: Path) -> None:
-    node = hand.node(tmp_path, [0])
-    hand.meet(node)
+    node = hand.met(tmp_path, [0])
     work = hand.work([hand.order(hand.first_order("user-0"))], 0, 5)
     hand.ask(node, work)
     before = hand.left[-1]
@@ -71,8 +69,7 @@ def test_what_was_agreed_on_first_counts_for_a_process_that_starts_later(hand: H
 
 def test_orders_of_different_parts_of_the_run_are_refused(hand: Hand, tmp_path: Path) -> None:
     """One schedule is followed in a message."""
-    node = hand.node(tmp_path, [0, 1, 2])
-    hand.meet(node)
+    node = hand.met(tmp_path, [0, 1, 2])
     early, late = (replace(hand.first_order(f"user-{k}"), progress=p) for k, p in enumerate((0.1, 0.9)))
     judged = hand.order(hand.first_order("user-2"), train=False, judge=(only(),))
     work = hand.work([hand.order(early), hand.order(late), judged], 0, 5)
@@ -93,8 +90,7 @@ def test_orders_of_different_parts_of_the_run_are_refused(hand: Hand, tmp_path: 
 def test_parameters_that_do_not_fit_are_refused_also_where_nobody_trains(
     hand: Hand, tmp_path: Path, wrong: Mapping[str, torch.Tensor], said: str
 ) -> None:
-    node = hand.node(tmp_path, [0])
-    hand.meet(node)
+    node = hand.met(tmp_path, [0])
     params = {**hand.first_order("user-0").sent.params, **wrong}
     order = Order(round=0, client="user-0", sent=Sent(params=params))
     work = hand.work([hand.order(order, train=False, judge=(only(),))], 0, 5)
@@ -105,8 +101,7 @@ def test_parameters_that_do_not_fit_are_refused_also_where_nobody_trains(
 def test_training_examples_are_not_judged_whatever_the_server_asks(tmp_path: Path) -> None:
     """Of those that opted out the sums would tell the number, and the loss by any model that the server makes up."""
     hand = Hand(Logits, FURL, classes(kind="f4", opted_in=True))
-    node = hand.node(tmp_path, [0])
-    hand.meet(node)
+    node = hand.met(tmp_path, [0])
     order = hand.order(hand.first_order("user-0"), train=False, judge=(only(),))
     message = packet_of(hand.work([order], 0, 5))
     message.header["orders"][0]["judge"][0]["split"] = "train"  # type: ignore[index]
@@ -214,8 +209,7 @@ def test_a_file_is_let_go_of_where_a_message_fails_and_the_next_one_settles_its_
 
 
 def test_a_node_is_closed_between_messages(hand: Hand, tmp_path: Path) -> None:
-    node = hand.node(tmp_path, [0])
-    hand.meet(node)
+    node = hand.met(tmp_path, [0])
     closing = threading.Thread(target=node.close)
     with node._turn:
         closing.start()

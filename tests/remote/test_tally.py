@@ -66,8 +66,7 @@ def counted(folder: Path) -> dict[str, Counts]:
 def test_no_client_does_more_than_its_owner_agreed_to(
     hand: Hand, tmp_path: Path, kind: str, train: bool
 ) -> None:
-    node = hand.node(tmp_path, [0, 1], **{kind: 2})
-    hand.meet(node)
+    node = hand.met(tmp_path, [0, 1], **{kind: 2})
     for attempt in (1, 2):
         assert isinstance(asked(hand, node, attempt, "01", train=train, judge=not train), Answers)
     before = counted_closed(node, tmp_path)
@@ -86,8 +85,7 @@ def counted_closed(node: Node, folder: Path) -> dict[str, Counts]:
 def test_a_message_that_comes_again_counts_once_and_one_that_differs_does_not_pass_for_it(
     hand: Hand, tmp_path: Path
 ) -> None:
-    node = hand.node(tmp_path, [0], judgings=1)
-    hand.meet(node)
+    node = hand.met(tmp_path, [0], judgings=1)
     for _ in range(3):
         assert isinstance(asked(hand, node, 1, "0"), Answers)
     assert "at most 1 judgings" in str(asked(hand, node, 1, "0", scale=2.0))  # the same attempt, other values
@@ -96,8 +94,7 @@ def test_a_message_that_comes_again_counts_once_and_one_that_differs_does_not_pa
 
 def test_another_process_of_the_device_counts_on(hand: Hand, tmp_path: Path) -> None:
     for attempt, fine in ((1, True), (2, False)):
-        node = hand.node(tmp_path, [0], trainings=1)
-        hand.meet(node)
+        node = hand.met(tmp_path, [0], trainings=1)
         assert isinstance(asked(hand, node, attempt, "0", train=True, judge=False), Answers) == fine
         node.close()
 
@@ -127,8 +124,7 @@ def test_the_rounds_of_a_signed_configuration_are_what_is_agreed_on() -> None:
 
 
 def test_an_answer_that_cannot_be_noted_does_not_leave(hand: Hand, tmp_path: Path, monkeypatch: Any) -> None:
-    node = hand.node(tmp_path, [0])
-    hand.meet(node)
+    node = hand.met(tmp_path, [0])
 
     def full(*_: object) -> None:
         raise StoreError("The disk is full.")
@@ -165,15 +161,13 @@ class TestSums:
     def test_neither_sums_nor_their_differences_tell_of_few(
         self, hand: Hand, tmp_path: Path, asks: tuple[str, ...], told: tuple[int, ...]
     ) -> None:
-        node = hand.node(tmp_path, [0, 1, 2, 3], least_examples=6, leaves="clients")
-        hand.meet(node)
+        node = hand.met(tmp_path, [0, 1, 2, 3], least_examples=6, leaves="clients")
         assert self.sums(hand, node, *asks) == list(told)
 
     def test_a_client_that_is_lost_on_purpose_does_not_lay_another_bare(
         self, hand: Hand, tmp_path: Path
     ) -> None:
-        node = hand.node(tmp_path, [0, 1], least_examples=6)
-        hand.meet(node)
+        node = hand.met(tmp_path, [0, 1], least_examples=6)
         good = work(hand, 1, "01")
         lost = [good.orders[0], type(good.orders[1])(**{**vars(good.orders[1]), "version": 7, "attempt": 9})]
         answers = message_of(hand.say(node, hand.work(lost, 0, 2)), Answers)
