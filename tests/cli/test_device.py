@@ -188,7 +188,6 @@ class TestForget:
         assert content.count(needle) == 1
         store = opened(states, accept=by_share)
         assert {v.client for v in store.file.versions()} == {"b"}
-        store.close()
 
     def test_a_client_is_the_same_however_its_id_is_typed(self, fedkeep: Command, states: Path) -> None:
         store = opened(states, accept=by_share)
@@ -243,7 +242,6 @@ class TestForget:
         for client in ("anna with a long id", "bo"):
             with pytest.raises(MissingError):
                 begun(store, client)
-        store.close()
 
     def test_what_is_not_there(self, refused: Callable[..., str], states: Path) -> None:
         said = "Error: states keeps nothing of client 'd'."

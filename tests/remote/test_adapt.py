@@ -216,7 +216,6 @@ def test_a_method_without_adaptation_and_a_run_that_is_not_there(tmp_path: Path)
     served("fedavg", devices, tmp_path / "other")
     with pytest.raises(ConfigError, match="'fedavg' has no phases of adaptation"):
         served("fedavg", devices, tmp_path / "other", only="adapt")
-    devices.close()
 
 
 # One node, by hand.
@@ -279,7 +278,6 @@ def test_unless_its_owner_says_so_a_device_lets_no_adapted_model_be_judged(tmp_p
     (answer,) = found.answers
     assert (answer.fault, answer.upload, math.isnan(answer.loss), found.judged) == (None, None, True, ())
     assert set(on_disk(hand, tmp_path)) == {str(DATA.ids[0])}
-    hand.close()
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,6 @@ def test_values_are_never_outside_the_folder_where_another_kill_may_leave_them(
     again = opened(left)
     assert rows(again) == rows(store) == [(1, 0, False)]
     again.close()
-    store.close()
 
 
 @pytest.mark.parametrize("clients", [[], ["--client", "a"]])

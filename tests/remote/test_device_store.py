@@ -237,7 +237,6 @@ class TestFile:
         assert modes.pop("states") == 0o700
         assert set(modes) >= {"abc123.db", "abc123.db-wal"}
         assert set(modes.values()) == {0o600}
-        store.close()
 
     def test_a_run_id_names_no_other_place(self, tmp_path: Path) -> None:
         for wrong in ("", "../x", "a/b", "a.b", "x" * 65, "ü"):
@@ -336,7 +335,6 @@ class TestMoreThanARowHolds:
         most = 2**63 - 1
         with store.file.writing():
             store.file.put(Version(0, "ä" * 2000, most, most, most, most, accepted=False), row)
-        store.close()
 
 
 class TestBestRound:

@@ -194,7 +194,6 @@ def test_a_node_that_left_costs_one_deadline_and_a_dropped_client_none(tmp_path:
         drop(tmp_path / "run", [str(client) for client in devices.data.ids])
     with pytest.raises(ConfigError, match="'nobody' is none"):
         drop(tmp_path / "run", ["nobody"])
-    devices.close()
 
 
 def test_over_selection_takes_the_first_answers(tmp_path: Path) -> None:
@@ -233,7 +232,6 @@ def test_an_order_beyond_the_transports_limit_is_said_clearly(tmp_path: Path) ->
     devices = Devices(CASE, tmp_path, 2, most_bytes=500)
     with pytest.raises(ConfigError, match=r"^The message '\w+' to node.*'node-0'"):
         served(devices, tmp_path)
-    devices.close()
 
 
 def changed(packet: Packet, **header: Any) -> Packet:

@@ -72,7 +72,6 @@ def test_a_run_over_machines_has_the_bits_of_a_simulation(name: str, tmp_path: P
     if expected.method.split.private and name != "mixture":
         kept = devices.kept(ledger_of(tmp_path / "run"))
         assert same_bits(kept, everyone(expected.private, len(DATA)))
-    devices.close()
 
 
 def test_a_device_refuses_a_head_that_is_none_on_its_examples(tmp_path: Path) -> None:

@@ -129,7 +129,6 @@ def test_who_is_added_takes_part_from_the_next_round_on_with_the_bits_of_one_pro
     assert read_info(late.run)["data"]["clients"] == len(found.roster)
     (said,) = (text for text in late.events("joined") if "take part" in text)
     assert (repr(late.late[0]) in said, f"round {JOINS + 1} on" in said) == (True, True)
-    late.devices.close()
 
 
 @pytest.mark.parametrize("at", range(1, 9))
@@ -171,14 +170,12 @@ def test_a_run_that_is_rolled_back_before_the_joining_comes_to_the_same_bits(
     roll_back(late.run, JOINS - 2)
     late.serve()
     assert same_bits(server_of(late.run), before)
-    late.devices.close()
 
 
 def test_who_is_not_added_takes_no_part(tmp_path: Path) -> None:
     late = Late("furl", tmp_path, added=False)
     late.serve()
     assert list(map(str, attendance_of(late.run).roster.ids)) == late.early
-    late.devices.close()
 
 
 def test_where_clients_are_listed_those_that_are_added_are_listed_with_them(tmp_path: Path) -> None:
@@ -190,7 +187,6 @@ def test_where_clients_are_listed_those_that_are_added_are_listed_with_them(tmp_
     assert list(map(str, attendance_of(late.run).roster.ids)) == [*late.early, late_ones[0]]
     assert all("'node-2'" in text and "no node" in text for text in late.events("refused"))
     assert len(late.events("refused")) == len(late_ones) - 1
-    late.devices.close()
 
 
 def test_whom_the_method_cannot_take_in_is_told_and_the_run_goes_on(
@@ -207,7 +203,6 @@ def test_whom_the_method_cannot_take_in_is_told_and_the_run_goes_on(
         True,
         True,
     )
-    late.devices.close()
 
 
 def test_nobody_is_added_where_no_round_could_ask_them(tmp_path: Path) -> None:
@@ -230,4 +225,3 @@ def test_a_damaged_file_of_those_that_were_added_is_named(tmp_path: Path) -> Non
     (late.run / ADDED).write_text("{")
     with pytest.raises(RunError, match=ADDED):
         late.serve()
-    late.devices.close()

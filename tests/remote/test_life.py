@@ -94,7 +94,6 @@ class TestAnotherRun:
         again = DeviceFile(file_of(tmp_path, OLD), "ann", 0.1)  # the old run's are as they were
         assert again.about.run == OLD
         again.close()
-        new.close()
 
     @pytest.mark.parametrize("method", [FURL, SHARED])
     def test_it_goes_on_as_a_simulation_does_that_is_given_the_states(
@@ -293,7 +292,6 @@ class TestRollBack:
             assert f"The order wants version {back} of what client '{answer.client}' keeps" in str(
                 answer.fault
             )
-        hand.close()
 
     def test_to_the_beginning_they_always_follow(self, tmp_path: Path) -> None:
         hand = self.gone_back(tmp_path, 0, 1)
@@ -312,4 +310,3 @@ def test_new_data_of_a_client_are_used_from_the_next_run_on(tmp_path: Path) -> N
     packet = continued(new, old, tmp_path)
     assert message_of(packet, Fits).clients["user-0"]["train"] == 9
     assert packet_of(new.hello()).header["continue_from"] == OLD
-    new.close()

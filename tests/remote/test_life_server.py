@@ -129,7 +129,6 @@ def test_a_third_run_begins_with_what_the_second_only_took_over(tmp_path: Path) 
     serve_run(third, devices.transport, tmp_path / "third", progress=False)
     assert same_bits(server_of(tmp_path / "third"), on_server(expected))
     assert same_bits(devices.kept(ledger_of(tmp_path / "third")), everyone(expected.private, 6))
-    devices.close()
 
 
 def test_clients_join_and_leave_and_new_data_are_used(tmp_path: Path) -> None:
@@ -263,7 +262,6 @@ def test_a_server_that_was_killed_begins_or_goes_on_in_the_same_way(rounds: int,
     expected = by_hand(first, CASES[CASE].model)
     assert same_bits(server_of(tmp_path / "new"), on_server(expected))
     assert same_bits(devices.kept(ledger_of(tmp_path / "new")), everyone(expected.private, 6))
-    devices.close()
 
 
 def test_an_older_run_that_went_on_before_the_first_round_is_refused(tmp_path: Path) -> None:
@@ -280,7 +278,6 @@ def test_an_older_run_that_went_on_before_the_first_round_is_refused(tmp_path: P
         second(tmp_path, devices)
     with pytest.raises(ConfigError, match="^continue_from: .*new began with the run .* Name the same"):
         second(tmp_path, devices, continue_from=None)
-    devices.close()
 
 
 def test_an_older_run_that_was_made_longer_before_the_first_round_is_refused(tmp_path: Path) -> None:
@@ -318,4 +315,3 @@ def test_a_run_cannot_continue_itself_a_simulation_or_one_without_a_round(tmp_pa
     same: Federation = federation(CASE, KIND, continue_from=tmp_path / "old")
     with pytest.raises(ConfigError, match="old began with none. Name the"):
         serve_run(same, devices.transport, tmp_path / "old", progress=False)
-    devices.close()

@@ -101,7 +101,6 @@ def test_the_same_message_gets_the_same_answer_and_another_none(tmp_path: Path) 
     assert alone.revealed(alone.names).made == once
     assert alone.revealed(alone.names[:2]).made == {}, "two lists of survivors would unmask one client"
     assert not vectors(alone.masked(boxes))
-    alone.node.close()
 
 
 def test_a_training_without_a_mask_is_refused_and_a_mask_where_none_is_agreed(tmp_path: Path) -> None:
@@ -120,7 +119,6 @@ def test_a_training_without_a_mask_is_refused_and_a_mask_where_none_is_agreed(tm
     other = Alone(tmp_path / "b", None)
     packet = _say(other, replace(plain, train=False, asks=(Ask(step="keys", sum=1, given={}),)))
     assert "asks for steps of a secure sum, and the method has none" in packet.header["reason"]
-    other.node.close()
 
 
 def _say(alone: Alone, order: ClientOrder) -> Packet:
@@ -142,7 +140,6 @@ def test_steps_out_of_turn_with_too_many_too_few_or_old_keys_are_refused(tmp_pat
     assert len(vectors(alone.masked(boxes, 5, attempt=6))) == 3
     alone.keys(6, attempt=7), alone.keys(8, attempt=8)
     assert alone.revealed(alone.names, 5, attempt=9).made == {}, "two later sums have begun"
-    alone.node.close()
 
 
 @pytest.mark.parametrize("clients", ["abc", "3.0", "-3", "1", "", "9" * 30, "9" * 5000])
@@ -157,7 +154,6 @@ def test_a_number_of_clients_that_is_none_is_refused_and_the_others_are_served(
     assert alone.told == [
         f"A sum begins with at least 2 clients, fewer than 10^9; the server said {clients[:20]!r}."
     ]
-    alone.node.close()
 
 
 def test_more_keys_than_were_to_begin_are_refused_also_where_the_threshold_is_high_enough(
@@ -171,7 +167,6 @@ def test_more_keys_than_were_to_begin_are_refused_also_where_the_threshold_is_hi
     fewer = {name: keys[name] for name in alone.names[:2]}
     asks = {name: [Ask(step="shares", sum=1, given=fewer)] for name in alone.names[:2]}
     assert len(alone.ask(asks, 3).made) == 2
-    alone.node.close()
 
 
 def test_a_client_that_sends_the_keys_of_an_earlier_round_sits_out(tmp_path: Path) -> None:
@@ -209,7 +204,6 @@ def test_a_number_out_of_range_leaves_neither_vector_nor_its_value(tmp_path: Pat
     faults = {str(one.fault) for one in answers.answers}
     assert all("Its own log says why." in text for text in faults)
     assert alone.told
-    alone.node.close()
 
 
 def test_shares_that_unmask_a_sum_leave_also_where_the_next_sum_is_refused(tmp_path: Path) -> None:
@@ -222,7 +216,6 @@ def test_shares_that_unmask_a_sum_leave_also_where_the_next_sum_is_refused(tmp_p
     assert type(answers.answers[0].fault) is UploadError
     assert list(answers.made[name]) == ["revealed"]
     assert len(answers.made[name]["revealed"]) == 3
-    alone.node.close()
 
 
 def test_secrets_are_the_owners_alone_and_go_with_the_state(tmp_path: Path) -> None:
@@ -266,7 +259,6 @@ def test_damaged_secrets_cost_the_sum_that_they_are_of_alone(content: bytes | No
     boxes = alone.boxes({n: answers.made[n]["keys"]["keys"] for n in alone.names}, 2, attempt=4)
     assert len(vectors(alone.masked(boxes, 2, attempt=5))) == 3
     assert set(alone.revealed(alone.names, 2, attempt=6).made) == set(alone.names)
-    alone.node.close()
 
 
 def test_secrets_that_can_neither_be_read_nor_removed_are_told_without_a_path(tmp_path: Path) -> None:
@@ -279,7 +271,6 @@ def test_secrets_that_can_neither_be_read_nor_removed_are_told_without_a_path(tm
     assert type(answers.answers[0].fault) is LostError
     assert str(tmp_path) not in str(answers.answers[0].fault)
     assert f"Check the rights, or remove {path.name}." in alone.told[-1]
-    alone.node.close()
 
 
 def test_a_full_disk_costs_a_step_until_there_is_space_and_the_owner_is_told_so(
@@ -298,7 +289,6 @@ def test_a_full_disk_costs_a_step_until_there_is_space_and_the_owner_is_told_so(
     assert type(answers.answers[0].fault) is LostError
     assert "No space left on device. It takes no step until they can: free some space" in alone.told[-1]
     assert len(alone.ask(asks, 2).made[alone.names[0]]["shares"]) == 2
-    alone.node.close()
 
 
 def test_a_client_says_whose_shares_it_cannot_open(tmp_path: Path) -> None:
@@ -311,7 +301,6 @@ def test_a_client_says_whose_shares_it_cannot_open(tmp_path: Path) -> None:
     assert {name: made for name, made in answers.made.items() if "masked" in made} == {
         first: {"masked": {third: ""}}
     }
-    alone.node.close()
 
 
 # Does a test notice? Each promise is broken by a line.

@@ -50,7 +50,6 @@ def test_a_message_that_failed_leaves_nothing_that_the_next_one_makes_durable(
             assert "ZeroDivisionError" in message_of(hand.say(node, packet_of(work)), Refused).reason
         hand.ask(node, hand.work([hand.order(hand.first_order("user-1", 1))], 1, number + 10))
         assert store.file.versions("user-0") == before
-    hand.close()
 
 
 def test_what_was_agreed_on_first_counts_for_a_process_that_starts_later(hand: Hand, tmp_path: Path) -> None:
@@ -77,7 +76,6 @@ def test_orders_of_different_parts_of_the_run_are_refused(hand: Hand, tmp_path: 
         "A message was refused: the orders to train must have one progress; got 0.1 and 0.9."
     )
     assert hand.ask(node, hand.work([hand.order(late), judged], 0, 6)).answers[0].upload is not None
-    hand.close()
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,6 @@ def test_parameters_that_do_not_fit_are_refused_also_where_nobody_trains(
     order = Order(round=0, client="user-0", sent=Sent(params=params))
     work = hand.work([hand.order(order, train=False, judge=(only(),))], 0, 5)
     assert said in message_of(hand.say(node, packet_of(work)), Refused).reason
-    hand.close()
 
 
 def test_training_examples_are_not_judged_whatever_the_server_asks(tmp_path: Path) -> None:
@@ -109,7 +106,6 @@ def test_training_examples_are_not_judged_whatever_the_server_asks(tmp_path: Pat
     assert refused.reason.startswith(
         "A message 'work' was refused: orders.0.judge.0.split: Input should be 'valid' or"
     )
-    node.close()
 
 
 @pytest.mark.parametrize("leaves", LEAVES)
@@ -161,7 +157,6 @@ def test_a_message_to_many_clients_looks_each_of_them_up_once(
     orders = [hand.order(hand.first_order(f"user-{k}"), train=False) for k in range(count)]
     assert {answer.fault for answer in hand.ask(node, hand.work(orders, 0, 5)).answers} == {None}
     assert len(read) <= 3 * count
-    hand.close()
 
 
 def test_runs_that_are_not_asked_for_any_more_are_let_go_of_and_served_if_they_are(tmp_path: Path) -> None:
@@ -176,7 +171,6 @@ def test_runs_that_are_not_asked_for_any_more_are_let_go_of_and_served_if_they_a
         assert first.ask(node, work).answers[0].upload is not None
         assert list(node._runs)[-1] == first.run
         assert len(node._runs) == MOST_RUNS
-    node.close()
 
 
 def test_a_file_is_let_go_of_where_a_message_fails_and_the_next_one_settles_its_examples(
@@ -205,7 +199,6 @@ def test_a_file_is_let_go_of_where_a_message_fails_and_the_next_one_settles_its_
     hand.ask(other, work)
     other.close()
     hand.ask(node, work)
-    node.close()
 
 
 def test_a_node_is_closed_between_messages(hand: Hand, tmp_path: Path) -> None:

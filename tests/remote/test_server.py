@@ -81,7 +81,6 @@ def test_two_runs_on_the_same_nodes_do_not_touch_each_other(tmp_path: Path) -> N
         run = read_info(folder / "run")["run"]
         assert same_bits(server_of(folder / "run"), on_server(expected))
         assert same_bits(devices.kept(ledger_of(folder / "run"), run), everyone(expected.private, 6))
-    devices.close()
 
 
 def test_a_tracker_is_told_every_record_of_a_server_that_was_killed_once(tmp_path: Path) -> None:
@@ -135,7 +134,6 @@ def test_a_run_that_is_made_longer_ends_like_one_that_was_that_long(tmp_path: Pa
     ).last
     assert same_bits(server_of(tmp_path / "run"), on_server(longer))
     assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(longer.private, 6))
-    devices.close()
 
 
 def test_a_run_of_another_length_says_what_it_was_served_with(tmp_path: Path) -> None:
@@ -203,7 +201,6 @@ def test_judging_alone_wants_a_run(tmp_path: Path) -> None:
     devices = Devices(CASE, tmp_path, 2)
     with pytest.raises(RunError, match="holds no run to judge"):
         served(devices, tmp_path, only="judge")
-    devices.close()
 
 
 def test_who_came_before_the_first_round_is_in_the_runs_events(tmp_path: Path) -> None:
@@ -243,7 +240,6 @@ def test_a_folder_with_a_simulation_is_not_gone_on_with(tmp_path: Path) -> None:
     devices = Devices(CASE, tmp_path, 2)
     with pytest.raises(RunError, match="is a simulation, not a run across machines"):
         served(devices, tmp_path)
-    devices.close()
 
 
 def test_a_state_that_is_gone_is_reported_and_the_run_goes_on_without_it(tmp_path: Path) -> None:

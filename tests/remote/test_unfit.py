@@ -75,7 +75,6 @@ def test_a_clients_row_that_does_not_fit_takes_no_other_out(tmp_path: Path) -> N
     again = hand.node(tmp_path, [0, 1, 2])  # its owner has mended the row
     again.source = raw(DATA, [], [0, 1, 2])
     assert all(a.upload is not None for a in hand.ask(again, hand.work(orders, 0, 6)).answers)
-    again.close()
 
 
 def test_where_many_or_all_do_not_fit_the_device_takes_no_part(tmp_path: Path) -> None:
