@@ -75,7 +75,9 @@ def read_node_config(path: Path) -> NodeConfig:
     Raises:
         ConfigError: the file is missing or no TOML, a key is unknown, or a value doesn't fit; all faults are named.
     """
-    found: NodeConfig = made_of(NodeConfig, parse_toml(read_text(path, TO_HAVE_ONE), str(path)), str(path))
+    content = parse_toml(read_text(path, TO_HAVE_ONE), str(path))
+    where = str(path) if "device" in content else f"{path}.{TO_HAVE_ONE} Here"
+    found: NodeConfig = made_of(NodeConfig, content, where)
     return found
 
 
