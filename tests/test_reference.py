@@ -115,6 +115,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         if not (page.parent / link).exists()
     ]
     assert dead == []
+    assert '<abbr title="' in (tmp_path / "own.html").read_text(encoding="utf-8")
     from_elsewhere = [
         page.name
         for page in tmp_path.rglob("*.html")
