@@ -15,7 +15,11 @@ import sys
 
 import pytest
 
+from benchmarks.deployments import METHODS, configuration
+from fedkeep.experiments.build import run_config
+from fedkeep.experiments.config import parse_config
 from fedkeep.flower.processes import MARK, marked, program
+from tests.commands import call
 from tests.documents import ROOT, blocks
 from tests.flower.hosts import Hosts, reason
 
@@ -23,6 +27,8 @@ TRANSCRIPTS = sorted((ROOT / "docs" / "transcripts").glob("*.txt"))
 ALONE = [path for path in TRANSCRIPTS if path.stem != "machines"]
 CLINICS = ["clinic-a", "clinic-b", "clinic-c"]
 NAMES = {"link": "link.example.org", **{clinic: f"{clinic}.example.org" for clinic in CLINICS}}
+PREDICT = "fedkeep device predict node.toml --published run.published --data new.csv --out predicted.csv"
+SEQUENTIAL = {"run.engine": "sequential"}
 VARIES = [
     (r"\x1b\[[0-9;]*m", ""),
     (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
@@ -125,10 +131,61 @@ def test_the_transcript_of_four_machines_is_what_they_say(tmp_path):
             else:
                 said, code = hosts.run(machine, command)
                 assert code == 0, said
+            with (tmp_path / "said.txt").open(
+                "a"
+            ) as file:  # what the transcript is made of where commands change
+                file.write(f"{machine}$ {command}\n{said}")
             check(command, said, printed)
-            if command.startswith("fedkeep flower init"):
-                for clinic in CLINICS:
-                    take_there(link / "visits" / clinic, tmp_path / clinic, clinic)
+            carry(command, link, tmp_path)
+        assert (tmp_path / "clinic-a" / "predicted.csv").read_text().count("clinic-a-") == 24
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(reason()), reason=reason())
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "furl"])
+def test_clinics_predict_with_other_methods_as_after_a_simulation(name, tmp_path):
+    """The page's commands, and ``device adapt`` where the models are made after the rounds."""
+    text = (
+        configuration(name).partition("[data]")[0] + "[model]" + configuration(name).partition("[model]")[2]
+    )
+    text = text.replace("seed = 3\n", "").replace("cohort = 2", "cohort = 6") + "[rounds]\nclients = 6\n"
+    with Hosts(tmp_path, NAMES, environment(HOME="/srv")) as hosts:
+        link = tmp_path / "link"
+        (link / "visits.toml").write_text(text)
+        for machine, command, printed in steps(ROOT / "docs" / "transcripts" / "machines.txt"):
+            if command.endswith("&"):
+                last = alike(printed).splitlines()[-1]
+                hosts.start(machine, command.removesuffix(" &"), lambda said, last=last: last in alike(said))
+            elif re.search("flower (init|register|train|publish)", command):
+                said, code = hosts.run(machine, command)
+                assert code == 0, said
+            carry(command, link, tmp_path)
+        for clinic in CLINICS:
+            adapt = [] if name == "fedavg" else ["fedkeep device adapt node.toml --published run.published"]
+            for words in [*adapt, PREDICT]:
+                said, code = hosts.run(clinic, words)
+                assert code == 0, said
+    tables = [(tmp_path / clinic / "visits.csv").read_text().splitlines() for clinic in CLINICS]
+    (tmp_path / "all.csv").write_text("\n".join([tables[0][0], *(row for one in tables for row in one[1:])]))
+    data = f'[data]\nreader = "table"\npath = "{tmp_path}/all.csv"\n'
+    alone = parse_config(
+        text.partition("[rounds]")[0].replace("[model]", f"{data}[model]", 1), "", SEQUENTIAL
+    )
+    run_config(alone, out=tmp_path / "simulation").export(tmp_path / "models")
+    for clinic in CLINICS:
+        expected, new = tmp_path / f"{clinic}.csv", tmp_path / clinic / "new.csv"
+        assert call("predict", tmp_path / "models", "--data", new, "--out", expected).exit_code == 0
+        assert (tmp_path / clinic / "predicted.csv").read_text() == expected.read_text()
+        assert expected.read_text().count(clinic) == 24
+
+
+def carry(command, link, folder):
+    """Take to the clinics what the owner has made for them."""
+    for clinic in CLINICS:
+        if command.startswith("fedkeep flower init"):
+            take_there(link / "visits" / clinic, folder / clinic, clinic)
+        if command.startswith("fedkeep flower publish"):
+            shutil.copy(link / "visits" / "run.published", folder / clinic)
 
 
 def take_there(party, machine, clinic):
@@ -155,4 +212,6 @@ def take_there(party, machine, clinic):
         for ward in (1, 2)
         for k in range(40)
     ]
+    new = [row.rpartition(",")[0] for row in rows[::2][:12] + rows[-12:]]
+    (machine / "new.csv").write_text("\n".join(["user,text", *new]) + "\n")
     (machine / "visits.csv").write_text("\n".join(["user,text,label", *rows]) + "\n")
