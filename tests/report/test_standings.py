@@ -13,7 +13,6 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.metrics.worth import Interval, Paired
 from fedkeep.metrics.worth.best import Standing, best_of, standings
-from fedkeep.report.charts import Ranks
 from fedkeep.report.drawing import to_svg
 from fedkeep.report.standings import (
     Compared,
@@ -137,7 +136,6 @@ def test_the_figure_has_the_best_first_and_fills_what_is_not_told_apart() -> Non
     figure = ranks_figure(made([4, 5] * 6, [8] * 12))
     assert [one["method"] for one in figure.data] == ["b", "a"]
     (chart,) = figure.panels
-    assert isinstance(chart, Ranks)
     assert [(r.label, r.filled, r.slot) for r in chart.ranks] == [("b", True, "0"), ("a", False, "x")]
 
 

@@ -46,7 +46,6 @@ def shown(data: FederatedData | ImageSet) -> list[int]:
 def test_members_of_one_name_are_an_example(tmp_path: Path, name: str) -> None:
     members = {"a/2.png": png(2), "a/2.cls": "10\n", "README": "x", "a/1.cls": "9", "a/1.PNG": png(1)}
     found = tars(packed(tmp_path / name, members))
-    assert isinstance(found, ImageSet)
     assert (found.images.shape, found.label_names, found.train) == ((2, 1, 4, 6), ("9", "10"), 2)
     assert dict(zip(shown(found), found.labels.tolist(), strict=True)) == {2: 1, 1: 0}
 
