@@ -55,7 +55,7 @@ REFUSED: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (methods.fedbabu, {"tunes": "body"}, "tunes must be 'all' or 'head'; got 'body'"),
     (methods.fedcp, {"lam": -1.0}, "lam must be at least 0; got -1.0"),
     (methods.feddbe, {"kappa": -1.0}, "kappa must be at least 0; got -1.0"),
-    (methods.feddbe, {"momentum": 0.0}, "momentum must be above 0 and at most 1; got 0.0"),
+    (methods.feddbe, {"momentum": 0.0}, "momentum must be in (0, 1]; got 0.0"),
     (methods.feddyn, {"alpha": 0}, "alpha must be positive; got 0"),
     (methods.feddyn, {"server": averaging()}, "'feddyn' counts every client alike"),
     (methods.fedpac, {"lam": -1.0}, "lam must be at least 0; got -1.0"),

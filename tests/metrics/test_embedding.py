@@ -165,5 +165,5 @@ def test_tsne_of_few_or_equal_users() -> None:
     assert not tsne(np.ones((20, 4))).points.any()
     assert tsne(np.zeros((0, 4))).points.shape == (0, 2)
     assert np.isfinite(tsne(np.arange(12.0)[:, None]).points).all()  # one dimension
-    with pytest.raises(DataError, match="above 0"):
+    with pytest.raises(DataError, match="must be positive"):
         tsne(np.zeros((5, 2)), perplexity=0)

@@ -8,7 +8,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, check_range
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.columns import Rows, offsets_of
 from fedkeep.data.federated import FederatedData, take
@@ -33,8 +33,7 @@ def drawn(ids: Collection[str], clients: int) -> frozenset[str]:
 
 
 def _places(there: int, clients: int) -> Rows:
-    if clients < 1:
-        raise DataError("Wanted {name} of at least 1; got {got}.", name="clients", got=clients)
+    check_range("[1, inf]", DataError, clients=clients)
     if clients > there:
         raise DataError("Wanted {wanted:,} clients; the data have {there:,}.", wanted=clients, there=there)
     return np.sort(numpy_generator(0, "subset/clients").permutation(there)[:clients])
@@ -57,8 +56,7 @@ def subset(
     Raises:
         DataError: a number is below 1, or there are not so many clients.
     """
-    if examples is not None and examples < 1:
-        raise DataError("Wanted {name} of at least 1; got {got}.", name="examples", got=examples)
+    check_range("[1, inf]", DataError, examples=examples)
     there = len(data.ids)
     chosen = np.arange(there) if clients is None else _places(there, clients)
     if isinstance(data, Raw):

@@ -156,8 +156,7 @@ def feddbe(
     Raises:
         MethodError: an argument is out of range.
     """
-    if not 0 < momentum <= 1:
-        raise MethodError(f"momentum must be above 0 and at most 1; got {momentum}.")
+    check_range("(0, 1]", MethodError, momentum=momentum)
     phase = local.but(loss=NearMean(kappa=float(kappa), loss=local.loss))
     moving = server.but(state=no_mean, update=AgreeOnce(step=server.update), synchronous=True)
     return Method(

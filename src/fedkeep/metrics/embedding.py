@@ -191,11 +191,7 @@ def tsne(vectors: Vectors, perplexity: float = 30.0, seed: int = 0) -> UserMap:
         ConfigError: scikit-learn is not installed.
     """
     table = _table(vectors, None)
-    if not perplexity > 0:
-        raise DataError(
-            "tsne wants a perplexity above 0; got {got}.",
-            got=perplexity,
-        )
+    check_range("(0, inf]", DataError, perplexity=perplexity)
     try:
         manifold = importlib.import_module("sklearn.manifold")
     except ImportError as error:

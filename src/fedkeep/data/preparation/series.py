@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, check_range
 from fedkeep.data.columns import Ragged, offsets_of
 from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, RawColumn, Where, difference
 from fedkeep.data.preparation.features import FeatureCode, Features, WholeSummary
@@ -69,8 +69,7 @@ class SeriesSummary(ColumnSummary):
     squares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_length < 1:
-            raise DataError("Wanted series of at least 1 step; got {got}.", got=self.max_length)
+        check_range("[1, inf]", DataError, max_length=self.max_length)
         _ = self._of_features
 
     @classmethod
@@ -151,8 +150,7 @@ class SeriesCode(Code):
     scales: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_length < 1:
-            raise DataError("Wanted series of at least 1 step; got {got}.", got=self.max_length)
+        check_range("[1, inf]", DataError, max_length=self.max_length)
         _ = self._of_features
 
     @property
