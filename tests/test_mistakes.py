@@ -206,6 +206,11 @@ WRITTEN: dict[str, tuple[Callable[[], Any], type[FedkeepError], tuple[str, ...]]
         ConfigError,
         ("'client'", "Did you mean 'user'"),
     ),
+    "a generator's argument of another name": (
+        lambda: fedkeep.data.toy(clients=3),
+        ConfigError,
+        ("'clients'", "Did you mean 'users'"),
+    ),
     "shares above 1": (
         lambda: FederatedData.from_columns(WHO, {"x": X, "label": LABEL}).split_per_user((0.8, 0.3, 0.1)),
         DataError,

@@ -234,6 +234,7 @@ def first_line(error: Exception, most: int = 200) -> str:
 
 MEANT = {
     "client": "user",
+    "clients": "users",
     "target": "label",
     "y": "label",
     "file": "path",

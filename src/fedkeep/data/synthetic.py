@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeep.core.arguments import telling_arguments
 from fedkeep.core.errors import DataError, check_choice
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.columns import Column, Ragged, offsets_of
@@ -140,6 +141,7 @@ def many_user_text(
     return FederatedData(columns, offsets_of(counts), ids, None, meta).split_per_user(seed=seed)
 
 
+@telling_arguments()
 def toy(
     users: int = 8,
     examples: int = 20,
