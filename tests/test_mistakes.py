@@ -99,7 +99,7 @@ TYPED = {
     "budget": ("RUN", "folder"),
     "deploy toy.toml": ("fedkeep deploy --local N --config CONFIG",),
     "resume r": ("'resume'", "--resume"),
-    "device run toy.toml": ("toy.toml", "a device's own file", "fedkeep flower init"),
+    "device run toy.toml": ("toy.toml", "no device's file", "fedkeep flower init"),
     "run toy.toml --set model.kind=cnn": ("'image'", "'x'", "another model"),
     "evaluete r": ("'evaluete'", "'evaluate'"),
     "reproduce all": ("'all'", "furl-table1"),

@@ -76,7 +76,11 @@ def read_node_config(path: Path) -> NodeConfig:
         ConfigError: the file is missing or no TOML, a key is unknown, or a value doesn't fit; all faults are named.
     """
     content = parse_toml(read_text(path, TO_HAVE_ONE), str(path))
-    where = str(path) if "device" in content else f"{path}.{TO_HAVE_ONE} Here"
+    where = (
+        str(path)
+        if "device" in content
+        else f"{path} is no device's file, as fedkeep flower init makes for each node"
+    )
     found: NodeConfig = made_of(NodeConfig, content, where)
     return found
 
