@@ -215,7 +215,9 @@ def test_images_are_partitioned_and_some_stay_out(tmp_path: Path) -> None:
         ({**LOSSLESS, "partition": {"kind": "shards"}}, "data.partition: missing clients."),
         (
             {"reader": "toy", "opt_out": {"fractoin": 0.5}},
-            ("data.opt_out.fractoin: unknown key. Did you mean 'fraction'? Known here: fraction, by, seed."),
+            (
+                "data.opt_out.fractoin: unknown key. Did you mean 'fraction'? Known to opt_out: fraction, by, seed."
+            ),
         ),
     ],
 )
