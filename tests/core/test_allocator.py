@@ -130,3 +130,18 @@ def test_the_command_line_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.exit_code == 2
     assert refused.stderr == "Error: FEDKEEP_MALLOC must be 'keep' or 'default'; got 'jemalloc'.\n"
     assert not is_tuned()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_large_memory_goes_back_at_once() -> None:
+    code = """
+import resource, torch
+from fedkeep.core.allocator import give_large_back
+assert give_large_back()
+held = [torch.ones(5_000_000) for _ in range(2)]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    torch.ones(5_000_000)
+assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before > 4 * 8  # pages, of 2 MB at most, that are the system's again
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment())

@@ -14,6 +14,7 @@ from fedkeep import simulate
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import from_line, to_line
 from fedkeep.core.run_files import read_info
+from fedkeep.remote import exchange
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.ledger import Roster
 from fedkeep.remote.roll_back import kept_rounds, roll_back
@@ -67,6 +68,30 @@ def test_a_server_that_was_killed_goes_on_at_the_next_round_by_itself(rounds: in
     assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(expected.private, 6))
     devices.close()
     assert_near(history, expected.history)  # the evaluation of round 2, made with round 3, is there once
+
+
+def test_uploads_that_wait_in_a_file_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other, asked, filed = tmp_path / "one", tmp_path / "other", list[int](), list[str]()
+    served(Devices(CASE, one, 3), one)
+    devices = Devices(CASE, other, 3)
+    put, portions = exchange.Shelf.put, exchange.Exchange._portions
+
+    def portioned(one: exchange.Exchange) -> list[list[str]]:
+        found = portions(one)
+        asked.extend(len(some) for some in found if len(found) > 1)
+        return found
+
+    def filing(shelf: exchange.Shelf, client: str, upload: Any) -> None:
+        put(shelf, client, upload)
+        filed.extend(shelf._there.keys() & {client})
+
+    monkeypatch.setattr(exchange.Exchange, "_portions", portioned)
+    monkeypatch.setattr(exchange.Shelf, "put", filing)
+    monkeypatch.setattr(exchange, "HELD", 0)
+    served(devices, other)
+    assert same_bits(server_of(one / "run"), server_of(other / "run"))
+    assert len(filed) >= COHORT
+    assert set(asked) == {1}  # of several, each is heard by itself
 
 
 def test_two_runs_on_the_same_nodes_do_not_touch_each_other(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 
 from fedkeep.core.errors import check_choice
@@ -35,21 +36,38 @@ def tune_allocator() -> bool:
     Raises:
         ConfigError: ``FEDKEEP_MALLOC`` has another value than ``keep`` and ``default``.
     """
-    setting = os.environ.get("FEDKEEP_MALLOC") or "keep"
-    check_choice("FEDKEEP_MALLOC must be", setting, ("keep", "default"))
-    if setting == "default" or sys.platform != "linux" or any(name in os.environ for name in OWN):
+    if (mallopt := _mallopt()) is None:
         return False
-    try:
-        library = ctypes.CDLL(None)
-    except OSError:
-        return False
-    if not all(hasattr(library, name) for name in ("gnu_get_libc_version", "mallopt")):
-        return False
-    mallopt = library.mallopt
     done = [bool(mallopt(number, size)) for number, size in KEPT.items()]
     if not done[0]:
         done[0] = bool(mallopt(MMAP_THRESHOLD, LARGEST_MMAP))
     return all(done)
+
+
+def give_large_back() -> bool:
+    """Let memory of 1 MB and more go back to the system as soon as it is freed, from now on (Linux with glibc only).
+
+    For a process that holds many large tensors, each for a moment only, as a federation's server: glibc else keeps what
+    one leaves, and finds no place in it for the next. Returns and errors are as for ``tune_allocator``.
+    """
+    mallopt = _mallopt()
+    return mallopt is not None and bool(mallopt(MMAP_THRESHOLD, 1 << 20))
+
+
+def _mallopt() -> Callable[[int, int], int] | None:
+    """Return mallopt(3); None: it is not here, or the allocator is the user's to set."""
+    setting = os.environ.get("FEDKEEP_MALLOC") or "keep"
+    check_choice("FEDKEEP_MALLOC must be", setting, ("keep", "default"))
+    if setting == "default" or sys.platform != "linux" or any(name in os.environ for name in OWN):
+        return None
+    try:
+        library = ctypes.CDLL(None)
+    except OSError:
+        return None
+    if not all(hasattr(library, name) for name in ("gnu_get_libc_version", "mallopt")):
+        return None
+    mallopt: Callable[[int, int], int] = library.mallopt
+    return mallopt
 
 
 def is_tuned() -> bool:

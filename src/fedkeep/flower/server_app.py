@@ -14,6 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedkeep.core.allocator import give_large_back
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.run_files import read_info
 from fedkeep.experiments.config import read_text
@@ -114,6 +115,7 @@ def main(grid: Grid, context: Context) -> None:
         write_status(path, Status(state, text, os.getpid()))
 
     try:
+        give_large_back()
         settings = settings_of(context.run_config)
         tell("running", "The server app has started.")
         _serve(grid, settings, lambda text: tell("running", text))

@@ -6,11 +6,20 @@ again there, always as the same attempt.
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import tempfile
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO, cast
+
+import torch
+from torch import Tensor
 
 from fedkeep.core.errors import DroppedError, FailedError, LateError, LostError, UploadError
+from fedkeep.core.params import nbytes
 from fedkeep.engines import Answer, Judged, Leaves
 from fedkeep.remote.events import Events
 from fedkeep.remote.messages import (
@@ -25,13 +34,15 @@ from fedkeep.remote.messages import (
     packet_of,
 )
 from fedkeep.remote.nodes import Nodes, Telling, some_of
-from fedkeep.split import Split
+from fedkeep.split import Split, Upload
 from fedkeep.tasks import Task
 
 MOST_REFUSALS = 2
 """Refusals of a client's order until the client sits out: after the first its node is told of the run anew."""
 BUSY = 10
 """A busy node is asked again after this part of the time that an answer may take."""
+HELD = 64 << 20
+"""Bytes of uploads that wait in memory for their turn; more wait in a temporary file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +75,64 @@ class _Sent:
     since: float
     patience: float
 
+    @property
+    def size(self) -> int:
+        """About how many bytes its answer has: as many as what its clients are to train."""
+        return sum(nbytes(order.sent.params) for order in self.orders.values() if order.train)
+
+
+class Shelf:
+    """Uploads that wait for their turn in a sum, by client: so many in memory, the others in a file.
+
+    The file has no name, and is gone with its process. It lies where the system keeps temporary files (``TMPDIR``).
+    """
+
+    def __init__(self) -> None:
+        self._here: dict[str, Upload] = {}
+        self._there: dict[str, tuple[int, Upload]] = {}
+        self._file: BinaryIO | None = None
+        self._held = 0
+
+    def put(self, client: str, upload: Upload) -> None:
+        """Keep an upload."""
+        if self._held + upload.nbytes <= HELD:
+            self._here[client] = upload
+            self._held += upload.nbytes
+            return
+        if self._file is None:
+            self._file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - as long as the shelf
+            weakref.finalize(self, self._file.close)
+        parts = upload.deltas, upload.rows
+        forms = ({name: value.to("meta") for name, value in part.items()} for part in parts)
+        self._there[client] = self._file.seek(0, os.SEEK_END), upload.but(*forms)
+        for value in (value for part in parts for value in part.values()):
+            self._file.write(_flat(value.contiguous()))
+
+    def take(self, client: str) -> Upload | None:
+        """Return a client's upload, which is kept no more; None: there is none."""
+        if client in self._here:
+            self._held -= self._here[client].nbytes
+            return self._here.pop(client)
+        if client not in self._there:
+            return None
+        start, upload = self._there.pop(client)
+        assert self._file is not None
+        self._file.seek(start)
+        return upload.but(
+            *({n: self._read(v) for n, v in part.items()} for part in (upload.deltas, upload.rows))
+        )
+
+    def _read(self, form: Tensor) -> Tensor:
+        value = torch.empty(form.shape, dtype=form.dtype)
+        if cast(io.BufferedRandom, self._file).readinto(_flat(value)) < value.nbytes:
+            raise OSError("A temporary file with uploads was cut short.")
+        return value
+
+
+def _flat(value: Tensor) -> memoryview:
+    """Return a tensor's memory as bytes."""
+    return value.reshape(-1).view(torch.uint8).numpy().data
+
 
 @dataclass
 class Exchange:
@@ -80,7 +149,7 @@ class Exchange:
         dropped: returns the clients that the run's owner has dropped: nobody asks them, or waits for them.
         gone: clients that were on no node at an earlier deadline: nobody waits for them while they still are.
         open: orders that were not answered yet.
-        found: answers that came, by client, until they are fetched.
+        found: answers that came, by client, until they are fetched; their uploads are on the shelf.
         judged: by partition, what came of judging.
         heard: the clients that answered in any way.
         made: by client, what came of its steps of secure sums.
@@ -109,8 +178,10 @@ class Exchange:
     _taken: int = 0
     _told: bool = False
     _telling: Telling = field(init=False)
+    _shelf: Shelf = field(init=False)
 
     def __post_init__(self) -> None:
+        self._shelf = Shelf()
         self._telling = Telling(self.nodes.transport.now, self.rules.again / BUSY)
         self.open = dict(self.orders)
         self._leave_out()
@@ -131,7 +202,7 @@ class Exchange:
         while client in self.open and not self.closed:
             self.step()
         if client in self.found:
-            return self.found.pop(client)
+            return replace(self.found.pop(client), upload=self._shelf.take(client))
         return Answer(client=client, fault=self._missing(client))
 
     def finish(self) -> None:
@@ -149,11 +220,13 @@ class Exchange:
     def poll(self) -> bool:
         """Hear what has come; send to clients that are at a new place, or were sent something that nobody answered."""
         transport = self.nodes.transport
-        replies = transport.receive(list(self._sent)) if self._sent else []
-        for reply in replies:
-            sent = self._sent.pop(reply.ticket, None)
-            if sent is not None:
-                self._hear(sent, reply.packet, reply.reason)
+        heard = False
+        for tickets in self._portions():
+            for reply in transport.receive(tickets):
+                heard = True
+                sent = self._sent.pop(reply.ticket, None)
+                if sent is not None:
+                    self._hear(sent, reply.packet, reply.reason)
         self.nodes.look()
         for sent in self._sent.values():
             if transport.now() >= sent.since + sent.patience:
@@ -174,7 +247,18 @@ class Exchange:
             self.events.note(
                 "again", f"{len(self.open)} clients are on no node, e.g. {some}; waiting for them."
             )
-        return bool(replies)
+        return heard
+
+    def _portions(self) -> list[list[str]]:
+        """Return the tickets, so many together that their answers are about as large as what is held in memory."""
+        found, left = list[list[str]](), 0
+        for ticket, sent in self._sent.items():
+            left -= sent.size
+            if not found or left < 0:
+                found.append([])
+                left = HELD - sent.size
+            found[-1].append(ticket)
+        return found
 
     def _leave_out(self) -> None:
         """Wait no longer for clients that take no part, were dropped, or are still gone."""
@@ -295,7 +379,9 @@ class Exchange:
         elif order.train:
             self._taken += 1
         self.heard.add(client)
-        self.found[client] = answer
+        if answer.upload is not None:
+            self._shelf.put(client, answer.upload)
+        self.found[client] = replace(answer, upload=None)
 
     def _missing(self, client: str) -> LostError:
         if self.enough is not None and self._taken >= self.enough:

@@ -1,0 +1,152 @@
+"""Claim: the memory of a federation's server does not grow with the cohort, where its reduction is a sum.
+
+    python -m benchmarks.server_memory [--cohorts 10 100 1000] [--out FOLDER]
+
+A round of FedAvg of a model of 20 MB, each client on a node of its own. The nodes are scripted: all answers are there at the
+first look, which is the worst case, and each is made when it is pulled. Each cohort is measured in a process of its own,
+twice: as it is, and with all uploads held in memory, as it would be without ``exchange.HELD``. ``results/server-memory.json``
+has the peak of the server's memory beyond what it had before the round. The link, which keeps messages, is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.faults import commit
+from benchmarks.measure import write
+from fedkeep.core.allocator import give_large_back
+from fedkeep.core.net import Net
+from fedkeep.engines import first_global, run_round
+from fedkeep.methods import fedavg
+from fedkeep.remote import exchange
+from fedkeep.remote.events import Events
+from fedkeep.remote.exchange import Rules
+from fedkeep.remote.fleet import Fleet
+from fedkeep.remote.ledger import Ledger, Roster
+from fedkeep.remote.messages import Answers, ClientAnswer, Packet, packet_of
+from fedkeep.remote.policy import RoundPolicy
+from fedkeep.remote.transport import Reply
+from fedkeep.store import VersionLedger
+
+WIDTH = 2236
+"""A layer of so many by so many: five million numbers."""
+
+
+class Scripted:
+    """Answers every order at once; an answer is made when it is pulled."""
+
+    def __init__(self, split: Any) -> None:
+        self.split, self.orders = split, dict[str, Any]()
+
+    def send(self, messages: Iterable[tuple[str, Packet]]) -> list[str]:
+        new = [packet.header for _, packet in messages]
+        tickets = [str(len(self.orders) + number) for number in range(len(new))]
+        self.orders |= dict(zip(tickets, new, strict=True))
+        return tickets
+
+    def receive(self, tickets: Collection[str]) -> list[Reply]:
+        return [Reply(ticket, self._answer(self.orders[ticket])) for ticket in tickets]
+
+    def _answer(self, header: Any) -> Packet:
+        number = int(header["orders"][0]["client"])
+        deltas = {
+            "weight": torch.full((WIDTH, WIDTH), number * 1e-4),
+            "bias": torch.full((WIDTH,), number * 1e-4),
+        }
+        answer = ClientAnswer(
+            client=str(number), upload=self.split.arrived(deltas, 1.0 + number % 3, {}), loss=1.0
+        )
+        told = {name: header[name] for name in ("run", "round", "attempt")}
+        return packet_of(Answers(answers=(answer,), **told))
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def measured(cohort: int, held: int | None) -> dict[str, Any]:
+    """Return the peak of this process's memory in one round, beyond what it had before, in bytes."""
+    if held is not None:
+        exchange.HELD = held
+    give_large_back()  # as Flower's server app does
+    net = Net(nn.Linear(WIDTH, WIDTH))
+    method = fedavg().fitted(net.module)
+    ids = [str(number) for number in range(cohort)]
+    roster = Roster.of({client: {"train": 1} for client in ids}, {})
+    transport = Scripted(method.split)
+    nodes: Any = SimpleNamespace(
+        transport=transport, place={c: c for c in ids}, look=lambda: None, refusal=lambda client: None
+    )
+    fleet = Fleet(
+        nodes,
+        Rules(run="r", fingerprint="", encoding="", split=method.split, tasks=()),
+        Ledger(VersionLedger(cohort), roster),
+        RoundPolicy(),
+        cohort=cohort,
+        events=Events(transport.now),
+        attempts=lambda: 1,
+    )
+    server = first_global(method, net, roster, cohort)
+    before, began = peak(), time.perf_counter()
+    after, report = run_round(method, fleet, server, ids, {})
+    assert report.clients == cohort
+    weights = sum(1.0 + number % 3 for number in range(cohort))
+    mean = sum((1.0 + number % 3) * number * 1e-4 for number in range(cohort)) / weights
+    moved = after.params["weight"] - server.params["weight"]
+    assert torch.allclose(moved, torch.full_like(moved, mean), atol=1e-5)
+    return {"cohort": cohort, "bytes": peak() - before, "seconds": time.perf_counter() - began}
+
+
+def peak() -> int:
+    """Return the most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    """Measure each cohort in a process of its own."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cohorts", type=int, nargs="*", default=[10, 100, 1000])
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--held", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.one is not None:
+        print(json.dumps(measured(args.one, args.held)))
+        return
+    model = 4 * (WIDTH * WIDTH + WIDTH)
+    rows = []
+    for cohort in args.cohorts:
+        for held in (None, 1 << 62):
+            if held is not None and cohort * model > 8 << 30:
+                continue  # as it would be without: more than 8 GB
+            more = [] if held is None else [f"--held={held}"]
+            told = subprocess.run(
+                [sys.executable, "-m", "benchmarks.server_memory", f"--one={cohort}", *more],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            row = json.loads(told.stdout) | {"uploads": "all in memory" if more else "as it is"}
+            rows.append({**row, "models": round(row["bytes"] / model, 1)})
+            print(rows[-1], flush=True)
+    write("server-memory", {"commit": commit(), "model": model, "rows": rows}, folder=args.out)
+
+
+if __name__ == "__main__":
+    main()
