@@ -108,6 +108,8 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
         DataError: the table cannot be read; no column can be that of clients; a column that was named is missing; or a
             model could read none.
     """
+    import pyarrow
+
     table = load_table(path, None) if not path.is_dir() else _one_a_client(path)
     if path.is_dir():
         client = client or "user"
@@ -133,9 +135,17 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
     decimal = table.decimal
     found = Start(path, client, label, "multiclass", rows, different[client], decimal)
     _label(found, table)
-    found.repeated = rows - _unlike(table)
+    codes = pyarrow.table({name: cells.different()[1] for name, cells in table.columns.items()})
+    found.repeated = rows - codes.group_by(codes.column_names).aggregate([]).num_rows
     if found.task == "regression" or found.names:
-        found.item = next((n for n in others if n != label and ITEMS.fullmatch(n) and _whole(table, n)), None)
+        found.item = next(
+            (
+                n
+                for n in others
+                if n != label and ITEMS.fullmatch(n) and table.columns[n].as_type("int64") is not None
+            ),
+            None,
+        )
     if found.item is not None:
         found.task, found.names = "regression", None
         found.left = {
@@ -311,22 +321,6 @@ def _usual_lines(epochs: Sequence[str], method: str = "fedper", clients: int = 0
         *(["", "[run]", *more] if more else []),
         "",
     ]
-
-
-def _whole(table: Table, name: str) -> bool:
-    try:
-        one = field_of(table, name)
-    except DataError:
-        return False
-    return one.kind == "number" and not (one.values % 1).any()
-
-
-def _unlike(table: Table) -> int:
-    """Return how many different rows there are."""
-    import pyarrow
-
-    codes = pyarrow.table({name: cells.different()[1] for name, cells in table.columns.items()})
-    return int(codes.group_by(codes.column_names).aggregate([]).num_rows)
 
 
 def _different(table: Table, name: str) -> int:
