@@ -401,7 +401,7 @@ def test_in_flowers_simulation(app, tmp_path, keeps):
         check=False,
     )
     said = done.stdout + done.stderr
-    found = [float(number) for number in re.findall(rf"'{app.accuracy}': '?([\d.e-]+)", said)]
+    found = [float(number) for number in re.findall(rf"'{app.accuracy}': '?([\d.e+-]+)", said)]
     assert found, said[-3000:]
     assert (found[-1] > 0.7) == keeps, found
     assert len(list(tmp_path.glob("kept/*.safetensors"))) == 3 * keeps

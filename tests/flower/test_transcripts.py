@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from benchmarks.deployments import METHODS, configuration
+from benchmarks.deployments import configuration
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
 from fedkeep.flower.processes import MARK, marked, program
@@ -142,7 +142,7 @@ def test_the_transcript_of_four_machines_is_what_they_say(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(reason()), reason=reason())
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "furl"])
+@pytest.mark.parametrize("name", ["mixture"])
 def test_clinics_predict_with_other_methods_as_after_a_simulation(name, tmp_path):
     """The page's commands, and ``device adapt`` where the models are made after the rounds."""
     text = (
@@ -161,8 +161,7 @@ def test_clinics_predict_with_other_methods_as_after_a_simulation(name, tmp_path
                 assert code == 0, said
             carry(command, link, tmp_path)
         for clinic in CLINICS:
-            adapt = [] if name == "fedavg" else ["fedkeep device adapt node.toml --published run.published"]
-            for words in [*adapt, PREDICT]:
+            for words in ("fedkeep device adapt node.toml --published run.published", PREDICT):
                 said, code = hosts.run(clinic, words)
                 assert code == 0, said
     tables = [(tmp_path / clinic / "visits.csv").read_text().splitlines() for clinic in CLINICS]
