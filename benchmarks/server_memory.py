@@ -28,8 +28,9 @@ from benchmarks.faults import commit
 from benchmarks.measure import write
 from fedkeep.core.allocator import give_large_back
 from fedkeep.core.net import Net
+from fedkeep.core.optim import sgd
 from fedkeep.engines import first_global, run_round
-from fedkeep.methods import fedavg
+from fedkeep.methods import Phase, fedavg
 from fedkeep.remote import exchange
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
@@ -84,7 +85,7 @@ def measured(cohort: int, held: int | None) -> dict[str, Any]:
         exchange.HELD = held
     give_large_back()  # as Flower's server app does
     net = Net(nn.Linear(WIDTH, WIDTH))
-    method = fedavg().fitted(net.module)
+    method = fedavg(local=Phase(optimizer=sgd(0.1), batch_size=4)).fitted(net.module)  # nobody trains
     ids = [str(number) for number in range(cohort)]
     roster = Roster.of({client: {"train": 1} for client in ids}, {})
     transport = Scripted(method.split)

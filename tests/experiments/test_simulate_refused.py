@@ -147,7 +147,7 @@ def test_data_without_the_column_of_the_loss() -> None:
 def test_other_words_are_refused() -> None:
     with pytest.raises(ConfigError, match="on_nonfinite must be 'stop' or 'skip'; got 'ignore'"):
         simulate(Logits(), FURL, DATA, rounds=1, on_nonfinite="ignore")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="^The device 'cuda:99' cannot be used: .*Use device='cpu'"):
+    with pytest.raises(ConfigError, match="^The device 'cuda:99' cannot be used: .*Use device = 'cpu'"):
         simulate(Logits(), FURL, DATA, rounds=1, device="cuda:99")
     with pytest.raises(ConfigError, match="^The device 'gpu' cannot be used: "):
         simulate(Logits(), FURL, DATA, rounds=1, device="gpu")
