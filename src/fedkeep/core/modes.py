@@ -146,6 +146,7 @@ class AsAlone(TorchFunctionMode):
 
 
 REENTRANT, OTHER = "CheckpointFunction", "_checkpoint_without_reentrant_generator"
+"""What torch's ``checkpoint`` calls; of the other kind torch 2.15 has ``_impl``, and the old name beside it."""
 
 
 class Keeping:
@@ -164,8 +165,9 @@ class Keeping:
 
     def __enter__(self) -> None:
         module = vars(checkpoint)  # what its function looks up there
-        self.before = {name: module[name] for name in (REENTRANT, *(() if self.reentrant else (OTHER,)))}
-        module.update({name: {REENTRANT: _Called, OTHER: _nothing}[name] for name in self.before})
+        others = () if self.reentrant else (OTHER, *({f"{OTHER}_impl"} & module.keys()))
+        self.before = {name: module[name] for name in (REENTRANT, *others)}
+        module.update({name: _Called if name == REENTRANT else _nothing for name in self.before})
 
     def __exit__(self, *error: object) -> None:
         vars(checkpoint).update(self.before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,5 +103,6 @@ def test_a_split_told_twice_and_a_column_in_some_files(tmp_path: Path) -> None:
         read(tmp_path / "t")
     with raises(DataError, folder=tmp_path / "no*.csv"):
         read(tmp_path / "no*.csv")
-    with raises(DataError, folder=tmp_path / "a**"):
-        read(tmp_path / "a**")
+    if sys.version_info < (3, 13):  # from then on it means a*
+        with raises(DataError, folder=tmp_path / "a**"):
+            read(tmp_path / "a**")
