@@ -18,6 +18,7 @@ from fedkeep.experiments import long_jobs, places, sweeps
 from fedkeep.experiments.comparing import Cell, Plan, plan, run, status
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.job import main
+from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.places import Futures, LostError, Slurm, place
 from fedkeep.experiments.progress import Stand
@@ -376,3 +377,17 @@ def test_a_whole_run_is_one_job(tmp_path: Path, cluster: Cluster, monkeypatch: p
     assert call(*words, "--continue-from", "slurm").exit_code == 2
     assert len(cluster.calls) == 1
     assert call("run", "toy.toml", "--out", "here").stdout.splitlines()[:6] == found.stdout.splitlines()[:6]
+
+
+def test_a_run_that_was_a_job_has_what_clients_adapt_to(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("toy.toml").write_text(TOY.replace('"furl"', '"fine_tuned"').replace(", rates = { user = 0.5 }", ""))
+    cluster.does(there=["run"])
+    for out, more in {"here": (), "there": ("--on", "slurm")}.items():
+        found = call("run", "toy.toml", "--out", out, *more)
+        assert found.exit_code == 0, found.output
+    here, there = load_run("here"), load_run("there")
+    assert here.fitted.keys() == there.fitted.keys()
+    assert here.fitted

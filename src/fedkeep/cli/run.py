@@ -93,24 +93,25 @@ def run(
             raise ConfigError(
                 "--on slurm begins a run or goes on with it; --continue-from runs here, or --on ray."
             )
-        _as_a_job(found, seen_from(on, folder), seen_from(on, found.data_folder(data)), on, slurm, resume)
-        return
-    try:
-        finished = run_config(
-            found.config,
-            engine=_spread(on, folder, found.data_folder(data), workers),
-            folder=found.data_folder(data),
-            out=folder,
-            resume=resume,
-            continue_from=continue_from,
-            text=found.text,
-            workers=workers,
-            tell=say,
-            agree=lambda ahead: ask_if_long(ahead.seconds, f"This run would take {ahead}.", yes),
-        )
-    except KeyboardInterrupt as stop:
-        complain(_stopped(folder, data))
-        raise typer.Exit(130) from stop
+        folder, there = seen_from(on, folder), seen_from(on, found.data_folder(data))
+        finished = _as_a_job(found, folder, there, on, slurm, resume)
+    else:
+        try:
+            finished = run_config(
+                found.config,
+                engine=_spread(on, folder, found.data_folder(data), workers),
+                folder=found.data_folder(data),
+                out=folder,
+                resume=resume,
+                continue_from=continue_from,
+                text=found.text,
+                workers=workers,
+                tell=say,
+                agree=lambda ahead: ask_if_long(ahead.seconds, f"This run would take {ahead}.", yes),
+            )
+        except KeyboardInterrupt as stop:
+            complain(_stopped(folder, data))
+            raise typer.Exit(130) from stop
     if finished.method.adapt.everyone and not finished.fitted:
         finished.fit(workers=workers or 1)
     show_result(finished, found)
@@ -129,8 +130,8 @@ def _spread(on: str, folder: Path, data: Path | None, workers: int | None) -> En
     return ClusterWorkers(executors(on), folder, data, workers)
 
 
-def _as_a_job(found: Found, folder: Path, data: Path | None, on: str, slurm: str, resume: bool) -> None:
-    """Let Slurm compute a whole run, wait for it, and show it."""
+def _as_a_job(found: Found, folder: Path, data: Path | None, on: str, slurm: str, resume: bool) -> Run:
+    """Let Slurm compute a whole run, wait for it, and return it."""
     from fedkeep.experiments.comparing import FAULT, Cell
     from fedkeep.experiments.load import load_run
     from fedkeep.experiments.long_jobs import run_long_jobs
@@ -143,8 +144,7 @@ def _as_a_job(found: Found, folder: Path, data: Path | None, on: str, slurm: str
     run_long_jobs([cell], on=place_of(on, beside, None, slurm), stand=lambda cell: cell.stand)
     if (fault := folder / FAULT).exists():
         raise RunError(f"{folder}: {fault.read_text(encoding='utf-8').strip()}")
-    show_result(load_run(folder, data_folder=data), found)
-    say(f"Run folder: {folder}")
+    return load_run(folder, data_folder=data)
 
 
 def show_result(run: Run, found: Found) -> None:
