@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import coverage
@@ -38,7 +39,7 @@ ROOMS = ("core", "engines", "methods", "remote", "store", "split", "privacy", "l
 TABLE = ("tests/engines/test_conformance.py", "tests/methods/test_every_method.py", "tests/test_numerics.py")
 LIMIT, WAIT = 240, 1200
 """Seconds that the tests of one mutant may compute, and may take with waiting: a busy machine kills no mutant."""
-SMALLEST, OTHERS = 100, 100
+SMALLEST, OTHERS = 60, 40
 MAP = ".coverage.mutants"
 """File in a checkout that says which test runs which line; made by ``--map``."""
 
@@ -229,27 +230,30 @@ def run(copy: Path, tests: Sequence[str]) -> tuple[str | None, str]:
     return (found[1] if found else ""), last
 
 
-def tried(tests: Tests, checkout: Path, file: str, number: int) -> dict[str, Any]:
-    """Write one mutant into a copy of the checkout, run its tests there, and return what happened."""
-    text = (checkout / file).read_text(encoding="utf-8")
+def copied(checkout: Path, folder: Path) -> Path:
+    """Return a copy of a checkout in a folder, for one mutant after the other: what Python compiled there stays."""
+    left_out = shutil.ignore_patterns(".git", ".venv", "results", "docs", "site", MAP)
+    return shutil.copytree(checkout, folder, ignore=left_out)
+
+
+def tried(tests: Tests, copy: Path, file: str, number: int) -> dict[str, Any]:
+    """Write one mutant into a copy, run its tests there, put the copy back, and return what happened."""
+    text = (copy / file).read_text(encoding="utf-8")
     tree = ast.parse(text)
     node, kind = list(places(tree))[number]
     line = node.lineno  # type: ignore[attr-defined]
     changed(node, kind)
     chosen = tests.of(file, line)
-    with tempfile.TemporaryDirectory(prefix="fedkeep-mutant-") as folder:
-        copy = Path(folder) / "copy"
-        left_out = shutil.ignore_patterns(".git", ".venv", "results", "__pycache__", "docs", "site", MAP)
-        shutil.copytree(checkout, copy, ignore=left_out)
-        while True:
-            (copy / file).write_text(ast.unparse(ast.fix_missing_locations(tree)) + "\n", encoding="utf-8")
-            by, why = run(copy, chosen)
-            if by not in chosen:
-                break
-            (copy / file).write_text(text, encoding="utf-8")
-            if run(copy, [by])[0] is None:
-                break
-            chosen = [test for test in chosen if test != by]  # fails in a copy whatever is changed
+    place = copy / file
+    times = place.stat()
+    while True:
+        place.write_text(ast.unparse(ast.fix_missing_locations(tree)) + "\n", encoding="utf-8")
+        by, why = run(copy, chosen)
+        place.write_text(text, encoding="utf-8")
+        os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))
+        if by not in chosen or run(copy, [by])[0] is None:
+            break
+        chosen = [test for test in chosen if test != by]  # fails in a copy whatever is changed
     return {
         "file": file,
         "place": number,
@@ -292,8 +296,23 @@ def main(words: Sequence[str] | None = None) -> None:
     found = [json.loads(line) for line in lines]
     known = {(row["file"], row["place"]) for row in found}
     left = [one for one in sample(checkout, given.count, given.seed) if one not in known]
-    with given.out.open("a", encoding="utf-8") as file, ThreadPoolExecutor(given.jobs) as pool:
-        for row in pool.map(lambda one: tried(tests, checkout, *one), left):
+    with (
+        given.out.open("a", encoding="utf-8") as file,
+        tempfile.TemporaryDirectory(prefix="fedkeep-mutants-") as folder,
+        ThreadPoolExecutor(given.jobs) as pool,
+    ):
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(given.jobs):
+            copies.put(copied(checkout, Path(folder) / str(number)))
+
+        def one_of(file: str, number: int) -> dict[str, Any]:
+            copy = copies.get()
+            try:
+                return tried(tests, copy, file, number)
+            finally:
+                copies.put(copy)
+
+        for row in pool.map(lambda one: one_of(*one), left):
             found.append(row)
             file.write(json.dumps(row) + "\n")
             file.flush()
