@@ -1,13 +1,14 @@
 """Claim: runs by Slurm's jobs and by Ray's tasks give the numbers of ``--jobs 2``, though jobs are killed at random.
 
-    python -m benchmarks.cluster [--place slurm ray spread] [--seeds 3] [--kills 10] [--out FOLDER]
+    python -m benchmarks.cluster [--place slurm ray spread paced] [--seeds 3] [--kills 20] [--out FOLDER]
 
 Eight methods with each seed on generated data, 10 rounds each: once in two processes here, then by a Slurm of this one machine
 (``slurmctld``, ``slurmd`` and ``munged`` of its own, in a folder; Debian's slurm-wlm and munge, as root), and by a Ray head with two
 nodes on this machine. Meanwhile processes of jobs are killed. Digests are of all records but times, and of the server's and
-every client's values. ``spread`` is each run by itself, its clients in Ray's tasks, of which some are killed; and a run of
-clients of about 50 ms, whose rounds are timed: in two processes here, and in two of Ray's, in turn. ``results/cluster.json``
-says how many runs are equal, how many jobs were lost, and how long it took.
+every client's values. ``spread`` is each run by itself, its clients in Ray's tasks, of which some are killed. ``paced`` is a
+run of clients of about 50 ms, whose rounds are timed: one after the other, in two processes here, and in two of Ray's, in turn; and, see
+``benchmarks.cluster_rounds``, by a plain loop and in Flower's simulation. ``results/cluster.json`` says how many runs are equal,
+how many jobs were lost, and how long it took; a place that is not measured anew keeps its row.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -29,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.faults import commit
-from benchmarks.measure import write
+from benchmarks.measure import RESULTS, write
 from benchmarks.same_bits import told
 from fedkeep.core.records import read_records
 from fedkeep.engines import Engine, Sequential, Workers
@@ -64,6 +67,8 @@ kind = "mlp"
 hidden = 300
 [method]
 kind = "fedper"
+batch_size = 32
+optimizer = { learning_rate = 0.1 }
 [run]
 rounds = 8
 cohort = 24
@@ -256,11 +261,23 @@ def paced(home: Path, turns: int) -> dict[str, Any]:
                 timings = read_records(out / "timings.jsonl")
                 rounds = [r.value for r in timings if r.metric == "seconds"]
                 found[name] += rounds[2:]  # the first begin the processes
+    for _ in range(turns):
+        for name, kind in {"plain loop": "plain", "Flower's simulation": "flower"}.items():
+            found.setdefault(name, []).extend(others(kind, config.run.rounds))
     return {
+        "place": "paced",
         "clients a round": config.run.cohort,
         **{f"{name}, seconds a round": float(np.median(found[name])) for name in found},
         "ray by workers": float(np.median(found["ray"]) / np.median(found["workers"])),
     }
+
+
+def others(name: str, rounds: int) -> list[float]:
+    """Return the seconds of each round but the first two, by what is no engine of fedkeep's."""
+    words = [sys.executable, "-m", "benchmarks.cluster_rounds", name, str(rounds)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds[2:]
 
 
 def main() -> None:
@@ -268,36 +285,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--place", nargs="*", default=["slurm", "ray", "spread"])
+    parser.add_argument("--place", nargs="*", default=["slurm", "ray", "spread", "paced"])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    kept = args.out / "cluster.json"
+    known = json.loads(kept.read_text(encoding="utf-8"))["places"] if kept.exists() else []
+    rows = {row["place"]: row for row in known}
     with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
-        home = Path(folder)
-        first = planned(home / "here", args.seeds)
-        seconds, _ = compute(first, None)
-        here = digests(first)
-        rows = []
-        pace: dict[str, Any] = {}
+        home, here = Path(folder), dict[str, dict[str, str]]()
         for name in args.place:
-            (home / name).mkdir()
-            given = (home / name, args.seeds, args.kills, here)
-            rows.append(spread(*given) if name == "spread" else measured(name, *given))
-            print(rows[-1], flush=True)
-        if "spread" in args.place:
-            pace = paced(home / "paced", 3)
-            print(pace, flush=True)
-    found = {
-        "commit": commit(),
-        "methods": METHODS,
-        "seeds": args.seeds,
-        "--jobs 2, seconds": seconds,
-        "places": rows,
-        "one run": pace,
-    }
+            if name == "paced":
+                row = paced(home / "paced", 3)
+            else:
+                if not here:
+                    first = planned(home / "here", args.seeds)
+                    seconds, _ = compute(first, None)
+                    rows["here"] = {"place": "here", "seconds": seconds, "commit": commit()}
+                    here = digests(first)
+                (home / name).mkdir()
+                given = (home / name, args.seeds, args.kills, here)
+                row = spread(*given) if name == "spread" else measured(name, *given)
+            rows[name] = {**row, "commit": commit()}
+            print(rows[name], flush=True)
+    found = {"methods": METHODS, "seeds": args.seeds, "places": list(rows.values())}
     write("cluster", found, folder=args.out)
-    if any(row["not equal"] for row in rows):
+    if any(row.get("not equal") for row in rows.values()):
         raise SystemExit("Some runs differ.")
 
 

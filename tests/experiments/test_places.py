@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.experiments import long_jobs, places, sweeps
+from fedkeep.experiments import long_jobs, places, reproductions, sweeps
 from fedkeep.experiments.comparing import Cell, Plan, plan, run, status
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.job import main
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.places import Futures, LostError, Slurm, place
+from fedkeep.experiments.places import Futures, LostError, RayTasks, Slurm, place
 from fedkeep.experiments.progress import Stand
+from fedkeep.experiments.reproductions import Reproduction, Request, reproduce
 from fedkeep.experiments.sweeps.space import Range, Space
 from fedkeep.experiments.sweeps.trials import TrialJob
 from fedkeep.report.runs import read_run
@@ -391,3 +392,84 @@ def test_a_run_that_was_a_job_has_what_clients_adapt_to(
     here, there = load_run("here"), load_run("there")
     assert here.fitted.keys() == there.fitted.keys()
     assert here.fitted
+
+
+def two_waves(request: Request) -> Path:
+    """Computes what is missing of a wave, then of another, and writes a table."""
+    for wave in ("ab", "c"):
+        jobs = [Errand(name, request.out) for name in wave if not (request.out / name).exists()]
+        run_long_jobs(jobs, request.jobs, request.progress, on=request.on)
+    (request.out / "table.md").write_text("a, b, c")
+    return request.out / "table.md"
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"mine": Reproduction(about="a table", run=two_waves, changes=("data",))}
+    monkeypatch.setattr(reproductions, "reproductions", lambda: known)
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_job_of_a_reproduction_computes_its_run_alone(tmp_path: Path, cluster: Cluster) -> None:
+    out = tmp_path / "results"
+    out.mkdir()
+    request = Request(None, out, "medium", [1, 2], on=place("slurm", out), changes={"data.kind": "1"})
+    reproduce("mine", request)  # the double says that all are done
+    (out / "table.md").unlink()
+    made = [json.loads((out / "slurm" / f"{name}.json").read_text()) for name in "abc"]
+    assert [(m["kind"], m["job"]["name"]) for m in made] == [("Piece", name) for name in "abc"]
+    assert len(cluster.calls) == 2
+    main(out / "slurm" / "b.json")
+    assert [(out / name).exists() for name in ("a", "b", "c", "table.md")] == [False, True, False, False]
+    main(out / "slurm" / "b.json")  # it is finished, and nothing else is computed in its place
+    assert not (out / "a").exists()
+    main(out / "slurm" / "a.json")
+    main(out / "slurm" / "c.json")  # of the second wave, as nothing of the first is missing
+    assert (out / "c").exists()
+    assert not (out / "table.md").exists()
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_piece_of_a_reproduction_is_read_as_it_was_written(tmp_path: Path) -> None:
+    request = Request(Path("data"), tmp_path, "full", [3], 2, only=("a*",), changes={"run.rounds": "3"})
+    piece = reproductions.Piece("mine", request, "a")
+    again = reproductions.Piece.from_plain(json.loads(json.dumps(piece.to_plain())))
+    assert json.dumps(again.to_plain()) == json.dumps(piece.to_plain())
+    assert (again.request.data, again.request.out) == (Path("data").absolute(), tmp_path)
+    assert again.request.wants("ab")
+    assert not again.request.wants("b")
+
+
+class ARay:
+    """A double of Ray's module: of a cluster of eight cores and some GPUs."""
+
+    def __init__(self, gpus: int) -> None:
+        self.there, self.asked = {"CPU": 8.0} | ({"GPU": float(gpus)} if gpus else {}), dict[str, Any]()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.there
+
+    def remote(self, **options: Any) -> Any:
+        self.asked = options
+        return lambda function: function
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "slots", "share"), [(2, None, 2, 1.0), (2, 5, 6, 1 / 3), (4, 2, 4, 1.0), (0, 3, 8, 0)]
+)
+def test_a_task_of_ray_has_a_gpu_or_a_share_of_one(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, count: int | None, slots: int, share: float
+) -> None:
+    double = ARay(gpus)
+    monkeypatch.setitem(sys.modules, "ray", double)
+    assert RayTasks("ray", gpus > 0, count).slots == slots
+    assert double.asked["num_gpus"] == share
+
+
+def test_a_cluster_of_ray_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ARay(0))
+    with pytest.raises(ConfigError, match="no machine of this cluster has a GPU"):
+        RayTasks("ray", True)

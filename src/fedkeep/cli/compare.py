@@ -363,6 +363,7 @@ def reproduce(
     ] = None,
     jobs: JobsOption = None,
     on: OnOption = "local",
+    slurm: SlurmOption = "",
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -400,7 +401,7 @@ def reproduce(
         only=tuple(only or ()),
         finished=finished,
         changes=parse_overrides(settings or []),
-        on=place_of(on, out, jobs),
+        on=place_of(on, out, jobs, slurm),
     )
     try:
         path = reproductions.reproduce(name, request)

@@ -99,7 +99,7 @@ def run(
         try:
             finished = run_config(
                 found.config,
-                engine=_spread(on, folder, found.data_folder(data), workers),
+                engine=_spread(on, folder, found, data, workers),
                 folder=found.data_folder(data),
                 out=folder,
                 resume=resume,
@@ -120,14 +120,15 @@ def run(
     say(f"Run folder: {folder}")
 
 
-def _spread(on: str, folder: Path, data: Path | None, workers: int | None) -> Engine | None:
+def _spread(on: str, folder: Path, found: Found, data: Path | None, workers: int | None) -> Engine | None:
     """Return what trains clients on a cluster; None: they train here."""
     if on == "local":
         return None
     from fedkeep.experiments.places import executors
     from fedkeep.remote.cluster import ClusterWorkers
 
-    return ClusterWorkers(executors(on), folder, data, workers)
+    on_gpus = found.config.run.device.startswith("cuda")
+    return ClusterWorkers(executors(on, on_gpus, workers), folder, found.data_folder(data), workers)
 
 
 def _as_a_job(found: Found, folder: Path, data: Path | None, on: str, slurm: str, resume: bool) -> Run:

@@ -60,6 +60,13 @@ def forked(device: str) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[device] if device.startswith("cuda") else [])
 
 
+def repeatable(device: str) -> None:
+    """Let a GPU compute as the CPU does, and the same bits each time, from now on in this process."""
+    if device.startswith("cuda"):
+        cudnn = torch.backends.cudnn
+        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
+
+
 def seed_all(seed: int, device: str) -> None:
     """Seed torch's own generators, which dropout draws from."""
     # Not torch.manual_seed, which notes a traceback for a GPU each time.

@@ -14,11 +14,11 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
-import torch
 
 from fedkeep.core.errors import ConfigError, LostError, MethodError, warn
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, row
+from fedkeep.core.seeds import repeatable
 from fedkeep.data import FederatedData
 from fedkeep.engines.adapt import (
     Adaptation,
@@ -197,9 +197,7 @@ class LocalDevice:
         self.job, self.engine, self.fits = job, engine, fits
         self.leaves, self.judges = leaves, judges
         self.ledger = VersionLedger(len(job.data)) if ledger is None else ledger
-        if job.device.startswith("cuda"):  # as on the CPU, and the same bits each time
-            cudnn = torch.backends.cudnn
-            cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
+        repeatable(job.device)
         self._position = lru_cache(maxsize=1 << 16)(job.data.index)
         self._versions: dict[str, tuple[PrivateStore, Collection[int] | None]] = {}
         self.stopped: dict[int, tuple[int, ...]] = {}

@@ -14,10 +14,11 @@ import torch
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.experiments.comparing import Cell
+from fedkeep.experiments.reproductions import Piece
 from fedkeep.experiments.sweeps.trials import TrialJob
 from fedkeep.version import NUMERICS, __version__
 
-KINDS: dict[str, type[Cell | TrialJob]] = {kind.__name__: kind for kind in (Cell, TrialJob)}
+KINDS: dict[str, type[Cell | Piece | TrialJob]] = {kind.__name__: kind for kind in (Cell, Piece, TrialJob)}
 
 
 def main(file: Path) -> None:

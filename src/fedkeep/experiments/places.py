@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import getpass
 import json
+import math
 import os
 import shlex
 import shutil
@@ -109,14 +110,18 @@ def place(named: str, folder: Path, *, most: int | None = None, options: str = "
     return Futures(executors(named), most)
 
 
-def executors(named: str) -> Callable[[], Executor]:
+def executors(named: str, gpus: bool = False, count: int | None = None) -> Callable[[], Executor]:
     """Return what makes the executor that a place's name stands for.
+
+    Args:
+        named: as for ``place``.
+        gpus, count: as for ``RayTasks``.
 
     Raises:
         ConfigError: there is none of this name; called, it cannot be reached from here.
     """
     if named == "ray" or named.startswith("ray://"):
-        return lambda: RayTasks(named)
+        return lambda: RayTasks(named, gpus, count)
     if ":" not in named:
         raise ConfigError(
             "--on wants local, slurm, ray, ray://HOST:PORT, or a function that returns an executor, as "
@@ -209,9 +214,14 @@ class RayTasks(Executor):
 
     Args:
         named: ``ray``, or the address of a cluster, ``ray://HOST:PORT``.
+        gpus: whether a task computes on a GPU, which is its own unless more tasks than GPUs are asked for.
+        count: how many tasks are to run at a time; None: as many as there is room for.
+
+    Raises:
+        ConfigError: Ray is not installed, there is no cluster, or it has no GPU.
     """
 
-    def __init__(self, named: str) -> None:
+    def __init__(self, named: str, gpus: bool = False, count: int | None = None) -> None:
         try:
             import ray
         except ImportError as error:
@@ -232,12 +242,15 @@ class RayTasks(Executor):
                     named=named,
                     why=error,
                 ) from error
-        self._remote = functools.cache(ray.remote(max_retries=0))
-
-    @property
-    def slots(self) -> int:
+        there = ray.cluster_resources()
+        found, a_gpu = int(there.get("GPU", 0)), 1
+        if gpus and not found:
+            raise ConfigError(f"--on {named}: no machine of this cluster has a GPU. Say device = 'cpu'.")
+        if gpus:
+            a_gpu = math.ceil((count or found) / found)
+        self.slots = found * a_gpu if gpus else max(1, int(there.get("CPU", 1)))
         """How many tasks run at a time."""
-        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        self._remote = functools.cache(ray.remote(max_retries=0, num_gpus=1 / a_gpu if gpus else 0))
 
     def hold(self, value: bytes) -> Any:
         """Return what stands for bytes in arguments, so that they go to each machine once."""

@@ -6,14 +6,15 @@ A package offers one as an entry point of the group ``fedkeep.reproductions``. E
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
-from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.experiments.places import Place
+from fedkeep.core.errors import ConfigError, FedkeepError, did_you_mean
+from fedkeep.experiments.places import LongJob, Place, Slurm, State
 from fedkeep.experiments.plugins import INSTALL_PAPERS, Offered
 
 GROUP = "fedkeep.reproductions"
@@ -115,4 +116,81 @@ def reproduce(name: str, request: Request) -> Path:
         if key.partition(".")[0] not in tables:
             which = f"settings of the tables {', '.join(tables)}" if tables else "no settings"
             raise ConfigError(f"{name} lets {which} be changed; got {key[:80]!r}.")
+    if isinstance(request.on, Slurm):
+        request = replace(request, on=_Pieces(request.on, name, request))
     return known[name].run(request)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of a reproduction, as another process finds it: it plans the same again, and computes this run alone.
+
+    Attributes:
+        reproduction: its name.
+        request: what was asked for; ``on`` does not travel.
+        name: the run's.
+    """
+
+    reproduction: str
+    request: Request
+    name: str
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return all that it is, as JSON holds it."""
+        plain = asdict(replace(self.request, on=None))
+        paths = {key: plain[key] and str(plain[key].absolute()) for key in ("data", "out")}
+        return {"reproduction": self.reproduction, "name": self.name, "request": {**plain, **paths}}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Return the piece that ``to_plain`` wrote."""
+        given = plain["request"]
+        paths = {key: given[key] and Path(given[key]) for key in ("data", "out")}
+        return cls(plain["reproduction"], Request(**{**given, **paths}), plain["name"])
+
+    def __call__(self, *, alone: bool, progress: bool | None) -> None:
+        """Compute the run, unless it is finished; see ``places.LongJob``."""
+        request = replace(self.request, progress=progress, on=_One(self.name, alone))
+        with contextlib.suppress(_ComputedError):
+            reproductions()[self.reproduction].run(request)
+
+
+class _Pieces:
+    """Hands runs to a place as pieces of a reproduction, as what they are made of need not be writable."""
+
+    def __init__(self, place: Place, reproduction: str, request: Request) -> None:
+        self.place, self.reproduction, self.request = place, reproduction, request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.place, name)
+
+    def send(self, jobs: Sequence[LongJob]) -> None:
+        self.place.send([Piece(self.reproduction, self.request, job.name) for job in jobs])
+
+
+class _ComputedError(Exception):
+    """The one run that was wanted is computed; what a reproduction does with it is for the process that planned first."""
+
+
+@dataclass
+class _One:
+    """A place that computes one run of those that it is sent, in this process, and none of the others."""
+
+    name: str
+    alone: bool
+
+    def send(self, jobs: Sequence[LongJob]) -> None:
+        for job in jobs:
+            if job.name == self.name:
+                job(alone=self.alone, progress=False)
+        if jobs:  # where the one is not among those that are missing, it is finished
+            raise _ComputedError
+
+    def ended(self) -> list[tuple[str, FedkeepError | None]]:
+        return []
+
+    def states(self) -> Mapping[str, State]:
+        return {}
+
+    def leave(self, cancel: bool) -> str:
+        return ""

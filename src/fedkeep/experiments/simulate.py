@@ -665,7 +665,7 @@ def check_engine(name: str, workers: int | None, device: str) -> None:
     if workers not in (None, 1) and name not in ("workers", "auto"):  # one process is what every engine has
         raise ConfigError(f"workers={workers} is for engine='workers' or 'auto'; the engine is {name!r}.")
     if name == "workers":
-        processes.check_device(device)
+        processes.gpus_of(device)
 
 
 def make_engine(name: str, workers: int | None, device: str, cohort: int, rounds: int) -> tuple[Engine, str]:

@@ -29,10 +29,11 @@ from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, RunError, WorkerError
 from fedkeep.core.params import Params, prefixed, row, under
 from fedkeep.core.run_files import read_info
+from fedkeep.core.seeds import repeatable
 from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job, train_client
 from fedkeep.engines.device import job_of
 from fedkeep.engines.workers.worker_process import decode_error, decode_result, encode_error, encode_result
-from fedkeep.engines.workers.workers import available_cores, check_device, one_thread
+from fedkeep.engines.workers.workers import available_cores, gpus_of, one_thread
 from fedkeep.experiments.load import simulation_in
 from fedkeep.experiments.places import RETRIES, RayTasks
 from fedkeep.remote.messages import Packet
@@ -81,7 +82,7 @@ class ClusterWorkers:
             WorkerError: one bundle of clients was lost with its process four times.
             FedkeepError: a process cannot build the run; or what a client's training raised.
         """
-        check_device(job.device)
+        gpus_of(job.device)
         if not work:
             return
         common = work[0].sent if all(each.sent is work[0].sent for each in work) else {}
@@ -124,6 +125,7 @@ class ClusterWorkers:
                 "run": str(self._run),
                 "data": None if self._data is None else str(self._data.absolute()),
                 "entropy": job.entropy,
+                "device": job.device.partition(":")[0],
                 "opted_out": sorted(job.net.opted_out),
             }
         )
@@ -249,7 +251,8 @@ def _job(about: str) -> Job:
         )
     os.chdir(told["here"])  # names in a configuration hold from there
     data = None if told["data"] is None else Path(told["data"])
-    made = simulation_in(folder, data_folder=data)
+    made = simulation_in(folder, data_folder=data, device=told["device"])
+    repeatable(told["device"])
     ours, theirs = made.conductor.identity["model"], read_info(folder)["identity"]["model"]
     if lines := differences(ours, theirs):
         raise RunError(
@@ -264,5 +267,6 @@ def _job(about: str) -> Job:
         made.data,
         MemoryStore(Default({}), ()),
         made.conductor.seed,
+        told["device"],
         entropy=told["entropy"],
     )

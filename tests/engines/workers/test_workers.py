@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fedkeep import FederatedData, simulate
 from fedkeep.core.errors import ConfigError
@@ -154,13 +157,12 @@ def test_one_engine_serves_one_job_after_another(engine: Workers) -> None:
 PARENTS = {
     "store": "what clients keep comes with every order",
     "after_step": "the parent tells how far a round is",
-    "device": "the CPU, see check_device",
 }
 """What workers need not know of a job, and why."""
 
 
 def test_workers_have_all_of_a_job_and_serve_no_other() -> None:
-    options: dict[str, Any] = {"seed": 7, "entropy": "system"}
+    options: dict[str, Any] = {"seed": 7, "entropy": "system", "device": "meta"}
     work = job(Logits(), FURL, DATA, **options)
     ours = [f for f in dataclasses.fields(Job) if f.name not in PARENTS]
     usual = [f.name for f in ours if getattr(work, f.name) == f.default]
@@ -169,7 +171,7 @@ def test_workers_have_all_of_a_job_and_serve_no_other() -> None:
     found = pool.worker_job.job()
     assert {f.name: getattr(found, f.name) for f in ours} == {f.name: getattr(work, f.name) for f in ours}
     others: dict[str, Any] = {"seed": 8, "entropy": "run", "data": classes(seed=5), "net": Net(Logits())}
-    others["method"] = FURL.but(name="other")
+    others |= {"method": FURL.but(name="other"), "device": "cpu"}
     assert others.keys() == {f.name for f in ours}
     assert pool.serves(dataclasses.replace(work))
     for name, value in others.items():
@@ -186,7 +188,7 @@ def test_noise_comes_from_where_the_job_says(engine: Workers, entropy: Entropy) 
 
 
 def bad_device() -> None:
-    work = job(Logits(), FURL, DATA, device="cuda:0")
+    work = job(Logits(), FURL, DATA, device="cuda:9")
     results(work, [0], Workers(2), sent={})
 
 
@@ -199,7 +201,7 @@ def simulated(**options: Any) -> Callable[[], None]:
 
 
 NO_CPU = (
-    "engine='workers' spreads clients over processor cores; the device is {!r}. Use engine='vectorised' or "
+    "engine='workers' spreads clients over processor cores or NVIDIA's GPUs; the device is {!r}. Use engine='vectorised' or "
     "engine='sequential' there, or device='cpu'."
 )
 DAEMON = (
@@ -211,7 +213,7 @@ DAEMON = (
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (bad_device, NO_CPU.format("cuda:0")),
+        (bad_device, "The device is 'cuda:9', and this process sees 0 GPUs."),
         (simulated(engine="workers", device="meta"), NO_CPU.format("meta")),
         (bad_parent, DAEMON),
         (simulated(engine="workers", workers=0), "workers must be at least 1; got 0."),
@@ -224,7 +226,57 @@ DAEMON = (
     ],
 )
 def test_bad_calls(call: Callable[[], None], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     if call is bad_parent:
         monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     with raises(ConfigError, text=message):
         call()
+
+
+class Noting(Logits):
+    """Leaves a file that says which GPU the process sees that trains it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def forward(self, x: Tensor) -> Tensor:
+        (self.folder / str(os.getpid())).write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        found: Tensor = super().forward(x)
+        return found
+
+
+@FORK
+@pytest.mark.parametrize(("asked", "wanted"), [(None, ["3", "5"]), (4, ["3", "3", "5", "5"]), (1, ["3"])])
+def test_workers_are_spread_over_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, wanted: list[str]
+) -> None:
+    """A map of GPUs that are none: workers compute on the CPU, and see what they would compute on."""
+    monkeypatch.setattr(workers, "gpus_of", lambda device: ("3", "5"))
+    engine, cohorts = Workers(asked), [list(range(6)), list(range(6))]
+    found = rounds(engine, cohorts, lambda: Noting(tmp_path))
+    assert engine._pool is not None
+    theirs = {str(w.process.pid): w.gpu for w in engine._pool.workers}
+    assert sorted(theirs.values()) == wanted
+    for path in tmp_path.iterdir():
+        if path.name != str(os.getpid()):  # the round's rehearsal is here
+            assert path.read_text() == theirs[path.name]
+    first = engine._pool.workers[0]
+    first.process.kill()
+    first.process.join()
+    engine._pool._replace(first)
+    assert sorted(w.gpu for w in engine._pool.workers) == wanted
+    engine.close()
+    check(found, rounds(Sequential(), cohorts, lambda: Noting(tmp_path)))
+
+
+def test_gpus_are_those_that_the_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert list(workers.gpus_of("cuda")) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert list(workers.gpus_of("cuda")) == ["4", "7"]
+    assert list(workers.gpus_of("cuda:1")) == ["7"]
+    assert not workers.gpus_of("cpu")
+    with pytest.raises(ConfigError, match="mps"):
+        workers.gpus_of("mps")

@@ -72,6 +72,7 @@ def table3(request: Request) -> Path:
         jobs.run_jobs(
             sheet.missing(scene), request.jobs, request.progress, partial(sheet.keep, scene), request.on
         )
+    for scene in SCENES:
         if any(request.wants(name) for name in sheet.names(scene)):
             sheet.draw(scene)  # times are measured for some figures: those of other pieces stay
     ran = [p for p in sorted(sheet.runs.glob("*")) if jobs.is_finished(p) and not (p / "fault.txt").exists()]

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,7 +20,7 @@ import torch
 
 from fedkeep.core.allocator import is_tuned
 from fedkeep.core.errors import ConfigError, WorkerError, warn
-from fedkeep.core.net import compiled_layer
+from fedkeep.core.net import Net, compiled_layer
 from fedkeep.core.params import Params, prefixed
 from fedkeep.engines.client_step import Job
 from fedkeep.engines.workers.shared_memory import Arena, SentData
@@ -40,11 +40,15 @@ def start_method() -> Start:
 
 @dataclass(eq=False)
 class Worker:
-    """One process, as its parent sees it; ``place`` is the client that it trains, by position in the cohort."""
+    """One process, as its parent sees it; ``place`` is the client that it trains, by position in the cohort.
+
+    ``gpu`` names the GPU that it sees; empty: none.
+    """
 
     process: BaseProcess
     connection: Connection
     own: Arena
+    gpu: str
     ready: bool = False
     place: int | None = None
 
@@ -63,12 +67,13 @@ class Pool:
     Args:
         job: what they train.
         start: ``"fork"`` or ``"spawn"``; by default what is safe here.
+        gpus: of this machine, by name: a new worker gets one of those that fewest have. Empty: all compute on the CPU.
 
     Raises:
         ConfigError: this process may not have children, or a layer is compiled: in a forked process that never ends.
     """
 
-    def __init__(self, job: Job, start: Start | None = None) -> None:
+    def __init__(self, job: Job, start: Start | None = None, gpus: Sequence[str] = ()) -> None:
         if multiprocessing.current_process().daemon:
             raise ConfigError(
                 "This process is a daemon of multiprocessing, which may not have children, so it cannot start workers. "
@@ -81,11 +86,11 @@ class Pool:
                 layer=compiled,
             )
         self.start = start or start_method()
-        self.job, self.parent = job, os.getpid()
+        self.job, self.parent, self.gpus = job, os.getpid(), gpus or ("",)
         forked = self.start == "fork"
         self.worker_job = WorkerJob(
             job.method,
-            job.net if forked else copy.deepcopy(job.net),
+            job.net if forked else _on_cpu(job.net),
             job.data if forked else SentData(job.data),
             job.seed,
             Arena(),
@@ -93,6 +98,7 @@ class Pool:
             forked,
             is_tuned(),
             job.entropy,
+            job.device.partition(":")[0],
         )
         self.workers: list[Worker] = []
 
@@ -100,7 +106,12 @@ class Pool:
         """Tell whether the workers can train for this job too."""
         ours = self.job
         same = ours.net is job.net and ours.data is job.data
-        return same and (ours.seed, ours.entropy, ours.method) == (job.seed, job.entropy, job.method)
+        return same and (ours.seed, ours.entropy, ours.method, ours.device) == (
+            job.seed,
+            job.entropy,
+            job.method,
+            job.device,
+        )
 
     def grow(self, count: int) -> None:
         """Start workers until there are ``count``."""
@@ -111,13 +122,15 @@ class Pool:
         context = multiprocessing.get_context(self.start)
         ours, theirs = context.Pipe()
         own = Arena()
+        taken = [worker.gpu for worker in self.workers]
+        gpu = min(self.gpus, key=taken.count)
         process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-            target=serve, args=(theirs, own, self.worker_job), name="fedkeep worker", daemon=True
+            target=serve, args=(theirs, own, self.worker_job, gpu), name="fedkeep worker", daemon=True
         )
         with _undisturbed():  # until it is among the workers, which are ended whatever happens
             process.start()
             theirs.close()  # so that the process's death ends the connection
-            self.workers.append(Worker(process, ours, own))
+            self.workers.append(Worker(process, ours, own, gpu))
 
     def idle(self) -> list[Worker]:
         """Return the workers that can be given an order."""
@@ -218,6 +231,13 @@ class Pool:
         self.worker_job.sent.close()
         if isinstance(self.worker_job.data, SentData):
             self.worker_job.data.arena.close()
+
+
+def _on_cpu(net: Net) -> Net:
+    """Return a copy whose values lie in the CPU's memory."""
+    made = copy.deepcopy(net)
+    made.module.cpu()
+    return made
 
 
 @contextlib.contextmanager

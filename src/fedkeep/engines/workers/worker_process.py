@@ -26,6 +26,7 @@ from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import FedkeepError, UploadError, WorkerError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, under
+from fedkeep.core.seeds import repeatable
 from fedkeep.data import FederatedData
 from fedkeep.engines.client_step import ClientResult, Job, train_client
 from fedkeep.engines.workers.shared_memory import Arena, SentData
@@ -43,7 +44,9 @@ class WorkerJob:
     """What a worker is started with.
 
     Attributes:
-        method, net, seed, entropy: as in ``Job``.
+        method, seed, entropy: as in ``Job``.
+        net: likewise, on the CPU.
+        device: where models compute, without a number: a worker sees one GPU alone.
         data: the data set; forked processes share its memory, others get it as ``SentData``.
         sent: where the parent puts what all clients of a round are sent.
         parent: the parent's process number.
@@ -60,16 +63,19 @@ class WorkerJob:
     forked: bool
     tuned: bool
     entropy: Entropy
+    device: str
 
     def job(self) -> Job:
         """Return the job as a client's training sees it; private values come with every order, not from a store."""
         data = self.data.data if isinstance(self.data, SentData) else self.data
         store = MemoryStore(Default({}), ())
-        return Job(self.method, self.net, data, store, self.seed, entropy=self.entropy)
+        repeatable(self.device)
+        self.net.module.to(self.device)
+        return Job(self.method, self.net, data, store, self.seed, self.device, entropy=self.entropy)
 
 
-def serve(connection: Connection, own: Arena, given: WorkerJob) -> None:
-    """Answer orders until the parent closes the connection or dies."""
+def serve(connection: Connection, own: Arena, given: WorkerJob, gpu: str = "") -> None:
+    """Answer orders until the parent closes the connection or dies; ``gpu``: the one that it sees, by its name."""
     torch.set_num_threads(1)  # before anything is computed: threads do not survive a fork
     # Ctrl-C reaches every process of a terminal; it is the parent that ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -80,9 +86,9 @@ def serve(connection: Connection, own: Arena, given: WorkerJob) -> None:
     if given.forked:
         release_inherited(keep={connection.fileno(), own.file, given.sent.file})
         gc.freeze()  # the collector shall not touch, and so copy, the parent's memory
-    else:
-        # Else torch's backward pass would take some of the GPU's memory for each worker.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if gpu or not given.forked:
+        # Of a GPU that it sees, torch's backward pass would take some memory.
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     if given.tuned:
         tune_allocator()
     job = given.job()

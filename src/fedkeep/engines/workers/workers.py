@@ -77,7 +77,7 @@ class Workers:
     """Spreads a cohort's clients over processes with shared memory, each with one thread.
 
     Args:
-        workers: how many; by default the physical cores that this process may use.
+        workers: how many; by default the physical cores that this process may use, or one for each GPU.
         start: ``"fork"`` or ``"spawn"``; by default what is safe here.
     """
 
@@ -85,7 +85,7 @@ class Workers:
 
     def __init__(self, workers: int | None = None, start: Start | None = None) -> None:
         check_range("[1, inf]", workers=workers)
-        self.count = workers or available_cores()
+        self.asked, self.count = workers, workers or available_cores()
         self.start = start
         self._pool: Pool | None = None
         self._end: weakref.finalize[[], Workers] | None = None
@@ -97,13 +97,13 @@ class Workers:
 
         Raises:
             WorkerError: a process died twice over one client, or cannot be started.
-            ConfigError: the device is not the CPU.
+            ConfigError: the device is neither the CPU nor a GPU of NVIDIA's.
         """
-        check_device(job.device)
+        gpus = gpus_of(job.device)
         if not work:
             return
-        pool = self._pool_for(job)
-        pool.grow(min(self.count, len(work)))
+        pool = self._pool_for(job, gpus)
+        pool.grow(min(self.asked or len(gpus) or self.count, len(work)))
         order: dict[str, object] = {"round": round, "progress": progress}
         common = work[0].sent
         if all(each.sent is common for each in work):
@@ -115,11 +115,11 @@ class Workers:
         finally:
             pool.stop_busy()  # none are, unless the round was broken off
 
-    def _pool_for(self, job: Job) -> Pool:
+    def _pool_for(self, job: Job, gpus: Sequence[str]) -> Pool:
         if self._pool is not None and not self._pool.serves(job):
             self.close()
         if self._pool is None:
-            self._pool = Pool(job, self.start)
+            self._pool = Pool(job, self.start, gpus)
             self._end = weakref.finalize(self, self._pool.close)
         return self._pool
 
@@ -228,11 +228,26 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def check_device(device: str) -> None:
-    """Raise ConfigError if workers can't compute there."""
-    if torch.device(device).type != "cpu":
+def gpus_of(device: str) -> Sequence[str]:
+    """Return the GPUs on which workers compute, as ``CUDA_VISIBLE_DEVICES`` names them; none: on the CPU.
+
+    Raises:
+        ConfigError: workers cannot compute there.
+    """
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return ()
+    if kind != "cuda":
         raise ConfigError(
-            "engine='workers' spreads clients over processor cores; the device is {device!r}. Use "
+            "engine='workers' spreads clients over processor cores or NVIDIA's GPUs; the device is {device!r}. Use "
             "engine='vectorised' or engine='sequential' there, or device='cpu'.",
             device=device,
         )
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
+    wanted = names[int(number) : int(number) + 1] if number else names
+    if not wanted:
+        raise ConfigError(
+            "The device is {device!r}, and this process sees {count} GPUs.", device=device, count=len(names)
+        )
+    return wanted
