@@ -12,10 +12,10 @@ import torch
 
 from fedkeep import FederatedData, load_run, methods, simulate
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MethodError, RunError
-from fedkeep.data.preparation import Encoding
-from fedkeep.data.preparation.labels import LabelCode, LabelError, LabelSummary
+from fedkeep.data.preparation import Encoding, Raw
+from fedkeep.data.preparation.labels import LabelCode, LabelError, Labels, LabelSets, LabelSummary
 from fedkeep.data.preparation.numbers import KeyCode, Keys, KeySummary
-from fedkeep.data.preparation.texts import TextSummary
+from fedkeep.data.preparation.texts import Texts, TextSummary
 from fedkeep.data.seen import Seen
 from fedkeep.methods import Phase
 from fedkeep.privacy import DifferentialPrivacy
@@ -130,6 +130,43 @@ def test_marks_know_values_clients_and_lengths() -> None:
         of("a", [[1.0, 2.0]], [[]]),
     ]
     assert len({frozenset(o) for o in [one, *others]}) == 6
+
+
+def read(column: Any, name: str) -> Raw:
+    """Return a source of two clients with five rows each, of which the last is tested."""
+    return Raw(client=["ann"] * 5 + ["bob"] * 5, split=(["train"] * 4 + ["test"]) * 2, columns={name: column})
+
+
+def words(values: list[str]) -> Texts:
+    return Texts(values=values, tokens="word", size=9000, max_length=200)
+
+
+GROWN: dict[str, tuple[str, Any, Any]] = {
+    "a word that only a test has": ("text", words([*"aaaaxbbbby"]), words([*"xyxyzxyxyz"])),
+    "ids of another type": ("text", words([*"abcdefghij"]), words([f"w{n} v{n}" * 200 for n in range(10)])),
+    "a label": ("label", Labels(values=[*"abcabcabca"]), Labels(values=[*"dbcabcabca"])),
+    "one of several labels": (
+        "label",
+        LabelSets(values=[("a", "b"), ("b",), (), ("c",), ("a",)] * 2),
+        LabelSets(values=[("d",)] * 10),
+    ),
+    "an item": ("item", Keys(values=np.arange(10)), Keys(values=np.arange(5, 15))),
+}
+"""Of an encoding that is extended: a column, what it held, and what has come since."""
+
+
+@pytest.mark.parametrize("what", GROWN)
+def test_an_example_is_known_whatever_numbers_it_gets(what: str) -> None:
+    """Else what was tested would train, once its word has a number."""
+    name, was, came = GROWN[what]
+    may, june = read(was, name), read(came, name)
+    encoding = Encoding.of(may.summary())
+    extended = encoding.extended(june.summary())
+    assert extended != encoding
+    before, after = may.encoded(encoding), may.encoded(extended)
+    assert Seen.of(before).among(after) == 10
+    assert Seen.of(before).kept_apart(after) is after
+    assert before.fingerprint()["columns"].keys() == {name}
 
 
 def test_new_clients_begin_anew_and_others_keep_theirs(tmp_path: Path) -> None:

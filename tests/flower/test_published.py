@@ -333,6 +333,27 @@ def test_an_older_version_is_refused_before_and_after_a_newer_one_was_used(train
     assert device(home, "evaluate").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (["user,age", "north,51"], "dose"),
+        (["user,age,dose", "north,51,much"], "line 2"),
+        (["user,age,dose"], "holds no example"),
+    ],
+    ids=["a column is missing", "a word for a number", "no rows"],
+)
+def test_what_is_wrong_with_new_rows_is_one_line_and_nothing_is_written(
+    rows: list[str], words: str, trained: Hospitals, tmp_path: Path
+) -> None:
+    new, out, home = tmp_path / "new.csv", tmp_path / "predicted.csv", trained.folder / "north"
+    new.write_text("\n".join(rows) + "\n")
+    said = device(home, "predict", "--data", new, "--out", out, "--published", trained.folder / "2.published")
+    assert said.exit_code == 2, said.output
+    assert "Traceback" not in said.output
+    assert words in " ".join(said.stderr.split())
+    assert list(tmp_path.iterdir()) == [new]
+
+
 def changed(path: Path, out: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
     """Write what was published with header or values changed, and the signature as it was."""
     with safe_open(str(path), framework="pt") as file:

@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from benchmarks.deployments import configuration
+from benchmarks.deployments import DOCUMENT, METHODS, configuration
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
 from fedkeep.flower.processes import MARK, marked, program
@@ -142,9 +142,11 @@ def test_the_transcript_of_four_machines_is_what_they_say(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(reason()), reason=reason())
-@pytest.mark.parametrize("name", ["mixture", "fine_tuned"])
-def test_clinics_predict_with_other_methods_as_after_a_simulation(name, tmp_path):
-    """The page's commands, and ``device adapt`` where the models are made after the rounds."""
+@pytest.mark.parametrize("name", ["mixture", "fine_tuned", "fedpac"])
+def test_clinics_predict_with_other_methods_as_after_a_simulation(name, tmp_path, monkeypatch):
+    """The page's commands, ``device adapt`` where the models are made after the rounds, and a file for each clinic where
+    the server sends each client something else."""
+    monkeypatch.setitem(METHODS, "fedpac", (f"{DOCUMENT}user_dim = 0\n", 'kind = "fedpac"\nhead = "mlp.3"'))
     text = (
         configuration(name).partition("[data]")[0] + "[model]" + configuration(name).partition("[model]")[2]
     )
@@ -157,12 +159,17 @@ def test_clinics_predict_with_other_methods_as_after_a_simulation(name, tmp_path
             if command.endswith("&"):
                 last = alike(printed).splitlines()[-1]
                 hosts.start(machine, command.removesuffix(" &"), lambda said, last=last: last in alike(said))
-            elif re.search("flower (init|register|train|publish)", command):
+            elif re.search("flower (init|register|train)", command):
                 said, code = hosts.run(machine, command)
                 assert code == 0, said
-            carry(command, link, tmp_path)
+                carry(command, link, tmp_path)
         for clinic in CLINICS:
-            for words in ("fedkeep device adapt node.toml --published run.published", PREDICT):
+            whose = f" --client {clinic}-1 --client {clinic}-2" if name == "fedpac" else ""
+            said, code = hosts.run("link", f"fedkeep flower publish visits/run{whose}")
+            assert code == 0, said
+            shutil.copy(link / "visits" / "run.published", tmp_path / clinic)
+            adapt = ["fedkeep device adapt node.toml --published run.published"] * (name != "fedpac")
+            for words in (*adapt, PREDICT):
                 said, code = hosts.run(clinic, words)
                 assert code == 0, said
     tables = [(tmp_path / clinic / "visits.csv").read_text().splitlines() for clinic in CLINICS]

@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,12 +21,13 @@ from fedkeep import Optimize, Phase, averaging, methods, models, sgd
 from fedkeep.audit.canaries import with_opt_out
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params
+from fedkeep.core.params import Batch, Params
 from fedkeep.data import many_user_text
 from fedkeep.engines.lanes import LanePass
 from fedkeep.engines.tables import local_rows
 from fedkeep.methods import Finish, Finished, Global, Reduced, Start, Started
 from fedkeep.methods.copies import PulledCopy
+from fedkeep.methods.terms import Term
 from fedkeep.prove import labels, prove, proving, rounds
 from fedkeep.prove.findings import content
 from fedkeep.prove.labels import Tracer
@@ -341,6 +343,41 @@ def test_what_stays_in_memory_and_goes_to_another_client_is_found() -> None:
         == "unknown"
     )
     HELD.clear()
+
+
+@dataclass(frozen=True)
+class Keeps(Term):
+    """A loss that keeps the private vector, of whoever adapts, where the next client finds it."""
+
+    inner: Term = leaks.LOCAL.loss
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Any) -> Tensor:
+        HELD[:] = [params["user"].detach().clone()]
+        return self.inner(net, params, batch, received)
+
+
+@dataclass(frozen=True)
+class Fails(Term):
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Any) -> Tensor:
+        raise ValueError("there is no such loss")
+
+
+@pytest.mark.parametrize(
+    ("adapts", "verdict", "kept"),
+    [(leaks.LOCAL.loss, "declared", ""), (Keeps(), "declared", "private user"), (Fails(), "unknown", "")],
+    ids=["as usual", "a vector stays in memory", "it fails"],
+)
+def test_what_clients_adapt_is_followed_too(adapts: Term, verdict: str, kept: str) -> None:
+    """Nothing of it is uploaded, so only adapting itself shows what else it does."""
+    HELD.clear()
+    phase = leaks.LOCAL.but(trains="private", loss=adapts)
+    proof = prove(Own(), methods.furl("user", local=leaks.LOCAL).adapting(phases=(phase,)), DATA)
+    HELD.clear()
+    assert proof.verdict("judged") == verdict
+    assert proof.ok == (adapts is leaks.LOCAL.loss)
+    assert [why.partition(" of ")[0] for why in proof.claims[1].against] == [kept] * bool(kept)
+    path = next(item.path for item in proof.items if item.leaves == "judged")
+    assert any("adapting: the model failed" in why for why in path) == (verdict == "unknown")
 
 
 def test_examples_of_another_client_are_no_gradient_of_ones_own() -> None:

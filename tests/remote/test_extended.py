@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -153,11 +154,22 @@ def test_server_and_clients_go_on_with_the_bits_of_a_simulation(tmp_path: Path) 
     assert any("is extended: 1 new class, 1 new word." in text for text in said(tmp_path / "june"))
 
 
-def test_what_was_tested_before_never_trains(tmp_path: Path) -> None:
-    """A device divides its examples by their place: with rows on top it would train on what it has tested."""
-    write(tmp_path, MAY)
+@pytest.mark.parametrize("word", ["", " {}{}"], ids=["known words", "words of its own in each text"])
+def test_what_was_tested_before_never_trains(word: str, tmp_path: Path) -> None:
+    """A device divides its examples by their place: with rows on top it would train on what it has tested.
+
+    A word of tested texts alone has no number in May; in June, as other rows shape the encoding, it has one.
+    """
+    may = {
+        site: [re.sub(",(.)$", rf"{word.format(site, k)},\1", row) for k, row in enumerate(own)]
+        for site, own in MAY.items()
+    }
+    write(tmp_path, may)
     trained(tmp_path, "may")
-    write(tmp_path, {site: [*rows(site, ("sleep",), "abc", 7), *own] for site, own in MAY.items()})
+    write(
+        tmp_path,
+        {site: [*(f"{site},sleep{' well' * k},a" for k in range(7)), *own] for site, own in may.items()},
+    )
     trained(tmp_path, "june", since="may")
     runs = [json.loads((tmp_path / run / "run.json").read_text())["run"] for run in ("may", "june")]
     for site in SITES:
@@ -194,3 +206,20 @@ def test_an_encoding_that_does_not_extend_is_refused_before_anything_is_made(
         trained(tmp_path, "june", since="may", text=HASHED)
     assert not (tmp_path / "june").exists()
     assert {len(list((tmp_path / site / "states").glob("*.db"))) for site in SITES} == {1}
+
+
+CHARACTERS = HASHED.replace(
+    '"bag_of_words"\nuser_dim = 0', '"document"\nuser_dim = 0\nembedding_dim = 4\nhidden = 4\nmlp = 4'
+).replace('"fedper"\nprivate = "mlp.3.*"', '"fedavg"')
+
+
+def test_a_model_of_characters_is_not_given_words_because_nobody_said_so(tmp_path: Path) -> None:
+    """In a simulation a table's texts are then cut into characters, so one configuration would be two models."""
+    write(tmp_path, MAY)
+    with pytest.raises(ConfigError, match=r"'document'.*\[preparation\].*tokens = 'char'.*'unicode_words'"):
+        trained(tmp_path, "run", text=CHARACTERS)
+    assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.glob("*/states/*.db"))
+    for tokens, size in (("char", 2 + len({*" ".join(WORDS)})), ("unicode_words", 16384)):
+        trained(tmp_path, tokens, text=f'[preparation]\ntokens = "{tokens}"\n{CHARACTERS}')
+        assert server_of(tmp_path / tokens)["embedding.weight"].shape[0] == size

@@ -12,6 +12,7 @@ import pytest
 
 from fedkeep.core.errors import StoreError
 from fedkeep.data import SPLITS, FederatedData
+from fedkeep.data.seen import Seen
 from fedkeep.flower.served import federation_of
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import About, DeviceFile, create
@@ -88,6 +89,19 @@ def test_of_equal_examples_as_many_train_as_before() -> None:
     for split in SPLITS:
         for value in (7, 8):
             assert where(after)[split].count(("ann", value)) == where(before)[split].count(("ann", value))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_device_divides_as_a_simulation_does(seed: int) -> None:
+    """Also where of equal examples there are more, or fewer, than there were."""
+    draw = np.random.default_rng(seed)
+    rows = [(client, int(x)) for client in ("ann", "bob") for x in draw.integers(12, size=40)]
+    more = [(client, int(x)) for client in ("ann", "eve") for x in draw.integers(15, size=30)]
+    may = made(rows)
+    june = made([(*more, *rows)[n] for n in draw.permutation(140)[:120]])
+    kept = Seen.of(may).kept_apart(june)
+    assert where(kept) != where(june)
+    assert where(settled(june, settled(may, {})[1])[0]) == where(kept)
 
 
 def test_who_opts_out_later_stays_in_train() -> None:

@@ -13,6 +13,8 @@ from fedkeep.core.errors import DataError
 Rows = NDArray[np.int64]
 """Row numbers of a data set, in any order."""
 T = TypeVar("T")
+AS_READ = "_as_read_"
+"""Before a column's name: the column that tells its rows apart where their numbers may become others."""
 
 
 class Repeated(Sequence[T], Generic[T]):

@@ -22,7 +22,16 @@ from fedkeep.core.files import expanded
 from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
 from fedkeep.data.checks import as_columns, as_split, check_columns, check_labels, completed
-from fedkeep.data.columns import Column, Ragged, Rows, as_offsets, check_offsets, offsets_of, stable_order
+from fedkeep.data.columns import (
+    AS_READ,
+    Column,
+    Ragged,
+    Rows,
+    as_offsets,
+    check_offsets,
+    offsets_of,
+    stable_order,
+)
 from fedkeep.data.datasets import OfClient, columns_of_datasets, on_disk
 from fedkeep.data.ids import RangeIds, as_id, check_ids, group_rows
 from fedkeep.tasks import KINDS, Kind
@@ -391,7 +400,7 @@ class FederatedData:
         for client_id in self.ids:
             partition.update(client_id.encode("utf-8") + b"\0")
         return {
-            "columns": {name: _sha256(column) for name, column in sorted(self.columns.items())},
+            "columns": {n: _sha256(c) for n, c in sorted(self.columns.items()) if not n.startswith(AS_READ)},
             "partition": partition.hexdigest(),
             "clients": len(self),
             "examples": self._totals(),

@@ -1,7 +1,8 @@
 """Which examples a run has had, and in which part: what was once in test never trains, however a file has grown.
 
-An example is known by a hash of its values and its client's id. Examples that are alike to the bit are counted: of three
-equal ones of which two trained and one was in test, two train and the others are in test.
+An example is known by a hash of its values and its client's id; of what has other numbers once an encoding is extended,
+by a hash of what was read. Examples that are alike are counted: of three equal ones of which two trained and one was in
+test, two train and the others are in test.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
 
+from fedkeep.core.errors import RunError
 from fedkeep.core.files import load_verified
 from fedkeep.core.seeds import stream
-from fedkeep.data.columns import Column, Ragged
+from fedkeep.data.columns import AS_READ, Column, Ragged
 from fedkeep.data.splits import bounds_of, mixed, weyl
 
 if TYPE_CHECKING:
@@ -57,23 +59,14 @@ class Seen:
         Of equal examples more may be there than were seen: they go where the last of those went, test before valid
         before train. Others stay where they are. Where nothing moves these are the data as they were given.
         """
-        from fedkeep.data.federated import FederatedData, take
-
         marks, parts = marks_of(data), parts_of(data)
         first = np.searchsorted(self.marks, marks, "left")
         known = np.searchsorted(self.marks, marks, "right") - first
-        rank = _ranks(marks)
+        rank = ranks(marks)
         there = known > 0
         now = parts.copy()
         now[there] = self.parts[(first + np.minimum(rank, known - 1))[there]]
-        if (now == parts).all():
-            return data
-        client = data.clients_of(np.arange(data.examples))
-        order = np.lexsort((now, client))
-        counts = np.bincount(client * 3 + now, minlength=3 * len(data)).reshape(-1, 3)
-        columns = take(data.columns, order)
-        made = FederatedData(columns, data.offsets, data.ids, bounds_of(counts), data.meta, check=False)
-        return made.with_best()
+        return moved(data, now)
 
     def among(self, data: FederatedData) -> int:
         """Return how many examples of data were seen."""
@@ -82,7 +75,7 @@ class Seen:
     def to_bytes(self) -> bytes:
         """Return it as a file of a run's folder keeps it."""
         tensors = {
-            "marks": torch.from_numpy(self.marks.view(np.int64)),
+            "examples": torch.from_numpy(self.marks.view(np.int64)),
             "parts": torch.from_numpy(self.parts),
             "ids": torch.from_numpy(np.frombuffer("\0".join(self.ids).encode(), np.uint8).copy()),
         }
@@ -93,11 +86,27 @@ class Seen:
         """Return what a run's folder says was seen.
 
         Raises:
-            RunError: the file is missing or damaged.
+            RunError: the file is missing, damaged, or of an older fedkeep, which knew examples by other hashes.
         """
         found = load_verified(folder / FILE, sha256)
+        if "examples" not in found:
+            raise RunError(f"{folder} is of an older fedkeep: go on with that one, or begin a new run.")
         ids = found["ids"].numpy().tobytes().decode().split("\0")
-        return cls(found["marks"].numpy().view(np.uint64), found["parts"].numpy(), ids)
+        return cls(found["examples"].numpy().view(np.uint64), found["parts"].numpy(), ids)
+
+
+def moved(data: FederatedData, parts: NDArray[np.uint8]) -> FederatedData:
+    """Return divided data with each row, (rows,), in one of the parts 0, 1 and 2; the very same where none moves."""
+    from fedkeep.data.federated import FederatedData, take
+
+    if (parts == parts_of(data)).all():
+        return data
+    client = data.clients_of(np.arange(data.examples))
+    order = np.lexsort((parts, client))  # stable
+    counts = np.bincount(client * 3 + parts, minlength=3 * len(data)).reshape(-1, 3)
+    columns = take(data.columns, order)
+    made = FederatedData(columns, data.offsets, data.ids, bounds_of(counts), data.meta, check=False)
+    return made.with_best()
 
 
 def parts_of(data: FederatedData) -> NDArray[np.uint8]:
@@ -116,7 +125,8 @@ def marks_of(data: FederatedData) -> NDArray[np.uint64]:
     found: NDArray[np.uint64] = owners[np.repeat(np.arange(len(data)), np.diff(data.offsets))]
     for name, column in sorted(data.columns.items()):
         if not name.startswith("_") and name != "opted_in":
-            found = mixed(found ^ mixed(_hashed(column) + np.uint64(stream(0, "seen", name))))
+            known = data.columns.get(AS_READ + name, column)
+            found = mixed(found ^ mixed(_hashed(known) + np.uint64(stream(0, "seen", name))))
     return found
 
 
@@ -150,7 +160,7 @@ def _words(values: NDArray[np.generic]) -> NDArray[np.uint64]:
     return np.ascontiguousarray(values.astype(wide)).view(np.uint64)
 
 
-def _ranks(marks: NDArray[np.uint64]) -> NDArray[np.int64]:
+def ranks(marks: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return how many equal ones stand before each mark."""
     order = np.argsort(marks, kind="stable")
     ordered = marks[order]

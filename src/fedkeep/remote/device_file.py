@@ -67,7 +67,7 @@ OURS = re.compile(rf"({RUN_ID.pattern})\.(db|db-wal|db-journal|[0-9a-f]{{32}}\.s
 PATIENCE = 30.0
 """Seconds to wait for another process that serves a message of the same run."""
 
-FORMAT = 5
+FORMAT = 6
 TABLES = f"""
 {TABLE}
 CREATE TABLE about (content TEXT NOT NULL, crc INTEGER NOT NULL);

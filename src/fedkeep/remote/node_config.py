@@ -25,8 +25,9 @@ from torch import nn
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.data.preparation import Encoding, Source
+from fedkeep.data.preparation.texts import HASHED, TextCode
 from fedkeep.experiments.build import build_method, build_model, build_source, settled
-from fedkeep.experiments.config import DataConfig, parse_config, parse_toml, read_text
+from fedkeep.experiments.config import OF_CHARACTERS, DataConfig, parse_config, parse_toml, read_text
 from fedkeep.experiments.config_tables import Strict, Table, made_of
 from fedkeep.experiments.environment import check_device
 from fedkeep.methods import Method
@@ -112,8 +113,16 @@ def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Metho
     """Make model and method of a configuration's text and an encoding as JSON; server and device do the same.
 
     Raises:
-        ConfigError, DataError: they don't fit.
+        ConfigError, DataError: they don't fit; or nothing says what texts are cut into, and a simulation of the
+            configuration would count characters.
     """
     shared = Encoding.from_json(json.dumps(encoding))
     config = settled(parse_config(text, "The server's configuration"), shared)
+    cut = {code.tokens for code in shared.columns.values() if isinstance(code, TextCode)}
+    if config.model.kind in OF_CHARACTERS and config.preparation.tokens is None and cut & {*HASHED}:
+        raise ConfigError(
+            f"The model {config.model.kind!r} reads characters, and devices hash words of their texts, as [preparation] "
+            f"names no tokens; a simulation counts characters. Say tokens = 'char' there, and devices tell how often "
+            f"each occurs, or tokens = 'unicode_words'."
+        )
     return build_model(config, shared), build_method(config.method)

@@ -7,30 +7,26 @@ Data that are encoded already keep their number of classes, see ``FederatedData.
 An example stays in train, valid or test as long as a run lasts, however its device's data grow or shrink.
 
 Where a device divides its examples itself, an example's place in the file decides. One more row above it, and what was
-trained on would be tested. So the device keeps a hash of each example beside its part. Those it knows stay where they
-were, new ones go where the division puts them, and one that is gone for a while comes back to its part.
+trained on would be tested. So the device keeps a hash of each example beside its part, see ``data.seen``. Those it knows
+stay where they were, new ones go where the division puts them, and one that is gone for a while comes back to its part.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkeep.core.errors import ConfigError, DataError, did_you_mean
-from fedkeep.data import SPLITS, FederatedData, Ragged
-from fedkeep.data.federated import take
+from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.ids import as_id, group_rows
 from fedkeep.data.preparation import Encoding, Labels, Raw, Ready, Source
 from fedkeep.data.preparation.contract import Where
-from fedkeep.data.splits import bounds_of
+from fedkeep.data.seen import marks_of, moved, parts_of, ranks
+from fedkeep.data.splits import mixed, weyl
 from fedkeep.experiments.sources import ConfiguredSource
-from fedkeep.remote.device_file import HASH
 
 MOST_UNFIT = 10
 """Clients of a device whose data do not fit while it takes part with the others."""
@@ -162,54 +158,18 @@ def settled(
         The data, the very same object where nothing has moved; by client, the examples that are new; and how many
         examples of clients with an entry these are.
     """
-    counts = np.stack([data.counts(split) for split in SPLITS], axis=1)
-    now = np.repeat(np.tile(np.arange(len(SPLITS)), len(data)), counts.ravel())
+    marks, now = marks_of(data), parts_of(data)
+    names = [name.tobytes() for name in mixed(marks + weyl(ranks(marks)))]
     then, new, joined = now.copy(), dict[str, dict[bytes, int]](), 0
     for number, client in enumerate(map(str, data.ids)):
-        rows = data.rows(number)
-        there = known.get(client, {})
-        names = _hashes(data, rows)
-        then[rows.start : rows.stop] = [
-            there.get(name, part)
-            for name, part in zip(names, now[rows.start : rows.stop].tolist(), strict=True)
-        ]
-        if found := {
-            name: int(then[row]) for name, row in zip(names, rows, strict=True) if name not in there
-        }:
+        there, last, found = known.get(client, {}), dict[int, int](), dict[bytes, int]()
+        for row in data.rows(number):
+            name, mark = names[row], int(marks[row])
+            if name in there:
+                then[row] = last[mark] = there[name]
+            else:  # of equal ones there are more now: they go where the last of those went
+                then[row] = found[name] = last.get(mark, int(now[row]))
+        if found:
             new[client] = found
             joined += len(found) if client in known else 0
-    return (data if (then == now).all() else _divided(data, then)), new, joined
-
-
-def _divided(data: FederatedData, part: NDArray[np.int64]) -> FederatedData:
-    """Return data in these parts, (rows,)."""
-    client = data.clients_of(np.arange(data.examples))
-    counts = np.bincount(client * len(SPLITS) + part, minlength=len(SPLITS) * len(data))
-    order = np.lexsort((part, client))  # stable
-    return FederatedData(
-        take(data.columns, order),
-        data.offsets,
-        data.ids,
-        bounds_of(counts.reshape(-1, len(SPLITS))),
-        data.meta,
-        check=False,
-    )
-
-
-def _hashes(data: FederatedData, rows: range) -> list[bytes]:
-    """Return a hash of each example's content; of equal ones also of which it is. Who opts out stays the same."""
-    columns = [
-        c for name, c in sorted(data.columns.items()) if name != "opted_in" and not name.startswith("_")
-    ]
-    seen, found = Counter[bytes](), []
-    for row in rows:
-        digest = hashlib.blake2b(digest_size=HASH)
-        for column in columns:
-            value = np.ascontiguousarray(column[row])
-            digest.update(f"{value.shape}".encode())
-            digest.update(value.tobytes())
-        content = digest.digest()
-        digest.update(seen[content].to_bytes(HASH, "little"))
-        seen[content] += 1
-        found.append(digest.digest())
-    return found
+    return moved(data, then), new, joined

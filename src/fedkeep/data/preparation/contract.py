@@ -6,8 +6,9 @@ all summaries, and is the same for every device.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -150,6 +151,10 @@ class Code(ABC):
             DataError: a value has no number; ``where`` names its row.
         """
 
+    def as_read(self, raw: Any) -> NDArray[np.int64] | None:
+        """Return a hash of each row as it was read, where its numbers may become others when the code is extended; or None."""
+        return None
+
     @abstractmethod
     def fault(self, summary: Any) -> str | None:
         """Return why a device's column, of the same kind, does not fit; None where it does."""
@@ -182,6 +187,12 @@ class Code(ABC):
     def meta(self, column: str) -> Mapping[str, Any]:
         """Return what ``FederatedData.meta`` says of it."""
         return {}
+
+
+def hashes(texts: Iterable[str]) -> NDArray[np.int64]:
+    """Return a hash of each text, int64 (texts,)."""
+    each = (hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(each), np.int64)
 
 
 def difference(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from fedkeep.core.errors import DataError, did_you_mean, shown
 from fedkeep.data.checks import check_close
 from fedkeep.data.columns import Repeated
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, RawColumn, Where, difference
+from fedkeep.data.preparation.contract import (
+    Code,
+    ColumnSummary,
+    Counted,
+    RawColumn,
+    Where,
+    difference,
+    hashes,
+)
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.tasks import BINARY, MULTI_LABEL, MULTICLASS, of_several
 
@@ -254,6 +262,14 @@ class LabelCode(Code):
         table = np.zeros((len(raw), len(self.names)), np.int64)
         table[np.repeat(np.arange(len(raw)), [len(own) for own in raw.values]), numbers] = 1
         return table
+
+    def as_read(self, raw: Labels | LabelSets) -> NDArray[np.int64] | None:
+        """Return hashes of the labels where an example has several: its row is longer where there are more."""
+        return (
+            hashes("\0".join(sorted(map(one_form, own))) for own in raw.values)
+            if isinstance(raw, LabelSets)
+            else None
+        )
 
     def _unknown(self, raw: Labels | LabelSets, number: Mapping[str, int | None], where: Where) -> DataError:
         """Return what to say of the first row with a label that has no number."""

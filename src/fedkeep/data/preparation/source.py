@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.columns import Column, Ragged, Repeated, Rows
+from fedkeep.data.columns import AS_READ, Column, Ragged, Repeated, Rows
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import group_rows
 from fedkeep.data.images import noisy
@@ -139,6 +139,9 @@ class Raw:
         columns: dict[str, Column | Callable[[Rows], Column]] = {
             name: self._encoded(encoding.columns[name], raw) for name, raw in self.columns.items()
         }
+        for name, raw in self.columns.items():
+            if (found := encoding.columns[name].as_read(raw)) is not None:
+                columns[AS_READ + name] = found
         if self.opted_in is not None:
             columns["opted_in"] = self.opted_in
         meta = {**self.meta, **encoding.meta, "encoding": encoding.digest, "encoded_by": encoding.to_json()}

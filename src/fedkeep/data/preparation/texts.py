@@ -9,10 +9,20 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, H, RawColumn, Where, difference
+from fedkeep.data.preparation.contract import (
+    Code,
+    ColumnSummary,
+    Counted,
+    H,
+    RawColumn,
+    Where,
+    difference,
+    hashes,
+)
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.data.text import (
     SPECIAL,
@@ -227,6 +237,10 @@ class TextCode(Code):
     def encoded(self, raw: Texts, where: Where) -> Ragged:
         """Return the texts' ids; a symbol that the vocabulary lacks is unknown (1)."""
         return self.vocabulary.encode_all(raw.values, self.max_length)
+
+    def as_read(self, raw: Texts) -> NDArray[np.int64] | None:
+        """Return hashes of the texts where symbols are numbered: one that is unknown may have a number later."""
+        return None if self.symbols is None else hashes(raw.values)
 
     def fault(self, summary: TextSummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""
