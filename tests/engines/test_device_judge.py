@@ -298,7 +298,7 @@ def test_a_run_needs_no_more_than_a_roster_and_a_device(leaves: Leaves) -> None:
         Members(
             clients=Names(ids),
             trains=np.arange(6),
-            judged=range(6),
+            judged=np.arange(6),
             tasks=tasks_in(DATA.meta),
             meta=DATA.meta,
         ),

@@ -160,12 +160,25 @@ def test_an_error_among_many_clients_names_the_one() -> None:
         run.evaluate()
 
 
+@pytest.mark.parametrize(("classes", "calls"), [(3, 6), (1 << 20, 1 + 20 + 18 + 1 + 2)])
+def test_more_examples_are_computed_at_once_where_outputs_are_small(
+    classes: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 160 examples or of 20: 20 clients have one example each, 20 two, 18 five; one has four, one 40."""
+    run = trained(Counted, data({"task": "multiclass", "classes": classes}))
+    monkeypatch.setattr(judge, "CHUNK", 20)
+    Counted.calls = 0
+    found = run.judge(("own",))[0].of("own")
+    assert Counted.calls == calls
+    np.testing.assert_allclose(found.loss, wanted(run, list(range(CLIENTS))), rtol=0, atol=1e-12)
+
+
 def test_a_window_ends_with_what_its_clients_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(Counted, data())
     full = run.judge(("own",))[0].of("own").loss
     monkeypatch.setattr(judge, "BYTES", 20 * 3 * 8)  # 20 clients' numbers
     sent = run.sent("user-00")
-    looked = [w.clients for w in windows(run.job, [(c, sent) for c in range(CLIENTS)], "test")]
+    looked = [w.clients for w in windows(run.job, [(np.arange(CLIENTS), sent)], "test")]
     assert [len(clients) for clients in looked] == [20, 20, 20]
     np.testing.assert_allclose(run.judge(("own",))[0].of("own").loss, full, rtol=0, atol=1e-12)
 
@@ -174,6 +187,7 @@ def test_a_server_that_sends_each_client_much_fills_a_window(monkeypatch: pytest
     run = trained(Counted, data(), methods.furl("user").on_server(send=with_a_bias_of_its_own))
     monkeypatch.setattr(judge, "BYTES", 10 * (3 + 12) * 8)  # 10 clients' numbers and models
     looked = [
-        w.clients for w in windows(run.job, [(c, run.sent(f"user-{c:02}")) for c in range(CLIENTS)], "test")
+        w.clients
+        for w in windows(run.job, [(np.array([c]), run.sent(f"user-{c:02}")) for c in range(CLIENTS)], "test")
     ]
     assert max(map(len, looked)) <= 11

@@ -305,7 +305,7 @@ class FederatedData:
                 ids, length = column.padded(chosen)
                 batch[name], batch[f"{name}_length"] = torch.from_numpy(ids), torch.from_numpy(length)
             else:
-                batch[name] = torch.from_numpy(column[chosen])
+                batch[name] = torch.from_numpy(column.take(chosen, axis=0))
         return batch
 
     def index(self, client_id: str | int) -> int:

@@ -276,6 +276,6 @@ def accuracy(job: Job, client: int, sent: Sent, params: Params, predict: Predict
     others = {n: v for n, v in params.items() if n not in personal and not is_state(n)}
     given = Sent(params=others, state=sent.state)  # they have been trained since
     way = Way("own", predict, lambda clients: own)
-    judged = judge(replace(job, store=store), [(client, given)], split, [way], "examples")
+    judged = judge(replace(job, store=store), [(np.array([client]), given)], split, [way], "examples")
     ((found, _),) = judged[0].of("own").per_client().values()
     return found

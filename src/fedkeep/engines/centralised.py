@@ -151,7 +151,7 @@ def by_client(method: Method, net: Net, private: Params) -> bool:
 class WithClient:
     """A data set whose batches also hold ``client``: the position of each example's client in ``clients``."""
 
-    def __init__(self, data: FederatedData, clients: list[int]) -> None:
+    def __init__(self, data: FederatedData, clients: Sequence[int] | np.ndarray) -> None:
         self._data = data
         self.columns, self.meta = data.columns, data.meta
         self._clients = np.asarray(clients, np.int64)

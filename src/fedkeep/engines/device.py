@@ -20,6 +20,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params, row
 from fedkeep.core.seeds import repeatable
 from fedkeep.data import FederatedData
+from fedkeep.data.ids import SomeIds
 from fedkeep.engines.adapt import (
     Adaptation,
     Fits,
@@ -35,7 +36,7 @@ from fedkeep.engines.adapt import (
 from fedkeep.engines.client_step import ClientToTrain, Engine, FirstMoves, Job
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.first_values import defaults
-from fedkeep.engines.judge import ExamplesOf, Way, judge, outputs_and_labels
+from fedkeep.engines.judge import Asked, ExamplesOf, Way, judge, outputs_and_labels
 from fedkeep.engines.lanes import Moves, made_of_all
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.engines.tally import Judged, Leaves
@@ -288,7 +289,7 @@ class LocalDevice:
                 got=given,
             )
         ways = [self._way(model) for model in models]
-        return judge(self.job, self._asked(orders), split, ways, self.leaves, self.judges)
+        return judge(self.job, self._together(orders), split, ways, self.leaves, self.judges)
 
     def adapt(
         self,
@@ -393,7 +394,7 @@ class LocalDevice:
             raise ConfigError(
                 "Outputs of examples stay on this device: its policy is {policy!r}.", policy=self.leaves
             )
-        return outputs_and_labels(self.job, self._asked(orders), split, self._way(model))
+        return outputs_and_labels(self.job, self._together(orders), split, self._way(model))
 
     def _way(self, model: Model) -> Way:
         method, store = self.job.method, self.job.store
@@ -410,8 +411,8 @@ class LocalDevice:
             return Way(model, method.predict, store.read)
         held, there = self._held(model)
 
-        def adapted(clients: Sequence[int]) -> Params:
-            for client in clients:
+        def adapted(clients: np.ndarray) -> Params:
+            for client in clients.tolist():
                 if there is not None and client not in there:
                     name = str(self.job.data.ids[client])
                     raise MethodError(
@@ -423,6 +424,18 @@ class LocalDevice:
 
         return Way(model, method.predict, adapted)
 
+    def _together(self, orders: Iterable[Order]) -> Iterator[Asked]:
+        """Yield clients' indices, and what they are sent: all at once where it is the same."""
+        clients = orders.clients if isinstance(orders, SameOrders) else None
+        if (
+            isinstance(orders, SameOrders)
+            and isinstance(clients, SomeIds)
+            and clients.ids is self.job.data.ids
+        ):
+            yield clients.positions, orders.sent
+        else:
+            yield from ((np.array([client]), sent) for client, sent in self._asked(orders))
+
     def _asked(self, orders: Iterable[Order]) -> Iterator[tuple[int, Sent]]:
         """Yield the clients' indices, and what each is sent; ids in the order of the data are found at once."""
         ids, clients, after = self.job.data.ids, len(self.job.data), 0
@@ -433,9 +446,20 @@ class LocalDevice:
             after += 1
 
 
-def orders_of(method: Method, server: Global, clients: Iterable[str]) -> Iterator[Order]:
-    """Yield what a server asks of clients that it does not train: what it has now, sent as the method says."""
-    shared = None if method.server.send is not None else method.server.sent(server, "")
-    for client in clients:
-        sent = method.server.sent(server, client) if shared is None else shared
-        yield Order(round=server.round, client=client, sent=sent)
+@dataclass(frozen=True)
+class SameOrders:
+    """Orders of clients that a server does not train, and that are sent the same: made when they are asked for."""
+
+    round: int
+    clients: Iterable[str]
+    sent: Sent
+
+    def __iter__(self) -> Iterator[Order]:
+        return (Order(round=self.round, client=client, sent=self.sent) for client in self.clients)
+
+
+def orders_of(method: Method, server: Global, clients: Iterable[str]) -> Iterable[Order]:
+    """Return what a server asks of clients that it does not train: what it has now, sent as the method says."""
+    if method.server.send is None:
+        return SameOrders(server.round, clients, method.server.sent(server, ""))
+    return (Order(round=server.round, client=c, sent=method.server.sent(server, c)) for c in clients)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from fedkeep.core.errors import MethodError
@@ -65,7 +66,7 @@ def declared(method: Method, net: Net) -> Params:
     return prefixed(SERVER, along)
 
 
-def defaults(store: PrivateStore, clients: Sequence[int]) -> Params:
+def defaults(store: PrivateStore, clients: Sequence[int] | np.ndarray) -> Params:
     """Return the values of clients that were never seen, stacked."""
     rows = [store.default(store.ids[int(c)]) for c in clients]
     return {name: torch.stack([row[name] for row in rows]) for name in store.default.initial}

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -42,15 +41,16 @@ from fedkeep.tasks.results import Model
 T = TypeVar("T")
 
 CHUNK = 1024
-"""Examples that are computed at once."""
-WINDOW = 32 * CHUNK
+"""Examples that are computed at once; of small models, examples and outputs up to ``SMALL`` times as many."""
+SMALL = 8
+WINDOW = 128 * CHUNK
 """Examples among which clients with equally many are looked for."""
 BYTES = 64 << 20
 """What clients who are looked at together may keep, and be sent apart from each other."""
 SEVERAL = 16
 """Clients with equally many examples from which on they are computed side by side."""
 CACHED = 1 << 20
-"""Bytes of the examples of clients side by side: of more, what the model makes of them leaves the caches."""
+"""Bytes of examples or outputs computed at once, and of a model that is small: of more, they leave the caches."""
 
 ExamplesOf = Literal["opted_in", "all"]
 """Which examples: those that opted in, or all, as of ``Phase.examples``."""
@@ -71,7 +71,12 @@ class Way:
 
     model: Model
     predict: Predict
-    own: Callable[[Sequence[int]], Params]
+    own: Callable[[np.ndarray], Params]
+
+    @cached_property
+    def recalls(self) -> bool:
+        """Whether it looks at the client's own examples first."""
+        return self.model in ("own", "adapted") and isinstance(self.predict, Recalls)
 
 
 @dataclass(frozen=True)
@@ -120,18 +125,16 @@ class Window:
     Attributes:
         job: what all clients have in common.
         split: which of their examples.
-        clients: their indices.
+        clients: their indices, int64.
         sent: what the server sends each.
-        ends: how many clients each group has, added up; a batch of anybody's examples is of one group.
         nets: what all windows have in common.
         examples: which of the split's examples, by ``Phase.examples``.
     """
 
     job: Job
     split: str
-    clients: list[int]
+    clients: np.ndarray
     sent: list[Params]
-    ends: list[int]
     nets: Nets
     examples: ExamplesOf
 
@@ -148,7 +151,8 @@ class Window:
             MethodError: a model does not fit the examples, and says whose; or it draws random numbers.
         """
         job = self.job
-        rehearse(job.net, {**self.sent[0], **job.store.default.initial}, self._view, self.rows, job.device)
+        view = WithClient(job.data, self.clients)
+        rehearse(job.net, {**self.sent[0], **job.store.default.initial}, view, self.rows, job.device)
         with job.net.still():
             what = f"judging of {self.split!r} examples"
             return without_draws(what, lambda: self._predicted(ways, use), job.device)
@@ -156,7 +160,7 @@ class Window:
     def _predicted(self, ways: Sequence[Way], use: Use[T]) -> list[list[T]]:
         found: list[list[T]] = [[] for _ in ways]
         values = [self._own(way) for way in ways]
-        pools = [self._pools(own) and not _recalls(way) for own, way in zip(values, ways, strict=True)]
+        pools = [self._pools(own) and not way.recalls for own, way in zip(values, ways, strict=True)]
         for apart in (False, True):
             chosen = [k for k, pooled in enumerate(pools) if pooled is not apart]
             for piece in (self._apart() if apart else self._pooled()) if chosen else ():
@@ -178,24 +182,23 @@ class Window:
 
     @cached_property
     def _alike(self) -> bool:
-        return all(sent is self.sent[0] for sent in self.sent)
+        return len(set(map(id, self.sent))) == 1
 
     @cached_property
     def _starts(self) -> np.ndarray:
         return offsets_of(counts_of(self.job.data, self.split, self.examples)[self.clients])
 
     def _pooled(self) -> Iterator[Piece]:
-        for first, last in pairwise([0, *self.ends]):
-            start, end = int(self._starts[first]), int(self._starts[last])
-            pieces = max(1, (end - start) // self._chunk)  # each of a chunk or more, and of less than two
-            for some in np.array_split(np.arange(start, end), pieces):
-                yield Piece(some, None)
+        every = np.arange(len(self.rows))
+        for some in np.array_split(
+            every, max(1, len(every) // self._at_once)
+        ):  # each of less than two times that
+            yield Piece(some, None)
 
     def _apart(self) -> Iterator[Piece]:
         """Yield pieces of many clients with equally many examples, and of those with few companions alone."""
         counts = np.diff(self._starts)
-        chunk = self._chunk
-        most = min(chunk, CACHED // batch_bytes(self.job.data.columns, self.rows[:1]))
+        chunk, most = self._chunk, min(self._at_once, CACHED // self._example_bytes)
         for count in np.unique(counts).tolist():
             who = np.flatnonzero(counts == count)
             at_once = most // count
@@ -216,20 +219,34 @@ class Window:
         label = self.job.data.columns.get("label")
         return max(1, CHUNK // math.prod(label.shape[1:])) if isinstance(label, np.ndarray) else CHUNK
 
-    def _load(self, piece: Piece) -> Params:
-        return load_batch(self._view, self.rows[piece.places], self.job.device, self.job.net.float_type)
+    @cached_property
+    def _at_once(self) -> int:
+        """Examples of many clients that are computed at once."""
+        outputs = 8 * int(self.job.data.meta.get("classes") or CACHED)
+        if nbytes(self.sent[0]) > CACHED:
+            return self._chunk
+        return max(self._chunk, min(SMALL * self._chunk, CACHED // max(outputs, self._example_bytes)))
 
     @cached_property
-    def _view(self) -> WithClient:
-        return WithClient(self.job.data, self.clients)
+    def _example_bytes(self) -> int:
+        return batch_bytes(self.job.data.columns, self.rows) // len(self.rows)
+
+    @cached_property
+    def _owner(self) -> np.ndarray:
+        """Each example's client, by position."""
+        return np.repeat(np.arange(len(self.clients)), np.diff(self._starts))
+
+    def _load(self, piece: Piece) -> Params:
+        rows, owner = self.rows[piece.places], self._owner[piece.places]
+        batch = load_batch(self.job.data, rows, self.job.device, self.job.net.float_type)
+        return batch | {"client": torch.from_numpy(owner).to(self.job.device)}
 
     def _used(self, way: Way, own: Params, piece: Piece, batch: Params, use: Use[T]) -> list[T]:
-        owner = np.asarray(self.clients, np.int64)[batch["client"].cpu().numpy()]
-        net: Net = self.job.net
+        owner, net = self.clients[self._owner[piece.places]], self.job.net
         if piece.clients is None:
             net, params = self.nets.of(own), {**self.sent[0], **own}
         elif len(piece.clients) > 1:
-            if way.model not in self.nets.alone and not _recalls(way) and net.functional and not net.switches:
+            if way.model not in self.nets.alone and not way.recalls and net.functional and not net.switches:
                 try:
                     return [use(self._side_by_side(way, own, piece, batch), batch, owner, piece.places)]
                 except MODEL_ERRORS:
@@ -248,10 +265,10 @@ class Window:
 
     def _recalled(self, way: Way, params: Params, place: int) -> Params:
         """Return what one client's prediction makes of the client's own examples."""
-        if not _recalls(way):
+        if not way.recalls:
             return {}
         assert isinstance(way.predict, Recalls)
-        return recalled(self.job, way.predict, params, self.clients[place])
+        return recalled(self.job, way.predict, params, int(self.clients[place]))
 
     def _side_by_side(self, way: Way, own: Params, piece: Piece, batch: Params) -> Any:
         """Return the predictions of clients with equally many examples, one client's after the other's."""
@@ -275,7 +292,7 @@ class Window:
             return _joined(torch.func.vmap(one)(mine, examples))
 
     def _whose(self, owner: np.ndarray) -> str:
-        names = [repr(str(self.job.data.ids[c])) for c in np.unique(owner)]
+        names = [repr(str(self.job.data.ids[int(c)])) for c in np.unique(owner)]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return f"Judging the {self.split} examples of {', '.join(names[:3])}{more}"
 
@@ -296,11 +313,6 @@ def recalled(job: Job, predict: Recalls, params: Params, client: int) -> Params:
     return prefixed(CLIENT, predict.recall(Recall(net=job.net, params=params, outputs=outputs_of)))
 
 
-def _recalls(way: Way) -> bool:
-    """Tell whether a way to predict looks at the client's own examples first."""
-    return way.model in ("own", "adapted") and isinstance(way.predict, Recalls)
-
-
 def _joined(output: Any) -> Any:
     """Return outputs (clients, examples, …) as (clients · examples, …)."""
     if isinstance(output, Mapping):
@@ -316,12 +328,14 @@ def counts_of(data: FederatedData, split: str, examples: ExamplesOf) -> np.ndarr
     return np.bincount(data.clients_of(rows), minlength=len(data))
 
 
-def windows(
-    job: Job, asked: Iterable[tuple[int, Sent]], split: str, which: ExamplesOf = "all"
-) -> Iterator[Window]:
+Asked = tuple[np.ndarray, Sent]
+"""Clients by index, int64, and what the server sends each of them."""
+
+
+def windows(job: Job, asked: Iterable[Asked], split: str, which: ExamplesOf = "all") -> Iterator[Window]:
     """Yield clients who are looked at together; those without such examples of the split are left out.
 
-    A group of them ends with about ``CHUNK`` examples, a window with about ``WINDOW``; both end early with ``BYTES``.
+    A window ends with about ``WINDOW`` examples, or with ``BYTES``.
     """
     counts, nets = counts_of(job.data, split, which), Nets(job.net)
     own = nbytes(job.store.default.initial)
@@ -329,28 +343,27 @@ def windows(
         return
     last: Sent | None = None
     given = flat = Params()
-    window = Window(job, split, [], [], [], nets, which)
-    group = examples = held = 0
-    for client, sent in asked:
-        if not (count := int(counts[client])):
-            continue
-        if sent is not last:
+    chosen, models, examples, held = list[np.ndarray](), list[Params](), 0, 0
+    for clients, sent in asked:
+        left = clients[counts[clients] > 0]
+        if len(left) and sent is not last:
             held += 0 if last is None else nbytes(sent.flat)
             last = sent
             if sent.flat is not given:  # who is sent the same is looked at together
                 given, flat = sent.flat, to(sent.flat, job.device)
-        window.clients.append(client)
-        window.sent.append(flat)
-        group, examples, held = group + count, examples + count, held + own
-        if group >= CHUNK or held >= BYTES:
-            window.ends.append(len(window.clients))
-            group = 0
-            if examples >= WINDOW or held >= BYTES:
-                yield window
-                window, examples, held = Window(job, split, [], [], [], nets, which), 0, 0
-    if window.clients:
-        window.ends.append(len(window.clients))
-        yield window
+        while len(left):
+            some = left[:WINDOW]
+            total = examples + np.cumsum(counts[some])
+            full = (total >= WINDOW) | (held + own * np.arange(1, len(some) + 1) >= BYTES)
+            many = int(full.argmax()) + 1 if full.any() else len(some)
+            chosen.append(some[:many])
+            models += [flat] * many
+            examples, held, left = int(total[many - 1]), held + own * many, left[many:]
+            if full.any():
+                yield Window(job, split, np.concatenate(chosen), models, nets, which)
+                chosen, models, examples, held = [], [], 0, 0
+    if chosen:
+        yield Window(job, split, np.concatenate(chosen), models, nets, which)
 
 
 Columns = tuple[np.ndarray, ...]
@@ -362,7 +375,7 @@ Parts = list[list[list[Columns]]]
 
 def judge(
     job: Job,
-    asked: Iterable[tuple[int, Sent]],
+    asked: Iterable[Asked],
     split: str,
     ways: Sequence[Way],
     leaves: Leaves,
@@ -372,7 +385,7 @@ def judge(
 
     Args:
         job: what all clients have in common.
-        asked: the clients' indices, and what the server sends each.
+        asked: the clients, those who are sent the same together.
         split: ``train``, ``valid`` or ``test``.
         ways: the models; all see the same examples.
         leaves: what of it leaves the device.
@@ -434,7 +447,7 @@ def _by_window(every: Iterable[Window], ways: Sequence[Way], tasks: Sequence[Tas
 
 
 def outputs_and_labels(
-    job: Job, asked: Iterable[tuple[int, Sent]], split: str, way: Way
+    job: Job, asked: Iterable[Asked], split: str, way: Way
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return for each task a model's outputs, (examples, …), and the labels, (examples,), where there is a label."""
     tasks = tasks_in(job.data.meta)
@@ -454,7 +467,11 @@ def outputs_and_labels(
 def _in_order(pieces: Sequence[Columns], rows: np.ndarray) -> Columns:
     """Return one piece of several, in the order of the examples; places in a window become rows of the data."""
     *columns, places, predicted = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    order = np.argsort(places, kind="stable")  # an example's tokens stay in their order
+    if (np.bincount(places, minlength=len(rows)) == 1).all():
+        order = np.empty_like(places)
+        order[places] = np.arange(len(places))
+    else:
+        order = np.argsort(places, kind="stable")  # an example's tokens stay in their order
     return (*(column[order] for column in columns), rows[places[order]], predicted[order])
 
 

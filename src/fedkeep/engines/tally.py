@@ -67,7 +67,7 @@ class Judgement:
             loss=float(self.loss.mean()),
             right=nothing if kind.right is None else float(self.right().mean()),
             gain=nothing if kind.gain is None else float(kind.gain(self.score, self.label).mean()),
-            user_mean=float(np.mean([value for value, _ in self.per_client().values()])),
+            user_mean=float(self._by_client()[1].mean()),
             auc={"auc": auc(self.score, self.label)} if kind.ranks_scores else {},
         )
         return {self.task.metric(metric): value for metric, value in kind.metrics(means).items()}
@@ -119,15 +119,21 @@ class Judgement:
 
     def per_client(self) -> dict[int, tuple[float, int]]:
         """Return by client (``Task.client_metric``, number of examples)."""
+        found = (column.tolist() for column in self._by_client())
+        return {client: (metric, count) for client, metric, count in zip(*found, strict=True)}
+
+    def _by_client(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the clients, ascending, each one's ``Task.client_metric``, and its number of examples."""
         kind = self.task.kind
-        clients, count = np.unique(self.client, return_counts=True)
+        every = np.bincount(self.client)
+        clients = np.flatnonzero(every)
+        count = every[clients]
 
         def means(values: np.ndarray) -> np.ndarray:
-            return np.bincount(np.searchsorted(clients, self.client), values, len(clients)) / count
+            return np.bincount(self.client, values)[clients] / count
 
         right = np.zeros(0) if kind.right is None else means(self.right())
-        found = kind.of_client(means(self.loss), right)
-        return {int(c): (float(m), int(n)) for c, m, n in zip(clients, found, count, strict=True)}
+        return clients, kind.of_client(means(self.loss), right), count
 
 
 Leaves = Literal["sums", "clients", "examples"]

@@ -56,7 +56,7 @@ class Members:
     Attributes:
         clients: all of them.
         trains: the places of those from whom cohorts are drawn.
-        judged: the places of those who are judged.
+        judged: the places of those who are judged, int64.
         tasks: what is predicted.
         meta: what the data say of themselves.
         trained: (clients,) numbers of training examples; None where the server does not know them.
@@ -65,7 +65,7 @@ class Members:
 
     clients: Clients
     trains: np.ndarray
-    judged: Sequence[int]
+    judged: np.ndarray
     tasks: Sequence[Task]
     meta: Mapping[str, Any]
     trained: np.ndarray | None = None

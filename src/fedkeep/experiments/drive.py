@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -15,6 +15,7 @@ import torch
 from fedkeep.core.errors import warn
 from fedkeep.core.params import Params, to
 from fedkeep.core.records import Record, improves
+from fedkeep.data.ids import SomeIds
 from fedkeep.engines import (
     Adaptation,
     Auto,
@@ -192,9 +193,9 @@ class Drive:
             records.append(record("train", "late_clients", report.late, report.clients))
         return records
 
-    def _orders(self, server: Global) -> Iterator[Order]:
+    def _orders(self, server: Global) -> Iterable[Order]:
         members = self.conductor.members
-        return orders_of(self.method, server, (str(members.clients.ids[c]) for c in members.judged))
+        return orders_of(self.method, server, SomeIds(members.clients.ids, members.judged))
 
     def _judge(self, server: Global, split: str, models: Sequence[Model]) -> list[Judged]:
         return self.device.judge(self._orders(server), split, models)
@@ -363,7 +364,7 @@ def places_of(rows: np.ndarray) -> np.ndarray:
     return (np.arange(len(rows)) - starts).astype(np.int32)
 
 
-def roster_of(clients: Sequence[int], ids: Sequence[str], trained: np.ndarray) -> Roster:
+def roster_of(clients: np.ndarray, ids: Sequence[str], trained: np.ndarray) -> Roster:
     """Return clients by index, with their ids and numbers of training examples.
 
     Args:
@@ -371,5 +372,5 @@ def roster_of(clients: Sequence[int], ids: Sequence[str], trained: np.ndarray) -
         ids: of all clients of the data.
         trained: (all clients,).
     """
-    chosen = np.sort(np.asarray(clients, np.int32))
+    chosen = np.sort(clients.astype(np.int32))
     return Roster(chosen, trained[chosen].astype(np.int64), tuple(str(ids[c]) for c in chosen.tolist()))

@@ -478,8 +478,8 @@ class Run:
         """What all clients have in common; its seed is that of the private defaults."""
         return Job(self.method, self.net, self.data, self.private, self.private.default.seed, self.device)
 
-    def orders(self, clients: Iterable[str | int]) -> Iterator[Order]:
-        """Yield what the server asks of clients, given by their ids, that it does not train.
+    def orders(self, clients: Iterable[str | int]) -> Iterable[Order]:
+        """Return what the server asks of clients, given by their ids, that it does not train.
 
         Raises:
             DataError: there is no such client.

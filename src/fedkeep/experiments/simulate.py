@@ -246,7 +246,7 @@ class Simulation:
             Members(
                 clients=data,
                 trains=trains,
-                judged=self.clients.tolist(),
+                judged=self.clients,
                 tasks=tasks_in(data.meta),
                 meta=data.meta,
                 trained=data.counts("train"),

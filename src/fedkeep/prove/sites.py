@@ -88,7 +88,7 @@ SITES: dict[tuple[str, str], Site] = {
     ("fedkeep.methods.features", "one_hot"): Site("whether a label is a class, else it is an error"),
     ("fedkeep.kernels.native", "address"): Site("an address for a kernel, which has a rule"),
     (f"{_ENGINES}.centralised", "WithClient.batch"): Site("whose examples these are"),
-    (f"{_ENGINES}.judge", "Window._used"): Site("whose examples these are", only=(DATA, HELD)),
+    (f"{_ENGINES}.judge", "Window._load"): Site("whose examples these are"),
     (f"{_ENGINES}.judge", "labelled"): Site("which examples have a label", "judged"),
     (f"{_ENGINES}.judge", "_reduce"): Site("results of judging", "judged"),
     (f"{_ENGINES}.judge", "_numpy"): Site("results of judging", "judged"),

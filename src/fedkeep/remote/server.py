@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
 from fedkeep.core.errors import ConfigError, RoundError, RunError
@@ -369,7 +370,7 @@ class _Serving:
             Members(
                 clients=self.roster,
                 trains=trains,
-                judged=range(len(self.roster)),
+                judged=np.arange(len(self.roster)),
                 tasks=self.tasks,
                 meta=self.meta,
                 joined=later,

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedkeep.core.errors import RunError
 
-ClientIndices = Sequence[int]
+ClientIndices = Sequence[int] | np.ndarray
 
 
 class Line(NamedTuple):

@@ -41,8 +41,8 @@ def check_classes(output: Tensor) -> None:
 def judge_classes(output: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the cross-entropy, 1 where the likeliest class is the label, else 0, and that class, −1 beside a NaN."""
     loss = nn.functional.cross_entropy(output, label, reduction="none")
-    likeliest = output.argmax(1)  # a NaN where there is one
-    unknown = output.gather(1, likeliest.unsqueeze(1)).squeeze(1).isnan()
+    most, likeliest = output.max(1)  # a NaN where there is one
+    unknown = most.isnan()
     score = ((likeliest == label) & ~unknown).double()
     return loss, score, likeliest.masked_fill(unknown, -1)
 
