@@ -245,7 +245,7 @@ def _needed(w: Worth) -> str:
         if nobody and enough
         else ""
     )
-    return f" A difference of 10 points takes about {w.needed:,} test examples of a user.{split}"
+    return f" To show a difference of 10 points, a user needs about {w.needed:,} test examples.{split}"
 
 
 def _losers(w: Worth) -> str:
