@@ -85,7 +85,7 @@ def test_bad_input(fedkeep: Command, refused: Callable[..., str]) -> None:
     assert refused("budget", "plain").startswith(
         "Error: There is no ledger plain/budget.jsonl: the run has no differ"
     )
-    assert refused("budget", "nowhere").startswith("Error: nowhere holds no run")
+    assert refused("budget", "nowhere").startswith("Error: There is no run in nowhere")
     run(fedkeep)
     for delta in ("0.5", "0.17", "0", "-1", "nan"):
         assert refused("budget", "r", "--delta", delta) == (

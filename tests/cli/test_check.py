@@ -132,7 +132,7 @@ def test_the_frozen_half_is_shown(fedkeep: Command, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("run.engine=gpu", "Unknown engine 'gpu'"),
+        ("run.engine=gpu", "there is no engine 'gpu'"),
         ("run.device=cuda:99", "The device 'cuda:99' cannot be used"),
         ("run.evaluate_shared=true", "cannot predict alone"),
         ("run.trackers=['nobody']", "run.trackers wants package.module:Class"),

@@ -69,7 +69,7 @@ def test_what_was_unlike_is_said_and_stands_on_the_page(fedkeep: Command) -> Non
     ("words", "message"),
     [
         (["--methods", "fedavg,fedavg"], "--methods wants different names between commas"),
-        (["--methods", "fedawg"], "--methods: there is no method 'fedawg'; there are fedavg, "),
+        (["--methods", "fedawg"], "--methods: there is no method 'fedawg'."),
         (["--seeds", "0"], "--seeds wants how many seeds, e.g. 5, or which, e.g. 0,1,2; got '0'."),
         (["--seeds", "x"], "--seeds wants how many seeds, e.g. 5, or which, e.g. 0,1,2; got 'x'."),
         (["--seeds", "1,1"], "--seeds names a seed twice: '1,1'."),

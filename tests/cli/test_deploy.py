@@ -81,7 +81,7 @@ def test_a_table_of_rounds_that_is_wrong_is_refused(fedkeep, tmp_path):
     (tmp_path / "rounds.toml").write_text(TOY + "[rounds]\nminimun = 3\n")
     result = fedkeep("deploy", "--local", "2", "--config", "rounds.toml")
     assert result.exit_code == 2
-    assert "rounds.minimun: unknown key. Did you mean 'minimum'?" in result.stderr
+    assert "rounds.minimun: unknown key. Did you mean rounds.minimum?" in result.stderr
 
 
 def test_one_command_makes_project_keys_and_a_folder_for_each_party(fedkeep, tmp_path):

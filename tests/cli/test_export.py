@@ -329,7 +329,7 @@ def test_a_run_of_ones_own_module(tmp_path: Path) -> None:
         library.load_model(folder, "user-1", model=library.models.Linear)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="keeps no encoding: its models"):
         library.load_encoding(folder)
-    with pytest.raises(RunError, match="holds no exported models"):
+    with pytest.raises(RunError, match="no exported models"):
         library.load_encoding(tmp_path)
     (folder / "shared.safetensors").write_bytes(b"")
     with pytest.raises(RunError, match="is damaged: its hash is not the committed one"):

@@ -256,7 +256,7 @@ def test_what_does_not_fit_is_said(trained: Callable[..., Run], refused: Callabl
     assert "Leave out --user and --shared" in refused(
         "predict", "m", "--data", "new.csv", "--client", "bo", "--shared"
     )
-    assert "holds no exported models" in refused("predict", "r", "--data", "new.csv")
+    assert "There are no exported models" in refused("predict", "r", "--data", "new.csv")
     for place, fault in (
         ("m", "m is a folder"),
         ("none/a.csv", "there is no folder none"),

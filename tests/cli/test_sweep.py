@@ -121,11 +121,11 @@ def test_side_by_side(fedkeep: Command) -> None:
     [
         (
             [],
-            "The space is empty: nothing is to be chosen. Name a file with --space, or a range, e.g. --range ",
+            "Nothing is to be searched. Give a range (in quotes), e.g. --range '",
         ),
         (
             ["--range", "method.mu"],
-            "--range wants KEY=RANGE, e.g. --range method.optimizer.learning_rate={low=0.01",
+            "--range wants KEY=RANGE, e.g. --range 'method.optimizer.learning_rate={low=0.01",
         ),
         (
             ["--range", "method.optimizer.learning_rate={low=2.0,high=1.0}"],
@@ -135,7 +135,7 @@ def test_side_by_side(fedkeep: Command) -> None:
         (["--range", "method.mu={low=0.1,high=1.0}"], "The space does not fit furl: method.mu: unknown key."),
         (
             ["--range", RATE, "--methods", "furl,fedavgg"],
-            "--methods: there is no method 'fedavgg'; there are",
+            "--methods: there is no method 'fedavgg'.",
         ),
         (["--range", RATE, "--methods", "furl,furl"], "--methods wants different names between commas"),
         (["--space", "none.toml"], "Cannot read the configuration none.toml: No such file or directory."),

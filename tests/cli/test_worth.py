@@ -93,7 +93,7 @@ def test_data_that_follow_the_seed_are_not_mixed(refused: Callable[..., str], ru
             "Seeds differ between methods: Toy has 1, local training alone has 0.",
         ),
         (["local0"], "None of these runs personalises: Local."),
-        (["nowhere"], "nowhere holds no run: there is no such folder."),
+        (["nowhere"], "There is no run in nowhere: there is no such folder."),
     ],
 )
 def test_wrong_use(refused: Callable[..., str], runs: None, words: list[str], message: str) -> None:

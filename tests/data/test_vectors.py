@@ -172,7 +172,10 @@ def test_bad_npz(tmp_path: Path, arrays: dict[str, Any], facts: dict[str, Any]) 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "v.npz"
-    with raises(DataError, text=f"Wanted the data file {path}, which does not exist. Check the path."):
+    with raises(
+        DataError,
+        text=f"Wanted the data file {path}, which does not exist. Check the path; in a configuration it is model.word_vectors.",
+    ):
         read_word_vectors(path)
     path.write_bytes(b"PK no archive")
     with pytest.raises(DataError, match="is damaged or no .npz file of plain arrays"):

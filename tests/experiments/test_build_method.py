@@ -92,10 +92,7 @@ def test_loss() -> None:
     [
         (
             {"kind": "fural"},
-            (
-                f"method.kind: there is no method 'fural'; there are {', '.join(methods.METHODS)}. Did you mean 'furl'? "
-                "One of your own is 'package.module:function'."
-            ),
+            "method.kind: there is no method 'fural'. Did you mean 'furl'?",
         ),
         ({"batch": 3}, "method.batch: unknown key. "),
         ({"batch_size": "3"}, "method.batch_size: wanted a whole number; got '3'."),
@@ -217,7 +214,7 @@ def test_a_function_of_ones_own_makes_a_method(my_methods: str) -> None:
         ),
         (
             {"kind": "my_methods:plain", "strenght": 1.0},
-            "method.strenght: unknown key. Did you mean 'strength'?",
+            "method.strenght: unknown key. Did you mean method.strength?",
         ),
     ],
 )

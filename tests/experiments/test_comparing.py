@@ -416,9 +416,7 @@ def test_what_is_refused_before_anything_is_run(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert refused(out, ("fedavg", "dito")).startswith(
-        "--methods: there is no method 'dito'; there are fedavg, "
-    )
+    assert refused(out, ("fedavg", "dito")).startswith("--methods: there is no method 'dito'.")
     assert refused(out, (), (0,), toy(), toy(data__users="13", name="'Other'")) == (
         "'Other' is on other data than 'Toy' (clients: 12 in the run, 13 now). One table compares methods on the same "
         "data; ``plans`` takes several data sets."

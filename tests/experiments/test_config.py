@@ -74,8 +74,7 @@ def test_all_faults_are_named_at_once() -> None:
         "mine.toml:\n"
         "  run.cohort: wanted a whole number; got 0.5.\n"
         "  run.sampling: wanted 'shuffled', 'independent' or 'poisson'; got 'none'.\n"
-        "  modle: unknown key. Did you mean 'model'? Known here: name, seed, data, model, method, run, "
-        "personalization, ranking, preparation, privacy, rounds, audit."
+        "  modle: unknown key. Did you mean model?"
     )
 
 
@@ -104,12 +103,12 @@ def test_all_faults_are_named_at_once() -> None:
         (
             "method.loss.kinds",
             '"x"',
-            "method.loss.kinds: unknown key. Did you mean 'kind'? Known here: kind, label, smoothing, class_weights, l2, augment.",
+            "method.loss.kinds: unknown key. Did you mean method.loss.kind?",
         ),
         (
             "method.adapt.optimizer.rat",
             "1",
-            "method.adapt.optimizer.rat: unknown key. Did you mean 'rates'? Known here: ",
+            "method.adapt.optimizer.rat: unknown key. Did you mean method.adapt.optimizer.rates?",
         ),
     ],
 )
@@ -148,7 +147,9 @@ def test_a_line_that_is_no_toml_is_shown(line: str, advice: str) -> None:
 
 
 def test_rounds_or_epochs() -> None:
-    assert fault(MINIMAL, {"run.epochs": "2"}).endswith(":\n  run: Give either rounds or epochs.")
+    assert fault(MINIMAL, {"run.epochs": "2"}).endswith(
+        ":\n  run: Got rounds=3 and epochs=2.0. Give one of them."
+    )
     assert parse_config(MINIMAL.replace("rounds = 3", "epochs = 2")).run.epochs == 2.0
 
 

@@ -193,7 +193,7 @@ def test_without_the_papers_commands_say_what_to_install(bare: Callable[..., Res
     assert "furl-table3" not in listed.stdout
     with raises(
         ConfigError,
-        said=f"data.reader: there is no reader 'zulip_channels'; there are {', '.join(READERS)}. {INSTALL_PAPERS}",
+        said=f"data.reader: there is no reader 'zulip_channels'. There are {', '.join(READERS)}. {INSTALL_PAPERS}",
     ):
         build_data(config("zulip_channels"))
     with pytest.raises(ConfigError, match=r"^There is no built-in.*'furl/x'"):

@@ -139,7 +139,7 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_nothing_to_resume(tmp_path: Path) -> None:
     for out in (tmp_path / "none", tmp_path):
-        with raises(RunError, said=f"{out} holds no run: "):
+        with raises(RunError, said=f"There is no run in {out}: "):
             run(out, resume=True)
     assert files(tmp_path) == {}
 

@@ -245,7 +245,7 @@ def test_a_configuration_asks_for_it_and_its_run_is_loaded_again(tmp_path: Path)
             "",
             "configuration: privacy wants run.cohort, the expected number of clients in a round",
         ),
-        ("noise = 1.0", "noize = 1.0", "privacy.noize: unknown key. Did you mean 'noise'?"),
+        ("noise = 1.0", "noize = 1.0", "privacy.noize: unknown key. Did you mean privacy.noise?"),
         ("delta = 0.01", 'unit = "example"', "unit must be 'client'; got 'example'."),
         ('clip = {"linear.*" = 0.5, "*" = 0.1}\n', "", "Noise without clipping protects nobody"),
         ("delta = 0.01", "adaptive = {}", "Adaptive clipping wants noise of its own"),

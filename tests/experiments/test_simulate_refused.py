@@ -27,7 +27,7 @@ FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"rounds": 1, "epochs": 1}, ConfigError, "Give either rounds or epochs."),
+        ({"rounds": 1, "epochs": 1}, ConfigError, "Got rounds=1 and epochs=1. Give one of them."),
         ({"rounds": -1}, ConfigError, "rounds must be at least 0; got -1."),
         ({"rounds": 2.0}, ConfigError, "rounds must be a whole number; got 2.0."),
         ({"rounds": 1, "cohort": "2"}, ConfigError, "cohort must be a whole number; got '2'."),
@@ -46,7 +46,7 @@ FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
         (
             {"rounds": 1, "engine": "sequentail"},
             ConfigError,
-            "Unknown engine 'sequentail'; the engines are ['auto', 'sequential', 'workers', 'vectorised']. Did you mean 'sequential'?",
+            "engine: there is no engine 'sequentail'. Did you mean 'sequential'? auto takes the one that it expects to be fastest.",
         ),
         (
             {"rounds": 1, "evaluate_every": -1},
@@ -79,8 +79,11 @@ def test_bad_calls(options: dict[str, Any], kind: type[Exception], message: str)
     ("given", "message"),
     [
         ({"model": Logits}, "model must be a torch.nn.Module; got <class 'tests.tiny.Logits'>."),
-        ({"method": "furl"}, "method must be a method, e.g. fedkeep.methods.fedavg(); got 'furl'."),
-        ({"data": [1]}, "data must be a fedkeep.FederatedData, e.g. FederatedData.from_columns(...), "),
+        (
+            {"method": "furl"},
+            "method must be a method, e.g. fedkeep.methods.furl('head.*'), which names what stays private; got 'furl'.",
+        ),
+        ({"data": [1]}, "data must be a fedkeep.FederatedData, e.g. FederatedData.from_columns(client=ids, "),
     ],
 )
 def test_arguments_of_another_kind(given: dict[str, Any], message: str) -> None:

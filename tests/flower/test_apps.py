@@ -263,7 +263,7 @@ def test_a_malformed_message_is_answered_by_a_reason():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[rounds]\ndeadlin = 3\n", "rounds.deadlin: unknown key. Did you mean 'deadline'?"),
+        ("[rounds]\ndeadlin = 3\n", "rounds.deadlin: unknown key. Did you mean rounds.deadline?"),
         (
             '[rounds]\ndeadline = "x"\n',
             "rounds.deadline: wanted a number; got 'x'",

@@ -171,7 +171,7 @@ def test_a_port_in_use_is_named(node):
         (("signer.pub", "a.pub"), "link.trusted: .*a.pub is no Ed25519 key; a device trusts the signer.pub"),
         (('["keys/signer.pub"]', "[]"), "link.trusted: wanted a list of at least 1"),
         (('certificate = "keys/ca.pem"\n', ""), "link.certificate: missing"),
-        (("port = ", "prot = "), "link.prot: unknown key. Did you mean 'port'"),
+        (("port = ", "prot = "), "link.prot: unknown key. Did you mean link.port"),
         (("[link]", "[lnk]"), "link.address: missing"),
         (("[link]", "[link"), "is no valid TOML"),
     ],

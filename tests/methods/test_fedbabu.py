@@ -105,5 +105,5 @@ def test_what_fedbabu_refuses() -> None:
     named = methods.fedbabu(server=averaging(sgd(1.0, rates={"head.*": 0.5})))  # the server has no head
     with pytest.raises(ConfigError, match=r"head\.\*"):
         named.check(Deep())
-    with pytest.raises(SplitError, match=r"^Split pattern 'haed\.\*' matches no parameter of Deep"):
+    with pytest.raises(SplitError, match=r"^The private pattern 'haed\.\*' matches no parameter of Deep"):
         methods.fedbabu().adapting(split=Split("haed.*")).check(Deep())

@@ -326,7 +326,7 @@ def test_opted_out_examples_may_not_train_what_leaves() -> None:
 
 
 def test_check_refuses_patterns_that_match_nothing() -> None:
-    with pytest.raises(SplitError, match="^Split pattern 'usr' matches no parameter of Logits"):
+    with pytest.raises(SplitError, match="^The private pattern 'usr' matches no parameter of Logits"):
         furl("usr").check(Logits())
     with pytest.raises(ConfigError, match="^The learning rate pattern 'usr' matches no parameter"):
         furl(local=Phase(optimizer=sgd(0.1, rates={"usr": 1.0}))).check(Logits())
@@ -334,7 +334,7 @@ def test_check_refuses_patterns_that_match_nothing() -> None:
         furl(server=averaging(sgd(1.0, rates={"usr": 1.0}))).check(Logits())
     with pytest.raises(ConfigError, match="^The learning rate pattern 'usr' matches no parameter"):
         furl(adapt=Phase(trains="private", optimizer=sgd(0.1, rates={"usr": 1.0}))).check(Logits())
-    with pytest.raises(SplitError, match="^Split pattern 'usr' matches no parameter of Logits"):
+    with pytest.raises(SplitError, match="^The private pattern 'usr' matches no parameter of Logits"):
         fedavg().adapting(split=Split("usr")).check(Logits())
     with pytest.raises(MethodError, match="^trains='usr' matches no trainable parameter"):
         furl(adapt=Phase(trains="usr")).check(Logits())

@@ -193,7 +193,7 @@ def test_a_finished_run_without_records_is_an_error(write_run: Write) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "holds no run: there is no run.json in it."),
+        (None, "there is no run.json in it."),
         (b"{", "run.json is damaged: Expecting"),
         (b"[" * 100_000, "run.json is damaged: maximum recursion depth exceeded"),
         (b"\xff", "run.json is damaged: 'utf-8' codec"),

@@ -258,7 +258,8 @@ def test_a_page_of_a_run_with_nothing_to_compare_says_what_to_do(
     write_examples(folder, examples(0, "own"))
     text = write_report([folder], tmp_path / "out").with_suffix(".md").read_text()
     assert (
-        "FURL has nothing to be compared with. Run it with evaluate\\_shared = true, or take a run of" in text
+        "FURL: there is nothing to compare it with. Either fedkeep run CONFIG --set run.evaluate\\_shared=true"
+        in text
     )
 
 

@@ -130,12 +130,12 @@ ONLY_FROZEN = (
         (
             "positions",
             (),
-            ({"said": "Split pattern 'positions' matches only buffers of"}),
+            ({"said": "The private pattern 'positions' matches only buffers of"}),
         ),
         (
             (),
             "haed.bias",
-            {"said": "Split pattern 'haed.bias' matches no parameter of"},
+            {"said": "The frozen pattern 'haed.bias' matches no parameter of"},
         ),
         (
             "head.*",

@@ -61,17 +61,17 @@ def test_a_pattern_without_match_is_an_error_with_a_suggestion() -> None:
     with raises(
         SplitError,
         text=(
-            "Split pattern 'linaer.weight' matches no parameter of Logits. Did you mean 'linear.weight'? It is given as "
-            "private, in a configuration method.private."
+            "The private pattern 'linaer.weight' matches no parameter of Logits. Did you mean 'linear.weight'? In a "
+            "configuration it is method.private."
         ),
     ):
         Split(["user", "linaer.weight"]).check(Logits())
     with raises(
         SplitError,
         text=(
-            "Split pattern 'zzz' matches no parameter of Logits. "
-            "Its parameters are ['user', 'linear.weight', 'linear.bias']. It is given as private, in a configuration "
-            "method.private."
+            "The private pattern 'zzz' matches no parameter of Logits. "
+            "Its parameters are ['user', 'linear.weight', 'linear.bias']; a pattern is a name, or one with *. In a "
+            "configuration it is method.private."
         ),
     ):
         Split("zzz").check(Logits())

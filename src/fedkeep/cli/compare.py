@@ -234,7 +234,7 @@ def _seeds(text: str) -> list[int]:
     return list(range(count))
 
 
-EXAMPLE = "--range method.optimizer.learning_rate={low=0.01,high=1.0,log=true}"
+EXAMPLE = "--range 'method.optimizer.learning_rate={low=0.01,high=1.0,log=true}'"
 
 
 class Prune(StrEnum):
@@ -300,7 +300,7 @@ def sweep(
     given = parse_overrides(ranges or [])
     if space is None and not given:
         raise ConfigError(
-            f"The space is empty: nothing is to be chosen. Name a file with --space, or a range, e.g. {EXAMPLE}."
+            f"Nothing is to be searched. Give a range (in quotes), e.g. {EXAMPLE}, or a file of ranges: --space FILE."
         )
     spaces = sweeps.read_space(space, given, names)
     made = sweeps.plan(

@@ -219,8 +219,9 @@ def find_config(
     names = builtin_names()
     if key not in names and resume:
         raise ConfigError(
-            f"There is no run to resume in {named[:80]!r}, nor a configuration of this name. Name the run's folder, or "
-            f"its configuration and --out FOLDER."
+            f"There is no run to resume in {named[:80]!r}: "
+            f"{'it is a folder without one' if is_folder else 'there is no such folder'}.{near_path(path)} To begin one: "
+            f"fedkeep run CONFIG --out {named[:80]}."
         )
     if key not in names and is_folder:
         read_info(path)

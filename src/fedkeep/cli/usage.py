@@ -25,10 +25,12 @@ def _advice(error: click.UsageError) -> str:
     if isinstance(error, click.MissingParameter):
         return _meaning(error.param, error.ctx)
     if isinstance(command, click.Group) and not isinstance(error, click.BadParameter | click.NoSuchOption):
+        if "'resume'" in error.message:
+            return "To go on with a run: fedkeep run RUN --resume."
         first = (
             ""
             if error.ctx.parent
-            else " Begin with start, which looks at a table, or with run, which trains, and with --resume goes on."
+            else " Begin with start, which looks at a table, or with run, which trains."
         )
         return f"The commands are {', '.join(command.list_commands(error.ctx))}.{first}"
     options = {one.opts[0]: one for one in command.params if isinstance(one, click.Option)}
@@ -66,5 +68,9 @@ def _setting(error: click.NoSuchOption) -> str:
     names = keys_meant(error.option_name.lstrip("-").replace("-", "_"))[:MOST]
     if not names:
         return ""
-    more = f" fedkeep explain {names[0]} says what it is." if names[1:] else ""
-    return f"For a setting of the configuration write {' or '.join(f'--set {name}=VALUE' for name in names)}.{more}"
+    others = (
+        f" Others of that name: {', '.join(names[1:])}; fedkeep explain NAME says what one is."
+        if names[1:]
+        else ""
+    )
+    return f"It is a setting of the configuration: --set {names[0]}=VALUE.{others}"

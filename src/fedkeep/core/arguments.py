@@ -12,13 +12,14 @@ from fedkeep.core.errors import ConfigError, did_you_mean, shown
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def telling_arguments(written: Mapping[str, str] = {}) -> Callable[[F], F]:
+def telling_arguments(written: Mapping[str, str] = {}, name: str | None = None) -> Callable[[F], F]:
     """Return a decorator of a function, or of a class, that says of an unknown argument what to write instead.
 
     Signature, types and documentation stay as they are.
 
     Args:
         written: by names that it does not take, how they are written; ``{got}`` stands for the given value.
+        name: what users call it; None: its own name.
 
     Raises:
         ConfigError: when the function is called with an argument that it does not take.
@@ -29,19 +30,19 @@ def telling_arguments(written: Mapping[str, str] = {}) -> Callable[[F], F]:
             function.__init__ = decorate(function.__init__)  # type: ignore[misc]
             return function
         parameters = inspect.signature(function).parameters
-        called = function.__qualname__.removesuffix(".__init__")
+        called = name or function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
         def telling(*args: object, **given: object) -> object:
-            for name, value in given.items():
-                if name not in parameters and name not in (takes := accepted(function)):
+            for key, value in given.items():
+                if key not in parameters and key not in (takes := accepted(function)):
                     known = [one for one in takes if one != "self"]
-                    form = written.get(name, "").format(got=shown(value))
+                    form = written.get(key, "").format(got=shown(value))
                     raise ConfigError(
                         "{function}() takes no argument {name!r}.{instead} It takes {known}.",
                         function=called,
-                        name=name,
-                        instead=f" Write {form}." if form else did_you_mean(name, known),
+                        name=key,
+                        instead=f" Write {form}." if form else did_you_mean(key, known),
                         known=", ".join(known),
                     )
             return function(*args, **given)

@@ -246,9 +246,20 @@ MEANT = {
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the choice of ``word``'s meaning, else the nearest, or an empty string."""
+    meant = near_name(word, choices)
+    return "" if meant is None else f" Did you mean {meant!r}?"
+
+
+def near_name(word: str, choices: Iterable[str]) -> str | None:
+    """Return the choice of ``word``'s meaning, else the nearest; None where there is none."""
     known = list(choices)
     near = [m for m in known if m == MEANT.get(word)] or difflib.get_close_matches(word, known, 1, 0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return near[0] if near else None
+
+
+def instead_of(word: str, known: Collection[str]) -> str:
+    """Return what to write in place of a word that is not known: the one that was meant, or all that there are."""
+    return did_you_mean(word, known) or f" There are {', '.join(known)}."
 
 
 def some_of(names: Iterable[str], most: int = 3) -> str:
@@ -266,7 +277,13 @@ def near_path(path: Path) -> str:
         return f" There is no folder {str(path.parent)[:300]} either."
     except OSError:
         return ""
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    near = [
+        name
+        for name in difflib.get_close_matches(path.name, names, cutoff=0.6)
+        if difflib.get_close_matches(
+            path.stem, [Path(name).stem], cutoff=0.6
+        )  # an ending alone makes nothing alike
+    ]
     return f" Did you mean {str(path.with_name(near[0]))!r}?" if near else ""
 
 

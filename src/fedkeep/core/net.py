@@ -91,7 +91,8 @@ class Takes:
                     return self._scaled({name: self._apart("x" if "x" in others else others[0], columns)})
                 advice = "Put it into a module whose forward names" if self.torchs else "Name the argument as"
                 raise MethodError(
-                    "{who} wants the column {column!r}; the data have {columns}.{near} {advice} the column, or take another model.",
+                    "{who} wants the column {column!r}; the data have {columns}.{near} {advice} the column, or take a model "
+                    "that reads these.",
                     who=self.who,
                     column=name,
                     columns=sorted(columns),

@@ -112,7 +112,7 @@ def read_info(folder: Path) -> dict[str, Any]:
         RunError: there is no run, it is damaged, or it was written by another fedkeep.
     """
     if not (folder / "run.json").exists():
-        raise RunError("{file} holds no run: {why}", file=folder, why=_what_instead(folder))
+        raise RunError("There is no run in {file}: {why}", file=folder, why=_what_instead(folder))
     info = read_sealed(folder / "run.json")
     if not isinstance(info.get("run"), str) or not info["run"]:
         raise RunError(
@@ -121,13 +121,17 @@ def read_info(folder: Path) -> dict[str, Any]:
     return info
 
 
+TRAIN = "; fedkeep run CONFIG --out FOLDER writes one."
+
+
 def _what_instead(folder: Path) -> str:
     """Return what there is in place of a run's folder, and what to name."""
     if folder.is_file():
-        train = f" fedkeep run {folder} trains a configuration and writes one." * (folder.suffix == ".toml")
+        train = f" fedkeep run {folder} --out FOLDER trains it and writes one." * (folder.suffix == ".toml")
         return f"it is a file. Name the folder that a run wrote.{train}"
     if not folder.exists():
-        return f"there is no such folder. Name the folder that a run wrote.{near_path(folder)}"
+        near = near_path(folder)
+        return f"there is no such folder.{near or ' Name the folder that a run wrote'}{'' if near else TRAIN}"
     found = sorted(str(one.parent) for one in islice(folder.glob("*/run.json"), MOST_NAMED))
     inside = f" It holds others that do: {', '.join(found)}." if found else ""
     return f"there is no run.json in it. Name the folder that a run wrote.{inside}"

@@ -82,7 +82,7 @@ def read_word_vectors(path: str | Path, keep: Collection[str] | None = None) -> 
         DataError: the file is missing, empty or truncated, a line has another width than the first, a word is missing,
             a number is none, NaN or infinite, or no word of ``keep`` is there; the message names file and line.
     """
-    file = existing(expanded(path), named=True)
+    file = existing(expanded(path), key="model.word_vectors")
     found = _from_npz(file, keep) if file.suffix == ".npz" else _from_text(file, keep)
     if not found.words:
         reason = "holds no word" if keep is None else f"has none of the {len(keep):,} words that are wanted"

@@ -550,8 +550,8 @@ def _check_groups(plan: Plan) -> None:
     for name, group in plan.groups.items():
         if not known & group.keys():
             raise ConfigError(
-                f"No user has a group by {name!r}: its table names {next(iter(group), None)!r}, the data {plan.data.ids[0]!r}. "
-                f"Wanted the users' ids, as in the data, in its first column."
+                f"--groups: its first column must hold users' ids as the data have them, such as {plan.data.ids[0]!r}; it "
+                f"holds {next(iter(group), None)!r}, so no user has a {name!r}."
             )
 
 

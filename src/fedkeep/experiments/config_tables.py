@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from fedkeep.core.arguments import accepted
-from fedkeep.core.errors import MEANT, ConfigError, FedkeepError, did_you_mean, shown
+from fedkeep.core.errors import MEANT, ConfigError, FedkeepError, near_name, shown
 
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
@@ -180,7 +180,7 @@ def check_options(
             elsewhere = _deeper(key, table, what)
             whose = function.__name__.removeprefix("raw_")
             raise ConfigError(
-                f"{what}.{key[:80]}: {_unknown(key, [*known, *_fields(table)], elsewhere, whose)}"
+                f"{what}.{key[:80]}: {_unknown(key, [*known, *_fields(table)], elsewhere, what, whose)}"
             )
         checked[key] = _fitted(f"{what}.{key}", hints.get(key, Any), value)
     empty = inspect.Parameter.empty
@@ -309,7 +309,8 @@ def _fault(error: Any, kind: Any, content: Any) -> _Fault:
     what = error["type"]
     place, got, tried = _place(error["loc"], content, what in (*UNKNOWN, "missing"))
     if what in UNKNOWN:
-        return _Fault(place, _unknown(place[-1], _known(place[:-1], kind), _deeper(place[-1], kind)))
+        known, deeper = _known(place[:-1], kind), _deeper(place[-1], kind)
+        return _Fault(place, _unknown(place[-1], known, deeper, ".".join(place[:-1])))
     if what == "missing":
         return _Fault(place, "missing.")
     if what == "own_check":
@@ -365,15 +366,17 @@ def _value(value: Any) -> str:
     return type(value).__name__ if "\n" in repr(value) else shown(value)
 
 
-def _unknown(key: str, known: Sequence[str], elsewhere: Sequence[str], whose: str = "here") -> str:
-    """Return what to say of an unknown key: the known ones, and the full names of those that tables elsewhere have."""
-    others = (
-        f" Known {whose if whose == 'here' else f'to {whose}'}: {', '.join(known)}."
-        if known
-        else " It takes no options."
-    )
-    near = f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key[:40], known)
-    return f"unknown key.{near}{others}"
+def _unknown(key: str, known: Sequence[str], elsewhere: Sequence[str], table: str, whose: str = "") -> str:
+    """Return what to say of an unknown key: the one that is meant, here or by its full name in a table elsewhere, or all."""
+    if elsewhere:
+        first, *more = elsewhere
+        also = f" (Of that name are also {', '.join(more)}.)" if more else ""
+        return f"unknown key. Did you mean {first}?{also}"
+    if meant := near_name(key[:40], known):
+        return f"unknown key. Did you mean {table and f'{table}.'}{meant}?"
+    if not known:
+        return "unknown key. It takes no options."
+    return f"unknown key. {f'{whose!r} takes' if whose else 'Known here are'} {', '.join(known)}."
 
 
 def _deeper(key: str, kind: Any, place: str = "") -> list[str]:

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 def _to_export(folder: Path) -> str:
     """Return how to come by exported models, where a folder holds none."""
     if (folder / "run.json").is_file():
-        return f"It holds a run, whose models are written by fedkeep export {folder} --all --out FOLDER."
-    near = "" if folder.exists() else near_path(folder)
-    return f"Name the folder that fedkeep export, or Run.export, wrote.{near}"
+        return f"it holds a run, whose models are written by fedkeep export {folder} --all --out FOLDER."
+    what = f"it holds no {INFO}." if folder.exists() else f"there is no such folder.{near_path(folder)}"
+    return f"{what} fedkeep export RUN --all --out FOLDER writes one, in Python run.export(FOLDER, [ID])."
 
 
 class Exported:
@@ -79,9 +79,8 @@ class Exported:
         self.name = str(self.folder)
         if not (self.folder / INFO).exists():
             raise RunError(
-                "{folder} holds no exported models: there is no {info} in it. {advice}",
+                "There are no exported models in {folder}: {advice}",
                 folder=self.folder,
-                info=INFO,
                 advice=_to_export(self.folder),
             )
         self.info: Mapping[str, Any] = read_sealed(self.folder / INFO)

@@ -188,8 +188,9 @@ def items_of(data: FederatedData) -> int:
     """
     if "item" not in data.columns or isinstance(data.columns["item"], Ragged) or "items" not in data.meta:
         raise DataError(
-            "Items are ranked of a run on people's items, such as films: wanted a column 'item' with an item's number, and meta['items'], how many there are; the data have the "
-            "columns {columns}.",
+            "These data cannot be ranked: wanted a column 'item', as of films, which a table names under [data], item = "
+            "'COLUMN', and arrays with meta['items'], how many there are; the data have {columns}. For labels take fedkeep "
+            "export RUN --all --out FOLDER, then fedkeep predict FOLDER --data FILE.",
             columns=sorted(data.columns),
         )
     return int(data.meta["items"])

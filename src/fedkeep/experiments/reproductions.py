@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from fedkeep.core.errors import ConfigError, FedkeepError, did_you_mean
+from fedkeep.core.errors import ConfigError, FedkeepError, instead_of
 from fedkeep.experiments.places import LongJob, Place, Slurm, State
 from fedkeep.experiments.plugins import INSTALL_PAPERS, Offered
 
@@ -106,8 +106,10 @@ def reproduce(name: str, request: Request) -> Path:
     if not known:
         raise ConfigError(f"There is no reproduction {name!r}: none is installed. {INSTALL_PAPERS}")
     if name not in known:
-        names = ", ".join(known)
-        raise ConfigError(f"There is no reproduction {name!r}; there are {names}.{did_you_mean(name, known)}")
+        raise ConfigError(
+            f"There is no reproduction {name!r}.{instead_of(name, known)} They run one at a time, e.g. fedkeep "
+            f"reproduce {next(iter(known))}."
+        )
     if request.only and not known[name].in_pieces:
         pieces = ", ".join(other for other in known if known[other].in_pieces)
         raise ConfigError(f"{name} cannot be run in pieces; these can: {pieces or 'none'}.")

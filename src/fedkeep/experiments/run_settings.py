@@ -91,7 +91,11 @@ class RunSettings:
             object.__setattr__(self, name, operator.index(number))
         check_range("[0, inf)", epochs=self.epochs)
         if self.rounds is not None and self.epochs is not None:
-            raise ConfigError("Give either rounds or epochs.")
+            raise ConfigError(
+                "Got rounds={rounds!r} and epochs={epochs!r}. Give one of them.",
+                rounds=self.rounds,
+                epochs=self.epochs,
+            )
         if isinstance(self.hold_out, list | tuple):
             object.__setattr__(self, "hold_out", tuple(self.hold_out))
         elif isinstance(self.hold_out, str) or not 0 <= self.hold_out < 1:

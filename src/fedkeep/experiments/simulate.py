@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedkeep.core.describe import check_kind
-from fedkeep.core.errors import ConfigError, DataError, check_whole, did_you_mean, warn
+from fedkeep.core.errors import ConfigError, DataError, check_whole, instead_of, warn
 from fedkeep.core.files import expanded, write_of_run, write_tensors
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net, tensors_of
@@ -201,12 +201,18 @@ class Simulation:
         first: Params | None = None,
     ) -> None:
         check_kind("model", model, nn.Module, "a torch.nn.Module")
-        check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
+        check_kind(
+            "method",
+            method,
+            Method,
+            "a method, e.g. fedkeep.methods.furl('head.*'), which names what stays private",
+        )
         check_kind(
             "data",
             data,
             FederatedData,
-            "a fedkeep.FederatedData, e.g. FederatedData.from_columns(...), or from_datasets({client: dataset})",
+            "a fedkeep.FederatedData, e.g. FederatedData.from_columns(client=ids, columns={'x': array, 'label': labels}) "
+            "with a client's id for each row, or from_datasets({client: dataset})",
         )
         check_whole({"seed": seed})
         data = labelled(divided(data), method)
@@ -660,8 +666,10 @@ def check_engine(name: str, workers: int | None, device: str) -> None:
         ConfigError: no such engine, it has no workers, or it can't compute on the device.
     """
     if name not in (*ENGINES, "auto"):
-        hint = did_you_mean(name, [*ENGINES, "auto"])
-        raise ConfigError(f"Unknown engine {name!r}; the engines are {['auto', *ENGINES]}.{hint}")
+        gpu = " To compute on a GPU say device = 'cuda'." * (name in ("gpu", "cuda"))
+        raise ConfigError(
+            f"engine: there is no engine {name!r}.{instead_of(name, ['auto', *ENGINES])}{gpu} auto takes the one that it expects to be fastest."
+        )
     if workers not in (None, 1) and name not in ("workers", "auto"):  # one process is what every engine has
         raise ConfigError(f"workers={workers} is for engine='workers' or 'auto'; the engine is {name!r}.")
     if name == "workers":

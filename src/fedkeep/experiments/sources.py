@@ -283,8 +283,8 @@ def named(place: str, what: str, name: str, table: Mapping[str, T], hint: Callab
         ConfigError: nothing; ``place`` is the key that names it.
     """
     if name not in table:
-        known = f"{', '.join(table)}.{did_you_mean(name, table)}"
-        raise ConfigError(f"{place}: there is no {what} {name!r}; there are {known}{hint()}")
+        instead = did_you_mean(name, table) or f" There are {', '.join(table)}.{hint()}"
+        raise ConfigError(f"{place}: there is no {what} {name!r}.{instead}")
     return table[name]
 
 

@@ -77,12 +77,13 @@ def read_node_config(path: Path) -> NodeConfig:
         ConfigError: the file is missing or no TOML, a key is unknown, or a value doesn't fit; all faults are named.
     """
     content = parse_toml(read_text(path, TO_HAVE_ONE), str(path))
-    where = (
-        str(path)
-        if "device" in content
-        else f"{path} is no device's file, as fedkeep flower init makes for each node"
-    )
-    found: NodeConfig = made_of(NodeConfig, content, where)
+    if "device" not in content and "model" in content:
+        raise ConfigError(
+            "{file} is a configuration, no device's file. To train it here: fedkeep run {file}. To train it on machines: "
+            "fedkeep flower init DIR --config {file} --node NAME, which writes each node's file.",
+            file=path,
+        )
+    found: NodeConfig = made_of(NodeConfig, content, str(path))
     return found
 
 

@@ -183,8 +183,9 @@ def comparisons(
             faults.append(f"{own.label} against {other.label}: {error}")
     if not found and not faults:
         faults.append(
-            f"{own.label} has nothing to be compared with. Run it with evaluate_shared = true, or take a run of "
-            f"fedavg, local or fine_tuned on the same data along (--against RUN; fedkeep compare runs all of them)."
+            f"{own.label}: there is nothing to compare it with. Either fedkeep run CONFIG --set run.evaluate_shared=true "
+            f"--out NEW, then fedkeep worth NEW; or fedkeep run CONFIG --set method.kind=local --out OTHER (or fedavg, "
+            f"fine_tuned), then fedkeep worth RUN --against OTHER. fedkeep compare runs all of them."
         )
     return found, faults
 

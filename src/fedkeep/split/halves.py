@@ -120,8 +120,9 @@ def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()
     kept, still = tuple(private), tuple(frozen)
     for pattern in (*kept, *still):
         if not any(fnmatchcase(name, pattern) for name in everything):
-            given = "private, in a configuration method.private" if pattern in kept else "frozen"
-            raise SplitError(f"{_no_match(module, pattern, everything)} It is given as {given}.")
+            raise SplitError(
+                _no_match(module, pattern, everything, "private" if pattern in kept else "frozen")
+            )
     for name in everything:
         if matches(name, kept) and matches(name, still):
             mine, theirs = (next(p for p in patterns if fnmatchcase(name, p)) for patterns in (kept, still))
@@ -180,21 +181,22 @@ def power_vectors(layer: nn.Module) -> list[str]:
     return [f"{hook.name}_{vector}" for hook in hooks for vector in "uv"]
 
 
-def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor]) -> str:
+def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor], half: str) -> str:
     passing = [n for n, _ in module.named_buffers() if n not in tensors and fnmatchcase(n, pattern)]
     if passing:
         return (
-            f"Split pattern {pattern!r} matches only buffers of {type(module).__name__} that are not persistent "
+            f"The {half} pattern {pattern!r} matches only buffers of {type(module).__name__} that are not persistent "
             f"({passing}); these are neither kept nor sent. Drop the pattern, or register them with persistent=True."
         )
     if pattern.startswith("type:"):
         return (
-            f"Split pattern {pattern!r} names layers by their type, which a method finds in its model. Ask "
+            f"The {half} pattern {pattern!r} names layers by their type, which a method finds in its model. Ask "
             f"method.fitted(model).split."
         )
     return (
-        f"Split pattern {pattern!r} matches no parameter of {type(module).__name__}."
-        f"{did_you_mean(pattern, tensors) or f' Its parameters are {list(tensors)}.'}"
+        f"The {half} pattern {pattern!r} matches no parameter of {type(module).__name__}."
+        f"{did_you_mean(pattern, tensors) or f' Its parameters are {list(tensors)}; a pattern is a name, or one with *.'}"
+        f"{' In a configuration it is method.private.' * (half == 'private')}"
     )
 
 

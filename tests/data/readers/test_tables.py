@@ -323,7 +323,8 @@ def test_a_missing_text_may_be_of_another_name_or_numbers(tmp_path: Path) -> Non
     rows = [without(row, "text") | {"words": row["text"]} for row in ROWS]
     said = refused(tmp_path, rows, "t.csv", column="text")
     assert (
-        "text = 'COLUMN', or of numbers features = ['COLUMN', ...]. Named for nothing yet: 'words'." in said
+        "text = 'COLUMN' (an argument, or under [data]), or of numbers features = ['COLUMN', ...]. Not used: 'words'."
+        in said
     )
     assert read(tmp_path, rows, "t.csv", text="words").examples == 3
 
@@ -531,11 +532,11 @@ def test_a_missing_column_is_told_with_the_argument_that_names_it(
 def test_a_missing_column_is_told_with_the_columns_that_nothing_names(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("user,size,way\na,1,x\n", encoding="utf-8")
-    with raises(DataError, said="Named for nothing yet: 'way'.", column="kind"):
+    with raises(DataError, said="Not used: 'way'.", column="kind"):
         read_table(path, features=["size"], label="kind")
     with raises(DataError, column="kind") as caught:
         read_table(path, features=["size", "way"], label="kind")
-    assert "Named for nothing" not in str(caught.value)
+    assert "Not used" not in str(caught.value)
 
 
 def test_a_text_as_label_of_a_regression_is_told_where_the_task_stands(tmp_path: Path) -> None:

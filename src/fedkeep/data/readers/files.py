@@ -23,22 +23,28 @@ FEW = 5
 LONGEST_LINE = 1 << 26  # bytes; a gzipped file of a megabyte may hold a line of a gigabyte
 
 
-def existing(path: Path, *, named: bool = False) -> Path:
-    """Return the path of a file that exists and isn't empty; ``named``: its name is the user's, so it may be misspelt."""
+def existing(path: Path, *, key: str = "") -> Path:
+    """Return the path of a file that exists and isn't empty; ``key``: in a configuration it stands there, as a user wrote it."""
     try:
         if not path.is_file():
             where = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
             raise DataError(
-                "Wanted the data file {file}, which {where}. Check the path.{near}",
+                "Wanted the data file {file}, which {where}. {advice}",
                 file=path,
                 where=where,
-                near=near_path(path) if named and not path.exists() else "",
+                advice=_to_find(path, key) if key else "Check the path.",
             )
         if path.stat().st_size == 0:
             raise DataError("The data file {file} is empty. Fetch it again.", file=path)
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise unreadable(path, error) from error
     return path
+
+
+def _to_find(path: Path, key: str) -> str:
+    """Return what to do about a file that a user named."""
+    near = "" if path.exists() else near_path(path).strip()
+    return near or f"Check the path; in a configuration it is {key}."
 
 
 def naming_of(columns: Mapping[str, str | Sequence[str] | None], *, frame: bool = False) -> dict[str, str]:
@@ -49,12 +55,12 @@ def naming_of(columns: Mapping[str, str | Sequence[str] | None], *, frame: bool 
         frame: whether they are a data frame's, which no configuration names.
     """
     found: dict[str, str] = {}
-    place = "name yours" if frame else "name yours under [data], or as an argument"
+    place = "" if frame else " (an argument, or under [data])"
     for argument, given in columns.items():
         several = argument == "features" or not isinstance(given, str | None)
         form = f"{argument} = {'[{0}, ...]' if several else '{0}'}".format("'COLUMN'")
         numbers = ", or of numbers features = ['COLUMN', ...]" if argument == "text" else ""
-        advice = f" It is wanted as {argument}: {place}: {form}{numbers}."
+        advice = f" Say which one it is: {form}{place}{numbers}."
         found |= dict.fromkeys([given] if isinstance(given, str) else given or (), advice)
     return found
 
@@ -76,15 +82,15 @@ def check_names(
                 file=file,
                 column=name,
                 there=sorted(names),
-                near=did_you_mean(name, names),
+                near=(near := did_you_mean(name, names)),
                 advice=naming.get(name, ""),
-                free=_unnamed(sorted({*names} - {*wanted, *usual})) if name in naming else "",
+                free="" if near or name not in naming else _unused(sorted({*names} - {*wanted, *usual})),
             )
 
 
-def _unnamed(names: Sequence[str]) -> str:
-    """Return what to say of the columns that nothing names yet, of which one may be meant; empty where there are none, or many."""
-    return f" Named for nothing yet: {some_of(names, FEW)}." if 0 < len(names) <= FEW else ""
+def _unused(names: Sequence[str]) -> str:
+    """Return what to say of the columns that nothing names, of which one may be meant; empty where there are none, or many."""
+    return f" Not used: {some_of(names, FEW)}." if 0 < len(names) <= FEW else ""
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

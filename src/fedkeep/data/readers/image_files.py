@@ -150,7 +150,7 @@ def npz_images(
         DataError: the file is missing or damaged, lacks an array, or one has another shape or type; or a label has no
             name.
     """
-    file = existing(expanded(path), named=True)
+    file = existing(expanded(path), key="data.path")
     pairs, tests = [(images, label)], None
     if (images, label) == ("images", "label"):
         there = names_in(file)

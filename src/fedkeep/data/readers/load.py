@@ -80,12 +80,13 @@ def load_table(
     suffix = next((s for s in FORMATS if path.name.endswith(s)), None)
     if suffix is None:
         raise DataError(
-            "Wanted a table, a file that ends in one of {wanted}; got {got}.{near}",
+            "{got} is not named as a table. If it is one, rename it: .csv for commas, .tsv for tabs, .jsonl for a JSON "
+            "object a line. Read are {wanted}.{near}",
             wanted=", ".join(FORMATS),
             got=path.name,
             near="" if path.exists() else near_path(path),
         )
-    existing(path, named=True)
+    existing(path, key="data.path")
     kind = suffix.removesuffix(".gz")
     if kind == ".jsonl":
         table = _read_json_lines(path, wanted, optional, naming, only)

@@ -199,7 +199,7 @@ def raw_table(
     return made
 
 
-read_table = telling_arguments()(encoded_alone(raw_table))
+read_table = telling_arguments(name="read_table")(encoded_alone(raw_table))
 """Read a table as :func:`raw_table` does, and encode it."""
 
 

@@ -75,7 +75,7 @@ def raw_tars(
             or client, or an image cannot be decoded or has another size; file and example are named.
     """
     place = expanded(path)
-    files = files_of(place, "tar file", TARS) if is_of_many(place) else [existing(place, named=True)]
+    files = files_of(place, "tar file", TARS) if is_of_many(place) else [existing(place, key="data.path")]
     if wrong := next((file for file in files if not file.name.endswith(TARS)), None):
         raise DataError(
             "Wanted a file that ends in one of {wanted}; got {got}.", wanted=", ".join(TARS), got=wrong.name
