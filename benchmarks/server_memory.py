@@ -104,12 +104,13 @@ def measured(cohort: int, held: int | None) -> dict[str, Any]:
     server = first_global(method, net, roster, cohort)
     before, began = peak(), time.perf_counter()
     after, report = run_round(method, fleet, server, ids, {})
+    most, seconds = peak() - before, time.perf_counter() - began
     assert report.clients == cohort
     weights = sum(1.0 + number % 3 for number in range(cohort))
     mean = sum((1.0 + number % 3) * number * 1e-4 for number in range(cohort)) / weights
     moved = after.params["weight"] - server.params["weight"]
     assert torch.allclose(moved, torch.full_like(moved, mean), atol=1e-5)
-    return {"cohort": cohort, "bytes": peak() - before, "seconds": time.perf_counter() - began}
+    return {"cohort": cohort, "bytes": most, "seconds": seconds}
 
 
 def peak() -> int:

@@ -90,6 +90,19 @@ def test_time_never_goes_back_and_waiting_is_short(monkeypatch):
     assert carrier.now() >= before
 
 
+def test_a_link_that_needs_long_for_a_look_has_as_long_without_one(monkeypatch):
+    clock, slept = [100.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        "time.sleep", lambda seconds: (slept.append(seconds), clock.__setitem__(0, clock[0] + seconds))
+    )
+    carrier, _ = transport()
+    for took in (0.01, 1.5, 0.01, 30.0):
+        clock[0] += took
+        carrier.wait(2.0)
+    assert slept == pytest.approx([0.2, 1.5, 0.2, 2.0])
+
+
 BOTH = [(node, Packet({"kind": "work", "to": node})) for node in ("7", "8")]
 
 

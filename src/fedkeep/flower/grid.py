@@ -49,6 +49,7 @@ class GridTransport:
         self._began: dict[int, str] = {}  # when the node of a number came last
         self._sent: dict[str, int] = {}  # by ticket, to which number
         self._keys: Mapping[str, str] = {}
+        self._woke = time.monotonic()  # when it waited last
         self._faulty: float | None = None  # since when the link has answered nothing but faults
 
     def nodes(self) -> Sequence[str]:
@@ -131,8 +132,9 @@ class GridTransport:
         return time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Wait, but not longer than until the next look."""
-        time.sleep(max(0.0, min(seconds, POLL)))
+        """Wait, but not longer than until the next look: as long as the last took, so that a busy link has half of its time."""
+        time.sleep(max(0.0, min(seconds, max(POLL, time.monotonic() - self._woke))))
+        self._woke = time.monotonic()
 
     def _asked(self, ask: Callable[[], Iterable[Answer]], otherwise: Sequence[Answer] = ()) -> list[Answer]:
         """Return what the link answers, and for some minutes ``otherwise`` while it has a fault, as a busy database.
