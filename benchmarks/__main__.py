@@ -20,6 +20,7 @@ NAMES = (
     "own_models",
     "attacks",
     "many_adapters",
+    "many_users",
     "tables",
     "judging",
 )
