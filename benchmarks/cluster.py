@@ -308,9 +308,8 @@ def main() -> None:
                 given = (home / name, args.seeds, args.kills, here)
                 row = spread(*given) if name == "spread" else measured(name, *given)
             rows[name] = {**row, "commit": commit()}
-            print(rows[name], flush=True)
-    found = {"methods": METHODS, "seeds": args.seeds, "places": list(rows.values())}
-    write("cluster", found, folder=args.out)
+            found = {"methods": METHODS, "seeds": args.seeds, "places": list(rows.values())}
+            write("cluster", found, folder=args.out)
     if any(row.get("not equal") for row in rows.values()):
         raise SystemExit("Some runs differ.")
 

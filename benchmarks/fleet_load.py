@@ -1,11 +1,11 @@
 """The limits of a fleet: a real link and server app of Flower's, and scripted nodes that speak its wire, on one machine.
 
-    python -m benchmarks.fleet_load [--rows 100x1 1000x1 5000x1 100x20 1000x20] [--again] [--minutes 8] [--out FOLDER]
+    python -m benchmarks.fleet_load [--rows 100x1 1000x1 5000x1 100x20 1000x20] [--again] [--look 3] [--minutes 8] [--out FOLDER]
 
 A row is so many nodes, each with one client, times a model of so many MB: three rounds of FedAvg (one, of more than 100 nodes), all nodes
 in each, over HTTP without TLS. See ``benchmarks.fleet_nodes`` for the nodes: all they do is answer. ``results/fleet-load.json`` has of each row rounds a minute,
 peaks of memory of link, server app and nodes, their processor time, the link's database, bytes on the wire, faults, and how it ended: at its end, or where time,
-memory or disk did. A row that is there is kept, unless ``--again`` is said. Link, server and nodes share the machine's cores.
+memory or disk did. A row that is there is kept, unless ``--again`` is said. With a longer ``--look`` the link has more time for messages. Link, server and nodes share the machine's cores.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def short_of(folder: Path) -> str:
     return "this machine's disk" if shutil.disk_usage(folder).free < LEAST[1] else ""
 
 
-def measured(nodes: int, megabytes: int, seconds: float, home: Path) -> dict[str, Any]:
+def measured(nodes: int, megabytes: int, look: float, seconds: float, home: Path) -> dict[str, Any]:
     """Return a row."""
     hidden, rounds = megabytes * 1_000_000 // (4 * NUMBERS), 3 if nodes <= MANY else 1
     new_project(
@@ -137,7 +137,7 @@ def measured(nodes: int, megabytes: int, seconds: float, home: Path) -> dict[str
         processes.await_text("link", READY, 180)
         log = (home / "logs" / "nodes.log").open("wb")
         fleet = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.fleet_nodes", address, str(nodes), str(told)],
+            [sys.executable, "-m", "benchmarks.fleet_nodes", address, str(nodes), str(look), str(told)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -181,6 +181,7 @@ def measured(nodes: int, megabytes: int, seconds: float, home: Path) -> dict[str
     return {
         "nodes": nodes,
         "model_bytes": 4 * (NUMBERS * hidden + 3),
+        "look_seconds": look,
         "ended": ended,
         "joined": fares["joined"],
         "joined_seconds": round(joined, 1) or None,
@@ -217,6 +218,7 @@ def main() -> None:
     )
     parser.add_argument("--rows", nargs="*", default=ROWS)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--look", type=float, default=3.0, help="seconds between two looks of a node")
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -229,7 +231,7 @@ def main() -> None:
             continue
         nodes, megabytes = map(int, name.split("x"))
         with tempfile.TemporaryDirectory(prefix="fleet-", ignore_cleanup_errors=True) as home:
-            row = measured(nodes, megabytes, 60 * args.minutes, Path(home))
+            row = measured(nodes, megabytes, args.look, 60 * args.minutes, Path(home))
         rows[name] = {**row, "commit": commit()}
         write("fleet-load", {"rows": rows}, folder=args.out)
 

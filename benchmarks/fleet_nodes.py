@@ -1,7 +1,7 @@
 """Scripted nodes for ``benchmarks.fleet_load``: they speak Flower's wire, and do without torch.
 
-``python -m benchmarks.fleet_nodes ADDRESS COUNT FILE``. Each node registers, gives signs of life and looks for messages
-every 3 seconds, as Flower's does, over connections of its own. The first message of a kind goes by standard output to
+``python -m benchmarks.fleet_nodes ADDRESS COUNT LOOK FILE``. Each node registers, gives signs of life and looks for messages
+every ``LOOK`` seconds, over connections of its own, as Flower's does every 3. The first message of a kind goes by standard output to
 a real device, and its answer comes back by standard input. The other nodes' answers are that one with their own names,
 and with a number of their own in every 64 KB of a large array, so that no two are the same bytes. ``FILE`` tells how they fare.
 """
@@ -39,8 +39,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
 from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 
-FIRST, LOOK, PATIENCE, TRIES = "n00000", 3.0, 30.0, 8
-"""The device that answers; seconds between looks, and until a call is given up, as Flower's node has them."""
+FIRST, PATIENCE, TRIES = "n00000", 30.0, 8
+"""The device that answers; seconds until a call is given up, as Flower's node has them, and tries."""
 CHECKSUM, STEP = 4, 1 << 16
 CHANCE = random.Random(0)  # noqa: S311 - no secrets
 HELD = 256 << 20
@@ -175,7 +175,7 @@ class Scripted:
         self.line, self.heart = Line(address, headers), Line(address, headers)
         self.heart.private, self.heart.public = self.line.private, self.line.public
 
-    async def live(self, door: asyncio.Semaphore, room: Room) -> None:
+    async def live(self, door: asyncio.Semaphore, room: Room, look: float) -> None:
         """Join, and serve messages until the end."""
         key = self.line.public
         async with door:
@@ -204,7 +204,7 @@ class Scripted:
                             message_from_proto(found.messages_list[0]), found.message_object_trees[0], room
                         )
                 else:
-                    await asyncio.sleep(LOOK)
+                    await asyncio.sleep(CHANCE.uniform(0.8, 1.2) * look)
         finally:
             beating.cancel()
 
@@ -294,7 +294,7 @@ async def told(file: Path, tasks: list[asyncio.Task[None]]) -> None:
         await asyncio.sleep(1.0)
 
 
-async def main(address: str, count: int, file: Path) -> None:
+async def main(address: str, count: int, look: float, file: Path) -> None:
     """Run the nodes until this process is told to end."""
     about = RuntimeVersionMetadata.from_local_component("SuperNode").as_metadata()
     usual = {"content-type": "application/protobuf", "accept": "application/protobuf", **dict(about)}
@@ -302,7 +302,7 @@ async def main(address: str, count: int, file: Path) -> None:
     device = Device(sys.stdin.buffer, sys.stdout.buffer)
     door, room = asyncio.Semaphore(32), Room()
     nodes = [Scripted(number, address, headers, device) for number in range(count)]
-    tasks = [asyncio.create_task(node.live(door, room)) for node in nodes]
+    tasks = [asyncio.create_task(node.live(door, room, look)) for node in nodes]
     telling = asyncio.create_task(told(file, tasks))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, telling.cancel)
     await asyncio.wait([telling])
@@ -311,4 +311,4 @@ async def main(address: str, count: int, file: Path) -> None:
 if __name__ == "__main__":
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4])))

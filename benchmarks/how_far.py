@@ -1,0 +1,181 @@
+"""How far fedkeep goes: one machine, a cluster, a fleet, and a paper plan for more, from what other benchmarks measured.
+
+``python -m benchmarks.how_far`` writes ``results/how-far.md`` from ``users.json``, ``cluster.json``, ``server-memory.json`` and
+``fleet-load.json``; it measures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import RESULTS
+
+MB, LOOK = 1e6, 3.0
+"""Bytes; seconds between two looks of Flower's node."""
+KINDS = {
+    "mean": "a mean",
+    "private": "a mean with clipping and noise",
+    "secure": "masked vectors of secure sums",
+    "median": "a median, which needs all uploads",
+}
+DEVICES, COHORT, MODEL = 1_000_000, 10_000, 1_000_000
+"""Of the paper plan: devices, those of a round, and bytes of a model."""
+
+
+def page(folder: Path) -> str:
+    """Return the page."""
+    users, cluster, memory, fleet = (
+        json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("users", "cluster", "server-memory", "fleet-load")
+    )
+    parts = [
+        "# How far it goes",
+        "Written by `python -m benchmarks.how_far` from what the named commands measured on two cores.",
+        "## One machine: `python -m benchmarks.users`",
+        table(
+            ("users", "seconds a round", "memory, MB"),
+            ((n, users["seconds"][n], users["memory_mb"][n]) for n in users["seconds"]),
+        ),
+        "## A cluster: `python -m benchmarks.cluster`",
+        table(
+            ("runs by", "runs", "equal to one machine's", "processes killed", "seconds"),
+            (
+                (one["place"], one["runs"], one["equal"], one["killed"], one["seconds"])
+                for one in cluster["places"]
+                if "killed" in one
+            ),
+        ),
+        *paced(cluster["places"]),
+        "## Memory of the server: `python -m benchmarks.server_memory`",
+        f"A model of {memory['model'] / MB:.0f} MB; memory beyond what the server app had before the round.",
+        table(
+            ("what is made of uploads", "cohort", "MB", "models"),
+            ((KINDS[row["kind"]], row["cohort"], row["bytes"] / MB, row["models"]) for row in memory["rows"]),
+        ),
+        "## A fleet: `python -m benchmarks.fleet_load`",
+        "Link, server app and scripted nodes on one machine. A processor's time is exact under load; seconds are not.",
+        table(
+            (
+                "nodes",
+                "model, MB",
+                "ended",
+                "rounds",
+                "a minute",
+                "link, MB",
+                "its database, MB",
+                "server app, MB",
+                "sent by nodes, MB",
+                "link's ms a call",
+            ),
+            (
+                (
+                    row["nodes"],
+                    row["model_bytes"] / MB,
+                    row["ended"],
+                    row["rounds"],
+                    row["rounds_a_minute"],
+                    row["link_peak_bytes"] / MB,
+                    row["link_database_bytes"] / MB,
+                    row.get("server_app_peak_bytes", 0) / MB or None,
+                    row["nodes_sent_bytes"] / MB,
+                    row["link_cpu_ms_a_call"],
+                )
+                for row in fleet["rows"].values()
+            ),
+        ),
+        *plan(fleet["rows"].values()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def paced(places: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what a round of short clients takes, by who trains them."""
+    found = next((one for one in places if one["place"] == "paced"), None)
+    if found is None:
+        return []
+    ends = ", seconds a round"
+    rows = [(name.removesuffix(ends), value) for name, value in found.items() if name.endswith(ends)]
+    return [
+        f"A round of {found['clients a round']} clients of some 30 ms each:",
+        table(("trained by", "seconds a round"), rows),
+    ]
+
+
+def plan(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what a link bears, and a tree for many devices, computed from the processor time of a call."""
+    known = list(rows)
+    cost = min(row["link_cpu_ms_a_call"] for row in known) / 1000
+    calls = next(
+        (
+            (
+                sum(row["calls"].values())
+                - row["calls"]["pull-messages"]
+                - row["calls"].get("send-node-heartbeat", 0)
+            )
+            / row["answers"]
+            for row in known
+            if row["answers"]
+        ),
+        14.0,
+    )
+    idle = int(LOOK / cost)
+    width = idle // 2
+    levels, top = 0, DEVICES
+    counts = list[int]()
+    while top > 1:
+        top = -(-top // width)
+        levels += 1
+        counts.append(top)
+    gateways = " + ".join(f"{count:,}" for count in counts)
+    round_seconds = COHORT / counts[0] * calls * cost
+    return [
+        "## On paper",
+        table(
+            ("computed", "value"),
+            (
+                ("nodes whose looks alone, one in 3 s, take a whole core of a link", f"{idle:,}"),
+                ("calls of a node for a message and its answer", f"{calls:.0f}"),
+                ("processor time of a link for these", f"{calls * cost:.2f} s"),
+                (
+                    "1,000 nodes and a model of 20 MB: bytes of a round, each way",
+                    f"{1000 * 20 / 1000:.0f} GB",
+                ),
+                (
+                    "5,000 nodes and a model of 20 MB: bytes of a round, each way",
+                    f"{5000 * 20 / 1000:.0f} GB",
+                ),
+                (f"links in a tree for {DEVICES:,} devices, {width} below each", gateways),
+                (
+                    f"processor time of the busiest link in a round of {COHORT:,} devices",
+                    f"{round_seconds + width * calls * cost:.0f} s",
+                ),
+                (
+                    f"bytes that reach the top of the tree, sums of a model of {MODEL / MB:.0f} MB in double precision",
+                    f"{(counts[-2] if len(counts) > 1 else 1) * 2 * MODEL / MB:.0f} MB",
+                ),
+            ),
+        ),
+    ]
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return a table in Markdown."""
+    names = list(head)
+    lines = [names, ["---"] * len(names), *([shown(value) for value in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a cell shows it."""
+    if value is None:
+        return "–"
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    (RESULTS / "how-far.md").write_text(page(RESULTS), encoding="utf-8")
