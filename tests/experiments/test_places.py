@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -28,6 +29,7 @@ from fedkeep.experiments.sweeps.trials import TrialJob
 from fedkeep.report.runs import read_run
 from tests.commands import call
 from tests.experiments.test_comparing import TOY
+from tests.refusals import raises
 
 
 @dataclass(frozen=True)
@@ -296,11 +298,41 @@ def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert Cell.from_plain(json.loads(json.dumps(cell.to_plain()))).to_plain() == cell.to_plain()
 
 
-def test_a_job_of_another_fedkeep_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", places.SAME)
+def test_a_job_of_another_fedkeep_or_python_is_refused(tmp_path: Path, what: str) -> None:
     path = tmp_path / "job.json"
-    path.write_text(json.dumps({"fedkeep": "0.0.1", "numerics": 1, "kind": "Cell", "job": {}}))
-    with pytest.raises(ConfigError, match="0.0.1"):
+    about = {"installed": {**places.installed(), what: "0.0.1"}, "kind": "Cell", "job": {}}
+    path.write_text(json.dumps(about))
+    with raises(ConfigError, said="job.json", there=f"{what} 0.0.1"):
         main(path)
+
+
+def test_a_place_without_ray_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="needs Ray"):
+        place("ray", tmp_path)
+
+
+def test_a_job_that_leaves_nothing_may_be_where_the_folder_is_not_seen(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    cluster.does(a=["vanish"])
+    with pytest.raises(RunError, match="does its node see that folder"):
+        elsewhere(place("slurm", tmp_path), [Errand("a", tmp_path)])
+    assert len(cluster.calls) == 1 + long_jobs.RETRIES
+
+
+def test_a_disk_that_is_full_keeps_jobs_from_being_sent(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    on = place("slurm", tmp_path)
+    monkeypatch.setattr(places, "write_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        elsewhere(on, [Errand("a", tmp_path)])
+    assert not cluster.calls
 
 
 def test_a_cell_that_was_written_gives_the_same_run(tmp_path: Path) -> None:

@@ -189,9 +189,11 @@ def test_a_machine_that_cannot_build_the_run_says_so(tmp_path: Path, monkeypatch
 
     class Older(ThreadPoolExecutor):
         def submit(self, fn: Callable[..., Any], /, about: str, *args: Any, **kwargs: Any) -> Future[Any]:
-            return super().submit(fn, json.dumps({**json.loads(about), "fedkeep": ["0.0.1", 1]}), *args)
+            told = json.loads(about)
+            older = {**told, "installed": {**told["installed"], "fedkeep": "0.0.1", "python": "3.1"}}
+            return super().submit(fn, json.dumps(older), *args)
 
-    with raises(ConfigError, theirs=str(["0.0.1", 1])):
+    with raises(ConfigError, what="The run", there="fedkeep 0.0.1, python 3.1"):
         ran(tmp_path / "c", lambda: Older(1))
     assert not list(tmp_path.glob("c/params*"))
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.comparing import Cell
+from fedkeep.experiments.places import check_installed
 from fedkeep.experiments.reproductions import Piece
 from fedkeep.experiments.sweeps.trials import TrialJob
-from fedkeep.version import NUMERICS, __version__
 
 KINDS: dict[str, type[Cell | Piece | TrialJob]] = {kind.__name__: kind for kind in (Cell, Piece, TrialJob)}
 
@@ -25,17 +25,11 @@ def main(file: Path) -> None:
     """Compute the job of a file, with as many threads as Slurm gives it.
 
     Raises:
-        ConfigError: it was written by another fedkeep.
+        ConfigError: it was written with another fedkeep, Python or torch.
         FedkeepError: the job's own.
     """
     about = json.loads(file.read_text(encoding="utf-8"))
-    if (there := (about["fedkeep"], about["numerics"])) != (ours := (__version__, NUMERICS)):
-        raise ConfigError(
-            "{file} is of fedkeep {there}, and this machine has {ours}. Install the same on all machines.",
-            file=file,
-            there=there,
-            ours=ours,
-        )
+    check_installed(about.get("installed", {}), f"The job {file.name}")
     torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
     KINDS[about["kind"]].from_plain(about["job"])(alone=False, progress=False)
 

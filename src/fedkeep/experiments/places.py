@@ -18,6 +18,7 @@ import getpass
 import json
 import math
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -36,6 +38,8 @@ from fedkeep.experiments.plugins import imported
 from fedkeep.version import NUMERICS, __version__
 
 State = Literal["waiting", "running", "over"]
+SAME = ("fedkeep", "numerics", "python", "torch")
+"""What must be the same on all machines, see ``installed``."""
 POLL = 5.0
 """Seconds between two looks at what runs."""
 RETRIES = 3
@@ -129,6 +133,29 @@ def executors(named: str, gpus: bool = False, count: int | None = None) -> Calla
             got=named,
         )
     return lambda: _executor(named)
+
+
+def installed() -> dict[str, str]:
+    """Return the versions of ``SAME`` on this machine; of Python and torch without what says how they were built."""
+    python, torch = ".".join(platform.python_version_tuple()[:2]), version("torch").partition("+")[0]
+    return dict(zip(SAME, (__version__, str(NUMERICS), python, torch), strict=True))
+
+
+def check_installed(theirs: Mapping[str, str], what: str) -> None:
+    """Check that a job was made by what this machine has.
+
+    Raises:
+        ConfigError: it has other versions.
+    """
+    ours = installed()
+    if other := [name for name in SAME if ours[name] != theirs.get(name)]:
+        raise ConfigError(
+            "{what} is of {there}, and {machine} has {ours}. Install the same on all machines.",
+            what=what,
+            there=", ".join(f"{name} {theirs.get(name)}" for name in other),
+            machine=platform.node(),
+            ours=", ".join(f"{name} {ours[name]}" for name in other),
+        )
 
 
 def _split(options: str) -> list[str]:
@@ -463,5 +490,5 @@ def _written(job: LongJob) -> bytes:
             "--on slurm: {name} cannot be written down for another machine. Take ray, or an executor.",
             name=job.name,
         )
-    about = {"fedkeep": __version__, "numerics": NUMERICS, "kind": type(job).__name__, "job": job.to_plain()}
+    about = {"installed": installed(), "kind": type(job).__name__, "job": job.to_plain()}
     return (json.dumps(about, indent=1) + "\n").encode()

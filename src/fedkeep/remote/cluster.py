@@ -26,7 +26,7 @@ import numpy as np
 from torch import Tensor
 
 from fedkeep.core.describe import differences
-from fedkeep.core.errors import ConfigError, RunError, WorkerError
+from fedkeep.core.errors import RunError, WorkerError
 from fedkeep.core.params import Params, prefixed, row, under
 from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import repeatable
@@ -35,10 +35,9 @@ from fedkeep.engines.device import job_of
 from fedkeep.engines.workers.worker_process import decode_error, decode_result, encode_error, encode_result
 from fedkeep.engines.workers.workers import available_cores, gpus_of, one_thread
 from fedkeep.experiments.load import simulation_in
-from fedkeep.experiments.places import RETRIES, RayTasks
+from fedkeep.experiments.places import RETRIES, RayTasks, check_installed, installed
 from fedkeep.remote.messages import Packet
 from fedkeep.store import Default, MemoryStore
-from fedkeep.version import NUMERICS, __version__
 
 A_PROCESS = 3
 """Bundles of clients for each process in a round: so many that one that is slow is not waited for long."""
@@ -120,7 +119,7 @@ class ClusterWorkers:
         """Return what a process builds its job from."""
         return json.dumps(
             {
-                "fedkeep": [__version__, NUMERICS],
+                "installed": installed(),
                 "here": os.getcwd(),
                 "run": str(self._run),
                 "data": None if self._data is None else str(self._data.absolute()),
@@ -229,18 +228,12 @@ def _job(about: str) -> Job:
     """Return the job of a run, built once in a process.
 
     Raises:
-        ConfigError: this machine has another fedkeep.
+        ConfigError: this machine has another fedkeep, Python or torch.
         RunError: it does not see the folder, or the model that it builds is another one.
     """
     told, machine = json.loads(about), platform.node()
     folder = Path(told["run"])
-    if (ours := [__version__, NUMERICS]) != told["fedkeep"]:
-        raise ConfigError(
-            "{machine} has fedkeep {ours}, and the run is of {theirs}. Install the same on all machines.",
-            machine=machine,
-            ours=ours,
-            theirs=told["fedkeep"],
-        )
+    check_installed(told["installed"], "The run")
     if not (folder / "run.json").exists() or not Path(told["here"]).is_dir():
         raise RunError(
             "{machine} does not see {folder}, or not {here}. Run from a folder, and with --out in one, that all "
