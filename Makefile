@@ -2,7 +2,7 @@
 # make test    the fast test suite
 # make coverage  the same, with at least 90 % of branches covered
 # make check   lint, formatting, types, import contracts
-# make slow    the tests that take minutes or need real data (FEDKEEP_DATA)
+# make slow    the tests that take minutes or need real data (FEDKEEP_DATA), and all tests of machines with each Flower
 # make bench   the benchmarks, each of which asserts its claim
 # make strangers  strangers' modules by every method, with torchvision, transformers and Lightning
 # make fuzz    property tests with hostile inputs for some time (SECONDS=60)
@@ -27,6 +27,7 @@ VENV ?= .venv
 TORCH := 2.13.0
 TORCH_ARGS ?=
 EXTRAS := maps,papers
+FLOWERS := 1.41.0 1.42.0
 ARGS ?=
 JOBS ?= 4
 SECONDS ?= 60
@@ -79,7 +80,12 @@ coverage: $(VENV)/dev.stamp
 		sys.exit(branches < 90)'
 
 slow: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+	@$(BIN)/python -m pytest -q -m slow --ignore tests/flower --ignore tests/remote $(ARGS)
+	@for flower in $(FLOWERS); do \
+		$(PIP) --upgrade --no-deps --target $(VENV)/flower-$$flower flwr==$$flower && \
+		PYTHONPATH=$(VENV)/flower-$$flower $(BIN)/python -m pytest -q -m "slow or not slow" tests/flower tests/remote \
+			$(ARGS) || exit; \
+	done
 
 bench: $(VENV)/run.stamp
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -1,17 +1,28 @@
 """Claim: after a federation a hospital predicts with the models of the simulation, to the bit, whatever the method.
 
     python -m benchmarks.machines [--only mixture]
+    python -m benchmarks.machines --rounds TREE     # on a machine that does nothing else, about 8 minutes
 
 Three hospitals train each method over the transport in memory, with keys, a signed project and a file of states each.
 Each then joins what the server publishes, of its best round, with what it kept of that, and adapts first where the method asks for that. Compared
 with a simulation's export are all values of each hospital's model, and the predictions of it for new rows.
 ``results/machines.json`` says of each method what was compared, or why a hospital cannot have its model.
+
+``--rounds`` deploys three nodes over TLS by the command of TREE, a checkout of an older commit, and by this one's, in turns,
+and adds to the file how long a round took: from one that is kept by the server to the next, without the first two.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +31,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.faults import commit
-from benchmarks.measure import write
+from benchmarks.measure import RESULTS, write
+from benchmarks.processes import ROOT
+from benchmarks.restarts import CONFIG
 from fedkeep import load_model
 from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.predicting import predict_table
@@ -117,17 +130,72 @@ def told(name: str) -> dict[str, Any]:
     return {"method": name, "why": why}
 
 
+TURNS, DEPLOYED = 2, 8
+
+
+def round_seconds(tree: Path, folder: Path) -> list[float]:
+    """Deploy by the command of a tree; return the seconds of each round but the first two."""
+    config, run, ended = folder / "rounds.toml", folder / "out" / "run", list[float]()
+    config.write_text(CONFIG.replace("rounds = 1000", f"rounds = {DEPLOYED}"))
+    given = ["-m", "fedkeep", "deploy", "--local", "3", str(config), "--out", str(run.parent)]
+    paths = os.pathsep.join(str(tree / part) for part in ("src", "papers/src", "."))
+    with subprocess.Popen([sys.executable, *given], env={**os.environ, "PYTHONPATH": paths}) as process:
+        while process.poll() is None:
+            there = (run / "commit.json").exists()
+            if there and json.loads((run / "commit.json").read_text())["round"] > len(ended):
+                ended.append(time.monotonic())
+            time.sleep(0.02)
+    if process.returncode or len(ended) < DEPLOYED:
+        raise SystemExit(f"{tree}: {len(ended)} rounds of {DEPLOYED}, exit code {process.returncode}")
+    return [round(later - earlier, 2) for earlier, later in itertools.pairwise(ended[1:])]
+
+
+def rounds(tree: Path) -> dict[str, Any]:
+    """Return how long rounds take by an older tree's command and by this one's, in turns."""
+    trees = {"before": tree.resolve(), "after": ROOT}
+    found: dict[str, list[list[float]]] = {which: [] for which in trees}
+    loads = []
+    for _ in range(TURNS):
+        for which, place in trees.items():
+            loads.append(round(os.getloadavg()[0], 1))
+            with tempfile.TemporaryDirectory() as folder:
+                found[which].append(round_seconds(place, Path(folder)))
+            print(which, found[which][-1], flush=True)
+    about = {"nodes": 3, "clients": 6, "loads": loads, "cores": os.cpu_count()}
+    each = {
+        which: {
+            "commit": subprocess.check_output(
+                ["git", "-C", trees[which], "rev-parse", "HEAD"], text=True
+            ).strip(),
+            "median_seconds": round(statistics.median(value for turn in turns for value in turn), 2),
+            "turns": turns,
+        }
+        for which, turns in found.items()
+    }
+    return {**about, **each}
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Compare each method, and write the file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.machines", description=__doc__.split("\n")[0])
     parser.add_argument("--only", action="append", choices=sorted(METHODS))
+    parser.add_argument("--rounds", type=Path, metavar="TREE")
     given = parser.parse_args(words)
-    rows = []
+    rows, path = [], RESULTS / "machines.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if given.rounds is not None:
+        path.write_text(
+            json.dumps({**known, "round_times": rounds(given.rounds)}, indent=1) + "\n", encoding="utf-8"
+        )
+        return
     for name in given.only or sorted(METHODS):
         rows.append(told(name))
         print(rows[-1], flush=True)
     if not given.only:
-        write("machines", {"commit": commit(), "sites": len(SITES), "rounds": ROUNDS, "methods": rows})
+        timed = {"round_times": known["round_times"]} if "round_times" in known else {}
+        write(
+            "machines", {"commit": commit(), "sites": len(SITES), "rounds": ROUNDS, "methods": rows, **timed}
+        )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedkeep import load_model
+from fedkeep import adapters, load_adapter, load_model
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import read_info
 from fedkeep.experiments.build import run_config
@@ -34,6 +34,7 @@ from fedkeep.flower.project import new_project
 from fedkeep.flower.publishing import publish
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import sign_project
+from fedkeep.remote import fingerprint
 from fedkeep.remote.attendance import attendance_of
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.server import serve_run
@@ -331,6 +332,68 @@ def test_an_older_version_is_refused_before_and_after_a_newer_one_was_used(train
     assert device(home, "evaluate", "--published", trained.folder / "2.published").exit_code == 0
     assert "older" in refusal(home, trained.folder / "1.published")
     assert device(home, "evaluate").exit_code == 0
+
+
+class WithAdapter(nn.Module):
+    """A stranger's module whose body has an adapter."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.inner = adapters(TwoLayers(features, classes), rank=2, on=["body"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        out: Tensor = self.inner(x)
+        return out
+
+
+def test_a_device_writes_its_clients_adapters_for_peft(tmp_path: Path) -> None:
+    model = 'kind = "tests.flower.test_published:WithAdapter"'
+    hospitals = Hospitals(tmp_path, 'kind = "fedper"\nprivate = "*.lora_*"', model, rounds=1)
+    hospitals.train()
+    home = tmp_path / "north"
+    done = device(home, "export", "--out", home / "models", "--peft", "--published", hospitals.publish())
+    assert done.exit_code == 0, done.output
+    own = load_model(home / "models", "north")
+    folder = next((home / "models" / "clients").glob("*.peft"))
+    base = WithAdapter(2, 3)
+    base.inner = TwoLayers(2, 3)  # the adapter comes from the folder
+    again = load_adapter(base, folder).state_dict()
+    lora = [name for name in again if ".lora_" in name]
+    assert len(lora) == 2
+    assert [n for n in lora if not torch.equal(again[n], own.state_dict()[n])] == []
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_a_device_predicts_the_same_after_an_upgrade(
+    trained: Hospitals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, out = trained.folder / "west", [tmp_path / name for name in ("before.csv", "after.csv")]
+    given = ("--data", home / "new.csv", "--published", trained.folder / "2.published", "--out")
+    assert device(home, "predict", *given, out[0]).exit_code == 0
+    monkeypatch.setattr(fingerprint, "code", lambda: "9.9 abc")
+    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    assert device(home, "predict", *given, out[1]).exit_code == 0
+    assert out[0].read_bytes() == out[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("fedper", ""),
+        ("fine_tuned", "each device runs fedkeep device adapt"),
+        ("pfedhn", "fedkeep flower publish --client"),
+    ],
+)
+def test_the_owner_is_told_before_training_what_comes_after_it(kind: str, said: str, tmp_path: Path) -> None:
+    head = {"fedper": '\nprivate = "linear.bias"'}.get(kind, "")
+    text = CONFIG.format(method=f'kind = "{kind}"{head}', model=LINEAR, rounds=1)
+    (tmp_path / "visits.toml").write_text(text)
+    done = call("flower", "init", str(tmp_path / "visits"), "--config", str(tmp_path / "visits.toml"))
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.output.split())
+    assert said in words
+    assert ("after the rounds" in words or "--client" in words) == bool(said)
 
 
 @pytest.mark.parametrize(

@@ -468,6 +468,9 @@ def export(
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write ONNX files too, each compared with torch's numbers.")
     ] = False,
+    peft: Annotated[
+        bool, typer.Option("--peft", help="Write each client's adapter too, in a folder that peft reads.")
+    ] = False,
     kept: Annotated[
         bool,
         typer.Option(
@@ -485,10 +488,10 @@ def export(
             raise ConfigError(
                 f"A whole model wants the device's configuration, node.toml; got {place}. Or say --kept."
             )
-        _export_models(place, out, published, client, run, adapted=adapted, onnx=onnx)
-    elif onnx or published is not None or len(client or ()) != 1:
+        _export_models(place, out, published, client, run, adapted=adapted, onnx=onnx, peft=peft)
+    elif onnx or peft or published is not None or len(client or ()) != 1:
         raise ConfigError(
-            "--kept writes what one client keeps: name it, --client ID, without --onnx and --published."
+            "--kept writes what one client keeps: name it, --client ID, without --onnx, --peft and --published."
         )
     else:
         _export_kept(place, out, (client or [""])[0], run, adapted)
@@ -503,11 +506,12 @@ def _export_models(
     *,
     adapted: bool,
     onnx: bool,
+    peft: bool,
 ) -> None:
     from fedkeep.flower.publishing import models_of
 
     models = models_of(config, published, run)
-    ids = models.export(out, client, adapted=adapted, onnx=onnx)
+    ids = models.export(out, client, adapted=adapted, onnx=onnx, peft=peft)
     _tell_missing(models)
     say(
         f"{out}: {len(ids)} model{'s' if len(ids) > 1 else ''} of {models.run.method.name}, after round "

@@ -48,6 +48,7 @@ from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.recommending import KS, FullRanking, full_ranking, recommended
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.methods.base import Recalls, forward
+from fedkeep.nn.adapters import save_adapter
 from fedkeep.store import Default, MemoryStore, PrivateStore
 from fedkeep.tasks import MULTI_OUTPUT, tasks_in
 from fedkeep.tasks.results import Examples, Model
@@ -740,12 +741,14 @@ def export_models(
     clients: Iterable[str | int] | None = None,
     *,
     onnx: bool = False,
+    peft: bool = False,
     config: str | None = None,
 ) -> list[str]:
     """Write clients' models into a new folder; see ``Run.export``.
 
     Args:
         run, folder, clients, onnx: as there.
+        peft: also write each client's adapter as ``save_adapter`` does, in ``clients/NAME.peft``.
         config: the configuration that the models follow, as TOML; None: the one that the run's folder keeps.
     """
     out = expanded(folder)
@@ -765,6 +768,8 @@ def export_models(
             for name in chosen:
                 path = (part / "clients" / state_name(name)).with_suffix(".onnx")
                 write_onnx(run.model(name).cpu(), run.data, max(0, run.data.ids.position(name)), path)
+        for name in chosen if peft else ():
+            save_adapter(run.model(name).cpu(), (part / "clients" / state_name(name)).with_suffix(".peft"))
         keep_private(part)
         sync_tree(part)
         os.rename(part, out)

@@ -333,7 +333,13 @@ class Models:
             yield exported
 
     def export(
-        self, out: Path, clients: Iterable[str] | None = None, *, adapted: bool = False, onnx: bool = False
+        self,
+        out: Path,
+        clients: Iterable[str] | None = None,
+        *,
+        adapted: bool = False,
+        onnx: bool = False,
+        peft: bool = False,
     ) -> list[str]:
         """Write clients' whole models into a new folder, as ``export_models`` does; only its owner may enter it.
 
@@ -343,7 +349,7 @@ class Models:
         chosen = self.of(clients, adapted=adapted)
         before = os.umask(0o077)
         try:
-            return export_models(chosen, out, list(chosen.clients), onnx=onnx, config=self.text)
+            return export_models(chosen, out, list(chosen.clients), onnx=onnx, peft=peft, config=self.text)
         finally:
             os.umask(before)
 
