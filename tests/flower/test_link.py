@@ -14,6 +14,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.flower import guard
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import Link, check, command, free_port
+from tests.commands import call, succeeded
 
 
 @pytest.fixture
@@ -35,6 +36,19 @@ def test_a_setting_arrives_as_it_was_given(path, link, tmp_path):
     given = {"status": path, "clients": 6, "patience": 0.5}
     assert made.submit(tmp_path, given) == "17"
     assert parse_config_args([words[words.index("--run-config") + 1]]) == given
+
+
+def test_settings_on_the_command_line_have_the_types_of_toml(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr("fedkeep.flower.local.train_at", lambda link, project, settings, *_: given.update(settings))
+    for file in ("project/pyproject.toml", "keys/ca.pem"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).touch()
+    words = ["clients=4", 'only="judge"', "continue-from=/srv/visits/run", 'out="june"']
+    monkeypatch.chdir(tmp_path)
+    succeeded(call("flower", "train", "project", *(w for word in words for w in ("--run-config", word))))
+    june = str(tmp_path / "june")
+    assert given == {"clients": 4, "only": "judge", "continue-from": "/srv/visits/run", "out": june}
 
 
 def test_a_path_that_flower_would_cut_is_refused(link, tmp_path):

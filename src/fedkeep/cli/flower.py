@@ -202,7 +202,7 @@ def train(
     """
     import tempfile
 
-    from fedkeep.experiments.config import parse_overrides
+    from fedkeep.experiments.config import parse_overrides, toml_value
     from fedkeep.flower.link import Control
     from fedkeep.flower.local import train_at
 
@@ -213,7 +213,7 @@ def train(
             project=project,
         )
     project = project.resolve()
-    given = parse_overrides(settings or [])
+    given = {key: toml_value(key, text) for key, text in parse_overrides(settings or []).items()}
     if "out" in given:
         given["out"] = str(Path(given["out"]).absolute())
     ca = project.parent / "keys" / "ca.pem" if certificate is None else certificate

@@ -291,7 +291,7 @@ def parse_config(
     """
     content = parse_toml(text, where)
     for key, value in (overrides or {}).items():
-        _set(content, key, _toml_value(key, value))
+        _set(content, key, toml_value(key, value))
     try:
         check_bounds(content)
     except ValueError as error:  # a key of many parts, or a text that is no TOML
@@ -342,7 +342,8 @@ def parse_overrides(given: list[str]) -> dict[str, str]:
     return overrides
 
 
-def _toml_value(key: str, text: str) -> Any:
+def toml_value(key: str, text: str) -> Any:
+    """Return what an override's text is in TOML; a text that is no TOML is itself."""
     try:
         found = from_toml(f"value = {text}")
     except tomllib.TOMLDecodeError:
