@@ -40,7 +40,9 @@ def test_a_setting_arrives_as_it_was_given(path, link, tmp_path):
 
 def test_settings_on_the_command_line_have_the_types_of_toml(tmp_path, monkeypatch):
     given = {}
-    monkeypatch.setattr("fedkeep.flower.local.train_at", lambda link, project, settings, *_: given.update(settings))
+    monkeypatch.setattr(
+        "fedkeep.flower.local.train_at", lambda link, project, settings, *_: given.update(settings)
+    )
     for file in ("project/pyproject.toml", "keys/ca.pem"):
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).touch()
