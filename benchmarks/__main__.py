@@ -18,6 +18,7 @@ NAMES = (
     "dp_audit",
     "secure",
     "own_models",
+    "own_clock",
     "attacks",
     "many_adapters",
     "many_users",

@@ -29,11 +29,12 @@ class Process:
 
     Args:
         python: the interpreter of its environment.
-        arguments: of ``python -m benchmarks.contenders``.
+        arguments: of ``python -m MODULE``.
         threads: of one of its computing processes; None: as many as torch takes by itself.
         patience: seconds to wait for an answer.
         restless: it uses the processor while it waits (Ray's daemons do, some percent of a core), so it is held
             between its turns.
+        module: what is run; its first line says that it is there.
 
     Raises:
         ContenderError: it could not be prepared.
@@ -46,13 +47,14 @@ class Process:
         threads: int | None,
         patience: float,
         restless: bool = False,
+        module: str = "benchmarks.contenders",
     ) -> None:
         settings = {n: v for n, v in os.environ.items() if n not in THREADS}
         settings |= dict.fromkeys(THREADS, str(threads)) if threads else {}
         self.patience, self.restless = patience, restless
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
         self.process = subprocess.Popen(
-            [python, "-m", "benchmarks.contenders", *arguments],
+            [python, "-m", module, *arguments],
             cwd=ROOT,
             env=settings,
             stdin=subprocess.PIPE,
@@ -61,7 +63,7 @@ class Process:
             start_new_session=True,
         )
         try:
-            self._answer()
+            self.answer()
             self._signal(signal.SIGSTOP)
         except ContenderError:
             self.close()
@@ -73,16 +75,20 @@ class Process:
         Raises:
             ContenderError: the process died or took too long.
         """
-        assert self.process.stdin is not None
         self._signal(signal.SIGCONT)
+        self.send(**request)
+        answer = self.answer()
+        self._signal(signal.SIGSTOP)
+        return answer
+
+    def send(self, **request: Any) -> None:
+        """Send a request, whose ``answer`` is read later."""
+        assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
         except OSError as error:
             raise ContenderError(self._reason()) from error
-        answer = self._answer()
-        self._signal(signal.SIGSTOP)
-        return answer
 
     def close(self) -> None:
         """Let the process end; end its whole session if it doesn't."""
@@ -140,7 +146,8 @@ class Process:
             found += [child for child, parent in parents.items() if parent == pid]
         return found
 
-    def _answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
+        """Return the next answer."""
         assert self.process.stdout is not None
         began = time.monotonic()
         while time.monotonic() - began < self.patience:
