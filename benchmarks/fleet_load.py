@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,6 +59,8 @@ rounds = {rounds}
 cohort = {nodes}
 evaluate_every = 0
 """
+IDLE = 20.0
+"""Seconds in which all nodes have joined and no run has begun, so that all calls of the link are their looks."""
 MANY = 100
 """Nodes beyond which one round is asked for, not three."""
 NUMBERS = 10
@@ -145,7 +147,7 @@ def measured(nodes: int, megabytes: int, look: float, seconds: float, home: Path
         assert fleet.stdin is not None
         assert fleet.stdout is not None
         threading.Thread(target=serve, args=(fleet.stdout, fleet.stdin, home / "device"), daemon=True).start()
-        joined, at = 0.0, "joining"
+        joined, at, idle = 0.0, "joining", list[tuple[float, int]]()
         try:
             while not ended:
                 time.sleep(0.5)
@@ -154,10 +156,14 @@ def measured(nodes: int, megabytes: int, look: float, seconds: float, home: Path
                 fares = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {"joined": 0}
                 if not joined and fares["joined"] == nodes:
                     joined = time.monotonic() - began
+                    idle = [(known["link_cpu_seconds"], sum(fares["calls"].values()))]
+                if idle and not known.get("run") and time.monotonic() > began + joined + IDLE:
+                    idle.append((known["link_cpu_seconds"], sum(fares["calls"].values())))
+                    known["run"] = 1
                     control.submit(
                         home / "project", {"status": str(status), "clients": nodes, "patience": seconds}
                     )
-                if joined:
+                if known.get("run"):
                     at = f"round {rounds_done(home / 'run') + 1}" if (home / "run").exists() else "greeting"
                 found = read_status(status)
                 if found.state in ("finished", "failed"):
@@ -189,8 +195,8 @@ def measured(nodes: int, megabytes: int, look: float, seconds: float, home: Path
         "rounds": len(took),
         "round_seconds": [round(value, 2) for value in took],
         "rounds_a_minute": round(60 / statistics.median(took), 2) if took else None,
-        **dict(sorted(known.items())),
-        "link_cpu_ms_a_call": round(1000 * known["link_cpu_seconds"] / sum(fares["calls"].values()), 2),
+        **{name: value for name, value in sorted(known.items()) if name != "run"},
+        "link_cpu_ms_a_look": spent(idle),
         "nodes_peak_bytes": fares["peak_bytes"],
         "link_database_bytes": largest,
         "answers": fares["answers"],
@@ -202,6 +208,14 @@ def measured(nodes: int, megabytes: int, look: float, seconds: float, home: Path
         "events": {"sent again, or late": len(waiting), "first": waiting[:1]},
         "load_before": os.getloadavg()[0],
     }
+
+
+def spent(idle: Sequence[tuple[float, int]]) -> float | None:
+    """Return the link's milliseconds of processor time for a call while nodes did nothing but look for messages."""
+    if len(idle) < 2:
+        return None
+    (before, first), (after, last) = idle
+    return round(1000 * (after - before) / max(1, last - first), 2)
 
 
 def events(run: Path) -> list[str]:

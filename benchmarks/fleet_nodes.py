@@ -89,7 +89,8 @@ class Line:
         raise LinkError(f"{path}: no answer {TRIES} times")
 
     async def _exchanged(self, path: str, body: bytes) -> tuple[int, bytes]:
-        if self.streams is None:
+        if self.streams is None or self.streams[0].at_eof():  # the link closes what was idle for seconds
+            self.close()
             host, port = self.address.split(":")
             self.streams = await asyncio.open_connection(host, int(port))
         reader, writer = self.streams

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def page(folder: Path) -> str:
                 "its database, MB",
                 "server app, MB",
                 "sent by nodes, MB",
-                "link's ms a call",
+                "link's ms a look",
             ),
             (
                 (
@@ -81,7 +82,7 @@ def page(folder: Path) -> str:
                     row["link_database_bytes"] / MB,
                     row.get("server_app_peak_bytes", 0) / MB or None,
                     row["nodes_sent_bytes"] / MB,
-                    row["link_cpu_ms_a_call"],
+                    row["link_cpu_ms_a_look"],
                 )
                 for row in fleet["rows"].values()
             ),
@@ -106,21 +107,9 @@ def paced(places: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def plan(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return what a link bears, and a tree for many devices, computed from the processor time of a call."""
-    known = list(rows)
-    cost = min(row["link_cpu_ms_a_call"] for row in known) / 1000
-    calls = next(
-        (
-            (
-                sum(row["calls"].values())
-                - row["calls"]["pull-messages"]
-                - row["calls"].get("send-node-heartbeat", 0)
-            )
-            / row["answers"]
-            for row in known
-            if row["answers"]
-        ),
-        14.0,
-    )
+    known = [row for row in rows if row["link_cpu_ms_a_look"] and row["answers"]]
+    cost = statistics.median(row["link_cpu_ms_a_look"] for row in known) / 1000
+    an_answer = statistics.median(row["link_cpu_seconds"] / row["answers"] for row in known)
     idle = int(LOOK / cost)
     width = idle // 2
     levels, top = 0, DEVICES
@@ -130,15 +119,17 @@ def plan(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         levels += 1
         counts.append(top)
     gateways = " + ".join(f"{count:,}" for count in counts)
-    round_seconds = COHORT / counts[0] * calls * cost
+    busiest = max(COHORT / counts[0], min(width, counts[0])) * an_answer
     return [
         "## On paper",
         table(
             ("computed", "value"),
             (
                 ("nodes whose looks alone, one in 3 s, take a whole core of a link", f"{idle:,}"),
-                ("calls of a node for a message and its answer", f"{calls:.0f}"),
-                ("processor time of a link for these", f"{calls * cost:.2f} s"),
+                (
+                    "processor time of a link for a message and its answer, looks on the way included",
+                    f"{an_answer:.2f} s",
+                ),
                 (
                     "1,000 nodes and a model of 20 MB: bytes of a round, each way",
                     f"{1000 * 20 / 1000:.0f} GB",
@@ -150,7 +141,7 @@ def plan(rows: Iterable[Mapping[str, Any]]) -> list[str]:
                 (f"links in a tree for {DEVICES:,} devices, {width} below each", gateways),
                 (
                     f"processor time of the busiest link in a round of {COHORT:,} devices",
-                    f"{round_seconds + width * calls * cost:.0f} s",
+                    f"{busiest:.0f} s",
                 ),
                 (
                     f"bytes that reach the top of the tree, sums of a model of {MODEL / MB:.0f} MB in double precision",
