@@ -219,6 +219,23 @@ def test_clients_are_dealt_by_their_examples(
     assert [list(bundle) for bundle in dealt(sizes, count)] == bundles
 
 
+@pytest.mark.parametrize(("gpus", "wanted"), [((), 5), (("0", "1"), 2)])
+def test_on_gpus_each_process_has_one_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: Sequence[str], wanted: int
+) -> None:
+    """Six clients of unlike sizes make five bundles for two processes of the CPU, of at most six."""
+    sent = list[str]()
+
+    class Counting(ThreadPoolExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            sent.append(fn.__name__)
+            return super().submit(fn, *args)
+
+    monkeypatch.setattr(cluster, "gpus_of", lambda device: gpus)
+    ran(tmp_path / "a", lambda: Counting(2), run__rounds="1")
+    assert len(sent) == wanted
+
+
 def test_a_process_builds_a_run_once(tmp_path: Path) -> None:
     ran(tmp_path / "a", threads)
     assert cluster._job.cache_info().misses == 1

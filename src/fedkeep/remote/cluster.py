@@ -40,7 +40,8 @@ from fedkeep.remote.messages import Packet
 from fedkeep.store import Default, MemoryStore
 
 A_PROCESS = 3
-"""Bundles of clients for each process in a round: so many that one that is slow is not waited for long."""
+"""Bundles of clients for each process in a round: so many that one that is slow is not waited for long. On a GPU one, as Ray
+begins a process for each task that has one."""
 
 
 @dataclass
@@ -81,7 +82,7 @@ class ClusterWorkers:
             WorkerError: one bundle of clients was lost with its process four times.
             FedkeepError: a process cannot build the run; or what a client's training raised.
         """
-        gpus_of(job.device)
+        bundles = self.count * (1 if gpus_of(job.device) else A_PROCESS)
         if not work:
             return
         common = work[0].sent if all(each.sent is work[0].sent for each in work) else {}
@@ -89,7 +90,7 @@ class ClusterWorkers:
         shared = self._executor.hold(sent) if isinstance(self._executor, RayTasks) else sent
         kept, flying = job.kept([each.client for each in work]), deque[_Bundle]()
         order = {"round": round, "progress": progress, "common": bool(common)}
-        places = deque(dealt([job.data.count(each.client, "train") for each in work], A_PROCESS * self.count))
+        places = deque(dealt([job.data.count(each.client, "train") for each in work], bundles))
 
         def begun() -> _Bundle:
             mine = places.popleft()
