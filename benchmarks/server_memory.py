@@ -3,7 +3,7 @@
     python -m benchmarks.server_memory [--kinds mean private secure median] [--cohorts 10 100 1000] [--out FOLDER]
 
 A round of FedAvg of a model of 20 MB, each client on a node of its own. The nodes are scripted: all answers are there at the
-first look, which is the worst case, and each is made when it is pulled. Each cohort is measured in a process of its own.
+first look, which is the worst case, and each is made when it is pulled. Each cohort is measured in a process of its own; rows that are not measured anew are kept.
 ``private`` has clipping and noise; ``median`` needs all uploads, so it has a cohort of 10 alone; of ``secure`` it is the adding of masked vectors alone,
 8 bytes a number, of cohorts up to 100. ``results/server-memory.json`` has the peak of the server's memory beyond what it had before the
 round. The link, which keeps messages, is not in it. The sum of a block of 16 clients and that of all are in double precision: four
@@ -13,6 +13,7 @@ models, and an upload is a fifth.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import subprocess
@@ -28,7 +29,7 @@ import torch
 from torch import nn
 
 from benchmarks.faults import commit
-from benchmarks.measure import write
+from benchmarks.measure import RESULTS, write
 from fedkeep.core.allocator import give_large_back
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
@@ -161,27 +162,27 @@ def main() -> None:
     parser.add_argument("--cohorts", type=int, nargs="*", default=[10, 100, 1000])
     parser.add_argument("--kinds", nargs="*", default=["mean", "private", "secure", "median"])
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.one is not None:
         print(json.dumps(measured(args.one, *args.kinds)))
         return
     model = 4 * (WIDTH * WIDTH + WIDTH)
-    rows = []
-    for kind in args.kinds:
-        for cohort in args.cohorts:
-            if cohort > FEW.get(kind, cohort):
-                continue
-            told = subprocess.run(
-                [sys.executable, "-m", "benchmarks.server_memory", f"--one={cohort}", "--kinds", kind],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            row = {"kind": kind, **json.loads(told.stdout)}
-            rows.append({**row, "models": round(row["bytes"] / model, 1)})
-            print(rows[-1], flush=True)
-    write("server-memory", {"commit": commit(), "model": model, "rows": rows}, folder=args.out)
+    file = args.out / "server-memory.json"
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+    for kind, cohort in itertools.product(args.kinds, args.cohorts):
+        if cohort > FEW.get(kind, cohort):
+            continue
+        told = subprocess.run(
+            [sys.executable, "-m", "benchmarks.server_memory", f"--one={cohort}", "--kinds", kind],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        row = {"kind": kind, **json.loads(told.stdout), "commit": commit()}
+        row["models"] = round(row["bytes"] / model, 1)
+        rows = [old for old in rows if (old["kind"], old["cohort"]) != (kind, cohort)] + [row]
+        write("server-memory", {"model": model, "rows": rows}, folder=args.out)
 
 
 if __name__ == "__main__":
