@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import claims
+from benchmarks import claims, how_far
 from tests.documents import ROOT
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -215,3 +215,8 @@ def test_faults() -> None:
     equal, kinds = [line for line in lines if not line["wrong"]], {line["kind"] for line in lines}
     said = r"so did (\d+) of (\d+) with processes over TLS, of (\d+) kinds"
     check_line(PAGE, said, len(equal), len(lines), len(kinds))
+
+
+def test_how_far_it_goes() -> None:
+    folder = ROOT / "results"
+    assert (folder / "how-far.md").read_text(encoding="utf-8") == how_far.page(folder)

@@ -148,4 +148,5 @@ def _extras() -> Iterator[Finding]:
             found = version("scikit-learn" if module == "sklearn" else module)
         except PackageNotFoundError:
             found = "there"
-        yield Finding(extra, f"{module} {found}")
+        note = "its ports ask for no password: keep them inside the cluster" if extra == "ray" else ""
+        yield Finding(extra, f"{module} {found}", do=note)
