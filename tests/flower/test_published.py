@@ -472,7 +472,7 @@ def test_the_owner_is_told_what_cannot_be_published(trained: Hospitals, tmp_path
         publish(trained.run, tmp_path / "x", project=project, key=key, clients=["north"])
     with pytest.raises(RunError, match="is a federation's run:"):
         load_run(trained.run)
-    with pytest.raises(RunError, match="holds no run"):
+    with pytest.raises(RunError, match="There is no run in"):
         publish(tmp_path, tmp_path / "x", project=project, key=key)
     new_project(tmp_path / "other", trained.text.replace("furl", "fedavg"), "visits", out=tmp_path / "run")
     sign_project(tmp_path / "other", key.with_name("signer.key"))

@@ -310,7 +310,7 @@ def test_a_run_cannot_continue_itself_a_simulation_or_one_without_a_round(tmp_pa
         second(tmp_path, devices, continue_from=tmp_path / "begun")
     with pytest.raises(RunError, match="simulated is a simulation, so no device keeps a state of it"):
         second(tmp_path, devices, continue_from=tmp_path / "simulated")
-    with pytest.raises(RunError, match="holds no run"):
+    with pytest.raises(RunError, match="There is no run in"):
         second(tmp_path, devices, continue_from=tmp_path / "nowhere")
     same: Federation = federation(CASE, KIND, continue_from=tmp_path / "old")
     with pytest.raises(ConfigError, match="old began with none. Name the"):

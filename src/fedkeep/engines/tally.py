@@ -124,13 +124,13 @@ class Judgement:
 
     def _by_client(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the clients, ascending, each one's ``Task.client_metric``, and its number of examples."""
-        kind = self.task.kind
-        every = np.bincount(self.client)
+        kind, own = self.task.kind, self.client.astype(np.int64, copy=False)  # of nobody: floats
+        every = np.bincount(own)
         clients = np.flatnonzero(every)
         count = every[clients]
 
         def means(values: np.ndarray) -> np.ndarray:
-            return np.bincount(self.client, values)[clients] / count
+            return np.bincount(own, values)[clients] / count
 
         right = np.zeros(0) if kind.right is None else means(self.right())
         return clients, kind.of_client(means(self.loss), right), count

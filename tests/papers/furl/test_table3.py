@@ -330,7 +330,7 @@ def test_a_scene_of_real_data_wants_a_folder(tmp_path: Path) -> None:
 
 
 def test_outcome_of_a_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="holds no run"):
+    with pytest.raises(RunError, match="There is no run in"):
         jobs.outcome(tmp_path)
     assert not jobs.is_finished(tmp_path)
 
