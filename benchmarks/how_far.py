@@ -54,10 +54,15 @@ def page(folder: Path) -> str:
         f"A model of {memory['model'] / MB:.0f} MB; memory beyond what the server app had before the round.",
         table(
             ("what is made of uploads", "cohort", "MB", "models"),
-            ((KINDS[row["kind"]], row["cohort"], row["bytes"] / MB, row["models"]) for row in memory["rows"]),
+            (
+                (KINDS[row["kind"]], row["cohort"], row["bytes"] / MB, row["models"])
+                for row in sorted(
+                    memory["rows"], key=lambda row: ([*KINDS].index(row["kind"]), row["cohort"])
+                )
+            ),
         ),
         "## A fleet: `python -m benchmarks.fleet_load`",
-        "Link, server app and scripted nodes on one machine. A processor's time is exact under load; seconds are not.",
+        "Link, server app and scripted nodes on one machine. A processor's time depends little on the machine's load; seconds do.",
         table(
             (
                 "nodes",
