@@ -65,6 +65,11 @@ own = {n: torch.stack([v.detach()] * 2).requires_grad_() for n, v in layer.named
 run = torch.func.vmap(lambda p, x: torch.func.functional_call(layer, p, (x,))[1].sum())
 run(own, torch.ones(2, 1, 5, 3)).sum().backward()
 assert own["weight_hh_l0"].grad.abs().sum() > 0
+from fedkeep.experiments.build import run_config
+from fedkeep.experiments.config import parse_config
+tables = ['data = { reader = "many_user_text", users = 3, examples = 12 }', 'model = { kind = "bag_of_words" }']
+tables += ['method = { kind = "furl" }', 'run = { rounds = 1, cohort = 2 }']
+run_config(parse_config(chr(10).join(tables), ""))
 print({"torch._dynamo", "sympy"} & set(sys.modules))
 """
 """``step_cost`` is how ``auto`` chooses for larger runs than this; an LSTM of many clients has kernels of its own, of which

@@ -6,6 +6,7 @@ import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.config import parse_config
+from fedkeep.flower import served
 from fedkeep.flower.served import experiments_in, federation_of
 from tests.flower.test_apps import CONFIG
 
@@ -128,3 +129,18 @@ def test_what_devices_tell_of_their_data_is_summed_as_their_changes_are(threshol
     made = federation_of(text)
     assert made.secure == threshold
     assert experiments_in({"a.toml": text.encode()})[made.text].secure == threshold
+
+
+def test_of_a_projects_files_those_alone_are_read_that_may_be_experiments(monkeypatch):
+    """Each message checks the whole project, and to say what is wrong with another TOML takes longer than training."""
+    read = []
+    monkeypatch.setattr(
+        served, "parse_config", lambda text, where: read.append(where) or parse_config(text, where)
+    )
+    others = {
+        "pyproject.toml": b'[project]\nname = "x"\n[tool.flwr]\napp = {}\n',
+        "broken.toml": b"[",
+        "a.md": b"",
+    }
+    assert len(experiments_in({"config.toml": CONFIG.encode(), **others})) == 1
+    assert read == ["config.toml"]

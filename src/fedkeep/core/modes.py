@@ -66,8 +66,11 @@ class Sized(EagerMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Count what the operation is going to make, and call it."""
-        given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **(kwargs or {})}
+        names = [argument.name for argument in func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
         old = next((v for v in given.values() if isinstance(v, Tensor)), None)
+        if old is not None and old.is_meta and "generator" in names and func._schema.name.endswith("_"):
+            return old  # there is nothing to draw, and torch would load its compiler for that
         if "size" in given and (old is None or ".new_" in str(func)):
             kind = given.get("dtype") or (torch.get_default_dtype() if old is None else old.dtype)
             self.made += math.prod(given["size"]) * kind.itemsize

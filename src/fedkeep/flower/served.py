@@ -106,8 +106,11 @@ def experiments_in(files: Mapping[str, bytes]) -> dict[str, Signed]:
     found: dict[str, Signed] = {}
     for name, content in files.items():
         if name.endswith(".toml"):
-            with suppress(ConfigError, UnicodeDecodeError):  # another TOML, as pyproject.toml is
-                config = parse_config(to_toml({**parse_toml(content.decode(), name), "data": NO_DATA}), name)
+            with suppress(ConfigError, UnicodeDecodeError):
+                tables = {**parse_toml(content.decode(), name), "data": NO_DATA}
+                if not tables.keys() <= Config.model_fields.keys():  # another TOML, as pyproject.toml is
+                    continue  # to say all that is wrong with it took most of what a message takes
+                config = parse_config(to_toml(tables), name)
                 text, limits = sent_of(config), limits_of(config.run)
                 if text in found:  # twice, with other rounds
                     limits = limits.with_others(found[text].limits, max)
