@@ -258,7 +258,7 @@ def test_a_page_of_a_run_with_nothing_to_compare_says_what_to_do(
     write_examples(folder, examples(0, "own"))
     text = write_report([folder], tmp_path / "out").with_suffix(".md").read_text()
     assert (
-        "FURL: there is nothing to compare it with. Either fedkeep run CONFIG --set run.evaluate\\_shared=true"
+        "There is nothing to compare FURL with. Either fedkeep run CONFIG --set run.evaluate\\_shared=true"
         in text
     )
 

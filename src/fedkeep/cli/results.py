@@ -170,6 +170,13 @@ def worth(
     from fedkeep.report.page import finite
     from fedkeep.report.worth import limits, plain, sentences, tenths, worth_table
 
+    if files := [one for one in against or () if one.is_file()]:
+        raise ConfigError(
+            "--against wants the folder of another run; {file} is a file. To make one: fedkeep run CONFIG --set "
+            "method.kind=local --out OTHER (or fedavg, fine_tuned), then fedkeep worth {run} --against OTHER.",
+            file=files[0],
+            run=runs[0],
+        )
     found = worth_of(runs, against or (), metric, references=references, data_folder=data)
     warn_of_unfinished(dict.fromkeys([*runs, *(against or ())]))
     if as_json:

@@ -62,7 +62,11 @@ class Takes:
         self.placed = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         self.needed = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
         self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.torchs = (getattr(function, "__module__", None) or "").startswith(("torch.", "fedkeep.nn."))
+        home = getattr(function, "__module__", None) or ""
+        self.torchs, self.built_in = (
+            home.startswith(("torch.", "fedkeep.nn.")),
+            home.startswith("fedkeep.models."),
+        )
         owner = getattr(function, "__self__", None)
         self._module = owner if isinstance(owner, nn.Module) else None
         self.mixes = isinstance(owner, nn.Module) and any(isinstance(m, ALONG) for m in owner.modules())
@@ -89,10 +93,13 @@ class Takes:
                 others = sorted(columns.keys() - BESIDE)
                 if self.torchs and len(self.needed) == 1 and (len(others) == 1 or "x" in others):
                     return self._scaled({name: self._apart("x" if "x" in others else others[0], columns)})
-                advice = "Put it into a module whose forward names" if self.torchs else "Name the argument as"
+                advice = "Name the argument as the column, or take a model that reads these."
+                if self.torchs:
+                    advice = "Put it into a module whose forward names the column, or take a model that reads these."
+                if self.built_in:
+                    advice = "Take a model that reads these: fedkeep start FILE proposes one, fedkeep list names all."
                 raise MethodError(
-                    "{who} wants the column {column!r}; the data have {columns}.{near} {advice} the column, or take a model "
-                    "that reads these.",
+                    "{who} wants the column {column!r}; the data have {columns}.{near} {advice}",
                     who=self.who,
                     column=name,
                     columns=sorted(columns),

@@ -376,7 +376,8 @@ def _unknown(key: str, known: Sequence[str], elsewhere: Sequence[str], table: st
         return f"unknown key. Did you mean {table and f'{table}.'}{meant}?"
     if not known:
         return "unknown key. It takes no options."
-    return f"unknown key. {f'{whose!r} takes' if whose else 'Known here are'} {', '.join(known)}."
+    file = " For a table of yours: fedkeep start FILE." * ((table, key) == ("data", "path"))
+    return f"unknown key. {f'The {table} {whose!r} takes' if whose else 'Known here are'} {', '.join(known)}.{file}"
 
 
 def _deeper(key: str, kind: Any, place: str = "") -> list[str]:

@@ -79,8 +79,9 @@ def read_node_config(path: Path) -> NodeConfig:
     content = parse_toml(read_text(path, TO_HAVE_ONE), str(path))
     if "device" not in content and "model" in content:
         raise ConfigError(
-            "{file} is a configuration, no device's file. To train it here: fedkeep run {file}. To train it on machines: "
-            "fedkeep flower init DIR --config {file} --node NAME, which writes each node's file.",
+            "{file} is a configuration; wanted a device's own file, node.toml. To train on this machine: fedkeep run {file}. "
+            "To train on several: fedkeep flower init DIR --config {file} --node NAME writes DIR/NAME/node.toml, then "
+            "fedkeep device run node.toml there.",
             file=path,
         )
     found: NodeConfig = made_of(NodeConfig, content, str(path))

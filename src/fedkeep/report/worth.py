@@ -183,7 +183,7 @@ def comparisons(
             faults.append(f"{own.label} against {other.label}: {error}")
     if not found and not faults:
         faults.append(
-            f"{own.label}: there is nothing to compare it with. Either fedkeep run CONFIG --set run.evaluate_shared=true "
+            f"There is nothing to compare {own.label} with. Either fedkeep run CONFIG --set run.evaluate_shared=true "
             f"--out NEW, then fedkeep worth NEW; or fedkeep run CONFIG --set method.kind=local --out OTHER (or fedavg, "
             f"fine_tuned), then fedkeep worth RUN --against OTHER. fedkeep compare runs all of them."
         )
