@@ -14,33 +14,20 @@ stay where they were, new ones go where the division puts them, and one that is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, DataError, did_you_mean
-from fedkeep.data import FederatedData, Ragged
+from fedkeep.data import FederatedData
 from fedkeep.data.ids import as_id, group_rows
 from fedkeep.data.preparation import Encoding, Labels, Raw, Ready, Source
-from fedkeep.data.preparation.contract import Where
 from fedkeep.data.seen import marks_of, moved, parts_of, ranks
 from fedkeep.data.splits import mixed, weyl
 from fedkeep.experiments.sources import ConfiguredSource
 
 MOST_UNFIT = 10
 """Clients of a device whose data do not fit while it takes part with the others."""
-
-
-@dataclass(frozen=True)
-class _Where:
-    """Names a row that was taken from another source."""
-
-    where: Where
-    rows: Sequence[int]
-
-    def __call__(self, row: int) -> object:
-        return self.where(self.rows[row])
 
 
 def of_clients(source: Source, clients: Sequence[str], what: str) -> Source:
@@ -117,28 +104,16 @@ def _of(source: Source, ids: Sequence[str]) -> Source:
         names, client = group_rows(source.client)
         wanted = set(ids)
         chosen = np.isin(client, [k for k, name in enumerate(names) if name in wanted]).nonzero()[0]
-        split = None if source.split is None else [source.split[row] for row in chosen.tolist()]
-        columns: dict[str, Any] = {
-            name: replace(column, values=_taken(column.values, chosen))
-            for name, column in source.columns.items()
+        made = source.taken(chosen, client=[names[c] for c in client[chosen]])
+        columns = {
+            name: replace(
+                column, elsewhere={c: own for c, own in column.elsewhere.items() if as_id(c) in wanted}
+            )
+            for name, column in made.columns.items()
+            if isinstance(column, Labels)
         }
-        for name, column in columns.items():
-            if isinstance(column, Labels):
-                own = {
-                    client: labels for client, labels in column.elsewhere.items() if as_id(client) in wanted
-                }
-                columns[name] = replace(column, elsewhere=own)
-        inside = None if source.opted_in is None else source.opted_in[chosen]
-        owner = [names[c] for c in client[chosen]]
-        where = _Where(source.where, chosen.tolist())
-        return replace(source, client=owner, split=split, columns=columns, where=where, opted_in=inside)
+        return replace(made, columns={**made.columns, **columns})
     raise ConfigError(f"device.clients: {type(source).__name__} cannot be cut to some clients. Leave it out.")
-
-
-def _taken(values: Any, rows: np.ndarray) -> Any:
-    if isinstance(values, Ragged):
-        return values.take(rows)
-    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
 
 
 Parts = Mapping[bytes, int]
