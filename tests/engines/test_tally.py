@@ -204,3 +204,8 @@ def test_what_was_not_judged_or_may_not_leave_is_refused() -> None:
 def test_a_sum_that_no_float_holds_is_no_number(column: list[float]) -> None:
     found = summed(np.array([[value, 2.0] for value in column]))
     assert repr(found.tolist()) == "[[nan, 6.0]]"
+
+
+def test_of_nobody_there_are_no_metrics() -> None:
+    nobody = Judgement.joined(CLASSES, [])
+    assert (nobody.per_client(), nobody.metrics()) == ({}, {})

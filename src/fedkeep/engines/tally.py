@@ -50,7 +50,8 @@ class Judgement:
     @classmethod
     def joined(cls, task: Task, parts: Sequence[Sequence[np.ndarray]]) -> Judgement:
         """Return one judgement of the columns of several pieces, in their order."""
-        whole = zip(*parts, strict=True) if parts else [[np.zeros(0)]] * 5
+        nothing = [[np.zeros(0, kind)] for kind in (np.int64, np.float64, np.float64, np.float64, np.int64)]
+        whole = zip(*parts, strict=True) if parts else nothing
         return cls(task, *(np.concatenate(column) for column in whole))
 
     @property
