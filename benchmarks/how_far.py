@@ -66,6 +66,7 @@ def page(folder: Path) -> str:
         table(
             (
                 "nodes",
+                "joined",
                 "model, MB",
                 "ended",
                 "rounds",
@@ -75,10 +76,12 @@ def page(folder: Path) -> str:
                 "server app, MB",
                 "sent by nodes, MB",
                 "link's ms a look",
+                "calls that failed",
             ),
             (
                 (
                     row["nodes"],
+                    row["joined"],
                     row["model_bytes"] / MB,
                     row["ended"],
                     row["rounds"],
@@ -88,6 +91,7 @@ def page(folder: Path) -> str:
                     row.get("server_app_peak_bytes", 0) / MB or None,
                     row["nodes_sent_bytes"] / MB,
                     row["link_cpu_ms_a_look"],
+                    sum(row["faults"].values()),
                 )
                 for row in fleet["rows"].values()
             ),
