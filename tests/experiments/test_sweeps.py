@@ -332,7 +332,7 @@ def test_a_folder_of_another_sweep_is_refused_by_name(tmp_path: Path, trained: T
             {"method.optimizer.learning_rat": "{low = 0.1, high = 1.0}"},
             (
                 r"^The space does not fit furl: the sweep's furl with .*:\n  method\.optimizer\.learning_rat: unknown key\. Did you "
-                r"mean 'learning_rate'\?"
+                r"mean method\.optimizer\.learning_rate\?"
             ),
         ),
         (

@@ -111,7 +111,7 @@ def test_experts_of_different_architecture_and_columns() -> None:
         MethodError,
         text=(
             "The mixture's local_expert, Bag, wants the column 'note'; the data have ['image']. Name the argument as the "
-            "column, or take another model."
+            "column, or take a model that reads these."
         ),
     ):
         net(net.initial(), {"image": batch["image"]})
@@ -170,7 +170,7 @@ def test_a_gate_of_any_network_and_columns() -> None:
         MethodError,
         text=(
             "The mixture's gate, Gate, wants the column 'note'; the data have ['global_logits', 'local_logits', 'x']. Name "
-            "the argument as the column, or take another model."
+            "the argument as the column, or take a model that reads these."
         ),
     ):
         MixtureOfExperts(Says(0.3, 0.7), Says(0.8, 0.2), Gate(Surer()))(x=X)

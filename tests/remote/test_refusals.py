@@ -64,7 +64,7 @@ def test_what_fedkeep_says_for_another_error_stays_on_the_device(tmp_path: Path)
 
 def test_what_fedkeep_says_of_its_own_is_told(tmp_path: Path) -> None:
     reason, _, _ = built("no_such", tmp_path)
-    assert "model.kind: there is no model 'no_such'; there are" in reason
+    assert "model.kind: there is no model 'no_such'. There are" in reason
 
 
 def test_a_refusal_names_no_more_of_a_run_than_an_id_has() -> None:

@@ -428,7 +428,7 @@ def text_statistics(data: FederatedData, column: str = "text") -> list[TextStati
         raise DataError(
             "Wanted texts in a ragged column {column!r}; the data have {columns}.",
             column=column,
-            columns=sorted(data.columns),
+            columns=sorted(name for name in data.columns if not name.startswith("_")),
         )
     whole = data.columns.get("_words")
     words = np.diff(ids.offsets) if whole is None or isinstance(whole, Ragged) else whole

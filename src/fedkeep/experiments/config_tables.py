@@ -278,7 +278,7 @@ def fault_lines(error: ValidationError, kind: Any, content: Any, place: str = ""
         content: what was checked.
         place: the content's own, e.g. of a table within a file.
     """
-    found = [_fault(one, kind, content) for one in error.errors(include_url=False)]
+    found = [_fault(one, kind, content, place) for one in error.errors(include_url=False)]
     lines: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for one in found:
         deeper = (f for f in found if f.tried and len(f.place) > len(one.place))
@@ -305,12 +305,13 @@ def _line(place: str, text: str) -> str:
     return f"{place or 'configuration'}: {text}"
 
 
-def _fault(error: Any, kind: Any, content: Any) -> _Fault:
+def _fault(error: Any, kind: Any, content: Any, outer: str) -> _Fault:
     what = error["type"]
     place, got, tried = _place(error["loc"], content, what in (*UNKNOWN, "missing"))
     if what in UNKNOWN:
         known, deeper = _known(place[:-1], kind), _deeper(place[-1], kind)
-        return _Fault(place, _unknown(place[-1], known, deeper, ".".join(place[:-1])))
+        table = ".".join(filter(None, (outer, *place[:-1])))
+        return _Fault(place, _unknown(place[-1], known, deeper, table))
     if what == "missing":
         return _Fault(place, "missing.")
     if what == "own_check":

@@ -191,7 +191,7 @@ def items_of(data: FederatedData) -> int:
             "These data cannot be ranked: wanted a column 'item', as of films, which a table names under [data], item = "
             "'COLUMN', and arrays with meta['items'], how many there are; the data have {columns}. For labels take fedkeep "
             "export RUN --all --out FOLDER, then fedkeep predict FOLDER --data FILE.",
-            columns=sorted(data.columns),
+            columns=sorted(name for name in data.columns if not name.startswith("_")),
         )
     return int(data.meta["items"])
 

@@ -203,9 +203,7 @@ def test_the_statistics_of_the_clients(tmp_path: Path) -> None:
     assert (mr.client, mr.train, mr.valid, mr.test, mr.different_words) == ("MR", 3, 0, 1, 2)  # bad, book
     assert mr.mean_words == pytest.approx((2 + 0 + 3) / 3)  # before the cut
     assert (books.mean_words, books.different_words) == (3.5, 3)
-    with raises(
-        DataError, text="Wanted texts in a ragged column 'label'; the data have ['_words', 'label', 'text']."
-    ):
+    with raises(DataError, text="Wanted texts in a ragged column 'label'; the data have ['label', 'text']."):
         text_statistics(data, "label")
 
 
