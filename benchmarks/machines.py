@@ -137,7 +137,7 @@ def round_seconds(tree: Path, folder: Path) -> list[float]:
     """Deploy by the command of a tree; return the seconds of each round but the first two."""
     config, run, ended = folder / "rounds.toml", folder / "out" / "run", list[float]()
     config.write_text(CONFIG.replace("rounds = 1000", f"rounds = {DEPLOYED}"))
-    given = ["-m", "fedkeep", "deploy", "--local", "3", str(config), "--out", str(run.parent)]
+    given = ["-m", "fedkeep", "deploy", "--local", "3", "--config", str(config), "--out", str(run.parent)]
     paths = os.pathsep.join(str(tree / part) for part in ("src", "papers/src", "."))
     with subprocess.Popen([sys.executable, *given], env={**os.environ, "PYTHONPATH": paths}) as process:
         while process.poll() is None:
