@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Phase, declare, methods, simulate
 from fedkeep.core.errors import NonFiniteError, WorkerError
 from fedkeep.engines import Sequential, Workers
-from fedkeep.engines.workers import pool
+from fedkeep.engines.workers import pool, worker_process
 from fedkeep.engines.workers.pool import Pool, start_method
 from fedkeep.engines.workers.worker_process import send_reply
 from tests.engines.test_round import BROKEN, METHOD, Fragile
@@ -166,6 +168,31 @@ def test_after_many_threads_have_computed_here() -> None:
     finally:
         torch.set_num_threads(before)
     check(found, rounds(Sequential(), [[0, 1, 2]]))
+
+
+@FORK
+def test_while_a_thread_draws_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork copies the lock of torch's generator, which the thread holds most of the time, and not the thread."""
+    monkeypatch.setattr(pool, "SILENCE", 30.0)
+    monkeypatch.setattr(worker_process, "LOCKED", 0.2)
+    model, ended = Logits(), threading.Event()
+    expected = rounds(Sequential(), [[0, 1, 2]], model=lambda: copy.deepcopy(model))
+
+    def draw() -> None:
+        while not ended.is_set():
+            torch.rand(1_000_000)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for _ in range(5):
+            engine = Workers(2)
+            found = rounds(engine, [[0, 1, 2]], model=lambda: copy.deepcopy(model))
+            engine.close()
+    finally:
+        ended.set()
+        thread.join()
+    check(found, expected)
 
 
 def test_spawned_workers_do_the_same(tmp_path: Path) -> None:

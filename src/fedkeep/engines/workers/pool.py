@@ -24,13 +24,15 @@ from fedkeep.core.net import Net, compiled_layer
 from fedkeep.core.params import Params, prefixed
 from fedkeep.engines.client_step import Job
 from fedkeep.engines.workers.shared_memory import Arena, SentData
-from fedkeep.engines.workers.worker_process import READY, WorkerJob, serve
+from fedkeep.engines.workers.worker_process import LOCKED_SIGNAL, READY, WorkerJob, serve
 
 Start = Literal["fork", "spawn"]
 PATIENCE = 10.0
 """Seconds that a killed process is waited for."""
 SILENCE = 600.0
 """Seconds without an answer after which a word is said."""
+TRIES = 30
+"""How many processes of a pool may begin with a lock that another thread held, and are started again."""
 
 
 def start_method() -> Start:
@@ -101,6 +103,7 @@ class Pool:
             job.device.partition(":")[0],
         )
         self.workers: list[Worker] = []
+        self.locked = 0
 
     def serves(self, job: Job) -> bool:
         """Tell whether the workers can train for this job too."""
@@ -177,7 +180,11 @@ class Pool:
         try:
             worker.ready = worker.connection.recv_bytes() == READY
         except (EOFError, OSError):
-            how = self._bury(worker)
+            code = self._bury(worker)
+            if self.start == "fork" and code == -LOCKED_SIGNAL and self.locked < TRIES:
+                self.locked += 1
+                self._start()
+                return
             advice = (
                 " Where processes are spawned, the script that calls simulate must do so under "
                 "`if __name__ == '__main__':`, and model and method must be importable; or use engine='sequential'."
@@ -185,7 +192,7 @@ class Pool:
                 else " Use engine='sequential' to train in this process."
             )
             raise WorkerError(
-                "A worker process could not start: it {how}.{advice}", how=how, advice=advice
+                "A worker process could not start: it {how}.{advice}", how=how_ended(code), advice=advice
             ) from None
 
     def reply(self, worker: Worker) -> dict[str, Any] | str:
@@ -198,20 +205,17 @@ class Pool:
         return found
 
     def _replace(self, worker: Worker) -> str:
-        how = self._bury(worker)
+        code = self._bury(worker)
         self._start()
-        return how
+        return how_ended(code)
 
-    def _bury(self, worker: Worker) -> str:
-        """End a process and say how it had ended, if it had."""
+    def _bury(self, worker: Worker) -> int | None:
+        """End a process; return the code with which it had ended, if it had."""
         self.workers.remove(worker)
         worker.process.join(PATIENCE)  # its connection is at its end, so it is about to be gone, if it isn't
         code = worker.process.exitcode
         worker.end()
-        if code is None or code >= 0:
-            return f"ended with code {code}"
-        name = next((f" ({known.name})" for known in signal.Signals if known == -code), "")
-        return f"was killed by signal {-code}{name}"  # most real-time signals have no name
+        return code
 
     def stop_busy(self) -> None:
         """End the workers that are training, e.g. because the round was broken off."""
@@ -231,6 +235,14 @@ class Pool:
         self.worker_job.sent.close()
         if isinstance(self.worker_job.data, SentData):
             self.worker_job.data.arena.close()
+
+
+def how_ended(code: int | None) -> str:
+    """Say what a process's exit code means."""
+    if code is None or code >= 0:
+        return f"ended with code {code}"
+    name = next((f" ({known.name})" for known in signal.Signals if known == -code), "")
+    return f"was killed by signal {-code}{name}"  # most real-time signals have no name
 
 
 def _on_cpu(net: Net) -> Net:

@@ -37,6 +37,8 @@ from fedkeep.store import Default, MemoryStore
 
 READY = b"ready"
 PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
+LOCKED, LOCKED_SIGNAL = 1.0, getattr(signal, "SIGALRM", 0)
+"""Seconds that a forked process waits for a lock which nobody else in it can release, and the signal that ends it then."""
 
 
 @dataclass
@@ -84,6 +86,7 @@ def serve(connection: Connection, own: Arena, given: WorkerJob, gpu: str = "") -
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(given.parent)
     if given.forked:
+        end_if_locked()
         release_inherited(keep={connection.fileno(), own.file, given.sent.file})
         gc.freeze()  # the collector shall not touch, and so copy, the parent's memory
     if gpu or not given.forked:
@@ -112,6 +115,18 @@ def send_reply(connection: Connection, content: bytes) -> bool:
     except ConnectionError:
         return False
     return True
+
+
+def end_if_locked() -> None:
+    """End this process if a thread of the parent's was drawing from torch's generator as it was forked.
+
+    That thread is not here, so the generator's lock would never be free.
+    """
+    signal.signal(LOCKED_SIGNAL, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {LOCKED_SIGNAL})
+    signal.setitimer(signal.ITIMER_REAL, LOCKED)
+    torch.default_generator.get_state()
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def die_with_parent(parent: int) -> None:

@@ -7,7 +7,8 @@ training depends on its own random streams alone, and results are put together i
 How processes start. On Linux they are forked: start-up takes some hundredths of a second, and the data set, the model
 and the method are simply there, in memory that all share until somebody writes. Fork is safe here although torch may
 have threads: a worker sets its number of threads to one before it computes anything, so it never waits for a thread
-that the fork has left behind (tested after multi-threaded operations and backward passes). Where an accelerator is
+that the fork has left behind (tested after multi-threaded operations and backward passes), and one that was forked
+while a thread drew from torch's generator, which it would find locked for ever, ends and is started again. Where an accelerator is
 visible, torch's backward pass keeps threads that a fork breaks, and elsewhere (macOS, Windows) fork is unsafe or
 absent; there workers are spawned: each imports torch anew (seconds), maps the data set from a temporary folder, and
 receives method and model as arguments through ``multiprocessing``. That is the one place where Python objects go from
