@@ -6,13 +6,15 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedkeep.cli.device import device
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import file_of
+from fedkeep.remote.device_file import file_of, locked
 from fedkeep.remote.device_store import MissingError
 from tests.cli.conftest import Command
 from tests.commands import succeeded
@@ -283,16 +285,40 @@ class TestBackup:
         assert "Name another" in refused("device", "backup", "states", "--out", "states")
 
 
-@pytest.mark.parametrize("command", ["status", "forget"])
+@pytest.mark.parametrize("command", ["status", "forget", "log", "watch"])
 def test_a_folder_that_is_none(refused: Callable[..., str], command: str) -> None:
     assert refused("device", command, "nowhere") == (
         "Error: There is no folder of private states nowhere. Name it, or the device's configuration file."
     )
     Path("empty").mkdir()
-    assert refused("device", command, "empty") == "Error: empty keeps no private states."
+    if command in ("status", "forget"):
+        assert refused("device", command, "empty") == "Error: empty keeps no private states."
+
+
+def test_a_run_that_serves_a_message_is_watched_on(
+    fedkeep: Command, states: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedkeep.cli.device.PATIENCE", 0.0)
+    lock = locked(file_of(states, RUN), 1.0)
+    try:
+        shown = succeeded(fedkeep("device", "watch", "states", "--once")).stdout
+    finally:
+        lock.release()
+    assert f"Run {RUN}: " in shown
+    assert shown.count("busy") == 1
+    assert "Run other: 0 messages were served, 0 B left\n" in shown
+
+
+def test_before_the_first_round_a_device_has_nothing_to_show(fedkeep: Command) -> None:
+    Path("node.toml").write_text('[data]\nreader = "toy"\n[device]\nowner = "ann"\nfolder = "states"\n')
+    for words in (["log"], ["watch", "--once"]):
+        said = succeeded(fedkeep("device", words[0], "node.toml", *words[1:])).stdout
+        assert said == "No message has been served yet.\n"
 
 
 def test_each_command_has_help_with_an_example(fedkeep: Command) -> None:
-    for command in ("status", "forget", "backup", "export", "adapt", "evaluate", "predict", "serve", "run"):
+    commands = [one.name or cast(Any, one.callback).__name__ for one in device.registered_commands]
+    assert {"watch", "log", "run"} <= set(commands)
+    for command in commands:
         shown = fedkeep("device", command, "--help")
         assert f"Example: fedkeep device {command} " in shown.stdout

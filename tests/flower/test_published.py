@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from fedkeep import adapters, load_adapter, load_model
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.records import read_records
 from fedkeep.core.run_files import read_info
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
@@ -36,9 +38,10 @@ from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import sign_project
 from fedkeep.remote import fingerprint
 from fedkeep.remote.attendance import attendance_of
-from fedkeep.remote.device_file import DeviceFile
+from fedkeep.remote.device_file import DeviceFile, LogLine
 from fedkeep.remote.server import serve_run
 from fedkeep.report.page import write_report
+from fedkeep.report.wording import number as in_words
 from tests.commands import call
 from tests.flower.loopback import Loopback, context
 from tests.tiny import same_bits
@@ -513,13 +516,53 @@ def test_a_device_shows_its_terms_and_all_that_it_was_asked(trained: Hospitals) 
     assert sum("1 client to train" in line for line in lines) == 4
     assert sum("1 update" in line for line in lines) == 4
     assert any(re.search(r"judged on test and valid.*results over \d+ examples", line) for line in lines)
-    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  run [0-9a-f]{8}, round \d", line) for line in lines)
+    when = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  run [0-9a-f]{8}, (after )?round [1-4]: ")
+    assert all(when.match(line) for line in lines)
     terms = call("device", "terms", node)
     assert terms.exit_code == 0, terms.output
     assert re.search(r"north +4 of any", terms.stdout), terms.stdout
     assert re.search(r"\[model\]\n +kind = ", terms.stdout), terms.stdout
     assert "no [privacy]" in terms.stdout
     assert "rounds" not in terms.stdout
+
+
+def test_at_its_device_each_hospital_sees_how_its_models_do(trained: Hospitals) -> None:
+    sums: dict[tuple[int, str], list[tuple[float, int]]] = {}
+    for site in SITES:
+        (path,) = (trained.folder / site / "states").glob("*.db")
+        with closing(DeviceFile(path, site)) as file:
+            lines = file.log()
+        for line in lines:
+            for one in line.scores:
+                if one.model in ("", "own"):
+                    after = line.round + (one.split == "train")
+                    sums.setdefault((after, one.split), []).append((one.value, one.of))
+        found = device(trained.folder / site, "watch", "--once")
+        assert found.exit_code == 0, found.output
+        assert f"{len(lines)} messages were served" in found.stdout
+        assert f"1 update and results over {line_of(lines, 3)} examples" in found.stdout
+        mine = {
+            (line.round + (one.split == "train"), one.split): in_words(one.value, one.metric)
+            for line in lines
+            for one in line.scores
+        }
+        wanted = [(str(k), mine[k, "train"], mine[k, "test"]) for k in range(1, 5)]
+        assert re.findall(r"^([1-4]) +(\d\S+) .*?(\d+\.\d %)\s*$", found.stdout, re.MULTILINE) == wanted
+    records = {
+        (r.round, r.split): r.value
+        for r in read_records(trained.run / "records.jsonl")
+        if r.client is None and r.metric == ("loss" if r.split == "train" else "accuracy")
+    }
+    means = {at: sum(v * n for v, n in all) / sum(n for _, n in all) for at, all in sums.items()}
+    assert means.keys() >= {(k, split) for k in range(1, 5) for split in ("train", "valid", "test")}
+    assert means == pytest.approx({at: records[at] for at in means})
+
+
+def line_of(lines: list[LogLine], round: int) -> int:
+    """Return of how many examples results left with an update in a round."""
+    (found,) = (line.examples for line in lines if line.round == round and line.uploads)
+    assert found
+    return found
 
 
 def test_a_hospital_that_misses_rounds_is_named_at_the_end_and_on_the_page(tmp_path: Path) -> None:

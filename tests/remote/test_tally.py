@@ -173,6 +173,20 @@ class TestSums:
         assert answers.answers[1].fault is not None
         assert answers.judged == ()
 
+    def test_their_owner_sees_how_models_do_also_where_no_sum_leaves(
+        self, hand: Hand, tmp_path: Path
+    ) -> None:
+        node = hand.met(tmp_path, [0, 1], least_examples=100)
+        found = asked(hand, node, 1, "01", train=True)
+        assert isinstance(found, Answers)
+        assert found.judged == ()
+        node.release()
+        with closing(DeviceFile(file_of(tmp_path, RUN), None)) as file:
+            (line,) = file.log()
+        assert [(one.split, one.of) for one in line.scores] == [("test", 6), ("train", 2)]
+        assert line.scores[1].value == pytest.approx(sum(one.loss for one in found.answers) / 2)
+        assert (line.uploads, line.examples) == (2, 0)
+
     @given(
         st.lists(
             st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1), min_size=1, max_size=4

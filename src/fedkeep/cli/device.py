@@ -7,11 +7,9 @@ import os
 import signal
 import sys
 import textwrap
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +25,7 @@ from fedkeep.cli.models import (
     check_asked,
     write_predictions,
 )
-from fedkeep.cli.output import complain, metrics_table, say, show_table
+from fedkeep.cli.output import EveryOption, OnceOption, complain, fresh, looks, metrics_table, say, show_table
 from fedkeep.cli.results import show_clients
 from fedkeep.cli.settings import YesOption, ask, needs_flower
 from fedkeep.core.errors import BusyError, ConfigError, StoreError, did_you_mean
@@ -42,8 +40,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 5.0
 NOTES = 3
-LOOK = 2.0
-"""Seconds between two looks for what is new."""
+NOTHING = "No message has been served yet."
 BEYOND = (
     "Backups and snapshots are beyond fedkeep, and so is what a disk still has in blocks that were freed."
 )
@@ -244,53 +241,71 @@ def check(
     say(f"All is well: fedkeep device run {config}")
 
 
-@device.command(epilog="Example: fedkeep device log node.toml --follow")
-def log(
-    place: PlaceArgument,
-    run: RunOption = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on showing what comes; Ctrl-C ends it.")
-    ] = False,
-) -> None:
+@device.command(epilog="Example: fedkeep device log node.toml")
+def log(place: PlaceArgument, run: RunOption = None) -> None:
     """Show each message that this device has served: when, what it was asked, and what left."""
-    from fedkeep.remote.device_file import runs_in
+    from fedkeep.remote.view import served
+
+    folder, empty = _asked_folder(place), True
+    for name in _served_runs(folder, run):
+        with _opened(folder, name) as file:
+            for one in map(served, file.log()):
+                say(f"{one.when}  run {name[:8]}, {one.round}: asked {one.asked}; left: {one.left}.")
+                empty = False
+    if empty:
+        say(NOTHING)
+
+
+@device.command(epilog="Example: fedkeep device watch node.toml")
+def watch(
+    place: PlaceArgument, run: RunOption = None, every: EveryOption = 5.0, once: OnceOption = False
+) -> None:
+    """Watch what this device was asked, what it gave, and how its clients' models do. Ctrl-C ends it.
+
+    Models are judged on the clients' own examples, each time that the server asks, and the numbers are shown here also
+    where they do not leave. After the training: fedkeep device evaluate.
+    """
+    from fedkeep.remote.view import MESSAGES, scores, served
+
+    folder = _asked_folder(place)
+    logs: dict[str, list[LogLine]] = {}
+    for _ in looks(every, once):
+        runs, busy = _served_runs(folder, run), set[str]()
+        for name in runs:
+            try:
+                with _opened(folder, name) as file:
+                    logs[name] = file.log()
+            except BusyError:
+                busy.add(name)
+        fresh()
+        if not runs:
+            say(NOTHING)
+        for name in runs:
+            lines = logs.get(name, [])
+            left = sum(line.bytes or 0 for line in lines)
+            now = "; it is busy with one now" if name in busy else ""
+            title = f"Run {name}: {len(lines)} messages were served, {size(left)} left{now}"
+            show_table(
+                title, ["When", "Round", "Asked", "Left"], [served(one) for one in lines[-MESSAGES:]], 4
+            )
+            heads, rows = scores(lines)
+            if rows:
+                show_table("How its clients' models do here, all clients together", heads, rows)
+
+
+def _asked_folder(place: Path) -> Path:
+    """Return the folder of private states, which may not be there before the first round."""
     from fedkeep.remote.node_config import states_folder
 
-    folder, seen = states_folder(place) if place.is_file() else place, dict[str, int]()
-    if run is not None:
-        _runs(_folder(place), run)
-    while True:
-        for name in _whole(folder, [run] if run else runs_in(folder) if folder.is_dir() else ()):
-            with suppress(*([BusyError] if follow else [])), _opened(folder, name) as file:
-                for number, line in file.log(seen.get(name, 0)):
-                    seen[name] = number
-                    say(_logged(name, line))
-        if not follow:
-            break
-        sys.stdout.flush()
-        time.sleep(LOOK)
-    if not seen:
-        say("No message has been served yet.")
+    return states_folder(place) if place.is_file() else _folder(place)
 
 
-def _logged(run: str, line: LogLine) -> str:
-    """Return what a message asked and what left, in plain words."""
+def _served_runs(folder: Path, run: str | None) -> Sequence[str]:
+    from fedkeep.remote.device_file import runs_in
 
-    def some(number: int, what: str) -> str:
-        return f"{number} {what}{'s' * (number != 1)}"
-
-    asked = [f"{some(line.trainings, 'client')} to train"] if line.trainings else []
-    if line.judgings:
-        asked.append(f"{some(line.judgings, 'client')} to be judged on {' and '.join(line.splits.split())}")
-    asked += [f"{some(line.adaptations, 'client')} to adapt"] if line.adaptations else []
-    if line.bytes is None or line.uploads is None or line.examples is None:
-        left = "nothing: the answer was not finished"
-    else:
-        parts = [some(line.uploads, "update")] * bool(line.uploads)
-        parts += [f"results over {some(line.examples, 'example')}"] * bool(line.examples)
-        left = f"{' and '.join(parts) or 'no values'}, {size(line.bytes)}"
-    when = datetime.fromtimestamp(line.time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return f"{when}  run {run[:8]}, round {line.round + 1}: asked {', '.join(asked) or 'for a step of a sum'}; left: {left}."
+    if run is None and not folder.is_dir():
+        return ()
+    return _whole(folder, runs_in(folder) if run is None else _runs(folder, run))
 
 
 PublishedOption = Annotated[

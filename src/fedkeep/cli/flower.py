@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedkeep.cli.output import say, show_table
+from fedkeep.cli.output import EveryOption, OnceOption, fresh, looks, say, show_table
 from fedkeep.cli.settings import ConfigOption, RoundOption, SetOption, find_config, is_last, needs_flower
 from fedkeep.core.errors import ConfigError, RunError, did_you_mean
 
@@ -318,8 +317,8 @@ def watch(
         Path, typer.Argument(metavar="RUN", help="The server's folder of the run, which may be on its way.")
     ],
     project: ProjectOption = None,
-    every: Annotated[float, typer.Option("--every", min=1, help="Seconds between two looks.")] = 5.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    every: EveryOption = 5.0,
+    once: OnceOption = False,
     page: Annotated[
         Path | None,
         typer.Option("--page", metavar="DIR", help="Write the run's page there too; it refreshes itself."),
@@ -334,7 +333,7 @@ def watch(
     from fedkeep.report.page import write_report
 
     before = 0
-    while True:
+    for _ in looks(every, once):
         status = read_status(run.with_name(f"{run.name}.status.json"))
         ended = once or status.state in ("finished", "failed")
         try:
@@ -344,8 +343,7 @@ def watch(
                 raise
             say(f"{status.text or 'It has not begun yet'}. {error}")
         else:
-            if sys.stdout.isatty():
-                typer.clear()
+            fresh()
             _show_clients(f"{run}: {status.state}", run, project, view.attendance, view.state)
             for line in lines_of(view):
                 say(line)
@@ -354,8 +352,6 @@ def watch(
                 before = view.done
         if ended:
             return
-        sys.stdout.flush()
-        time.sleep(every)
 
 
 @app.command("drop", epilog="Example: fedkeep flower drop visits/run --client south")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +20,24 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.report.wording import metric_name, number
 
 WIDE = 160
+
+EveryOption = Annotated[float, typer.Option("--every", min=1, help="Seconds between two looks.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Look once.")]
+
+
+def looks(every: float, once: bool) -> Iterator[None]:
+    """Yield for each look at what goes on, until Ctrl-C, or once."""
+    yield
+    while not once:
+        sys.stdout.flush()
+        time.sleep(every)
+        yield
+
+
+def fresh() -> None:
+    """Let what is printed next take the place of all that a terminal shows."""
+    if sys.stdout.isatty():
+        typer.clear()
 
 
 def console(stderr: bool = False) -> Console:

@@ -4,7 +4,7 @@ Its versions are those of ``store.version_file``, by the clients' ids. A row of 
 train, valid or test, each of a client's examples is. Rows of ``words`` say which of a client's versions counted after
 the best round and after the last one that the server has spoken of. A row of ``adapted`` is what a client adapted to last, from the
 version that it names: nothing of it has left, so no word of a server is awaited. ``asked`` has a row of each message
-that was served, ``counts`` how often each client was asked for what, and ``sums`` whose examples were in sums that left,
+that was served, with what clients' models came to here, ``counts`` how often each client was asked for what, and ``sums`` whose examples were in sums that left,
 each client by a hash.
 
 What is deleted is overwritten with zeros (``secure_delete``).
@@ -67,7 +67,7 @@ OURS = re.compile(rf"({RUN_ID.pattern})\.(db|db-wal|db-journal|[0-9a-f]{{32}}\.s
 PATIENCE = 30.0
 """Seconds to wait for another process that serves a message of the same run."""
 
-FORMAT = 6
+FORMAT = 7
 TABLES = f"""
 {TABLE}
 CREATE TABLE about (content TEXT NOT NULL, crc INTEGER NOT NULL);
@@ -101,6 +101,7 @@ CREATE TABLE asked (
     judgings INTEGER NOT NULL,
     adaptations INTEGER NOT NULL,
     splits TEXT NOT NULL,
+    scores TEXT NOT NULL,
     uploads INTEGER,
     examples INTEGER,
     bytes INTEGER
@@ -187,6 +188,24 @@ class Counts(NamedTuple):
     adaptations: int = 0
 
 
+class Score(NamedTuple):
+    """How clients' models did on this device, all of its clients together.
+
+    Attributes:
+        split: on which examples: ``"train"`` of a loss while training, else as they were judged.
+        model: whose model: ``"own"``, ``"shared"``, …; empty while training.
+        metric: the task's headline, or ``"loss"``.
+        value: the metric; a loss while training is the mean over clients.
+        of: how many examples, or clients that trained.
+    """
+
+    split: str
+    model: str
+    metric: str
+    value: float
+    of: int
+
+
 @dataclass
 class Asked:
     """A message that is served: whom it asks for what.
@@ -198,6 +217,7 @@ class Asked:
         trainings, judgings, adaptations: the clients.
         splits: of which parts examples are judged.
         sums: by part, how many examples of each client were judged in a sum that leaves; clients by their hash.
+        scores: how models did; they stay here, whatever leaves.
     """
 
     name: str
@@ -208,6 +228,7 @@ class Asked:
     adaptations: Sequence[str]
     splits: Sequence[str]
     sums: list[tuple[str, dict[str, int]]] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
 
 
 class LogLine(NamedTuple):
@@ -218,6 +239,7 @@ class LogLine(NamedTuple):
         round: the round's number.
         trainings, judgings, adaptations: how many clients it asked.
         splits: of which parts examples were judged, e.g. ``"test valid"``.
+        scores: how clients' models did here; of judging as they were before the message.
         uploads: of how many clients an upload left; None: the answer was not finished.
         examples: how many examples the results of judging tell of, added up.
         bytes: of the answer.
@@ -229,6 +251,7 @@ class LogLine(NamedTuple):
     judgings: int
     adaptations: int
     splits: str
+    scores: tuple[Score, ...]
     uploads: int | None
     examples: int | None
     bytes: int | None
@@ -440,8 +463,8 @@ class DeviceFile(VersionFile):
             return
         numbers = [len(getattr(asked, kind)) for kind in Counts._fields]
         self._file.query(
-            "INSERT INTO asked VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)",
-            (asked.name, asked.time, asked.round, *numbers, " ".join(asked.splits)),
+            "INSERT INTO asked VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)",
+            (asked.name, asked.time, asked.round, *numbers, " ".join(asked.splits), json.dumps(asked.scores)),
         )
         for kind in Counts._fields:
             self._file.for_each(
@@ -467,18 +490,19 @@ class DeviceFile(VersionFile):
                 (uploads, examples, bytes, name),
             )
 
-    def log(self, after: int = 0) -> list[tuple[int, LogLine]]:
-        """Return the messages that were served, each with its number, after that of a number.
+    def log(self) -> list[LogLine]:
+        """Return the messages that were served, in their order.
 
         Raises:
             StoreError: the file is damaged.
         """
-        return [
-            (row[0], LogLine._make(row[1:]))
-            for row in self._rows(
-                f"SELECT number, {', '.join(LogLine._fields)} FROM asked WHERE number > ?", after
-            )
-        ]
+        try:
+            return [
+                LogLine._make(row)._replace(scores=tuple(Score(*one) for one in json.loads(scores)))
+                for scores, *row in self._rows(f"SELECT scores, {', '.join(LogLine._fields)} FROM asked")
+            ]
+        except (ValueError, TypeError) as error:
+            raise self.damaged(error) from error
 
     def counts(self) -> dict[str, Counts]:
         """Return by client how often it was asked for what.

@@ -515,6 +515,7 @@ class Node:
             unfit=running.unfit,
             judges=self.terms.judges,
             admits=tally.admits,
+            note=tally.note,
         )
         packet = packet_of(answers)
         uploads = sum(one.upload is not None for one in answers.answers)

@@ -32,6 +32,7 @@ from fedkeep.store import Line, Lines, Named
 from fedkeep.tasks.results import Model
 
 Tell = Callable[[str], None]
+Results = tuple[tuple[Partition, Judged], ...]
 
 
 def serve(
@@ -46,6 +47,7 @@ def serve(
     unfit: Collection[str] = (),
     judges: ExamplesOf = "opted_in",
     admits: Callable[[Partition, Sequence[str]], bool] = lambda split, clients: True,
+    note: Callable[[Results, Sequence[ClientAnswer]], None] = lambda judged, answers: None,
     judges_moves: bool = True,
 ) -> Answers:
     """Do what a message asks of this device's clients.
@@ -61,6 +63,7 @@ def serve(
         unfit: clients whose data cannot be used.
         judges: on which examples models are judged.
         admits: tells whether a sum over the examples of some clients may leave.
+        note: called with all that was judged and trained here, before anything is masked or durable.
         judges_moves: whether a group that is trained and has no gradient is a failure (``FirstMoves``).
 
     Returns:
@@ -93,7 +96,7 @@ def serve(
     judged, unjudged = _judged([one for one in begun.values() if one.client not in failed], device, tell)
     failed |= unjudged
     answers |= failed
-    judged = _admitted(judged, [one for one in begun.values() if one.client not in failed], admits, tell)
+    admitted = _admitted(judged, [one for one in begun.values() if one.client not in failed], admits, tell)
     training = [one for one in begun.values() if one.train and one.client not in failed]
     if masking is not None:
         training = _without_answered(training, masking, work.attempt, answers, tell)
@@ -105,18 +108,19 @@ def serve(
             except StoreError as error:
                 tell(str(error))
                 answers[answer.client] = ClientAnswer(client=answer.client, fault=LostError(str(error)))
+    note(judged, list(answers.values()))
     try:
         store.flush()
     except StoreError as error:  # nothing leaves that is not durable here
         tell(str(error))
         answers |= {client: ClientAnswer(client=client, fault=LostError(str(error))) for client in begun}
-        judged = ()
+        admitted = ()
     made = {} if masking is None else _steps(work, training, masking, answers, tell)
     return Answers(
         run=work.run,
         round=work.round,
         attempt=work.attempt,
-        judged=judged,
+        judged=admitted,
         made={client: steps for client, steps in made.items() if steps},
         answers=tuple(answers.get(one.client, ClientAnswer(client=one.client)) for one in work.orders),
     )
@@ -308,9 +312,6 @@ def _adapted_before(work: Work, one: ClientOrder, store: DeviceStore, place: int
         )
     assert found is not None
     return store.adapted_values(found)
-
-
-Results = tuple[tuple[Partition, Judged], ...]
 
 
 def _judged(

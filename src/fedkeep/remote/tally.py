@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from statistics import fmean
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from fedkeep.core.describe import digest
+from fedkeep.engines import Judged
 from fedkeep.remote.agreement import RefusalError
-from fedkeep.remote.device_file import Asked, Counts, DeviceFile, hashed
-from fedkeep.remote.messages import Packet, Partition, Work
+from fedkeep.remote.device_file import Asked, Counts, DeviceFile, Score, hashed
+from fedkeep.remote.messages import ClientAnswer, Packet, Partition, Work
 
 AGAIN = 10
 """How often a round that did not count may come again, at least, and a finished run may be judged or adapted to."""
@@ -130,6 +133,17 @@ class Tally:
             return False
         self.asked.sums.append((split, new))
         return True
+
+    def note(self, judged: Sequence[tuple[Partition, Judged]], answers: Sequence[ClientAnswer]) -> None:
+        """Note how clients' models did, for the device's owner; nothing of it leaves, and a sum that may not leave is in it too."""
+        found = []
+        for split, one in judged:
+            metric = one.task.headline
+            values = ((model, one.metrics(model).get(metric)) for model in one.models)
+            found += [Score(split, model, metric, v, one.count) for model, v in values if v is not None]
+        if losses := [one.loss for one in answers if math.isfinite(one.loss)]:
+            found.append(Score("train", "", "loss", fmean(losses), len(losses)))
+        self.asked.scores = [one for one in found if math.isfinite(one.value)]
 
 
 def smallest_block(sums: Sequence[Mapping[str, int]]) -> int:

@@ -1,4 +1,7 @@
-"""How a run across machines goes, for whoever looks: read from its folder, which may be written at the same time."""
+"""How a run across machines goes, for whoever looks: its owner, by its folder, or a site, by its device's file.
+
+Both may be written at the same time.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,23 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.records import Record, read_records
 from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.data import SPLITS
 from fedkeep.privacy.ledger import FILE as LEDGER
 from fedkeep.privacy.ledger import Ledger, marks
 from fedkeep.remote.attendance import Attendance, attendance_of
-from fedkeep.report.wording import size
+from fedkeep.remote.device_file import LogLine
+from fedkeep.report.wording import metric_name, number, size
+from fedkeep.tasks.results import MODELS
 
-ROUNDS, FAULTS = 5, 5
-"""The last rounds and faults that are shown."""
+ROUNDS, FAULTS, MESSAGES = 5, 5, 10
+"""The last rounds, faults and messages that are shown."""
 FAULTY = ("left", "lost", "late", "refused", "broken")
 BYTES = ("upload_bytes", "download_bytes")
 
@@ -114,11 +121,11 @@ def lines_of(view: View) -> list[str]:
     """Return a view without its clients, for people."""
     rounds = f" of {view.rounds}" if view.rounds else ""
     lines = [f"{view.done}{rounds} rounds are finished."]
-    for number, values in view.last.items():
+    for after, values in view.last.items():
         shown = [
             f"{'loss' if split == 'train' else view.metric} on {split} {v:.4g}" for split, v in values.items()
         ]
-        lines.append(f"Round {number}: {', '.join(shown)}.")
+        lines.append(f"Round {after}: {', '.join(shown)}.")
     up, down = (view.bytes[name] for name in BYTES)
     lines.append(f"{size(up)} have come from clients, {size(down)} have gone to them.")
     if view.epsilon is not None:
@@ -126,3 +133,61 @@ def lines_of(view: View) -> list[str]:
         lines.append(f"ε {spent:.3g}{f' of {budget:g}' if budget is not None else ''} is spent.")
     lines += view.attendance.lines()
     return lines + [f"{when[:19]}  {text}" for when, text in view.faults]
+
+
+Column = tuple[str, str, str]
+"""Split, metric and model of scores."""
+
+
+class Served(NamedTuple):
+    """A message that a device has served, in plain words."""
+
+    when: str
+    round: str
+    asked: str
+    left: str
+
+
+def served(line: LogLine) -> Served:
+    """Return what a message asked and what left."""
+    asked = [f"{_some(line.trainings, 'client')} to train"] if line.trainings else []
+    if line.judgings:
+        asked.append(f"{_some(line.judgings, 'client')} to be judged on {' and '.join(line.splits.split())}")
+    asked += [f"{_some(line.adaptations, 'client')} to adapt"] if line.adaptations else []
+    if line.bytes is None or line.uploads is None or line.examples is None:
+        left = "nothing: the answer was not finished"
+    else:
+        parts = [_some(line.uploads, "update")] * bool(line.uploads)
+        parts += [f"results over {_some(line.examples, 'example')}"] * bool(line.examples)
+        left = f"{' and '.join(parts) or 'no values'}, {size(line.bytes)}"
+    when = datetime.fromtimestamp(line.time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    round = f"round {line.round + 1}" if line.trainings else f"after round {line.round}"
+    return Served(when, round, ", ".join(asked) or "for a step of a sum", left)
+
+
+def _some(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def scores(lines: Sequence[LogLine]) -> tuple[list[str], list[list[str]]]:
+    """Return how models of a device's clients did after the last rounds, as headings and rows.
+
+    Of a round that came again it is the last.
+    """
+    found: dict[int, dict[Column, float]] = {}
+    for line in lines:
+        for one in line.scores:  # what is judged rides with the next round
+            after = line.round + (one.split == "train")
+            found.setdefault(after, {})[one.split, one.metric, one.model] = one.value
+    last = {after: found[after] for after in sorted(found)[-ROUNDS:]}
+    columns = sorted({column for values in last.values() for column in values}, key=_order)
+    heads = [", ".join(filter(None, (metric_name(metric), split, model))) for split, metric, model in columns]
+    rows = [
+        [str(after), *(number(values.get(one), one[1]) for one in columns)] for after, values in last.items()
+    ]
+    return ["Round", *heads], rows
+
+
+def _order(column: Column) -> tuple[int, str, int]:
+    split, metric, model = column
+    return SPLITS.index(split), metric, list[str](MODELS).index(model) if model else -1
