@@ -39,7 +39,14 @@ from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import FedkeepError, NonFiniteError, RoundError, RunError, StoreError
-from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_of_run
+from fedkeep.core.files import (
+    check_tensors,
+    layout,
+    load_verified,
+    remove_leftovers,
+    write_of_run,
+)
+from fedkeep.core.locks import NO_LOCKS, take_lock
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import GROWING, Commit, Moment, numerics_of, read_commit, read_info
@@ -452,18 +459,15 @@ def locked(folder: Path) -> FileLock:
     Raises:
         RunError: another process has it, or it can't be taken.
     """
-    lock = FileLock(str(folder / "lock"))
     try:
-        lock.acquire(timeout=0)
+        return take_lock(folder / "lock")
     except Timeout as error:
         raise RunError(
             f"{folder} is in use by another process. Wait for it, or name another folder."
         ) from error
     except OSError as error:
-        raise RunError(
-            f"Cannot lock {folder}: {error.strerror or error}. A run must be writable to go on with it."
-        ) from error
-    return lock
+        advice = "" if error.errno in NO_LOCKS else " It must be writable to go on with it."
+        raise RunError(f"Cannot lock {folder}: {error.strerror or error}.{advice}") from error
 
 
 def of_length(
@@ -540,7 +544,7 @@ def removed_if_it_fails(folder: Path | None) -> Iterator[Path | None]:
         yield folder
     except Exception as error:
         if folder is not None and not there and not isinstance(error, STAY) and folder.is_dir():
-            with suppress(OSError, Timeout), FileLock(str(folder / "lock"), timeout=0):
+            with suppress(OSError), take_lock(folder / "lock"):
                 if not ((folder / LEDGER).exists() or _has_rounds(folder)):
                     shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ from fedkeep.core.files import (
     wipe_leftovers,
     write_whole,
 )
+from fedkeep.core.locks import take_lock
 from fedkeep.core.params import Params, nonfinite
 from fedkeep.core.sealed import is_sealed, seal
 
@@ -214,7 +215,7 @@ def _answered(
         return reply
     folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     try:
-        with FileLock(path.with_suffix(".lock"), PATIENCE, mode=PRIVATE_FILE):
+        with take_lock(path.with_suffix(".lock"), PATIENCE, PRIVATE_FILE):
             return _trained(globs, path, message, context, call_next, received)
     except Timeout as error:
         raise BusyError(f"Another process trains with {path.name} of the folder of keep().") from error

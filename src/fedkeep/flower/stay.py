@@ -23,8 +23,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
+from fedkeep.core.locks import take_lock
 from fedkeep.flower import inner
 
 SOON, PART = 0.2, 10
@@ -217,11 +218,12 @@ def run_node(words: Sequence[str], command: Sequence[str]) -> None:
     """
     home = Path(os.environ["FLWR_HOME"])
     home.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(home / LOCK)
     try:
-        lock.acquire(timeout=PATIENCE)
+        lock = take_lock(home / LOCK, PATIENCE)  # noqa: F841  held while this process runs
     except Timeout:
         sys.exit(f"Another node of the folder {home} runs on this machine; end it first.")
+    except OSError as error:
+        sys.exit(f"Cannot lock {home}: {error.strerror}.")
     joined = Joined(home, words[words.index("--superlink") + 1])
     started = Started(command)
     inner.replace(inner.NODE, "subprocess", started)

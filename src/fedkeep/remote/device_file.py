@@ -55,6 +55,7 @@ from fedkeep.core.files import (
     wipe,
     wipe_leftovers,
 )
+from fedkeep.core.locks import take_lock
 from fedkeep.core.params import Params, difference_of_names, nonfinite
 from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat
@@ -857,9 +858,8 @@ def locked(path: Path, patience: float) -> FileLock:
         BusyError: another process has it.
         StoreError: it can't be taken.
     """
-    lock = FileLock(path.with_suffix(".lock"), mode=0o600)
     try:
-        lock.acquire(timeout=patience, poll_interval=0.02)
+        return take_lock(path.with_suffix(".lock"), patience, PRIVATE_FILE)
     except Timeout as error:
         raise BusyError(
             f"The private state of the run {path.stem!r} is in use by another process. Wait for it."
@@ -868,7 +868,6 @@ def locked(path: Path, patience: float) -> FileLock:
         raise StoreError(
             f"The private state of the run {path.stem!r} cannot be locked: {error.strerror or error}."
         ) from error
-    return lock
 
 
 def _begin(path: Path) -> str:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from filelock import FileLock, Timeout
-
 from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, RunError
 from fedkeep.core.files import is_free, write_whole
@@ -18,6 +16,7 @@ from fedkeep.data import FederatedData
 from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.build import ahead_of, build_data, simulation_of
 from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.run_directory import locked
 from fedkeep.experiments.sweeps.space import Space
 from fedkeep.experiments.toml import value_text
 from fedkeep.experiments.variants import fitted, with_method
@@ -220,11 +219,7 @@ def held(sweep: Sweep) -> Iterator[None]:
     if out.exists() and not path.exists() and not (out.is_dir() and is_free(out, "lock")):
         raise RunError(f"{out} is not empty and holds no sweep. Name another folder with --out.")
     out.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(str(out / "lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise RunError(f"{out} is in use by another process. Wait for it, or name another folder.") from error
+    lock = locked(out)
     try:
         about = json.loads(json.dumps(sweep.about()))
         if path.exists():
