@@ -7,8 +7,8 @@ A mutant is a copy of CHECKOUT's library with one place changed: a comparison, a
 condition turned round, a statement left out. None is in a string or a docstring. Each runs against tests of its room and the
 conformance table of the methods, which stop at the first failure: of the tests that run the changed line, the ``SMALLEST``
 that run the fewest lines, and ``OTHERS`` drawn from the rest; of a line that no test runs in its own process (module level, a
-worker's), ``SMALLEST`` + ``OTHERS`` drawn from all. It is killed if a test fails that passes without the change, or takes
-computes longer than ``LIMIT`` or takes longer than ``WAIT``. FILE holds a line a mutant; a second call goes on where the first stopped. At the end the share of those killed is printed, with its 95 % interval (Wilson), and who survived.
+worker's), ``SMALLEST`` + ``OTHERS`` drawn from all. It is killed if a test fails that passes without the change, computes
+longer than ``LIMIT`` or takes longer than ``WAIT``. FILE holds a line a mutant; a second call goes on where the first stopped. At the end the share of those killed is printed, with its 95 % interval (Wilson), and who survived.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def draw_map(checkout: Path) -> None:
 def environment(checkout: Path) -> dict[str, str]:
     """Return the variables under which a checkout's own library is tested."""
     paths = [str(checkout / "src"), str(checkout / "papers" / "src"), str(checkout)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    given = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**given, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
 def named(context: str) -> str:
@@ -179,6 +180,7 @@ class Tests:
                 line: {context for context in found if context} for line, found in by_line.items()
             }
             self.sizes.update(named(c) for found in self.lines[name].values() for c in found)
+        self.sound: set[str] = set()
         self.of_file: dict[str, list[str]] = {}
         for test in self.sizes:
             self.of_file.setdefault(test.split("::")[0], []).append(test)
@@ -251,9 +253,11 @@ def tried(tests: Tests, copy: Path, file: str, number: int) -> dict[str, Any]:
         by, why = run(copy, chosen)
         place.write_text(text, encoding="utf-8")
         os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))
-        if by not in chosen or run(copy, [by])[0] is None:
+        if by not in chosen or by in tests.sound or run(copy, [by])[0] is None:
             break
         chosen = [test for test in chosen if test != by]  # fails in a copy whatever is changed
+    if by is not None and by in chosen:
+        tests.sound.add(by)
     return {
         "file": file,
         "place": number,
