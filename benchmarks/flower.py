@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.faults import commit
 from benchmarks.measure import RESULTS, processor
+from benchmarks.processes import sizes_of
 from fedkeep.flower.local import Local, federation, local_of, train
 from fedkeep.flower.processes import marked
 
@@ -120,8 +121,7 @@ def _node(mark: str, port: str) -> dict[str, float]:
 
 
 def _pss(process: int) -> float:
-    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("Pss:"))
+    return sizes_of(process, "smaps_rollup").get("Pss", 0) * 1024 / 1e6
 
 
 def _alone(code: str) -> float:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.machines [--only mixture]
     python -m benchmarks.machines --rounds TREE     # on a machine that does nothing else, about 8 minutes
+    python -m benchmarks.machines --memory          # Linux, two minutes
 
 Three hospitals train each method over the transport in memory, with keys, a signed project and a file of states each.
 Each then joins what the server publishes, of its best round, with what it kept of that, and adapts first where the method asks for that. Compared
@@ -10,6 +11,10 @@ with a simulation's export are all values of each hospital's model, and the pred
 
 ``--rounds`` deploys three nodes over TLS by the command of TREE, a checkout of an older commit, and by this one's, in turns,
 and adds to the file how long a round took: from one that is kept by the server to the next, without the first two.
+
+``--memory`` adds what all processes of an idle node hold together, claimed to be at most 400 MB: one node over TLS, a while
+after rounds. Of pages that processes share each counts its part (PSS). Other programs of the machine share libraries too:
+``alone_mb`` is what it would be without them, with the files that one process has mapped at most.
 """
 
 from __future__ import annotations
@@ -30,13 +35,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.fault_processes import words_of
 from benchmarks.faults import commit
 from benchmarks.measure import RESULTS, write
-from benchmarks.processes import ROOT
-from benchmarks.restarts import CONFIG
+from benchmarks.processes import ROOT, sizes_of
+from benchmarks.restarts import CONFIG, NODES, serves, until
 from fedkeep import load_model
 from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.predicting import predict_table
+from fedkeep.flower.local import START, federation, local_of, rounds_done
+from fedkeep.flower.processes import marked
 from fedkeep.methods import METHODS
 from tests.flower.test_published import LINEAR, MIXTURE, SITES, TWO_LAYERS, Hospitals, device
 
@@ -175,26 +183,66 @@ def rounds(tree: Path) -> dict[str, Any]:
     return {**about, **each}
 
 
+MOST_MB, QUIET = 400.0, 30.0
+
+
+def memory() -> dict[str, Any]:
+    """Return what the processes of a node hold that has nothing to do."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = local_of(Path(folder), CONFIG, None, 1)
+        with federation(place, print) as (link, nodes):
+            (node,) = nodes.values()
+            settings = {"status": str(place.status), "clients": 2 * NODES, "patience": START}
+            run = link.submit(place.folder / "project", settings)
+            until(lambda: rounds_done(place.run) > 2, "three rounds")
+            link.stop_run(run)
+            until(lambda: not serves(link, node), "the last message's process ends")
+            time.sleep(QUIET)
+            home = f"FLWR_HOME={node.home}"
+            own = [p for p in marked(link.processes.mark) if home in words_of(p, "environ")]
+            sizes = {p: {**sizes_of(p, "smaps_rollup"), **sizes_of(p, "status")} for p in own}
+            each = [{"process": _what(words_of(p)), "pss_mb": in_mb(sizes[p]["Pss"])} for p in own]
+    alone = sum(one["Pss_Anon"] for one in sizes.values())
+    alone += sum(max(one[kind] for one in sizes.values()) for kind in ("RssFile", "RssShmem"))
+    together = in_mb(sum(one["Pss"] for one in sizes.values()))
+    print(
+        f"{together} MB, {in_mb(alone)} MB where no other program shares libraries; claimed: {MOST_MB:g} MB"
+    )
+    about = {"commit": commit(), "claim_mb": MOST_MB, "idle_seconds": QUIET, "clients": 2 * NODES}
+    return {**about, "pss_mb": together, "alone_mb": in_mb(alone), "processes": each}
+
+
+def _what(words: str) -> str:
+    kinds = ("watch.py", "flower-superexec", "flower-supernode")
+    return next((kind for kind in kinds if kind in words), "other")
+
+
+def in_mb(kibibytes: int) -> float:
+    """Return MB of a number of ``/proc``."""
+    return round(kibibytes * 1024 / 1e6, 1)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Compare each method, and write the file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.machines", description=__doc__.split("\n")[0])
     parser.add_argument("--only", action="append", choices=sorted(METHODS))
     parser.add_argument("--rounds", type=Path, metavar="TREE")
+    parser.add_argument("--memory", action="store_true")
     given = parser.parse_args(words)
     rows, path = [], RESULTS / "machines.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if given.rounds is not None:
-        path.write_text(
-            json.dumps({**known, "round_times": rounds(given.rounds)}, indent=1) + "\n", encoding="utf-8"
-        )
+    more = {} if given.rounds is None else {"round_times": rounds(given.rounds)}
+    more |= {"memory": memory()} if given.memory else {}
+    if more:
+        path.write_text(json.dumps({**known, **more}, indent=1) + "\n", encoding="utf-8")
         return
     for name in given.only or sorted(METHODS):
         rows.append(told(name))
         print(rows[-1], flush=True)
     if not given.only:
-        timed = {"round_times": known["round_times"]} if "round_times" in known else {}
+        kept = {key: known[key] for key in ("round_times", "memory") if key in known}
         write(
-            "machines", {"commit": commit(), "sites": len(SITES), "rounds": ROUNDS, "methods": rows, **timed}
+            "machines", {"commit": commit(), "sites": len(SITES), "rounds": ROUNDS, "methods": rows, **kept}
         )
 
 

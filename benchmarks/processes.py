@@ -125,7 +125,7 @@ class Process:
         """
         own, mapped, shared = 0, [0], [0]
         for pid in self._tree():
-            status, parts = _sizes(_read(pid, "status")), _sizes(_read(pid, "smaps_rollup"))
+            status, parts = sizes_of(pid, "status"), sizes_of(pid, "smaps_rollup")
             own += parts.get("Pss_Anon", 0) + max(0, status.get("VmHWM", 0) - status.get("VmRSS", 0))
             mapped.append(status.get("RssFile", 0))
             shared.append(status.get("RssShmem", 0))
@@ -173,9 +173,9 @@ def _read(pid: int, name: str) -> str:
         return ""
 
 
-def _sizes(text: str) -> dict[str, int]:
-    """Return the sizes in kB that a file of /proc lists."""
-    lines = (line.split() for line in text.splitlines() if line.endswith(" kB"))
+def sizes_of(pid: int, name: str) -> dict[str, int]:
+    """Return the sizes in KiB that a file of /proc lists of a process."""
+    lines = (line.split() for line in _read(pid, name).splitlines() if line.endswith(" kB"))
     return {words[0].rstrip(":"): int(words[1]) for words in lines}
 
 

@@ -15,24 +15,26 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeep import Phase, methods, simulate
+from fedkeep import Method, Phase, methods, simulate
 from fedkeep.core.errors import ConfigError, FailedError, LostError, MethodError, RunError
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record, from_line
 from fedkeep.engines import Adaptation
 from fedkeep.experiments.run import Run, adapt_clients
+from fedkeep.methods import SecureSums, securely
+from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.remote.device_file import DeviceFile, file_of
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.messages import ClientOrder, Judging, Packet, Refused, message_of, packet_of
 from fedkeep.remote.server import serve_run
 from fedkeep.remote.transport import Died, Weather
-from tests.engines.test_conformance import CASES, best, trained
+from tests.engines.test_conformance import CASES, COHORT, ROUNDS, SEED, best, trained
 from tests.remote.federations import Devices, federation
 from tests.remote.hand import Hand
-from tests.remote.test_conformance import assert_near
+from tests.remote.test_conformance import assert_near, server_of
 from tests.remote.test_node_conformance import seen
-from tests.tiny import Logits, classes, same_bits
+from tests.tiny import Logits, classes, on_server, same_bits
 
 EXPERTS = "plain experts"
 BREAK = ("mixture", "a client sits out")
@@ -114,6 +116,55 @@ def test_nothing_of_it_leaves_but_sums(tmp_path: Path) -> None:
     values = adapted(devices)
     assert left
     assert [(c, n) for c, own in values.items() for n, v in own.items() if seen(v, left)] == []
+
+
+PROTECTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "secure sums": ({"sampling": "independent"}, {"leaves": "sums"}),
+    "noise": (
+        {
+            "sampling": "poisson",
+            "privacy": DifferentialPrivacy(noise=1.1, clip=0.05, delta=1e-3, heaviest=9.0, noise_seed=5),
+        },
+        {"cohort_seed": SEED},
+    ),
+}
+"""What protects uploads: options of a run, and of one across machines alone."""
+
+
+@pytest.mark.parametrize("protection", PROTECTED)
+@pytest.mark.parametrize("case", ["fine_tuned", EXPERTS, "fedbabu"])
+def test_under_protection_clients_adapt_to_the_bits_of_a_simulation(
+    case: str, protection: str, tmp_path: Path
+) -> None:
+    def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:
+        torch.manual_seed(0)
+        method = CASES[case].method
+        sums = SecureSums(clip=0.05, heaviest=9.0, bits=64)
+        return CASES[case].model().double(), securely(method, sums) if protection == "secure sums" else method
+
+    options, across = PROTECTED[protection]
+    run = simulate(
+        *experiment("", {}),
+        CASES[case].data,
+        seed=SEED,
+        engine="sequential",
+        cohort=COHORT,
+        rounds=ROUNDS,
+        evaluate_every=2,
+        progress=False,
+        **options,
+    )
+    devices = Devices(case, tmp_path / "devices", nodes=3, experiment=experiment)
+    changes = {"build": lambda encoding: experiment("", encoding), **options, **across}
+    served(case, devices, tmp_path, evaluate_adapted=True, **changes)
+    records = served(case, devices, tmp_path, evaluate_adapted=True, only="adapt", **changes)
+    assert_same(adapted(devices), in_a_simulation(run))
+    assert same_bits(server_of(tmp_path / "run"), on_server(run.last))
+    expected = adapt_clients(run, progress=False).evaluate("test")
+    judged = {r.metric: r.value for r in records if r.split == "test/adapted" and r.client is None}
+    assert judged["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-12)
+    unprotected = in_a_simulation(best(case, "float64"))
+    assert not any(same_bits(unprotected[client], own) for client, own in in_a_simulation(run).items())
 
 
 @pytest.mark.parametrize("case", ["fine_tuned", EXPERTS, "furl"])
