@@ -14,15 +14,17 @@ from fedkeep import simulate
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import from_line, to_line
 from fedkeep.core.run_files import read_info
-from fedkeep.remote import exchange
+from fedkeep.remote import Packet, exchange
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.ledger import Roster
+from fedkeep.remote.node import Node
 from fedkeep.remote.roll_back import kept_rounds, roll_back
 from fedkeep.remote.server import serve_run
 from fedkeep.remote.transport import Died
 from fedkeep.report.page import write_report
 from tests.engines.test_conformance import CASES, COHORT, SEED, reference, trained
 from tests.experiments.test_trackers import Own, lines
+from tests.remote.device_states import copied
 from tests.remote.federations import Devices, federation
 from tests.remote.test_conformance import assert_near, ledger_of, server_of
 from tests.tiny import everyone, files, on_server, same_bits
@@ -286,6 +288,46 @@ def test_a_state_that_is_gone_is_reported_and_the_run_goes_on_without_it(tmp_pat
     lost = [r for r in history if r.metric == "lost_clients"]
     assert lost
     assert "this device has none" in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("one", "Client {client!r} is declared on two nodes, 'node-1' and 'copy'."),
+        ("another", "Node 'copy' claims client {client!r}, which belongs to another key."),
+    ],
+)
+def test_a_copy_of_a_devices_folder_on_a_second_machine_is_named_and_changes_nothing(
+    key: str, said: str, tmp_path: Path
+) -> None:
+    devices = Devices(CASE, tmp_path, 2, keys={"node-0": "zero", "node-1": "one", "copy": key})
+    first, send, served_copy = devices.nodes[1], devices.transport.send, list[str]()
+
+    def copying(messages: Any) -> list[str]:
+        given = list(messages)
+        if any(packet.header["kind"] == "work" and packet.header["round"] == 1 for _, packet in given):
+            devices.transport.send = send  # type: ignore[method-assign]
+            first.release()
+            copy = Node(first.source, copied(tmp_path / "1", tmp_path / "2"), first.terms, devices.experiment)
+
+            def serving(packet: Packet) -> Packet:
+                served_copy.append(packet.header["kind"])
+                return copy.serve(packet)
+
+            devices.transport.join("copy", serving)
+        return send(given)
+
+    devices.transport.send = copying  # type: ignore[method-assign]
+    served(devices, tmp_path, rounds=5)
+    expected = trained(CASE, "float32", engine="sequential", rounds=5)
+    assert same_bits(server_of(tmp_path / "run"), on_server(expected))
+    assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(expected.private, 6))
+    devices.close()
+    told = (tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8")
+    told = "\n".join(json.loads(line)["text"] for line in told.splitlines())
+    assert [told.count(said.format(client=client)) for client in first.clients] == [1, 1, 1]
+    assert "hello" in served_copy
+    assert "work" not in served_copy
 
 
 def test_the_order_of_clients_is_that_of_their_ids_whatever_node_they_are_on() -> None:
