@@ -37,9 +37,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 SOURCES := pyproject.toml papers/pyproject.toml $(wildcard setup.py) $(wildcard src/fedkeep/kernels/*.cpp src/fedkeep/kernels/*.h)
 
+# Folders of the tests are in memory where it has two gigabytes to spare: thousands of runs flush their files to the disk.
+MEMORY := $(shell test -w /dev/shm && test $$(df -Pk /dev/shm | awk 'END {print $$4}') -gt 2000000 && echo /dev/shm)
+
 # A process of the tests computes on one core each, so that workers don't get into each other's way. Python keeps what
 # it has compiled, even where the environment tells it not to: the tests start hundreds of processes.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTEST_DEBUG_TEMPROOT=$(MEMORY)
 
 .PHONY: help demo test coverage check slow bench strangers fuzz docs wheels format install clean
 

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 LEFT = pytest.StashKey[int]()
 
 
-def pytest_collection_finish() -> None:
-    """Keep the collected tests out of garbage collection, which would look through all of them over and over."""
-    gc.collect()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is collected out of garbage collection, which would look through all of it over and over."""
+    gc.disable()
+    found = yield
     gc.freeze()
+    gc.enable()
+    return found
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

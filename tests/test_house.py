@@ -133,51 +133,61 @@ def test_fedkeep_needs_nothing_of_its_extras() -> None:
     assert not [line for line in declared if line.startswith(("scikit-learn", "scipy"))]
 
 
-def loaded(code: str) -> set[str]:
-    return set(
-        json.loads(
-            run_python(f"{code}\nimport sys, json; print(json.dumps(sorted(sys.modules)))").splitlines()[-1]
-        )
-    )
+# What is loaded after each step, in one process.
+STEPS = """
+import sys, json
+found = []
+for step in {steps}:
+    exec(step)
+    found.append(sorted(sys.modules))
+print(json.dumps(found))
+"""
 
 
-def test_importing_fedkeep_loads_nothing_and_its_names_torch_and_numpy_alone() -> None:
-    assert not loaded("import fedkeep") & {"torch", "numpy", *HEAVY}
-    after = loaded("import fedkeep; [getattr(fedkeep, name) for name in fedkeep.__all__]")
-    assert not (after - loaded("import torch, numpy")) & HEAVY
-    assert {"torch", "numpy"} <= after
-
-
-def test_help_loads_no_torch() -> None:
-    for words in (
-        ["--help"],
-        ["run", "--help"],
-        ["device", "--help"],
-        ["flower", "init", "--help"],
-        ["--version"],
-    ):
-        code = f"""
-import sys
-from fedkeep.cli import main
-sys.argv = ["fedkeep", *{words}]
-try:
-    main()
-except SystemExit:
-    pass"""
-        assert not loaded(code) & {"torch", "numpy", "pydantic", "flwr", "matplotlib"}, words
-
-
-def test_training_and_all_of_a_report_but_its_drawing_load_no_matplotlib() -> None:
+def test_what_importing_fedkeep_its_names_and_all_of_a_report_but_its_drawing_load() -> None:
+    """Nothing; torch and numpy alone; no matplotlib."""
     rooms = (
         "fedkeep.experiments.simulate, fedkeep.report.page, fedkeep.report.standings, fedkeep.audit.report"
     )
-    assert "matplotlib" not in loaded(f"import {rooms}")
+    steps = [
+        "import fedkeep",
+        "import torch, numpy",
+        "for name in fedkeep.__all__: getattr(fedkeep, name)",
+        f"import {rooms}",
+    ]
+    first, theirs, names, report = map(set, json.loads(run_python(STEPS.format(steps=steps))))
+    assert not first & {"torch", "numpy", *HEAVY}
+    assert {"torch", "numpy"} <= theirs
+    assert {name.partition(".")[0] for name in names - theirs} & HEAVY == set()
+    assert "fedkeep.report.page" in report
+    assert "matplotlib" not in report
+
+
+def test_help_loads_no_torch() -> None:
+    code = """
+import sys, json
+from fedkeep.cli import main
+for words in (["--help"], ["run", "--help"], ["device", "--help"], ["flower", "init", "--help"], ["--version"]):
+    sys.argv = ["fedkeep", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, words
+print(json.dumps(sorted(sys.modules)))
+"""
+    loaded = json.loads(run_python(code).splitlines()[-1])
+    assert "fedkeep.cli" in loaded
+    assert not {"torch", "numpy", "pydantic", "flwr", "matplotlib"} & set(loaded)
 
 
 def calls(module: Path, endings: tuple[str, ...]) -> list[int]:
     """Return the lines of a module that call a function whose dotted name ends so."""
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    called = [(n.lineno, f" {ast.unparse(n.func)}") for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    text = module.read_text(encoding="utf-8")
+    if not any(ending.rpartition(".")[2].strip() in text for ending in endings):
+        return []
+    called = [
+        (n.lineno, f" {ast.unparse(n.func)}") for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)
+    ]
     return [line for line, name in called if name.endswith(endings)]
 
 

@@ -74,7 +74,7 @@ def test_a_usual_model_does_without_its_head(kind: str) -> None:
     data = KINDS[kind]
     run = simulate(
         build_model(settled(alone(reader="saved", folder="d"), data), data),
-        mixture(),
+        mixture(local_epochs=1, mixture_epochs=1),
         data,
         rounds=1,
         engine="sequential",

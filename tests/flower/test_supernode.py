@@ -195,7 +195,9 @@ def test_a_clock_that_is_wrong_is_told(ahead, said):
         check_clock(email.utils.formatdate(1_800_000_000, usegmt=True), 1_800_000_000 + ahead)
 
 
-@pytest.mark.parametrize(("refuses", "clock"), [(401, True), (418, False)])
+@pytest.mark.parametrize(
+    ("refuses", "clock"), [(401, True), pytest.param(418, False, marks=pytest.mark.slow)]
+)
 def test_a_node_is_told_why_a_link_refuses_it_and_asked_for_its_clock_where_that_is_why(
     refuses, clock, node, link, tmp_path
 ):

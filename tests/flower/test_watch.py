@@ -13,10 +13,10 @@ from fedkeep.flower import watch
 
 
 @pytest.mark.parametrize("words", watch.GIVES_UP)
-def test_a_node_whose_connection_was_damaged_is_started_again(words: str) -> None:
+def test_a_node_whose_connection_was_damaged_is_started_again(words: str, quick: str) -> None:
     node = f"import time; print('{watch.JOINED} 1'); print('ERROR: {words}.', flush=True); time.sleep(600)"
     with subprocess.Popen(
-        [sys.executable, watch.__file__, "--with-parent", sys.executable, "-c", node],
+        [sys.executable, quick, "--with-parent", sys.executable, "-c", node],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -65,11 +65,13 @@ def test_a_link_that_ends_is_told_as_a_link_and_is_not_started_again(ready: str,
     assert done.stderr == f"Error: the link ended: {ready}no space left.\n"
 
 
-def test_a_node_that_waits_to_be_started_again_is_not_started_once_its_parent_is_gone(tmp_path: Path) -> None:
+def test_a_node_that_waits_to_be_started_again_is_not_started_once_its_parent_is_gone(
+    tmp_path: Path, quick: str
+) -> None:
     starts = tmp_path / "starts"
     node = f"open({str(starts)!r}, 'a').write('x'); print('{watch.JOINED} 1', flush=True)"
     with subprocess.Popen(
-        [sys.executable, watch.__file__, "--with-parent", sys.executable, "-c", node],
+        [sys.executable, quick, "--with-parent", sys.executable, "-c", node],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -127,11 +129,11 @@ time.sleep({seconds})
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="without process groups the command alone is ended")
 @pytest.mark.parametrize("deaf", [False, True])
 @pytest.mark.parametrize("told", [False, True])
-def test_what_the_node_has_started_ends_with_it(told: bool, deaf: bool) -> None:
+def test_what_the_node_has_started_ends_with_it(told: bool, deaf: bool, quick: str) -> None:
     """Else a node that is started again has the old one's apps beside it, and one that was ended leaves them."""
     code = STARTS.format(joined=watch.JOINED, seconds=600 if told and not deaf else 1, deaf=deaf)
     with subprocess.Popen(
-        [sys.executable, watch.__file__, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+        [sys.executable, quick, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         app = int(process.stdout.readline().split()[-1])
