@@ -123,25 +123,37 @@ def test_a_slope_is_told_from_a_code() -> None:
     assert stands(describe_code, value, 1 + 1e-3 * value, lambda: broken, lambda s: (s * value, broken))
 
 
-@pytest.mark.parametrize("name", ["a weak temperature of 1", "a weak temperature of 3"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("a weak temperature of 1", marks=pytest.mark.slow), "a weak temperature of 3"]
+)
 def test_a_loss_that_slopes_is_no_leak(name: str) -> None:
     assert audit(*HARMLESS[name](), rounds=1).leaks == ()
     assert prove(*HARMLESS[name]()).ok
 
 
-@pytest.mark.parametrize("name", ["loss: only weakly", "loss: only weakly, of all"])
+@pytest.mark.parametrize(
+    "name", ["loss: only weakly", pytest.param("loss: only weakly, of all", marks=pytest.mark.slow)]
+)
 def test_a_weak_code_in_a_loss_is_caught(name: str) -> None:
     assert [one.leaves for one in audit(*LEAKY[name](), rounds=1).leaks] == ["loss"]
 
 
-@pytest.mark.parametrize("bit", BITS_OF_COUNTS)
+SOME_BITS = ("one opted-out text more", "the longest opted-out text, of as many")
+
+
+@pytest.mark.parametrize(
+    "bit", [bit if bit in SOME_BITS else pytest.param(bit, marks=pytest.mark.slow) for bit in BITS_OF_COUNTS]
+)
 def test_numbers_and_lengths_of_opted_out_texts_are_changed_apart(bit: str) -> None:
     proof = prove(*LEAKY[bit]())
     assert [one.leaves for one in proof.items if one.falsifier == OPT_OUT_CHANGES] == ["loss"]
     assert not proof.ok
 
 
-@pytest.mark.parametrize("bit", ["one opted-out text more", "two opted-out texts of one length"])
+@pytest.mark.parametrize(
+    "bit",
+    ["one opted-out text more", pytest.param("two opted-out texts of one length", marks=pytest.mark.slow)],
+)
 def test_opted_out_texts_are_drawn_anew_in_an_audit(bit: str) -> None:
     assert {one.leaves for one in audit(*LEAKY[bit](), rounds=1).leaks} == {"loss"}
 

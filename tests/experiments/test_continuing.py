@@ -31,7 +31,14 @@ def goes_on(name: str, before: Any, data: FederatedData = DATA, **more: Any) -> 
     )
 
 
-@pytest.mark.parametrize("name", ROWS)
+FEW = {"fedper", "ditto", "scaffold", "pfedhn", "fedamp", "mixture", "fedbabu", "ifca", "feddyn"}
+"""Whatever is carried over: private values, copies, states of clients and of the server, a part for each client, what
+adapts, several models. ``test_one_answer`` goes on from a folder with every method."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
+)
 def test_cut_and_continued_is_never_cut(name: str, tmp_path: Path) -> None:
     whole, run = trained(name, 4), trained(name, 2)
     more = goes_on(name, run, out=tmp_path / "r")

@@ -26,7 +26,9 @@ def test_the_rows_are_all_methods() -> None:
     assert set(ROWS) == set(METHODS)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name", [name if name in KEPT else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
+)
 def test_another_seed_gives_other_bits(name: str) -> None:
     """That the same seed gives the same is what ``tests/engines/test_conformance.py`` compares workers by."""
     one = whole(name)

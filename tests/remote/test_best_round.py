@@ -29,7 +29,7 @@ from tests.tiny import at_best, on_server, same_bits
 
 ROUNDS = 8
 OPTIONS: dict[str, Any] = {"rounds": ROUNDS, "evaluate_every": 1, "cohort": 3, "seed": 4}
-FEW = ("fedrep", "fedper", "furl", "mixture", "fine_tuned", "fedbabu", "ditto", "apfl")
+FEW = ("furl", "mixture", "fine_tuned", "apfl")
 
 
 @functools.cache

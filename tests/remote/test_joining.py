@@ -131,11 +131,21 @@ def test_who_is_added_takes_part_from_the_next_round_on_with_the_bits_of_one_pro
     assert (repr(late.late[0]) in said, f"round {JOINS + 1} on" in said) == (True, True)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Return what the server has after a run in which nobody dies."""
+    late = Late("furl", tmp_path_factory.mktemp("undisturbed"))
+    late.serve()
+    late.devices.close()
+    return server_of(late.run)
+
+
 @pytest.mark.parametrize("at", range(1, 9))
-def test_a_server_that_dies_around_the_joining_goes_on_with_the_same_bits(at: int, tmp_path: Path) -> None:
+def test_a_server_that_dies_around_the_joining_goes_on_with_the_same_bits(
+    at: int, tmp_path: Path, undisturbed: Mapping[str, Any]
+) -> None:
     """It dies at one of its messages of the rounds before and after: the file, or the roster, is there already."""
-    undisturbed, late = Late("furl", tmp_path / "a"), Late("furl", tmp_path / "b")
-    undisturbed.serve()
+    late = Late("furl", tmp_path)
     send, left = late.transport.send, [at]
 
     def dying(messages: Any) -> list[str]:
@@ -153,11 +163,10 @@ def test_a_server_that_dies_around_the_joining_goes_on_with_the_same_bits(at: in
     late.come()
     late.serve()
     if attendance_of(late.run).roster.joined == [(JOINS, len(late.early))]:
-        assert same_bits(server_of(late.run), server_of(undisturbed.run))
+        assert same_bits(server_of(late.run), undisturbed)
     else:  # it had died before the party came, and met it as it began anew
         assert attendance_of(late.run).roster.joined == [(JOINS - 1, len(late.early))]
-    for one in (undisturbed, late):
-        one.devices.close()
+    late.devices.close()
 
 
 def test_a_run_that_is_rolled_back_before_the_joining_comes_to_the_same_bits(
