@@ -7,6 +7,7 @@ import pytest
 
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import parse_config
+from fedkeep.store.sqlite import SqliteStore
 
 TEXT = """
 name = "rights"
@@ -25,7 +26,14 @@ hold_out = 0.3
 
 
 @pytest.mark.filterwarnings("ignore:.*were never drawn:UserWarning")
-def test_private_values_are_their_owners_alone(tmp_path):
+def test_private_values_are_their_owners_alone(tmp_path, monkeypatch):
+    flush, written = SqliteStore.flush, {}
+
+    def looking(store):
+        flush(store)
+        written.update({path.name: path.stat().st_mode for path in store.folder.iterdir()})
+
+    monkeypatch.setattr(SqliteStore, "flush", looking)
     config = parse_config(TEXT)
     old = os.umask(0)
     try:
@@ -34,6 +42,8 @@ def test_private_values_are_their_owners_alone(tmp_path):
         run.export(tmp_path / "models")
     finally:
         os.umask(old)
+    assert {"store.db", "store.db-wal"} <= written.keys()
+    assert {stat.S_IMODE(mode) for mode in written.values()} == {0o600}, written
     places = [tmp_path / "run" / "private", tmp_path / "run" / "fitted", tmp_path / "models"]
     for place in places:
         assert stat.S_IMODE(place.stat().st_mode) == 0o700, place

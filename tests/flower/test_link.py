@@ -3,7 +3,10 @@
 import os
 import re
 import shutil
+import stat
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,6 +101,28 @@ def test_the_command_starts_the_link_with_that_command_first(tmp_path, monkeypat
     assert words == command(tmp_path / "keys", "0.0.0.0", port, folder / "link.db")
     found = shutil.which("flwr-serverapp", path=environment["PATH"])
     assert f"{guard.__file__} {guard.AT_LINK}" in Path(found).read_text()
+
+
+def test_what_a_link_knows_is_its_owners_alone_whatever_the_system_gives_to_new_files(tmp_path):
+    make_keys(tmp_path / "keys", hosts=["localhost"], nodes=[])
+    told = ["--port", str(free_port()), "--host", "127.0.0.1", "--folder", str(tmp_path / "its own")]
+    words = [sys.executable, "-m", "fedkeep", "flower", "link", str(tmp_path / "keys"), *told]
+    database = tmp_path / "its own" / "link.db"
+    with subprocess.Popen(words, umask=0, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as link:
+        try:
+            end = time.monotonic() + 60
+            while (
+                not database.with_name("link.db-wal").exists()
+                and link.poll() is None
+                and time.monotonic() < end
+            ):
+                time.sleep(0.05)
+            there = [path for path in database.parent.iterdir() if path.name.startswith("link.db")]
+            assert {path.name for path in there} == {"link.db", "link.db-wal", "link.db-shm"}
+            assert {stat.S_IMODE(path.stat().st_mode) for path in there} == {0o600}, there
+            assert stat.S_IMODE(database.parent.stat().st_mode) == 0o700
+        finally:
+            link.terminate()
 
 
 @pytest.mark.parametrize("missing", ["link.key", "link.pem", "ca.pem"])
