@@ -312,6 +312,44 @@ def test_a_hospital_that_joins_after_training_adapts_and_predicts(tmp_path: Path
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        ('kind = "fedper"\nhead = "head"', TWO_LAYERS),
+        ('kind = "mixture"\nlocal_epochs = 1\nmixture_epochs = 1', MIXTURE),
+    ],
+)
+def test_a_program_without_torch_predicts_by_an_onnx_file_as_the_device_does(
+    method: str, model: str, tmp_path: Path
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    evaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator
+    pytest.importorskip("onnxscript")
+    hospitals = Hospitals(tmp_path, method, model)
+    hospitals.train()
+    home, published = tmp_path / "south", hospitals.publish()
+    if "mixture" in method:
+        assert device(home, "adapt", "--published", published).exit_code == 0
+    done = device(home, "export", "--onnx", "--out", home / "models", "--published", published)
+    assert done.exit_code == 0, done.output
+    (path,) = (home / "models" / "clients").glob("*.onnx")
+    columns = json.loads(json.loads((home / "models" / "model.json").read_text())["encoding"])["columns"]
+    names, features = columns["label"]["names"], columns["x"]
+    lines = [line.split(",")[1:] for line in (home / "new.csv").read_text().splitlines()]
+    assert lines[0] == features["names"]
+    x = ((np.array(lines[1:], np.float64) - features["means"]) / features["scales"]).astype(np.float32)
+    told = device(home, "predict", "--data", home / "new.csv", "--json")
+    rows_told = [json.loads(line) for line in told.stdout.splitlines()]
+    wanted = [[row["probabilities"][name] for name in names] for row in rows_told]
+    for by in (runtime.InferenceSession(str(path)), evaluator(str(path))):
+        (logits,) = by.run(None, {"x": x})
+        found = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+        assert [names[k] for k in logits.argmax(1)] == [row["prediction"] for row in rows_told]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Hospitals:
     """Three hospitals after four rounds, with what was published after the second and the fourth."""

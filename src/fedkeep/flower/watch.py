@@ -39,9 +39,9 @@ GIVES_UP = ("Giving up reconnection", "SSL/TLS handshake error detected")
 """What Flower 1.41 says when a connection was damaged (a changed byte in TLS): its node does not end, and is gone."""
 AGAIN, PATIENCE = 5.0, 80.0  # seconds between tries to join, and until it is given up
 KEY = (
-    "the link does not take this node's key. Register it there (flwr supernode register NAME.pub), and give each node "
-    "a key of its own; or a node with this key still runs (flower-supernode): end it. One that was killed counts as "
-    "running for up to a minute"
+    "the link does not take this node's key. Register it there (fedkeep flower register), and give each node a key of "
+    "its own; or a node with this key still runs, such as one of a copy of this folder on another machine: end it. One "
+    "that was killed counts as running for up to a minute"
 )
 AUTHORITY = "the link's certificate is not signed by the authority that this node trusts (link.certificate)"
 REASONS = {
