@@ -78,7 +78,11 @@ PAGE = text_of(DOCS / "measured.md")
 NATURAL = {
     "MovieLens-100K, RMSE": ("MovieLens-100K, ratings", "rmse", 1),
     "InstEval, RMSE": ("InstEval, ratings", "rmse", 1),
-    "MovieLens-100K, last film among the first ten": ("MovieLens-100K, the last film among 100", "hr10", 100),
+    "MovieLens-100K, last film among the first ten of 100": (
+        "MovieLens-100K, the last film among 100",
+        "hr10",
+        100,
+    ),
     "Shakespeare by role, next character": ("Shakespeare, the next character", "accuracy", 100),
 }
 
@@ -146,10 +150,10 @@ def test_furl() -> None:
         PAGE, r"Personalized FL predicts (\S+) % .*? in one place, predicts (\S+) %", ours[0], server[0]
     )
     check_line(PAGE, r"bag of words it is (\S+) % against (\S+) %", ours[1], server[1])
-    check_line(PAGE, r"channel is right for (\S+) %, .*? messages for (\S+) %", counted, recalled)
-    timed = "federated text + private count prior and memory", "local memory alone"
+    check_line(PAGE, r"channel is right for (\S+) %, .*? messages\) for (\S+) %", counted, recalled)
+    timed = "local memory alone", "federated text + private count prior and memory"
     by_time = (100 * mean("furl-channels", "split by time", name) for name in timed)
-    check_line(PAGE, r"counts and memory is right for (\S+) %, memory alone for (\S+) %", *by_time)
+    check_line(PAGE, r"a memory is right for (\S+) % of .*? beside it for (\S+) %", *by_time)
 
 
 def test_new_users() -> None:
@@ -210,10 +214,10 @@ def test_faults() -> None:
     memory, lines = found["memory"], found["processes"]["lines"]
     wanted = len(memory["faults"]), memory["verdicts"]["equal"], memory["tried"]
     check_line(
-        PAGE, r"of (\d+) kinds of faults over a transport.*? (\d+) of (\d+) ended with the bits", *wanted
+        PAGE, r"with (\d+) kinds of faults, over a transport.*? (\d+) of (\d+) ended with the bits", *wanted
     )
     equal, kinds = [line for line in lines if not line["wrong"]], {line["kind"] for line in lines}
-    said = r"so did (\d+) of (\d+) with processes over TLS, of (\d+) kinds"
+    said = r"so did (\d+) of (\d+) with processes over TLS, with (\d+) kinds"
     check_line(PAGE, said, len(equal), len(lines), len(kinds))
 
 
