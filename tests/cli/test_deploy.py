@@ -95,6 +95,8 @@ def test_one_command_makes_project_keys_and_a_folder_for_each_party(fedkeep, tmp
         "signer.pub",
         "experiment.toml",
         "README.md",
+        "fedkeep-node.service",
+        "compose.yaml",
     }
     keys = set(files(tmp_path / "f" / "keys"))
     assert {"a.pub", "ca.key", "link.key", "signer.key", "publisher.key"} <= keys

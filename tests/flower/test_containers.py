@@ -16,14 +16,32 @@ import pytest
 import yaml
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 
+from fedkeep.flower.set_up import set_up
 from fedkeep.version import __version__
 from tests.documents import ROOT
+from tests.flower.test_apps import CONFIG
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES = COMPOSE["services"]
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-NODES = ["node-1", "node-2", "node-3"]
+
+
+@pytest.fixture(scope="module")
+def party(tmp_path_factory):
+    """Return the folder of a party, as ``fedkeep flower init`` writes it."""
+    folder = tmp_path_factory.mktemp("made") / "visits"
+    set_up(folder, CONFIG, hosts=["link.example.org"], nodes=["clinic-a"], port=8443, days=30)
+    return folder / "clinic-a"
+
+
+@pytest.fixture
+def node(party):
+    """Return the service of a party's container."""
+    made = yaml.safe_load((party / "compose.yaml").read_text(encoding="utf-8"))
+    assert list(made) == ["services"]
+    assert list(made["services"]) == ["node"]
+    return made["services"]["node"]
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -32,11 +50,15 @@ def instructions() -> list[tuple[str, str]]:
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]  # type: ignore[misc]
 
 
-def test_there_are_a_link_a_server_app_and_three_nodes():
-    assert list(SERVICES) == ["link", "server-app", *NODES]
-    assert {name: SERVICES[name]["command"] for name in NODES} == {
-        name: ["fedkeep", "device", "run", "/config/node.toml"] for name in NODES
-    }
+def test_a_partys_container_runs_its_node_in_its_own_folder(node, party):
+    assert node["command"] == ["fedkeep", "device", "run", "node.toml"]
+    assert node["volumes"] == [f".:{node['working_dir']}"]
+    assert node["tmpfs"] == ["/tmp"]
+    (user,) = re.findall(r"--uid (\d+)", DOCKERFILE)
+    assert f"chown -R {user} ." in (party / "compose.yaml").read_text(encoding="utf-8")
+    settings = tomllib.loads((party / "node.toml").read_text(encoding="utf-8"))
+    named = [settings["device"]["folder"], settings["data"]["path"], settings["link"]["key"]]
+    assert not [path for path in named if Path(path).is_absolute()]
 
 
 def test_every_volume_is_declared_and_no_two_services_share_one():
@@ -50,25 +72,25 @@ def test_a_private_key_is_mounted_where_it_is_used_and_nowhere_else():
         name: [v.split(":")[0] for v in service["volumes"] if ".key:" in v]
         for name, service in SERVICES.items()
     }
-    assert keys == {"link": ["./keys/link.key"], "server-app": []} | {n: [f"./keys/{n}.key"] for n in NODES}
+    assert keys == {"link": ["./keys/link.key"], "server-app": []}
     mounts = [v for service in SERVICES.values() for v in service["volumes"] if v.startswith(".")]
     assert all(mount.endswith(":ro") for mount in mounts)
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_a_service_may_write_only_where_it_must(name):
-    service = SERVICES[name]
+@pytest.mark.parametrize("name", [*SERVICES, "node"])
+def test_a_service_may_write_only_where_it_must(name, node):
+    service = {**SERVICES, "node": node}[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["image"] == f"fedkeep:{__version__}"
-    assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+    build = SERVICES["link"]["build"]
+    assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
 
 
-def test_nodes_and_server_app_wait_for_a_healthy_link():
+def test_the_server_app_waits_for_a_healthy_link():
     assert "healthcheck" in SERVICES["link"]
-    for name in ("server-app", *NODES):
-        assert SERVICES[name]["depends_on"] == {"link": {"condition": "service_healthy"}}
+    assert SERVICES["server-app"]["depends_on"] == {"link": {"condition": "service_healthy"}}
 
 
 def test_flower_knows_all_options_of_the_link(tmp_path):
@@ -93,7 +115,6 @@ def test_server_apps_say_at_once_that_they_live(tmp_path):
     found = shutil.which("flwr-serverapp", path=path.replace(folder, str(tmp_path)))
     assert found == str(tmp_path / "flwr-serverapp")
     assert "--at-link" in Path(found).read_text(encoding="utf-8")
-    assert "PATH" not in SERVICES["node-1"].get("environment", {})
 
 
 def test_the_image_is_pinned_and_runs_as_nobody_special():
@@ -124,36 +145,36 @@ def test_the_image_takes_the_torch_that_fedkeep_wants_and_files_that_are_there()
             assert all((ROOT / source).exists() for source in shlex.split(text)[:-1])
 
 
-def test_the_unit_starts_a_command_that_there_is_and_tries_again_when_the_link_is_not_there_yet():
+def test_the_unit_starts_a_command_that_there_is_and_tries_again_when_the_link_is_not_there_yet(party):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(DEPLOY / "fedkeep-node.service", encoding="utf-8")
+    unit.read(party / "fedkeep-node.service", encoding="utf-8")
     service = unit["Service"]
-    assert service["ExecStart"].split()[1:3] == ["device", "run"]
+    assert service["ExecStart"].split()[1:] == ["device", "run", "node.toml"]
     assert service["Restart"] == "on-failure"
     assert "RestartPreventExitStatus" not in service  # 2 is also the code of a node that finds no link
-    assert service["StateDirectoryMode"] == "0700"
+    assert (service["User"], service["StateDirectoryMode"]) == ("fedkeep", "0700")
+    assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"  # where it may write
     assert unit["Install"]["WantedBy"] == "multi-user.target"
+    text = (party / "fedkeep-node.service").read_text(encoding="utf-8")
+    assert f"chown -R {service['User']} {service['WorkingDirectory']}\n" in text
 
 
-def test_the_comments_say_where_a_node_may_write():
-    """A node's states lie beside its configuration by the page's example, where nothing may be written here."""
-    unit = (DEPLOY / "fedkeep-node.service").read_text(encoding="utf-8")
-    assert "StateDirectory=fedkeep\n" in unit
-    assert "ProtectSystem=strict\n" in unit
-    assert 'folder = "/var/lib/fedkeep/states"' in unit
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_systemd_takes_the_unit(party, tmp_path):
+    command, unit = tmp_path / "fedkeep", tmp_path / "fedkeep-node.service"
+    command.touch(0o755)
+    text = (party / unit.name).read_text(encoding="utf-8")
+    unit.write_text(text.replace("/opt/fedkeep/bin/fedkeep", str(command)).replace("User=fedkeep\n", ""))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_owners_comments_say_where_to_write_and_whose_the_keys_must_be():
+    """``fedkeep flower init`` lets their owner alone read keys, and no user here is root."""
     comment = (DEPLOY / "compose.yaml").read_text(encoding="utf-8").partition("\nx-fedkeep")[0]
-    assert 'folder = "/data/states"' in comment
     assert 'out="/data/runs/NAME"' in comment
-    for name in ("server-app", *NODES):
+    for name in SERVICES:
         assert f"{name.removesuffix('-app')}:/data" in SERVICES[name]["volumes"]
-
-
-def test_the_comments_say_whose_the_keys_must_be():
-    """``fedkeep flower init`` lets their owner alone read them, and neither user here is root."""
-    unit = (DEPLOY / "fedkeep-node.service").read_text(encoding="utf-8")
-    assert "User=fedkeep\n" in unit
-    assert "#   useradd --system fedkeep\n#   chown -R fedkeep /etc/fedkeep\n" in unit
     (user,) = re.findall(r"--uid (\d+)", DOCKERFILE)
-    comment = (DEPLOY / "compose.yaml").read_text(encoding="utf-8").partition("\nx-fedkeep")[0]
-    assert f": chown {user} keys/link.key keys/node-*.key\n" in comment
+    assert f": chown {user} keys/link.key\n" in comment

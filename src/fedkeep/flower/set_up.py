@@ -2,7 +2,8 @@
 
     DIR/project/     config.toml, and what Flower and devices need beside it, signed
     DIR/keys/        of the owner: the authority's, the link's, the signer's, the publisher's; the nodes' public ones
-    DIR/NODE/        of one party: node.toml, its private key, ca.pem, signer.pub, the experiment, a README.md
+    DIR/NODE/        of one party: node.toml, its private key, ca.pem, signer.pub, the experiment, a README.md, and files
+                     by which systemd or a container runs the node
 
 Called again it signs anew what was changed, adds nodes, and renews keys.
 """
@@ -22,6 +23,7 @@ from fedkeep.flower.keys import DAYS, RESERVED, make_keys
 from fedkeep.flower.node_check import EXPERIMENT
 from fedkeep.flower.project import CONFIG, new_project
 from fedkeep.flower.signed import NODES, named_keys, node_names, sign_project
+from fedkeep.version import __version__
 
 PROJECT, KEYS, RUN = "project", "keys", "run"
 PORT = 8443
@@ -29,7 +31,55 @@ PARTY = """# {name}: a node of {project}
 
 1. Put this site's examples beside this file, and name them in `node.toml` under `[data]`.
 2. `fedkeep device check node.toml` looks at everything; `experiment.toml` is what will be trained.
-3. `fedkeep device run node.toml` takes part.
+3. `fedkeep device run node.toml` takes part; as a service: `fedkeep-node.service`, in a container: `compose.yaml`.
+"""
+SERVICE = """# {name}, a node of {project}, as a service, with fedkeep in /opt/fedkeep. In this folder:
+#   useradd --system fedkeep
+#   mkdir /var/lib/fedkeep && cp -r . /var/lib/fedkeep && chown -R fedkeep /var/lib/fedkeep
+#   cp fedkeep-node.service /etc/systemd/system && systemctl enable --now fedkeep-node
+# The service may write below /var/lib/fedkeep alone.
+[Unit]
+Description=fedkeep: {name}, a node of {project}
+Wants=network-online.target time-sync.target
+After=network-online.target time-sync.target
+
+[Service]
+ExecStart=/opt/fedkeep/bin/fedkeep device run node.toml
+User=fedkeep
+StateDirectory=fedkeep
+StateDirectoryMode=0700
+WorkingDirectory=/var/lib/fedkeep
+Environment=OMP_NUM_THREADS=1
+# Also after wrong use (2): so ends a node, too, whose link is not there yet, or does not know its key yet. The journal
+# has the message.
+Restart=on-failure
+RestartSec=30
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+PrivateDevices=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+
+[Install]
+WantedBy=multi-user.target
+"""
+COMPOSE = """# {name}, a node of {project}, in a container. Build its image once, in a clone of fedkeep:
+#   docker build -f deploy/Dockerfile -t fedkeep:{version} .
+# Then in this folder, which the container's user is to own: chown -R 10001 . && docker compose up --detach
+# The container may write in this folder and in /tmp alone.
+services:
+  node:
+    image: fedkeep:{version}
+    command: [fedkeep, device, run, node.toml]
+    working_dir: /node
+    volumes: [".:/node"]
+    restart: unless-stopped
+    init: true
+    read_only: true
+    tmpfs: [/tmp]
+    cap_drop: [ALL]
+    security_opt: ["no-new-privileges:true"]
 """
 
 
@@ -145,11 +195,14 @@ def _write_party(folder: Path, name: str, address: str) -> None:
     private_folder(party)
     if (keys / f"{name}.key").exists():
         os.replace(keys / f"{name}.key", party / f"{name}.key")
+    about = {"name": name, "project": folder.resolve().name, "version": __version__}
     files = {
         "ca.pem": (keys / "ca.pem").read_bytes(),
         "signer.pub": (keys / "signer.pub").read_bytes(),
         EXPERIMENT: (folder / PROJECT / CONFIG).read_bytes(),
-        "README.md": PARTY.format(name=name, project=folder.resolve().name).encode(),
+        "README.md": PARTY.format(**about).encode(),
+        "fedkeep-node.service": SERVICE.format(**about).encode(),
+        "compose.yaml": COMPOSE.format(**about).encode(),
     }
     if not (party / "node.toml").exists():
         link = {"address": address, "certificate": "ca.pem", "key": f"{name}.key", "trusted": ["signer.pub"]}
