@@ -16,10 +16,11 @@ from fedkeep.core.errors import StoreError
 from fedkeep.engines import Order
 from fedkeep.flower.served import experiments_in, federation_of
 from fedkeep.methods import Sent
-from fedkeep.remote.device_file import Counts, DeviceFile, file_of
+from fedkeep.remote.device_file import Counts, DeviceFile, LogLine, file_of
 from fedkeep.remote.messages import Answers, Refused, Work, message_of
 from fedkeep.remote.node import Node
 from fedkeep.remote.tally import Limits, Signed, Tally, smallest_block
+from fedkeep.remote.view import served
 from tests.flower.test_apps import CONFIG
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, classes
@@ -200,6 +201,22 @@ class TestSums:
                 blocks[inside] = blocks.get(inside, 0) + 1
         blocks.pop((False,) * len(sums), None)
         assert smallest_block(sums) == min(blocks.values())
+
+
+@pytest.mark.parametrize(
+    ("trainings", "judgings", "adaptations", "round", "asked"),
+    [
+        (2, 1, 0, "round 4", "2 clients to train, 1 client to be judged on test"),
+        (0, 1, 0, "after round 3", "1 client to be judged on test"),
+        (0, 0, 1, "after round 3", "1 client to adapt"),
+        (0, 0, 0, "round 4", "for a step of a sum"),
+    ],
+)
+def test_a_message_is_told_by_the_round_that_it_is_of(
+    trainings: int, judgings: int, adaptations: int, round: str, asked: str
+) -> None:
+    line = LogLine(0.0, 3, trainings, judgings, adaptations, "test", (), 0, 0, 9)
+    assert served(line)[1:] == (round, asked, "no values, 9 B")
 
 
 def tally_of(counts: dict[str, int], least: int) -> Tally:

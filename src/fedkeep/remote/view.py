@@ -161,7 +161,8 @@ def served(line: LogLine) -> Served:
         parts += [f"results over {_some(line.examples, 'example')}"] * bool(line.examples)
         left = f"{' and '.join(parts) or 'no values'}, {size(line.bytes)}"
     when = datetime.fromtimestamp(line.time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    round = f"round {line.round + 1}" if line.trainings else f"after round {line.round}"
+    looks_back = not line.trainings and bool(line.judgings or line.adaptations)
+    round = f"after round {line.round}" if looks_back else f"round {line.round + 1}"
     return Served(when, round, ", ".join(asked) or "for a step of a sum", left)
 
 
