@@ -227,7 +227,7 @@ def test_what_is_searched_for_stands_in_no_message_by_chance() -> None:
     assert min(map(len, patterns(torch.randn(100)))) >= 8
 
 
-@pytest.mark.parametrize("make", [methods.mr_mtl, methods.fedamp])
+@pytest.mark.parametrize("make", [methods.mr_mtl, pytest.param(methods.fedamp, marks=pytest.mark.slow)])
 def test_a_loss_that_tells_how_far_a_private_copy_is_says_so(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,7 +325,7 @@ def test_a_client_that_stands_on_two_nodes_ends_the_run_with_one_line(one_key, t
             place.run,
             progress=False,
             poll=0.01,
-            patience=5.0,
+            patience=1.0,
         )
     assert ("\n" in str(error.value)) == (not one_key)
     assert not place.run.exists()

@@ -85,7 +85,7 @@ def test_what_may_tell_of_examples_may_tell_of_their_lengths(kind: Any, ok: bool
     assert (proof.verdict("upload/embedding.weight") == "declared") is ok
 
 
-@pytest.mark.parametrize("name", ["furl", "kteps"])
+@pytest.mark.parametrize("name", ["furl", pytest.param("kteps", marks=pytest.mark.slow)])
 def test_a_process_with_other_threads_proves_the_same(name: str) -> None:
     make, method = ROWS[name]
     alone, done = prove(make(), method, DATA), threading.Event()
