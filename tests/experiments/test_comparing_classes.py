@@ -54,7 +54,7 @@ def data(classes: int, rare: int = 12) -> FederatedData:
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_numbers_are_those_of_the_runs(classes: int, tmp_path: Path) -> None:
     data(classes).save(tmp_path / "rare")
     made = plan([config()], ["furl"], (0, 1), tmp_path / "c", folder=tmp_path, metric="macro_f1")

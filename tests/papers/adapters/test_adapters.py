@@ -151,7 +151,7 @@ def test_what_is_private_moves_and_does_not_leave(arm: str, folder: Path) -> Non
     given = with_sentences(data, encoded(len(texts), 8), it.tokens)
     model = it.model(8, 3, last(8))
     # The rates are low, and a factor A has no gradient until its B, zero at first, has moved.
-    run = simulate(model, recipe(arm), given, rounds=24, cohort=4, engine="sequential", progress=False).last
+    run = simulate(model, recipe(arm), given, rounds=8, cohort=4, engine="sequential", progress=False).last
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     split = recipe(arm).split
     assert set(run.server) == {name for name in trained if not split.is_private(name)}
