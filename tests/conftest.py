@@ -19,6 +19,7 @@ import hypothesis
 import pytest
 import torch
 
+from fedkeep.core.seeds import seed_all
 from fedkeep.engines import Job
 from fedkeep.engines.lanes import local_run
 from fedkeep.experiments.simulate import simulate
@@ -134,9 +135,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_random_state() -> None:
-    """Start every test from the same state of torch's global generator, whatever ran before it."""
-    torch.manual_seed(0)
+def _own_random_state(request: pytest.FixtureRequest) -> None:
+    """Start every test from the same state of torch's global generators, whatever ran before it."""
+    seed_all(0, request.config.getoption("--device"))
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def test_the_sum_is_that_of_plain_summaries_to_the_bit(count: int, tmp_path: Pat
 
 @pytest.mark.parametrize("served", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize("count", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_device_that_dies_at_a_step_and_comes_back_is_in_the_sum(
     count: int, step: str, served: bool, tmp_path: Path
 ) -> None:
@@ -331,7 +331,7 @@ def refreshed(fleet: Fleet) -> Fleet:
         Rules(tokens="unicode_words"),
     ],
 )
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_words_labels_categories_and_items_are_numbered_as_of_plain_summaries(
     count: int, rules: Rules, tmp_path: Path
 ) -> None:

@@ -86,7 +86,7 @@ def test_a_round_that_does_not_count_costs_nothing(tmp_path: Path) -> None:
 def test_a_round_beyond_the_budget_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     devices = Devices(CASE, tmp_path, 2)
     with pytest.raises(BudgetError, match="would cost more privacy than is left"):
-        served(devices, tmp_path, privacy=replace(ASKED, budget=2.0))
+        served(devices, tmp_path, privacy=replace(ASKED, budget=3.0, accountant="rdp"))
     devices.close()
     info = read_info(tmp_path / "run")
     charged = Ledger.read(tmp_path / "run" / FILE, info["run"]).rounds

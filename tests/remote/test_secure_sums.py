@@ -70,6 +70,7 @@ def served(devices: Devices, folder: Path, **changes: Any) -> Params:
     return server_of(folder / "run")
 
 
+@functools.cache
 def simulated(name: str, sums: SecureSums | None = SUMS) -> Any:
     return simulate(
         model(), made(name, sums), DATA, evaluate_every=0, engine="sequential", progress=False, **OPTIONS
