@@ -96,7 +96,16 @@ def check_same(one: Run, other: Run) -> None:
     ("same", "plain", "name"),
     [
         *(pytest.param(Chain, Plain, name, id=f"sequential, {name}") for name in ADDING),
-        *(pytest.param(OverParameters, PlainSum, name, id=f"parameters, {name}") for name in ADDING),
+        *(
+            pytest.param(
+                OverParameters,
+                PlainSum,
+                name,
+                id=f"parameters, {name}",
+                marks=() if name in ADDING[:3] else pytest.mark.slow,
+            )
+            for name in ADDING
+        ),
         *(pytest.param(OverChildren, Plain, name, id=f"children, {name}") for name in ADDING[:3]),
     ],
 )

@@ -139,7 +139,10 @@ def test_so_they_are_where_server_and_devices_die_and_messages_do_not_come(case:
     assert_few_versions(devices)
 
 
-@pytest.mark.parametrize("case", ["mixture", "fine_tuned", "fedbabu", "furl"])
+@pytest.mark.parametrize(
+    "case",
+    ["mixture", "furl", *(pytest.param(case, marks=pytest.mark.slow) for case in ("fine_tuned", "fedbabu"))],
+)
 def test_clients_adapt_from_the_best_round_as_in_a_simulation(case: str, tmp_path: Path) -> None:
     run, devices = simulated(case), Devices(case, tmp_path / "devices", nodes=2)
     served(case, devices, tmp_path)

@@ -158,7 +158,15 @@ def test_tables_stay_local_unless_the_loss_reads_parameters(build: Any) -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize(("reset", "both"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("reset", "both"),
+    [
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        (True, True),
+    ],
+)
 def test_fedfusion_equals_plain_pytorch(operator: Any, reset: bool, both: bool) -> None:
     gamma = 0.3 if both and operator != "conv" else 0.0
     given: dict[str, Any] = {"reset_local": reset, "train_received": both, "gamma": gamma}
