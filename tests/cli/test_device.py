@@ -309,6 +309,22 @@ def test_a_run_that_serves_a_message_is_watched_on(
     assert "Run other: 0 messages were served, 0 B left\n" in shown
 
 
+def test_what_comes_is_watched_until_it_is_stopped(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("node.toml").write_text('[data]\nreader = "toy"\n[device]\nowner = "ann"\nfolder = "states"\n')
+    waits = list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+        made(Path("states"))
+
+    monkeypatch.setattr("fedkeep.cli.output.time.sleep", sleep)
+    shown = fedkeep("device", "watch", "node.toml", "--every", "3")
+    assert shown.stdout.startswith("No message has been served yet.\nRun abc123: 0 messages were served")
+    assert waits == [3.0, 3.0]
+
+
 def test_before_the_first_round_a_device_has_nothing_to_show(fedkeep: Command) -> None:
     Path("node.toml").write_text('[data]\nreader = "toy"\n[device]\nowner = "ann"\nfolder = "states"\n')
     for words in (["log"], ["watch", "--once"]):
