@@ -53,7 +53,7 @@ def begun(method: Method) -> Any:
     SEEN.clear()
     work = job(Logits().double(), method, DATA)
     sent = first_global(method, work.net, DATA).params
-    begin(work, sent, first_kept(method, work.net), 1, 0)
+    begin(work, sent, first_kept(method, work.net), 1, work.rows(1), 0)
     return SEEN[0]
 
 

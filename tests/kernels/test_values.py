@@ -52,16 +52,20 @@ def test_finite_numbers_whose_sum_is_not_are_finite(level, kind) -> None:
     assert values.is_finite(torch.full((64,), torch.finfo(kind).max, dtype=kind))
 
 
+def fold(total, given, weight, held=None, share=0.0) -> torch.Tensor:
+    return values.fold([(total, given, weight, held, share)])[0]
+
+
 def test_hand_computed_sums(level) -> None:
     first, second, third = (torch.tensor(v) for v in ([1.0, -2.0], [0.5, 4.0], [8.0, 0.25]))
-    total = values.fold(None, second, 3.0, first, 2.0)  # 2 · first + 3 · second
+    total = fold(None, second, 3.0, first, 2.0)  # 2 · first + 3 · second
     assert total.dtype == torch.float64
     assert total.tolist() == [3.5, 8.0]
-    again = values.fold(total, third, 4.0)
+    again = fold(total, third, 4.0)
     assert again is total
     assert total.tolist() == [35.5, 9.0]
     assert values.mean(total, 9.0, torch.float32).tolist() == torch.tensor([35.5 / 9, 1.0]).tolist()
-    assert values.fold(None, first, 5.0).tolist() == [5.0, -10.0]
+    assert fold(None, first, 5.0).tolist() == [5.0, -10.0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,29 +73,29 @@ def test_hand_computed_sums(level) -> None:
 def test_sums_of_whole_weights_are_exact_to_the_bit(level, kind, size) -> None:
     a, b, c = (drawn(size, torch.float32, seed).to(kind) for seed in range(3))
     wanted = 0.0 + 7.0 * a.double() + 130.0 * b.double() + 1600.0 * c.double()
-    found = values.fold(values.fold(None, b, 130.0, a, 7.0), c, 1600.0)
+    found = fold(fold(None, b, 130.0, a, 7.0), c, 1600.0)
     assert torch.equal(found, wanted)
-    assert torch.equal(values.fold(values.fold(values.fold(None, a, 7.0), b, 130.0), c, 1600.0), wanted)
+    assert torch.equal(fold(fold(fold(None, a, 7.0), b, 130.0), c, 1600.0), wanted)
     for out in KINDS:
         assert torch.equal(values.mean(found, 1737.0, out), (wanted / 1737.0).to(out))
 
 
 def test_minus_zero_is_summed_as_from_zeros(level) -> None:
     minus = torch.tensor([-0.0] * 9)
-    for found in (values.fold(None, minus, 2.0), values.fold(None, minus, 2.0, minus, 1.0)):
+    for found in (fold(None, minus, 2.0), fold(None, minus, 2.0, minus, 1.0)):
         assert not torch.signbit(found).any()
 
 
 def test_tensors_with_gaps_and_of_other_types_are_summed_too(level) -> None:
     turned = drawn(12, torch.float32).view(3, 4).T
-    assert torch.equal(values.fold(None, turned, 3.0), 3.0 * turned.double())
+    assert torch.equal(fold(None, turned, 3.0), 3.0 * turned.double())
     assert not values.is_finite(torch.tensor([[1.0, 2.0], [math.nan, 3.0]])[:, 0])
     half = drawn(12, torch.float32).half()
-    assert torch.equal(values.fold(None, half, 2.0, half, 1.0), 3.0 * half.double())
-    mixed = values.fold(None, drawn(5, torch.float64), 1.0, torch.ones(5), 1.0)
+    assert torch.equal(fold(None, half, 2.0, half, 1.0), 3.0 * half.double())
+    mixed = fold(None, drawn(5, torch.float64), 1.0, torch.ones(5), 1.0)
     assert torch.equal(mixed, 1.0 + drawn(5, torch.float64))
     assert values.mean(torch.ones(4, dtype=torch.float64), 2.0, torch.bfloat16).tolist() == [0.5] * 4
-    assert values.fold(None, torch.ones(0), 1.0).shape == (0,)
+    assert fold(None, torch.ones(0), 1.0).shape == (0,)
     assert values.is_finite(torch.ones(0))
 
 
@@ -102,7 +106,7 @@ def test_threads_change_no_bit() -> None:
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append(values.fold(None, x, 0.3, y, 0.7))
+            found.append(fold(None, x, 0.3, y, 0.7))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)

@@ -196,6 +196,8 @@ class _Caller(nn.Module):
             with without_added(self.module):
                 run = partial(function, *placed, **columns)
                 return step_of(self.module, head, method, named.get(FEATURES), run)
+        if not added_to(self.module):
+            return function(*placed, **named)
         with without_added(self.module):
             return function(*placed, **named)
 
@@ -228,6 +230,7 @@ class Net:
         self.module = module
         self.lookup: Mapping[str, str] = dict(declared(module).lookup)
         self._caller = _Caller(module)
+        self._every = list(self._caller.modules())
         self._takes: dict[str, Takes] = {}
         self.parameters = dict(module.named_parameters())
         self._trainable = frozenset(name for name, p in self.parameters.items() if p.requires_grad)
@@ -264,7 +267,7 @@ class Net:
         """Switch dropout and batch statistics on (training) or off (evaluation)."""
         if self.switches:
             self.module.train() if mode else self.module.eval()
-        elif any(layer.training is not mode for layer in self._caller.modules()):
+        elif any(layer.training is not mode for layer in self._every):
             self._caller.train(mode)
 
     @contextmanager
@@ -489,7 +492,7 @@ class Bound:
     """
 
     def __init__(self, net: Net, params: Mapping[str, Tensor], trained: Collection[str] = ()) -> None:
-        self.net, self.params, self.trained = net, params, trained
+        self.net, self.params, self.trained = net, params, frozenset(trained)
 
     def __enter__(self) -> Self:
         net, self._before = self.net, (self.net._bound, self.net._held)
@@ -500,20 +503,22 @@ class Bound:
                 if name not in self.params:
                     self._swapped.append((name, still, still.data, still.requires_grad))
                     still.data = still.data.clone()
-        for name, value in list(self.params.items()):
-            own = net.own(name)
+        params: Any = self.params
+        for name, value in list(params.items()):
+            own = net.parameters[name] if name in net.parameters else net.own(name)
             if own is None or own is value:
                 continue
-            assert isinstance(self.params, dict)
             if name in net._first:  # a tied place with a value of its own: a private copy's
                 place, leaf = net.place(name)
                 self._untied.append((place, leaf, place[leaf]))
                 own = place[leaf] = nn.Parameter(value.detach(), requires_grad=False)
-            self._swapped.append((name, own, own.data, own.requires_grad))
-            own.data = value.detach()
-            own.requires_grad_(name in self.trained)
-            self.params[name] = own
-        here = {name for name, *_ in self._swapped}
+            wanted = own.requires_grad
+            self._swapped.append((name, own, own.data, wanted))
+            own.data = value
+            if wanted is not (name in self.trained):
+                own.requires_grad_(not wanted)
+            params[name] = own
+        here = {name for name, *_ in self._swapped} if net._buffers else ()
         net._held = [(place, place.now) for place in net._buffers if place.name in here]  # type: ignore[misc]
         net._bound = self.params
         self._keeping = Keeping(reentrant=True)
@@ -534,7 +539,8 @@ class Bound:
             for name, own, data, wanted in self._swapped:
                 if self.params.get(name) is own:
                     self.params[name] = own.detach()  # type: ignore[index]
-                own.requires_grad_(wanted)
+                if own.requires_grad is not wanted:
+                    own.requires_grad_(wanted)
                 own.data = data
             for place, leaf, before in self._untied:
                 place[leaf] = before

@@ -5,10 +5,12 @@ One implementation serves the local step of a client, centralised training and t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -149,14 +151,18 @@ class Optimizer:
             scale: a factor on every rate (the schedule's).
         """
         groups: dict[tuple[float, float], list[str]] = {}
-        for name in grads:
-            rate = self.rate(name) if self.rates else self.learning_rate
-            groups.setdefault((rate, self.decay(name)), []).append(name)
+        if self.rates or isinstance(self.weight_decay, tuple):
+            for name in grads:
+                groups.setdefault((self.rate(name), self.decay(name)), []).append(name)
+        elif grads:
+            groups[self.learning_rate, self.weight_decay] = list(grads)
         state.step += 1
         for (rate, decay), names in groups.items():
-            slopes = [grads[n].contiguous() for n in names]  # for the fused steps, which save more
+            values = list(map(params.__getitem__, names))
+            # Contiguous for the fused steps, which save more.
+            slopes = list(map(Tensor.contiguous, map(grads.__getitem__, names)))
             steps = {"sgd": self._sgd, "adagrad": self._adagrad}
-            group = _Group(names, [params[n] for n in names], slopes, rate * scale, decay)
+            group = _Group(names, values, slopes, rate * scale, decay)
             steps.get(self.kind, self._adam)(group, state)
         for pattern, (low, high) in self.bounds:
             for name in grads:
@@ -289,16 +295,12 @@ class OptimizerState:
 
 def _alike(values: list[Tensor], *others: list[Tensor]) -> bool:
     """Whether torch's fused steps may take these tensors: they read all of them in the order of memory, unchecked."""
-    kind, cpu, device = values[0].dtype, values[0].is_cpu, values[0].device
-    if (kind != torch.float32 and kind != torch.float64) or not (cpu or device.type == "cuda"):
+    every = list(itertools.chain(values, *others))
+    (kind, device), *more = set(map(attrgetter("dtype", "device"), every))
+    if more or kind not in (torch.float32, torch.float64) or device.type not in ("cpu", "cuda"):
         return False
-    for tensors in (values, *others):
-        for t, value in zip(tensors, values, strict=True):
-            if t.dtype != kind or not t.is_contiguous() or t.numel() != value.numel():
-                return False
-            if not t.is_cpu if cpu else t.device != device:
-                return False
-    return True
+    sizes = {tuple(map(Tensor.numel, tensors)) for tensors in (values, *others)}
+    return len(sizes) == 1 and all(map(Tensor.is_contiguous, every))
 
 
 Bounds = Mapping[str, tuple[float, float]]

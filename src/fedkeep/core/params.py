@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def weighted_mean(trees: Sequence[Mapping[str, Tensor]], weights: Sequence[float
 
 def nbytes(tree: Mapping[str, Tensor]) -> int:
     """Return the number of bytes that the tensors' values take."""
-    return sum(t.nbytes for t in tree.values())
+    return sum(map(attrgetter("nbytes"), tree.values()))
 
 
 def clone(tree: Mapping[str, Tensor]) -> Params:
@@ -92,7 +93,8 @@ def clone(tree: Mapping[str, Tensor]) -> Params:
 
 def to(tree: Mapping[str, Tensor], device: str | torch.device) -> Params:
     """Return the tensors on ``device``; those already there are not copied."""
-    return {name: t.to(device) for name, t in tree.items()}
+    there = torch.device(device)
+    return {name: t if t.device == there else t.to(there) for name, t in tree.items()}
 
 
 def tensors_in(values: Any) -> list[Tensor]:
@@ -106,18 +108,20 @@ def tensors_in(values: Any) -> list[Tensor]:
 
 def nonfinite(tree: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN or an infinity, or None."""
-    floats = {name: t for name, t in tree.items() if t.is_floating_point()}
-    if not floats:
+    every = list(filter(Tensor.is_floating_point, tree.values()))
+    if not every:
         return None
-    device = next(iter(floats.values())).device
+    device = every[0].device
     if device.type == "cpu":
-        few = sum(t.numel() for t in floats.values()) <= FEW and all(t.is_cpu for t in floats.values())
+        few = sum(map(Tensor.numel, every)) <= FEW and all(map(attrgetter("is_cpu"), every))
         # A finite sum has only finite summands.
-        if few and math.isfinite(float(torch.cat([t.reshape(-1) for t in floats.values()]).sum())):
+        if few and math.isfinite(float(torch._C._nn.flatten_dense_tensors(every).sum())):
             return None
+    floats = {name: t for name, t in tree.items() if t.is_floating_point()}
+    if device.type == "cpu":
         return next((name for name, t in floats.items() if not is_finite(t)), None)
     # A GPU is asked for all at once: it answers no sooner for less.
-    totals = torch.stack([t.sum().to(device, torch.float32) for t in floats.values()]).tolist()
+    totals = torch.stack([t.sum().to(device, torch.float32) for t in every]).tolist()
     for (name, t), total in zip(floats.items(), totals, strict=True):
         if not math.isfinite(total) and not bool(torch.isfinite(t).all()):
             return name
@@ -164,6 +168,8 @@ def mistyped(wanted: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
 def gradients(value: Tensor, leaves: Mapping[str, Tensor], create_graph: bool = False) -> Params:
     """Return the gradient of a scalar by name; a leaf that it does not depend on has none.
 
+    Tables with sparse gradients (``nn.Embedding(sparse=True)``) have dense ones here.
+
     Raises:
         MethodError: something that ``forward`` did cannot be differentiated, or was written over before.
     """
@@ -185,4 +191,8 @@ def gradients(value: Tensor, leaves: Mapping[str, Tensor], create_graph: bool = 
         elif "not implemented" in said:
             advice = "Use another layer, or a method that takes no second derivatives, e.g. per_fedavg(order='free')"
         raise MethodError("The loss has no gradient: {said}. {advice}.", said=said, advice=advice) from error
-    return {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
+    return {
+        name: slope.to_dense() if slope.is_sparse else slope
+        for name, slope in zip(leaves, found, strict=True)
+        if slope is not None
+    }

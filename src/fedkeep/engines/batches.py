@@ -136,11 +136,11 @@ def gathered(
     while (first := next(steps, None)) is not None:
         at_once = at_once or max(1, WINDOW_BYTES // batch_bytes(data.columns, first))
         chosen = [first, *itertools.islice(steps, at_once - 1)]
-        rows, ends = np.concatenate(chosen), np.cumsum([len(c) for c in chosen])
-        starts = ends - [len(c) for c in chosen]
+        rows, ends = np.concatenate(chosen), list(itertools.accumulate(map(len, chosen)))
+        starts = [0, *ends[:-1]]
         columns = load_batch(data, rows, device, kind, tables)
         longest = {n: np.maximum.reduceat(c.lengths(rows), starts).clip(1) for n, c in ragged.items()}
-        for k, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
             yield Loaded(columns, start, end, {n: int(each[k]) for n, each in longest.items()})
 
 

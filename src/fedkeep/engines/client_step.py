@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -228,7 +228,7 @@ def train_client(
     method, name = job.method, job.data.ids[client]
     rows, draws = job.rows(client), Stream(job.seed, name, round)
     try:
-        params = begin(job, sent, kept, client, round)
+        params = begin(job, sent, kept, client, rows, round)
         local = local_run(
             job.net,
             method.split,
@@ -247,16 +247,15 @@ def train_client(
     return finish(job, sent, kept, params, local, client, rows, draws, progress)
 
 
-def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Params:
-    """Return the values that a client trains from, its state under ``client/NAME``: what was sent and kept, or what the
-    method's ``start`` makes of these.
+def begin(job: Job, sent: Params, kept: Params, client: int, rows: np.ndarray, round: int) -> Params:
+    """Return the values that a client trains from on its rows, its state under ``client/NAME``: what was sent and kept, or
+    what the method's ``start`` makes of these.
 
     Raises:
         MethodError: ``start`` gives unknown names or other shapes.
         NonFiniteError: it gives a NaN or an infinity, or a phase of its own does.
     """
     method, params = job.method, before_start(job, sent, kept)
-    rows = job.rows(client)
     rehearse(job.net, params, job.data, rows, job.device)
     if method.client.start is None:
         return params
@@ -368,7 +367,7 @@ def finish(
     """Return what a client gives after its local run on these rows: its upload, and what it will keep."""
     method = job.method
     done = finished(job, sent, started, local, client, progress, draws.round)
-    local = replace(local, trained=to(local.trained, "cpu"))
+    local.trained = to(local.trained, "cpu")
     if method.client.finish is not None and (what := _nonfinite(done)):
         fault = NonFiniteError(
             "{who}: what finish of {method!r} {what} is NaN or infinite.",
@@ -452,11 +451,11 @@ def encode(
     the chain's new states.
     """
     split = job.method.split
-    base = {n: v for n, v in sent.items() if not is_state(n)}
-    cut = [t for t in local.tables if len(t.leaving) < len(base.get(t.parameter, ()))]
+    cut = [t for t in local.tables if len(t.leaving) < len(sent.get(t.parameter, ()))]
     tables = [t for t in cut if not split.is_private(t.parameter)]
     rows = {t.parameter: t.rows[t.leaving] for t in tables}
-    start = {n: rows_of(v, rows[n]) if n in rows else v for n, v in base.items()} | job.declared
+    start = {n: rows_of(v, rows[n]) if n in rows else v for n, v in sent.items() if not is_state(n)}
+    start |= job.declared
     values = {**local.trained, **done.params, **prefixed(SERVER, done.sends)}
     spare = nowhere_else(local.trained, sent, kept, done.params, done.state, done.sends) - done.params.keys()
     upload = split.upload(start, leaving_rows(values, tables), weight, rows, spare)
@@ -475,9 +474,12 @@ def encode(
 
 def nowhere_else(trained: Params, *others: Params) -> set[str]:
     """Return the names of trained tensors whose memory no other tensor needs: neither another of them, nor others."""
-    everything = [*trained.values(), *(value for other in others for value in other.values())]
-    users = Counter(value.untyped_storage().data_ptr() for value in everything)
-    return {n for n, v in trained.items() if v._base is None and users[v.untyped_storage().data_ptr()] == 1}
+    every = itertools.chain(*(tree.values() for tree in (trained, *others)))
+    places = [value.untyped_storage().data_ptr() for value in every]  # those of trained first
+    users = Counter(places)
+    return {
+        n for n, place in zip(trained, places, strict=False) if users[place] == 1 and trained[n]._base is None
+    }
 
 
 def leaving_rows(trained: Params, tables: Sequence[LocalTable]) -> Params:

@@ -585,7 +585,8 @@ class Lanes(ABC):
                     for each in passes:
                         each.finish()
         frozen.check(str(self.draws[0]))
-        for private, whose in ((True, "private"), (False, "federated")):
+        both = ((True, "private"), (False, "federated"))
+        for private, whose in both if self.trained - self.reached else ():
             group = sorted(n for n in self.trained if self.split.is_private(n) is private)
             if group and not self.reached & set(group):  # no loss of any phase depended on it
                 raise unreached(str(self.draws[0]), whose, group)
@@ -821,8 +822,7 @@ def slopes(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:
     """Return the loss's gradient by name; a leaf that the loss does not depend on has none. All leaves: MethodError."""
     if not loss.requires_grad:
         raise no_gradient(list(leaves))
-    # Tables with sparse gradients (nn.Embedding(sparse=True)) are trained like others.
-    return {name: s.to_dense() if s.is_sparse else s for name, s in gradients(loss, leaves).items()}
+    return gradients(loss, leaves)
 
 
 def local_run(
@@ -916,20 +916,17 @@ class LanePass(Pass):
             self.seen = dict(lane.params)
         self.bound = lane.net.bound(self.seen, self.names)
         # Phases in turn see other values and train other ones: each of their steps holds its own.
-        self.all_steps = ExitStack()
-        self.one_step: AbstractContextManager[object] = (
-            self.bound if lane.client.take_turns else nullcontext()
-        )
+        held: list[AbstractContextManager[object]] = [nullcontext(), self.bound]
+        self.one_step, self.all_steps = held[::-1] if lane.client.take_turns else held
         self.rows = Params()
         self.unreached = set(self.names)
 
     def __enter__(self) -> Self:
-        if self.one_step is not self.bound:
-            self.all_steps.enter_context(self.bound)
+        self.all_steps.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.all_steps.close()
+        self.all_steps.__exit__(None, None, None)
 
     def gradients(self, step: Step) -> Params:
         """Return the gradients of the loss on a mini-batch, of tables those of the rows that it looks up."""
@@ -947,7 +944,7 @@ class LanePass(Pass):
         if self.lazy is not None:
             self.total = self.total + self.lazy.penalty
         try:
-            found = slopes(loss, {n: self.seen[n] for n in self.names})
+            found = slopes(loss, dict(zip(self.names, map(self.seen.__getitem__, self.names), strict=True)))
         except (
             *MODEL_ERRORS,
             TypeError,
@@ -1008,7 +1005,8 @@ class Lane(Lanes):
         rehearse(self.net, params, self.data, rows, self.device)
         cut = local_tables(self.net, client.phases, params, self.data, rows, valid, client.tables)
         mine = narrow(params, cut)
-        self.params = {name: value.detach().to(self.device, copy=True) for name, value in mine.items()}
+        there = to(mine, self.device)
+        self.params = {n: v.detach().clone() if v is mine[n] else v.detach() for n, v in there.items()}
         self.received = to(narrow_alike(received, params, mine, cut), self.device)
         self.starts, self.tables = [params], [cut]
         # All clients share what was sent. A term may run the model at it, also at state that is a model's, and that
@@ -1053,7 +1051,7 @@ class Lane(Lanes):
 
     def nonfinite(self, names: Sequence[str]) -> list[str | None]:
         """Return the first of some parameters with a NaN or an infinity."""
-        return [nonfinite({name: self.params[name] for name in names})]
+        return [nonfinite(dict(zip(names, map(self.params.__getitem__, names), strict=True)))]
 
 
 @torch.no_grad()

@@ -184,6 +184,7 @@ def _abi() -> int:
 
 
 BAD_LENGTH, BAD_ID = 1, 2
+PLAIN = {Tensor, torch.nn.Parameter}
 
 
 def call(
@@ -204,11 +205,8 @@ def call(
     library = load().library
     if library is None:
         raise RuntimeError("the native kernels are not in use")
-    fields = _FIELDS[kernel]
-    if len(words) != len(fields):
-        raise RuntimeError(f"a kernel wants {len(fields)} words, {', '.join(fields)}; got {len(words)}")
     function = getattr(library, _FUNCTIONS[kernel][backward])  # the library keeps it
-    code = int(function(_WORDS[kernel].pack(*words)))  # ctypes hands over the address of the bytes
+    code: int = function(_WORDS[kernel].pack(*words))  # ctypes hands over the address of the bytes
     if code == 3:
         raise MemoryError(f"the {kernel} kernel is out of memory")
     return code
@@ -230,7 +228,7 @@ def peak() -> float:
 
 def in_memory(*tensors: Tensor) -> bool:
     """Whether the values of tensors lie where they say: those of a subclass (``FakeTensor``, say) may be nowhere."""
-    return all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+    return {*map(type, tensors)} <= PLAIN
 
 
 def address(tensor: Tensor | None) -> int:

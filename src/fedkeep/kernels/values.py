@@ -7,6 +7,8 @@ same results; sums differ at most in the last of their 53 bits, and are equal fo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -14,7 +16,8 @@ from torch import Tensor
 from fedkeep.kernels import native
 
 FINITE, FOLD, MEAN = range(3)  # Phase in values.h
-KINDS = (torch.float32, torch.float64)
+FORMS = {(plain, True, kind) for plain in native.PLAIN for kind in (torch.float32, torch.float64)}
+_form = attrgetter("__class__", "is_cpu", "dtype")
 PIECE = 1 << 18
 """Numbers that PyTorch sums or divides at a time: what is made of them in passing stays small."""
 
@@ -32,33 +35,31 @@ def is_finite(values: Tensor) -> bool:
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
-def fold(
-    total: Tensor | None, given: Tensor, weight: float, held: Tensor | None = None, share: float = 0.0
-) -> Tensor:
-    """Add a tensor, times its weight, to a sum in double precision.
+Summand = tuple[Tensor | None, Tensor, float, Tensor | None, float]
+"""A tensor that is added to a sum: the sum so far, of its shape, changed in place (None: zeros); the tensor; its weight;
+one of the same shape that comes before it, where there is no sum yet, or None; and the weight of this one.
+"""
 
-    Args:
-        total: the sum so far, of the shape of ``given``, changed in place; None: zeros.
-        given: what is added.
-        weight: its weight.
-        held: one of the same shape that comes before it, where ``total`` is None.
-        share: the weight of this one.
 
-    Returns:
-        The sum.
-    """
-    before = [each for each in (total, held) if each is not None]
-    if _takes(given, *before) and (held is None or held.dtype == given.dtype):
-        found = torch.empty(given.shape, dtype=torch.float64, device=given.device) if total is None else total
-        place = native.address(given)
-        _call(FOLD, given, place, native.address(held), native.address(found), total is None, weight, share)
-        return found
-    found = torch.zeros(given.shape, dtype=exact(given), device=given.device) if total is None else total
-    for each, w in ((held, share), (given, weight)):
-        if each is not None:
-            for part, change in pieces(found, each):
-                part.add_(change, alpha=w)
-    return found
+def fold(summands: Iterable[Summand]) -> list[Tensor]:
+    """Add each tensor, times its weight, to its sum in double precision; return the sums."""
+    sums, in_use = list[Tensor](), native.available()
+    for total, given, weight, held, share in summands:
+        before = total if held is None else held
+        takes = in_use and _lies(given) and (before is None or _lies(before))
+        takes = takes and (held is None or held.dtype == given.dtype)
+        make, kind = (torch.empty, torch.float64) if takes else (torch.zeros, exact(given))
+        found = make(given.shape, dtype=kind, device=given.device) if total is None else total
+        sums.append(found)
+        if takes:
+            place, other, where = map(native.address, (given, held, found))
+            _call(FOLD, given, place, other, where, total is None, weight, share)
+            continue
+        for each, w in ((held, share), (given, weight)):
+            if each is not None:
+                for part, change in pieces(found, each):
+                    part.add_(change, alpha=w)
+    return sums
 
 
 def mean(total: Tensor, weight: float, kind: torch.dtype) -> Tensor:
@@ -81,10 +82,11 @@ def pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 def _takes(*tensors: Tensor) -> bool:
-    for t in tensors:  # what traces values has a type of its own
-        if not (native.in_memory(t) and t.is_cpu and t.dtype in KINDS and t.is_contiguous()):
-            return False
-    return native.available()
+    return all(map(_lies, tensors)) and native.available()
+
+
+def _lies(t: Tensor) -> bool:  # what traces values has a type of its own
+    return _form(t) in FORMS and t.is_contiguous()
 
 
 def _call(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeep.core.errors import UploadError
 from fedkeep.core.params import SERVER, Params, State, under
-from fedkeep.kernels.values import exact, fold, mean
+from fedkeep.kernels.values import Summand, exact, fold, mean
 from fedkeep.split import Upload
 
 BLOCK = 16
@@ -218,31 +218,30 @@ class Sums:
 
     def add(self, upload: Upload) -> None:
         """Add an upload."""
+        more, weight = dict[str, Summand](), upload.weight
         for name, start in self.start.items():
             delta, rows = upload.deltas[name].to(start.device), upload.rows.get(name)
             if not start.is_floating_point():
                 if name not in self._sums:
                     self._sums[name] = delta.clone()
-            elif rows is None:
-                self._add_whole(name, delta, upload.weight)
-                if name in self._held:
-                    self._held[name] += upload.weight
-            else:
+            elif rows is not None:
                 rows = rows.to(start.device)
-                self._sum_rows(name, start, rows, delta.to(exact(start)), upload.weight)
+                self._sum_rows(name, start, rows, delta.to(exact(start)), weight)
                 if self.owners_only:
                     self._hold(name, start)
-                    self._held[name][rows] += upload.weight
-        self.weight += upload.weight
+                    self._held[name][rows] += weight
+            else:
+                if name in self._first:
+                    more[name] = None, delta, weight, *self._first.pop(name)
+                elif name in self._sums or name in self._rows:
+                    more[name] = self.whole(name), delta, weight, None, 0.0
+                else:
+                    self._first[name] = delta, weight
+                if name in self._held:
+                    self._held[name] += weight
+        self._sums.update(zip(more, fold(more.values()), strict=True))
+        self.weight += weight
         self.count += 1
-
-    def _add_whole(self, name: str, delta: Tensor, weight: float) -> None:
-        if not self._has(name) and name not in self._rows:
-            self._first[name] = delta, weight
-            return
-        held, share = self._first.pop(name, (None, 0.0))
-        total = self.whole(name) if held is None else None
-        self._sums[name] = fold(total, delta, weight, held, share)
 
     def _has(self, name: str) -> bool:
         return name in self._sums or name in self._first
@@ -275,7 +274,7 @@ class Sums:
     def whole(self, name: str) -> Tensor:
         """Return the sum of a floating-point tensor, all rows of a table; zeros where nobody sent it."""
         if name in self._first:
-            self._sums[name] = fold(None, *self._first.pop(name))
+            self._sums[name] = fold([(None, *self._first.pop(name), None, 0.0)])[0]
         if name not in self._sums:
             start = self.start[name]
             self._sums[name] = torch.zeros_like(start, dtype=exact(start))

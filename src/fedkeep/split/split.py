@@ -257,7 +257,7 @@ def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) ->
         for name, start in received.items():
             got = upload.deltas[name]
             wanted = start.shape if name not in upload.rows else (len(upload.rows[name]), *start.shape[1:])
-            if tuple(got.shape) != tuple(wanted) or got.dtype != start.dtype:
+            if got.shape != wanted or got.dtype != start.dtype:
                 fault = f"{name!r} should be {tuple(wanted)} {start.dtype}, is {tuple(got.shape)} {got.dtype}"
                 break
     if not fault and (bad := nonfinite(upload.deltas)) is not None:

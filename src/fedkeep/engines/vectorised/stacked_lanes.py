@@ -317,7 +317,7 @@ class Stacked(Lanes):
         """Return what a client trains from. If its ``start`` breaks down, it trains in vain, from what was before."""
         sent, own = self.sent[position], self.own[position]
         try:
-            start = begin(self.job, sent, own, self.clients[position], self.round)
+            start = begin(self.job, sent, own, self.clients[position], self.rows[position], self.round)
         except NonFiniteError as error:
             self.broken.append(error)
             return before_start(self.job, sent, own)
