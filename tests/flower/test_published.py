@@ -505,6 +505,25 @@ def test_what_was_changed_or_is_a_strangers_is_refused(
     assert said in refusal(trained.folder / "south", out)
 
 
+def test_of_two_federations_in_one_folder_the_run_is_named_and_no_file_passes_for_the_others(
+    trained: Hospitals, tmp_path: Path
+) -> None:
+    for part in ("keys", "west"):
+        shutil.copytree(trained.folder / part, tmp_path / part, ignore=shutil.ignore_patterns("*.lock"))
+    home, published = tmp_path / "west", trained.folder / "2.published"
+    run = read_info(trained.run)["run"]
+    assert device(home, "evaluate", "--published", published).exit_code == 0
+    (home / "states" / "another.db").touch()
+    for words, said in (
+        ([], f"keeps values of 2 runs: {', '.join(sorted([run, 'another']))}. Name one with --run."),
+        (["--published", published, "--run", "another"], f"is of the run {run}, and not of another."),
+    ):
+        found = device(home, "evaluate", *words)
+        assert found.exit_code == 2, found.output
+        assert said in " ".join(found.stderr.split())
+    assert device(home, "evaluate", "--run", run).exit_code == 0
+
+
 def test_the_owner_is_told_what_cannot_be_published(trained: Hospitals, tmp_path: Path) -> None:
     project, key = trained.folder / "project", trained.folder / "keys" / "publisher.key"
     with pytest.raises(ConfigError, match="names another key"):
