@@ -117,6 +117,13 @@ def test_a_private_head_and_calibration_help_the_clinics() -> None:
     assert found["private"] > found["everything federated"] + 0.2
 
 
+def test_examples_run_in_small() -> None:
+    """What they claim is shown in the slow suite."""
+    assert set(example("movielens_like").main(epochs=1)) >= {"own", "shared", "new, own", "ndcg@10"}
+    assert set(example("cold_start").main(users=10, epochs=1)) == {0, 2, 5, 10, 20, None}
+
+
+@pytest.mark.slow
 def test_matrix_factorisation_learns_the_users_rows() -> None:
     found = example("movielens_like").main(epochs=12)
     assert found["own"] < found["shared"] - 0.1
@@ -146,6 +153,7 @@ def test_films_are_compared_and_listed_for_somebody_new_by_commands(tmp_path: Pa
     assert not has & {(row["client"], row["item"]) for row in rows}
 
 
+@pytest.mark.slow
 def test_new_users_gain_from_their_own_examples() -> None:
     found = example("cold_start").main(users=30, epochs=6)
     assert found[None] > found[0] + 0.3

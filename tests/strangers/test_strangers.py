@@ -25,6 +25,7 @@ REFUSED = {
 }
 """Modules that no engine trains by FedAvg."""
 DRAWN = [CELLS[k] for k in np.random.default_rng(1).choice(len(CELLS), 30, replace=False)]
+HALF = [one if k % 2 else pytest.param(*one, marks=pytest.mark.slow) for k, one in enumerate(DRAWN)]
 
 
 def check(name: str, method: str, *engines: str) -> dict[str, str]:
@@ -45,6 +46,6 @@ def test_fedavg_trains_as_the_authors_own_loop_or_refuses(name: str) -> None:
     assert found["sequential"].startswith("refused") is (name in REFUSED)
 
 
-@pytest.mark.parametrize(("name", "method"), DRAWN)
+@pytest.mark.parametrize(("name", "method"), HALF)
 def test_engines_agree_or_refuse(name: str, method: str) -> None:
     check(name, method, "sequential", "auto", "vectorised")
