@@ -68,8 +68,9 @@ class Hosts:
 
     def clear(self):
         """Take all networks away, those of a test that was killed too."""
-        for machine in self.names:
-            subprocess.run(["ip", "netns", "del", f"fedkeep-{machine}"], capture_output=True, check=False)
+        for number, machine in enumerate(self.names):
+            for gone in (["netns", "del", f"fedkeep-{machine}"], ["link", "del", f"fk{number}"]):
+                subprocess.run(["ip", *gone], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
 
     def command(self, machine, words):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import configparser
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
-from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+from typer.main import get_command
 
+from fedkeep.cli.flower import app
 from fedkeep.flower.set_up import set_up
 from fedkeep.version import __version__
 from tests.documents import ROOT
@@ -72,7 +71,7 @@ def test_a_private_key_is_mounted_where_it_is_used_and_nowhere_else():
         name: [v.split(":")[0] for v in service["volumes"] if ".key:" in v]
         for name, service in SERVICES.items()
     }
-    assert keys == {"link": ["./keys/link.key"], "server-app": []}
+    assert keys == {"link": ["./keys/link.key"]}
     mounts = [v for service in SERVICES.values() for v in service["volumes"] if v.startswith(".")]
     assert all(mount.endswith(":ro") for mount in mounts)
 
@@ -88,33 +87,17 @@ def test_a_service_may_write_only_where_it_must(name, node):
     assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
 
 
-def test_the_server_app_waits_for_a_healthy_link():
-    assert "healthcheck" in SERVICES["link"]
-    assert SERVICES["server-app"]["depends_on"] == {"link": {"condition": "service_healthy"}}
-
-
-def test_flower_knows_all_options_of_the_link(tmp_path):
+def test_the_link_is_the_one_that_is_closed_to_others_and_listens_at_the_port_that_is_published():
     words = SERVICES["link"]["command"]
-    parser: argparse.ArgumentParser = _parse_args_run_superlink()
-    given = parser.parse_args(words[1:])
-    assert (words[0], given.port, given.enable_supernode_auth) == ("flower-superlink", 8443, True)
-    assert given.isolation == "process"  # the server app runs in a container of its own
-    assert not given.insecure
-    assert SERVICES["server-app"]["command"][:2] == ["flower-superexec", "--runtime-api-address=link:8443"]
-
-
-def test_server_apps_say_at_once_that_they_live(tmp_path):
-    """Flower looks for the command on PATH, and finds the one that the image wrote."""
-    (run,) = (text for word, text in instructions() if word == "RUN" and "install_at_link" in text)
-    folder = "/opt/fedkeep/link"
-    python, *rest = shlex.split(run.replace(folder, str(tmp_path)))
-    assert python == "python"
-    subprocess.run([sys.executable, *rest], check=True)
-    path = SERVICES["server-app"]["environment"]["PATH"]
-    assert path.split(":")[:2] == [folder, "/usr/local/bin"]
-    found = shutil.which("flwr-serverapp", path=path.replace(folder, str(tmp_path)))
-    assert found == str(tmp_path / "flwr-serverapp")
-    assert "--at-link" in Path(found).read_text(encoding="utf-8")
+    assert words[:3] == ["fedkeep", "flower", "link"]
+    link = get_command(app).commands["link"]  # type: ignore[attr-defined]
+    given = link.make_context("link", words[3:]).params
+    assert SERVICES["link"]["ports"] == [f"{given['port']}:{given['port']}"]
+    mounted = {volume.split(":")[1] for volume in SERVICES["link"]["volumes"]}
+    assert {
+        str(given["folder"]),
+        *(f"{given['keys']}/{name}" for name in ("ca.pem", "link.pem", "link.key")),
+    } <= mounted
 
 
 def test_the_image_is_pinned_and_runs_as_nobody_special():
@@ -172,9 +155,8 @@ def test_systemd_takes_the_unit(party, tmp_path):
 
 def test_the_owners_comments_say_where_to_write_and_whose_the_keys_must_be():
     """``fedkeep flower init`` lets their owner alone read keys, and no user here is root."""
-    comment = (DEPLOY / "compose.yaml").read_text(encoding="utf-8").partition("\nx-fedkeep")[0]
-    assert 'out="/data/runs/NAME"' in comment
-    for name in SERVICES:
-        assert f"{name.removesuffix('-app')}:/data" in SERVICES[name]["volumes"]
+    comment = (DEPLOY / "compose.yaml").read_text(encoding="utf-8").partition("\nservices")[0]
+    assert "--run-config out=run\n" in comment
+    assert f"visits:{SERVICES['link']['working_dir']}" in SERVICES["link"]["volumes"]
     (user,) = re.findall(r"--uid (\d+)", DOCKERFILE)
     assert f": chown {user} keys/link.key\n" in comment

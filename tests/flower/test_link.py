@@ -1,5 +1,7 @@
 """What a project is told when it is started reaches its server app through Flower's own reader of settings."""
 
+import asyncio
+import importlib
 import os
 import re
 import shutil
@@ -9,12 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
+import uvicorn
 from flwr.common.config import parse_config_args
 
 from fedkeep.cli import app
-from fedkeep.core.errors import ConfigError
-from fedkeep.flower import guard
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.flower import guard, inner
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import Link, check, command, free_port
 from tests.commands import call, succeeded
@@ -131,3 +135,43 @@ def test_a_link_without_its_keys_says_what_is_missing(missing, tmp_path):
     (tmp_path / missing).unlink()
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path / missing))):
         check(tmp_path, free_port())
+
+
+@pytest.mark.parametrize("client", ["10.1.2.3", "127.0.0.1", "192.0.2.1"])
+def test_another_machine_can_be_a_node_and_start_nothing(client):
+    """Whoever starts a run has the link's machine run its program, and Flower asks nobody who they are."""
+    flowers = importlib.import_module(inner.LINK).create_app()
+    transport = httpx.ASGITransport(
+        guard.closed_to_others(flowers), raise_app_exceptions=False, client=(client, 9)
+    )
+    paths = set(flowers.openapi()["paths"])
+    assert {"/v1/control/start-run", "/v1/control/stop-run", "/v1/fleet/pull-messages"} <= paths
+
+    async def statuses() -> dict[str, int]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://192.0.2.1:8443") as other:
+            return {path: (await other.post(path, content=b"")).status_code for path in paths}
+
+    refused = {path for path, status in asyncio.run(statuses()).items() if status == 403}
+    open_to_nodes = {path for path in paths if path.startswith(guard.OF_NODES)}
+    assert refused == (paths - open_to_nodes if client == "10.1.2.3" else set())
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # Flower's way to its database
+def test_the_link_that_is_started_is_the_one_that_is_closed_to_others(tmp_path, monkeypatch):
+    served = []
+    monkeypatch.setattr(uvicorn, "run", lambda app, **_: served.append(app))
+    monkeypatch.setattr(sys, "argv", command(tmp_path, "127.0.0.1", free_port(), tmp_path / "link.db")[2:])
+    monkeypatch.setattr(guard, "closed_to_others", lambda app: ("closed", app))
+    make_keys(tmp_path, hosts=["localhost"], nodes=[])
+    flowers = importlib.import_module(inner.LINK)
+    monkeypatch.setattr(flowers, "create_app", flowers.create_app)  # is put back
+    guard.main()
+    assert [kind for kind, _ in served] == ["closed"]
+
+
+def test_a_command_on_another_machine_is_told_where_to_run(tmp_path, monkeypatch):
+    said = "Client error '403 Forbidden' for url 'https://link.example.org:8443/v1/control/start-run'"
+    made = Link(tmp_path / "link", tmp_path / "keys")
+    monkeypatch.setattr(made, "_flwr", lambda *_: subprocess.CompletedProcess((), 1, "", said))
+    with pytest.raises(RunError, match="its own machine alone"):
+        made.submit(tmp_path, {})

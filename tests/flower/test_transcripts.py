@@ -137,6 +137,14 @@ def test_the_transcript_of_four_machines_is_what_they_say(tmp_path):
                 file.write(f"{machine}$ {command}\n{said}")
             check(command, said, printed)
             carry(command, link, tmp_path)
+        theirs = tmp_path / "clinic-a" / "theirs"
+        theirs.mkdir()
+        shutil.copy(tmp_path / "clinic-a" / "ca.pem", theirs)
+        shutil.copy(link / "visits" / "keys" / "clinic-b.pub", theirs / "stranger.pub")
+        said, code = hosts.run("clinic-a", "fedkeep flower register theirs --link link.example.org:8443")
+        assert (code, "from its own machine alone" in said) == (2, True), (
+            said
+        )  # the owner alone says who may join
         assert (tmp_path / "clinic-a" / "predicted.csv").read_text().count("clinic-a-") == 24
 
 

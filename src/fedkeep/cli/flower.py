@@ -163,8 +163,8 @@ def link(
 ) -> None:
     """Start the link: Flower's, with TLS, which nodes join by their keys. Ctrl-C ends it; server apps end soon after.
 
-    As flower-superlink, but its server apps say that they live before they import anything. So a busy machine does not
-    start them anew, again and again.
+    As flower-superlink, but runs are started, listed and stopped on this machine alone, and server apps say that they
+    live before they import anything, so a busy machine does not start them anew, again and again.
     """
     from fedkeep.core.files import PRIVATE_MASK, private_folder
     from fedkeep.flower.link import check, command, environment

@@ -1,4 +1,4 @@
-"""What stands in for Flower's processes on a device: the installed ClientApp, and no code of a delivered bundle.
+"""What stands in for Flower's processes: on a device the installed ClientApp, and no code of a delivered bundle.
 
 Flower unpacks a bundle, puts it first on the path and imports the app that it names, so a bundle with a module named
 ``fedkeep`` would be trusted with everything on the device. Here the bundle is checked for its signature and not even
@@ -6,8 +6,9 @@ unpacked. The node then trains what was signed, and no other experiment that a s
 Flower's node by this file, and that starts its SuperExec by it, too (``stay``): no command runs for a bundle, and other
 apps than a ClientApp are refused.
 
-At a link of ours it stands in for ``flwr-serverapp``, for the signs of life alone: there Flower's own code serves. Flower
-1.41 starts another process where one was silent for 30 seconds, and to import Flower and torch takes longer on a busy
+A link of ours runs programs of whoever may start them, and has no login. So it takes runs, and server apps, from its own
+machine alone; other machines can be nodes. Its server apps are Flower's own, begun by this file for their signs of life.
+Flower 1.41 starts another process where one was silent for 30 seconds, and to import Flower and torch takes longer on a busy
 machine: each new process would make it busier still. So this is run as a file, and tells who has started it that it lives
 before it imports anything but Python's own library; it ends as soon as nobody has a use for its answer.
 """
@@ -17,20 +18,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import ipaddress
 import os
 import shlex
 import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 TRUSTED = "FEDKEEP_TRUSTED"
 """Environment variable: the public keys whose projects are answered, separated as in ``PATH``."""
 COMMAND, SERVER = "flwr-clientapp", "flwr-serverapp"
-NODE, EXEC, AT_LINK = "flower-supernode", "flower-superexec", "--at-link"
+LINK, NODE, EXEC, AT_LINK = "flower-superlink", "flower-supernode", "flower-superexec", "--at-link"
+OF_NODES = ("/v1/fleet/", "/health")
+"""What a link answers to other machines, by how the paths begin."""
 EVERY = 10.0
 """Seconds between two signs of life: Flower's node or link waits 30 for the first, and 60 for each further one."""
 LAST = 10.0
@@ -42,7 +46,7 @@ _signed: dict[str, Any] = {}
 
 
 def started_by(word: str) -> list[str]:
-    """Return the command that runs this file for ``NODE``, ``EXEC`` or ``AT_LINK``.
+    """Return the command that runs this file for ``LINK``, ``NODE``, ``EXEC`` or ``AT_LINK``.
 
     Python's -P keeps files of a package's name in the folder that it runs in from being imported in its place.
     """
@@ -64,6 +68,9 @@ def main() -> None:
         _end_with_parent(os.getppid())
         _serve_at_link(_keep_alive(sys.argv[1:]))
         return
+    if word == LINK:
+        _link()
+        return
     from fedkeep.flower import stay
 
     if word == NODE:
@@ -72,6 +79,36 @@ def main() -> None:
         stay.run_exec(serve)
     else:
         sys.exit(f"There is no process {word!r} of a device.")
+
+
+def _link() -> None:
+    from fedkeep.flower import inner
+
+    create: Callable[..., Any] = inner.replace(
+        inner.LINK, "create_app", lambda *given: closed_to_others(create(*given))
+    )
+    inner.run_link()
+
+
+def closed_to_others(app: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Return an ASGI application that answers another machine ``OF_NODES`` alone, and this one whatever ``app`` does."""
+
+    async def answer(scope: Mapping[str, Any], receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+        if scope["type"] == "lifespan" or scope["path"].startswith(OF_NODES) or _from_here(scope):
+            await app(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 403, "headers": []})
+        await send({"type": "http.response.body", "body": b"Runs are started on the link's machine alone."})
+
+    return answer
+
+
+def _from_here(scope: Mapping[str, Any]) -> bool:
+    """Tell whether a request comes from this machine: it has the address that it is sent to, or a loopback's."""
+    client, server = scope.get("client"), scope.get("server")
+    if not client or not server:
+        return False
+    return client[0] == server[0] or ipaddress.ip_address(client[0]).is_loopback
 
 
 def serve(words: Sequence[str]) -> None:

@@ -19,7 +19,9 @@ EXEC, LAUNCH = (
     "flwr.supercore.superexec.run_superexec",
     "flwr.supercore.superexec.executor.subprocess_executor",
 )
+LINK = "flwr.superlink.main"
 REPLACED = {
+    LINK: ("create_app",),
     SERVER: ("make_task_heartbeat_fn_http",),
     CLIENT: ("install_from_fab", "get_project_dir", "get_load_client_app_fn", "push_task_output"),
     NODE: ("subprocess", "time"),
@@ -27,7 +29,7 @@ REPLACED = {
     EXEC: ("time",),
     LAUNCH: ("subprocess",),
 }
-"""What is replaced in the modules that run apps: a server app's own signs of life, how a bundle becomes an app, how a
+"""What is replaced: what a link answers; in the modules that run apps, a server app's own signs of life, how a bundle becomes an app, how a
 node and its SuperExec start processes and wait, and how a node says that it is there."""
 
 
@@ -48,6 +50,13 @@ def bundle_of(project: Path) -> bytes:
 
     made: bytes = build_fab_from_disk(project)
     return made
+
+
+def run_link() -> None:
+    """Do what the command ``flower-superlink`` does."""
+    from flwr.superlink.cli import flower_superlink
+
+    flower_superlink()
 
 
 def run_node() -> None:

@@ -129,7 +129,7 @@ class Link(Control):
 def command(keys: Path, host: str, port: int, database: Path) -> list[str]:
     """Return the command that starts a link with TLS, which nodes join by their keys."""
     return [
-        str(program("flower-superlink")),
+        *guard.started_by(guard.LINK),
         "--host",
         host,
         "--port",
@@ -186,6 +186,8 @@ def free_port() -> int:
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
     """Return what Flower's command line wrote, without the frame that it draws around errors, or JSON."""
+    if "403 Forbidden" in done.stdout + done.stderr:  # guard.closed_to_others
+        return "it takes this from its own machine alone; run the command there, or through ssh -L"
     if found := re.search(r'"error-message": *("(?:[^"\\]|\\.)*")', done.stdout):
         return " ".join(str(json.loads(found.group(1))).split())[-300:]
     boxed = [
