@@ -492,7 +492,8 @@ class Bound:
     """
 
     def __init__(self, net: Net, params: Mapping[str, Tensor], trained: Collection[str] = ()) -> None:
-        self.net, self.params, self.trained = net, params, frozenset(trained)
+        self.net, self.trained = net, frozenset(trained)
+        self.params: Any = params  # a dict, where the module has any of the names
 
     def __enter__(self) -> Self:
         net, self._before = self.net, (self.net._bound, self.net._held)
@@ -503,8 +504,7 @@ class Bound:
                 if name not in self.params:
                     self._swapped.append((name, still, still.data, still.requires_grad))
                     still.data = still.data.clone()
-        params: Any = self.params
-        for name, value in list(params.items()):
+        for name, value in list(self.params.items()):
             own = net.parameters[name] if name in net.parameters else net.own(name)
             if own is None or own is value:
                 continue
@@ -512,12 +512,10 @@ class Bound:
                 place, leaf = net.place(name)
                 self._untied.append((place, leaf, place[leaf]))
                 own = place[leaf] = nn.Parameter(value.detach(), requires_grad=False)
-            wanted = own.requires_grad
-            self._swapped.append((name, own, own.data, wanted))
+            self._swapped.append((name, own, own.data, own.requires_grad))
             own.data = value
-            if wanted is not (name in self.trained):
-                own.requires_grad_(not wanted)
-            params[name] = own
+            own.requires_grad_(name in self.trained)
+            self.params[name] = own
         here = {name for name, *_ in self._swapped} if net._buffers else ()
         net._held = [(place, place.now) for place in net._buffers if place.name in here]  # type: ignore[misc]
         net._bound = self.params
@@ -538,9 +536,8 @@ class Bound:
             self.net._bound, self.net._held = self._before
             for name, own, data, wanted in self._swapped:
                 if self.params.get(name) is own:
-                    self.params[name] = own.detach()  # type: ignore[index]
-                if own.requires_grad is not wanted:
-                    own.requires_grad_(wanted)
+                    self.params[name] = own.detach()
+                own.requires_grad_(wanted)
                 own.data = data
             for place, leaf, before in self._untied:
                 place[leaf] = before

@@ -88,13 +88,14 @@ class Optimizer:
 
     def rate(self, name: str) -> float:
         """Return the learning rate of the parameter of this name."""
+        if not self.rates:
+            return self.learning_rate
         return next((r for pattern, r in self.rates if fnmatchcase(name, pattern)), self.learning_rate)
 
     def decay(self, name: str) -> float:
         """Return the weight decay of the parameter of this name."""
-        if not isinstance(self.weight_decay, tuple):
-            return self.weight_decay
-        return next((d for pattern, d in self.weight_decay if fnmatchcase(name, pattern)), 0.0)
+        decays = self.weight_decay if isinstance(self.weight_decay, tuple) else (("*", self.weight_decay),)
+        return next((d for pattern, d in decays if fnmatchcase(name, pattern)), 0.0)
 
     def check_patterns(self, names: list[str]) -> None:
         """Raise ConfigError if a pattern of ``rates``, ``weight_decay`` or ``bounds`` matches none of ``names``."""
@@ -158,11 +159,10 @@ class Optimizer:
             groups[self.learning_rate, self.weight_decay] = list(grads)
         state.step += 1
         for (rate, decay), names in groups.items():
-            values = list(map(params.__getitem__, names))
             # Contiguous for the fused steps, which save more.
             slopes = list(map(Tensor.contiguous, map(grads.__getitem__, names)))
             steps = {"sgd": self._sgd, "adagrad": self._adagrad}
-            group = _Group(names, values, slopes, rate * scale, decay)
+            group = _Group(names, list(map(params.__getitem__, names)), slopes, rate * scale, decay)
             steps.get(self.kind, self._adam)(group, state)
         for pattern, (low, high) in self.bounds:
             for name in grads:

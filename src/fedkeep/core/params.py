@@ -109,19 +109,16 @@ def tensors_in(values: Any) -> list[Tensor]:
 def nonfinite(tree: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN or an infinity, or None."""
     every = list(filter(Tensor.is_floating_point, tree.values()))
-    if not every:
+    cpu = all(map(attrgetter("is_cpu"), every))
+    few = cpu and sum(map(Tensor.numel, every)) <= FEW
+    # A finite sum has only finite summands.
+    if not every or (few and math.isfinite(float(torch._C._nn.flatten_dense_tensors(every).sum()))):
         return None
-    device = every[0].device
-    if device.type == "cpu":
-        few = sum(map(Tensor.numel, every)) <= FEW and all(map(attrgetter("is_cpu"), every))
-        # A finite sum has only finite summands.
-        if few and math.isfinite(float(torch._C._nn.flatten_dense_tensors(every).sum())):
-            return None
     floats = {name: t for name, t in tree.items() if t.is_floating_point()}
-    if device.type == "cpu":
+    if cpu:
         return next((name for name, t in floats.items() if not is_finite(t)), None)
     # A GPU is asked for all at once: it answers no sooner for less.
-    totals = torch.stack([t.sum().to(device, torch.float32) for t in every]).tolist()
+    totals = torch.stack([t.sum().to(every[0].device, torch.float32) for t in every]).tolist()
     for (name, t), total in zip(floats.items(), totals, strict=True):
         if not math.isfinite(total) and not bool(torch.isfinite(t).all()):
             return name

@@ -585,8 +585,7 @@ class Lanes(ABC):
                     for each in passes:
                         each.finish()
         frozen.check(str(self.draws[0]))
-        both = ((True, "private"), (False, "federated"))
-        for private, whose in both if self.trained - self.reached else ():
+        for private, whose in ((True, "private"), (False, "federated")) * bool(self.trained - self.reached):
             group = sorted(n for n in self.trained if self.split.is_private(n) is private)
             if group and not self.reached & set(group):  # no loss of any phase depended on it
                 raise unreached(str(self.draws[0]), whose, group)

@@ -29,7 +29,7 @@ def exact(value: Tensor) -> torch.dtype:
 
 def is_finite(values: Tensor) -> bool:
     """Tell whether no number of a floating-point tensor is NaN or infinite."""
-    if _takes(values):
+    if _lies(values) and native.available():
         return not _call(FINITE, values, values.data_ptr())
     # A finite sum has only finite summands, and is cheaper than looking at each of them.
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
@@ -65,7 +65,7 @@ def fold(summands: Iterable[Summand]) -> list[Tensor]:
 def mean(total: Tensor, weight: float, kind: torch.dtype) -> Tensor:
     """Return a sum in double precision divided by a weight, in another floating type."""
     found = torch.empty_like(total, dtype=kind)
-    if _takes(total, found):
+    if _lies(total) and _lies(found) and native.available():
         place = native.address(found)
         _call(MEAN, found, place, 0, native.address(total), False, weight)
         return found
@@ -79,10 +79,6 @@ def pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
     if tensors[0].numel() <= PIECE or not all(t.is_contiguous() for t in tensors):
         return [tensors]
     return list(zip(*(t.view(-1).split(PIECE) for t in tensors), strict=True))  # type: ignore[no-untyped-call]
-
-
-def _takes(*tensors: Tensor) -> bool:
-    return all(map(_lies, tensors)) and native.available()
 
 
 def _lies(t: Tensor) -> bool:  # what traces values has a type of its own

@@ -243,9 +243,6 @@ class Sums:
         self.weight += weight
         self.count += 1
 
-    def _has(self, name: str) -> bool:
-        return name in self._sums or name in self._first
-
     def merge(self, other: Sums) -> Sums:
         """Return both together, in place of this, whose clients come first; one that is empty changes nothing."""
         if not (self.count and other.count):
@@ -258,7 +255,7 @@ class Sums:
             if self.owners_only and (held is not None or name in self._held):
                 self._hold(name, start)
                 self._held[name] += other.weight if held is None else held
-            if other._has(name):
+            if name in other._sums or name in other._first:
                 self.whole(name).add_(other.whole(name))
             if name in other._rows:
                 few = other._rows[name]
@@ -284,7 +281,7 @@ class Sums:
         return self._sums[name]
 
     def _sum_rows(self, name: str, start: Tensor, rows: Tensor, change: Tensor, weight: float) -> None:
-        if self._has(name):
+        if name in self._sums or name in self._first:
             self.whole(name).index_add_(0, rows, change, alpha=weight)
         else:
             self._rows.setdefault(name, RowSums(start)).add(rows, change, weight)
