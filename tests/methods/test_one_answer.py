@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import logits_of
 from fedkeep.core.sealed import read_sealed
 from fedkeep.engines.rehearsal import told_head
+from fedkeep.engines.use import encoding_of, predictions
 from fedkeep.experiments.learned import summarize
 from fedkeep.experiments.run import INFO
 from fedkeep.methods import Global, Sent
@@ -134,3 +136,15 @@ def test_new_people_have_the_same_answer(name: str, tmp_path: Path) -> None:
         assert len(run.predict(client, {"x": batch["x"].numpy()})) == len(here)
     there = run.on(NEW).evaluate(clients=NEW.ids)
     assert there["loss"] == pytest.approx(loss / count, rel=1e-9)
+
+
+def test_a_row_alone_is_predicted_with_the_bits_that_it_has_among_others() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(37, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3)).eval()
+    rows = torch.randn(50, 37).numpy()
+    data = FederatedData.from_columns(client=["a"] * 50, columns={"x": rows, "label": np.arange(50) % 3})
+    encoding = encoding_of(data)
+    together = list(predictions(model, data, encoding))
+    assert len(together) == 50
+    assert [next(predictions(model, data, encoding, [row])) for row in range(50)] == together
+    assert list(predictions(model, data, encoding, [9, 40, 3])) == [together[9], together[40], together[3]]

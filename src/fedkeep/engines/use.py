@@ -28,8 +28,8 @@ from fedkeep.methods.base import forward
 from fedkeep.methods.labels import output_of
 from fedkeep.tasks import Task, of_numbers, of_rows, tasks_in
 
-CHUNK = 1024
-"""Rows that are computed at once."""
+BLOCK = 32
+"""Rows that are computed at once, always: so a row's numbers hang neither on how many there are nor on the others."""
 
 
 class PersonalModel(nn.Module):
@@ -115,11 +115,12 @@ def predictions(
     """
     kind, takes, tasks = float_type(model), takes_of(model), said_tasks(encoding)
     chosen = np.arange(data.examples) if rows is None else np.asarray(rows, np.int64)
-    for start in range(0, len(chosen), CHUNK):
-        batch = load_batch(data, chosen[start : start + CHUNK], place_of(model), kind)
+    for start in range(0, len(chosen), BLOCK):
+        block = chosen[start : start + BLOCK]
+        batch = load_batch(data, np.resize(block, BLOCK), place_of(model), kind)
         with torch.no_grad():
             output = logits_of(model(**(batch if isinstance(model, PersonalModel) else takes.of(batch))))
-        said = [_said(output_of(output, task.name), task, encoding) for task in tasks]
+        said = [_said(output_of(output, task.name)[: len(block)], task, encoding) for task in tasks]
         yield from zip(*said, strict=True)
 
 
