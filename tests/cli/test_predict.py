@@ -206,6 +206,23 @@ def test_numbers_and_texts_under_their_own_names(fedkeep: Command, trained: Call
         assert float(row["prediction"]) == pytest.approx(wanted.item() * scale + mean, abs=1e-6)
 
 
+def test_a_mixture_of_models_needs_no_more_columns_of_counted_texts_than_one(
+    fedkeep: Command, trained: Callable[..., Run]
+) -> None:
+    """It names none, so it takes all that it was trained on: not what tells rows apart."""
+    Path("d").mkdir()
+    lines = [f"{user},{text},{label}" for user in "ab" for text, label in (("good", 1), ("bad", 0)) * 6]
+    Path("d/t.csv").write_text("\n".join(["user,text,label", *lines]) + "\n")
+    Path("t.toml").write_text(
+        'data = { reader = "table", path = "t.csv", tokens = "word" }\nmodel = { kind = "bag_of_words" }\n'
+        'method = { kind = "mixture" }\nrun = { rounds = 1, cohort = 2 }\n'
+    )
+    trained(data=Path("d"), config="t.toml")
+    Path("new.csv").write_text("user,text\nb,good\na,bad\n")
+    found = rows(succeeded(fedkeep("predict", "m", "--data", "new.csv")).stdout)
+    assert [row["client"] for row in found] == ["b", "a"]
+
+
 def test_parquet_is_read_too(trained: Callable[..., Run], fedkeep: Command) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -271,8 +271,9 @@ class Ready:
         Raises:
             ConfigError: a rule is for none of the columns; none is for columns that are encoded.
         """
-        rules.check_used(dict.fromkeys(self.data.columns, Plain.kind))
-        columns = {name: plain_summary(column) for name, column in self.data.columns.items()}
+        told = {name: column for name, column in self.data.columns.items() if not name.startswith("_")}
+        rules.check_used(dict.fromkeys(told, Plain.kind))
+        columns = {name: plain_summary(column) for name, column in told.items()}
         return Summary(
             clients=len(self.data), clients_a_word=rules.clients_a_word, columns=columns, about=self._about
         )
