@@ -21,7 +21,10 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.flower import guard, inner
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import Link, check, command, free_port
+from fedkeep.flower.project import new_project
+from fedkeep.flower.signed import sign_project
 from tests.commands import call, succeeded
+from tests.flower.test_apps import CONFIG
 
 
 @pytest.fixture
@@ -175,3 +178,15 @@ def test_a_command_on_another_machine_is_told_where_to_run(tmp_path, monkeypatch
     monkeypatch.setattr(made, "_flwr", lambda *_: subprocess.CompletedProcess((), 1, "", said))
     with pytest.raises(RunError, match="its own machine alone"):
         made.submit(tmp_path, {})
+
+
+def test_a_project_that_was_changed_after_it_was_signed_is_not_sent(tmp_path):
+    """No device would answer, and the training would wait for them."""
+    make_keys(tmp_path / "keys", hosts=["localhost"], nodes=["a"])
+    new_project(tmp_path / "project", CONFIG)
+    sign_project(tmp_path / "project", tmp_path / "keys" / "signer.key")
+    config = tmp_path / "project" / "config.toml"
+    config.write_text(config.read_text() + "\n")
+    result = call("flower", "train", tmp_path / "project", "--link", "localhost:1")
+    assert result.exit_code == 2
+    assert f"fedkeep flower init {tmp_path}" in result.output

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedkeep.core.errors import RunError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.run_directory import locked
 from fedkeep.flower import local
 from fedkeep.flower.link import _said
@@ -108,10 +108,19 @@ def test_an_error_of_the_server_app_ends_the_command_and_a_death_before_any_roun
 
 @pytest.mark.usefixtures("place")
 def test_a_training_on_its_way_is_followed_and_not_started_twice(tmp_path):
-    (tmp_path / "project.training").write_text('{"flower": "17"}')
+    about = {"flower": "17", "settings": {"out": str(tmp_path / "run")}}
+    (tmp_path / "project.training").write_text(json.dumps(about))
     link = Link(["running", RunError("busy"), "finished:completed"])
     assert "on its way" in told(tmp_path, link)[0]
     assert link.given == []
+
+
+@pytest.mark.usefixtures("place")
+def test_a_training_with_other_settings_is_not_taken_for_the_one_on_its_way(tmp_path):
+    about = {"flower": "17", "settings": {"out": "elsewhere"}}
+    (tmp_path / "project.training").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match="out=elsewhere"):
+        told(tmp_path, Link(["running"]))
 
 
 def test_a_folder_that_another_process_deploys_in_is_refused_and_left_as_it_is(place):

@@ -204,6 +204,7 @@ def train(
     from fedkeep.experiments.config import parse_overrides, toml_value
     from fedkeep.flower.link import Control
     from fedkeep.flower.local import train_at
+    from fedkeep.flower.signed import Signed
 
     if not (project / "pyproject.toml").is_file():
         raise ConfigError(
@@ -218,6 +219,15 @@ def train(
     ca = project.parent / "keys" / "ca.pem" if certificate is None else certificate
     if not ca.is_file():
         raise ConfigError(f"There is no certificate {ca}. Name the authority's with --certificate.")
+    if (signer := ca.with_name("signer.pub")).exists():
+        try:
+            Signed.of(project).check([signer])
+        except RunError as error:  # no device would answer, and the training would wait for them
+            raise ConfigError(
+                "The files of {project} are not those that were signed. Sign them: fedkeep flower init {folder}.",
+                project=project,
+                folder=project.parent,
+            ) from error
     with tempfile.TemporaryDirectory(prefix="fedkeep-") as home:
         control = Control(Path(home), link, ca)
         train_at(control, project, given, project.with_name(f"{project.name}.training"), say)
@@ -341,7 +351,7 @@ def watch(
         except RunError as error:
             if once:
                 raise
-            say(f"{status.text or 'It has not begun yet'}. {error}")
+            say(" ".join([status.text or "The training has not begun yet.", *([str(error)] * run.exists())]))
         else:
             fresh()
             _show_clients(f"{run}: {status.state}", run, project, view.attendance, view.state)

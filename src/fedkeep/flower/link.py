@@ -186,8 +186,11 @@ def free_port() -> int:
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
     """Return what Flower's command line wrote, without the frame that it draws around errors, or JSON."""
-    if "403 Forbidden" in done.stdout + done.stderr:  # guard.closed_to_others
+    said = done.stdout + done.stderr
+    if "403 Forbidden" in said:  # guard.closed_to_others
         return "it takes this from its own machine alone; run the command there, or through ssh -L"
+    if "Connection to the SuperLink is unavailable" in said:
+        return "nobody answers at its address; a link listens some seconds after its start"
     if found := re.search(r'"error-message": *("(?:[^"\\]|\\.)*")', done.stdout):
         return " ".join(str(json.loads(found.group(1))).split())[-300:]
     boxed = [

@@ -253,20 +253,27 @@ def train_at(
         say: tells people.
 
     Raises:
-        ConfigError: the project is none.
+        ConfigError: the project is none, or a training with other settings is on its way.
         RunError: the training ended with an error; says why.
     """
     run = Path(str(settings.get("out") or _out_of(project)))
     status = run.with_name(f"{run.name}.status.json")
     number = _on_its_way(link, note)
     if number:
+        begun = json.loads(note.read_bytes()).get("settings", {})
+        if settings and settings != begun:
+            raise ConfigError(
+                "A training with other settings is on its way: {begun}. Wait for its end, or end it by Ctrl-C in the "
+                "command that follows it.",
+                begun=", ".join(f"{key}={value}" for key, value in begun.items()) or "none",
+            )
         say("The training is on its way; it is followed.")
     while True:
         before = rounds_done(run)
         if not number:
             status.unlink(missing_ok=True)
             number = link.submit(project, {**settings, "status": str(status)})
-            write_whole(note, json.dumps({"flower": number}).encode())
+            write_whole(note, json.dumps({"flower": number, "settings": dict(settings)}).encode())
         try:
             follow(link, number, run, status, say)
             break
