@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fedkeep.flower import watch
+from fedkeep.flower import guard, watch
+from fedkeep.flower.link import command as link_command
 
 
 @pytest.mark.parametrize("words", watch.GIVES_UP)
@@ -56,10 +57,10 @@ def test_a_node_that_ends_before_it_has_joined_ends_with_2_and_says_why(
 @pytest.mark.parametrize("ready", ["", f"{watch.JOINED} 1; "])
 def test_a_link_that_ends_is_told_as_a_link_and_is_not_started_again(ready: str, tmp_path: Path) -> None:
     """It was a node that could not join; and one whose log had a node's words was begun anew, without its server app."""
-    link = tmp_path / watch.LINK
-    link.write_text(f"#!{sys.executable}\nprint({ready!r} + 'no space left'); raise SystemExit(1)\n")
-    link.chmod(0o700)
-    words = [sys.executable, watch.__file__, str(link)]
+    command = link_command(tmp_path, "127.0.0.1", 1, tmp_path / "link.db")
+    file = tmp_path / "stands_for_guard.py"
+    file.write_text(f"print({ready!r} + 'no space left'); raise SystemExit(1)\n")
+    words = [sys.executable, watch.__file__, *(str(file) if w == guard.__file__ else w for w in command)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == watch.WRONG_USE
     assert done.stderr == f"Error: the link ended: {ready}no space left.\n"

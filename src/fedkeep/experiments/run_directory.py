@@ -39,13 +39,7 @@ from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import FedkeepError, NonFiniteError, RoundError, RunError, StoreError
-from fedkeep.core.files import (
-    check_tensors,
-    layout,
-    load_verified,
-    remove_leftovers,
-    write_of_run,
-)
+from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_of_run
 from fedkeep.core.locks import NO_LOCKS, take_lock
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line

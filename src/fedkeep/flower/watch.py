@@ -85,9 +85,8 @@ class Watch:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command, self.ended = list(command), threading.Event()
-        self.link = (
-            os.path.basename(command[0]) == LINK
-        )  # which is not started again: its server app has ended, too
+        # A link is not started again: its server app has ended, too.
+        self.link = LINK in map(os.path.basename, command)
         self.process: subprocess.Popen[str] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
