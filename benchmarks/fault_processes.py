@@ -22,7 +22,7 @@ from fedkeep.core.errors import RunError
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import PATIENCE, Link
 from fedkeep.flower.local import Local, rounds_done, start_node
-from fedkeep.flower.processes import marked
+from fedkeep.flower.processes import WATCH, marked
 from fedkeep.flower.project import new_project
 from fedkeep.flower.signed import sign_project
 from fedkeep.flower.status import read_status
@@ -30,7 +30,7 @@ from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
 
 LONGEST = 600.0  # seconds until a round counts as stuck
-EXEC = "guard.py flower-superexec"  # in the words of a node's process that serves messages, each by a fork of itself
+NODE = "guard.py flower-supernode"  # in the words of a node, of its SuperExec, which is a fork of it, and of that one's forks
 SHIFTED = """
 import datetime, runpy, sys
 from flwr.supernode import node_auth_http_interceptor as signing
@@ -120,10 +120,10 @@ class Harm:
         """End the process that serves a message, a little after it began."""
         end, found = time.monotonic() + 120, list[int]()
         while not found and time.monotonic() < end:
-            found = [p for p in marked(self.link.processes.mark) if EXEC in words_of(_parent(p))]
+            found = [p for p in marked(self.link.processes.mark) if part_of(p) == "message"]
             time.sleep(0.005)
         time.sleep(self.draw.random() * 0.5)
-        alive = [process for process in found if EXEC in words_of(process)]
+        alive = [process for process in found if part_of(process)]
         for process in alive[:1]:
             os.kill(process, signal.SIGKILL)
         return f"{min(1, len(alive))} of {len(found)} client apps"
@@ -174,11 +174,11 @@ class Harm:
         return f"{name}, {pieces} pieces"
 
     def full_disk(self) -> str:
-        """Let no file grow that a node's process for messages or its forks write, until the server has heard of it."""
+        """Let no file grow that a node's SuperExec or its forks write, until the server has heard of it."""
         name = self._node()
         folder = f"FLWR_HOME={self.nodes[name].home}"
         alive = marked(self.link.processes.mark)
-        ours = [p for p in alive if EXEC in words_of(p) and folder in words_of(p, "environ")]
+        ours = [p for p in alive if part_of(p) in ("exec", "message") and folder in words_of(p, "environ")]
 
         def limit(most: int) -> None:
             for process in ours:
@@ -341,6 +341,14 @@ def words_of(process: int, of: str = "cmdline") -> str:
         return Path(f"/proc/{process}/{of}").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
+
+
+def part_of(process: int) -> str:
+    """Return what a process is of a node: ``node``, ``exec`` for its SuperExec, ``message`` for what serves one; empty otherwise."""
+    parts, forks = ("", "node", "exec", "message"), 0
+    while NODE in (words := words_of(process)) and WATCH.name not in words:
+        process, forks = _parent(process), forks + 1
+    return parts[min(forks, len(parts) - 1)]
 
 
 def _parent(process: int) -> int:

@@ -112,7 +112,7 @@ def _node(mark: str, port: str) -> dict[str, float]:
         try:
             words = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             if port in words:
-                kinds = ("watch.py", "flower-supernode", "flower-superexec", "guard")
+                kinds = ("watch.py", "flower-supernode", "guard")
                 what = next((kind for kind in kinds if kind in words), "other")
                 found[what] = round(found.get(what, 0.0) + _pss(process), 1)
         except OSError:

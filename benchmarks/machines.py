@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.fault_processes import words_of
+from benchmarks.fault_processes import part_of, words_of
 from benchmarks.faults import commit
 from benchmarks.measure import RESULTS, write
 from benchmarks.processes import ROOT, sizes_of
@@ -201,7 +201,7 @@ def memory() -> dict[str, Any]:
             home = f"FLWR_HOME={node.home}"
             own = [p for p in marked(link.processes.mark) if home in words_of(p, "environ")]
             sizes = {p: {**sizes_of(p, "smaps_rollup"), **sizes_of(p, "status")} for p in own}
-            each = [{"process": _what(words_of(p)), "pss_mb": in_mb(sizes[p]["Pss"])} for p in own]
+            each = [{"process": part_of(p) or "watch", "pss_mb": in_mb(sizes[p]["Pss"])} for p in own]
     alone = sum(one["Pss_Anon"] for one in sizes.values())
     alone += sum(max(one[kind] for one in sizes.values()) for kind in ("RssFile", "RssShmem"))
     together = in_mb(sum(one["Pss"] for one in sizes.values()))
@@ -210,11 +210,6 @@ def memory() -> dict[str, Any]:
     )
     about = {"commit": commit(), "claim_mb": MOST_MB, "idle_seconds": QUIET, "clients": 2 * NODES}
     return {**about, "pss_mb": together, "alone_mb": in_mb(alone), "processes": each}
-
-
-def _what(words: str) -> str:
-    kinds = ("watch.py", "flower-superexec", "flower-supernode")
-    return next((kind for kind in kinds if kind in words), "other")
 
 
 def in_mb(kibibytes: int) -> float:

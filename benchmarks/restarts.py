@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fault_processes import EXEC, words_of
+from benchmarks.fault_processes import part_of, words_of
 from benchmarks.faults import commit
 from benchmarks.measure import write
 from fedkeep.flower.link import Link
@@ -63,12 +63,10 @@ def until(there: Callable[[], bool], what: str) -> float:
 
 
 def serves(link: Link, node: SuperNode) -> bool:
-    """Tell whether a node serves a message now: its process for messages and a fork of that are there."""
+    """Tell whether a node serves a message now."""
     folder = f"FLWR_HOME={node.home}"
-    every = [
-        p for p in marked(link.processes.mark) if EXEC in words_of(p) and folder in words_of(p, "environ")
-    ]
-    return len(every) > 1
+    served = [p for p in marked(link.processes.mark) if part_of(p) == "message"]
+    return any(folder in words_of(p, "environ") for p in served)
 
 
 def killed(place: Local, link: Link, name: str, node: SuperNode) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def test_commands_do_not_put_the_folder_that_they_run_in_on_the_path(tmp_path):
     """Python's -P; else a file of a package's name in that folder would be imported in its place."""
     guard.install_at_link(tmp_path)
     assert " -P " in (tmp_path / guard.SERVER).read_text()
-    assert guard.started_by(guard.EXEC)[1] == "-P"
+    assert guard.started_by(guard.NODE)[1] == "-P"
 
 
 # Flower's own loader, replaced as the command replaces it, is given a signed bundle and then an unsigned one.

@@ -1,9 +1,7 @@
 """A device's processes stay: forks for messages, looks that become rarer, and a node that is there again at once."""
 
-import io
 import json
-import os
-import signal
+import re
 import subprocess
 import sys
 
@@ -14,7 +12,7 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedkeep.flower import inner, stay
-from fedkeep.flower.stay import Joined, Pace, Started
+from fedkeep.flower.stay import Joined, Pace
 
 # A SuperExec that is given messages, one of which kills its process and one of which raises.
 FORKS = """
@@ -119,21 +117,30 @@ def test_looks_are_frequent_again_when_something_has_happened_or_something_else_
     assert len(looks) == 6
 
 
-def test_a_node_whose_superexec_has_ended_ends_too(capfd):
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    try:
-        ends = "import json, sys; sys.exit(len(json.loads(sys.stdin.read())))"
-        started = Started([sys.executable, "-c", ends])
-        started.check()  # it is there before Flower asks for it, and waits for its words
-        started.Popen(["flower-superexec", "--insecure", "--x"])
-        started.process.wait()
-        started.check()
-        started.check()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert heard == [signal.SIGTERM]
-    assert "has ended (exit code 2)" in capfd.readouterr().err  # the words after the first went on
+def node(code: str) -> subprocess.CompletedProcess[str]:
+    """Run what a node does with its SuperExec, which is a fork, in a process that has no other threads."""
+    begin = "import json, os, signal, sys, time\nfrom fedkeep.flower import inner, stay\nfrom fedkeep.flower.stay import Started\n"
+    return subprocess.run(
+        [sys.executable, "-c", begin + code], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_node_whose_superexec_has_ended_ends_too():
+    done = node("""
+heard = []
+signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+started = Started(lambda given: sys.exit(len(json.loads(open(given, "rb").read()))))
+started.check()  # it is there before Flower asks for it, and waits for its words
+print(len(heard))
+started.Popen(["flower-superexec", "--insecure", "--x"])
+while started.child is not None:
+    started.check()
+    time.sleep(0.01)
+started.check()
+print(heard == [signal.SIGTERM])
+""")
+    assert done.stdout.split() == ["0", "True"], done.stderr
+    assert done.stderr.count("has ended (exit code 3)") == 1
 
 
 class Link:
@@ -199,23 +206,38 @@ def test_a_note_that_is_damaged_is_none(content, tmp_path):
 
 
 def test_a_superexec_that_has_ended_before_it_is_asked_for_is_told_of():
-    started = Started([sys.executable, "-c", "raise SystemExit(4)"])
-    started.process.wait()
-    started.Popen(["flower-superexec", "x" * 100_000])
-    assert started.process.poll() == 4
+    done = node("""
+signal.signal(signal.SIGTERM, lambda number, frame: print("asked to end"))
+started = Started(lambda given: sys.exit(4))
+os.waitid(os.P_PID, started.child, os.WEXITED | os.WNOWAIT)
+started.Popen(["flower-superexec", "x" * 100_000])
+started.check()
+""")
+    assert (done.returncode, done.stdout) == (0, "asked to end\n")
+    assert "has ended (exit code 4)" in done.stderr
 
 
-def test_a_superexec_whose_node_has_ended_ends_too(monkeypatch):
-    monkeypatch.setattr(inner, "run_exec", pytest.fail)
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    stay.run_exec(print)
+def test_a_superexec_whose_node_has_ended_ends_too():
+    """Its pipe ends with the node, so it must hold no end of its own that is written to."""
+    done = node("""
+inner.run_exec = lambda: print("begins")
+started = Started(lambda given: stay.run_exec(print, given))
+os.close(started.writing)
+print(os.waitpid(started.child, 0)[1])
+""")
+    assert done.stdout == "0\n", done.stderr
 
 
-def test_a_folder_has_one_node(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    monkeypatch.setattr(stay, "PATIENCE", 0.1)
-    with FileLock(tmp_path / stay.LOCK), pytest.raises(SystemExit, match=r"Another node .* runs"):
-        stay.run_node(["--superlink", "link:1"], [sys.executable])
+def test_a_folder_has_one_node(tmp_path):
+    code = f"""
+stay.PATIENCE, stay.run_exec = 0.1, lambda serve, given: None
+os.environ["FLWR_HOME"] = {str(tmp_path)!r}
+stay.run_node(["--superlink", "link:1"], print)
+"""
+    with FileLock(tmp_path / stay.LOCK):
+        done = node(code)
+    assert done.returncode == 1
+    assert re.search(r"Another node .* runs", done.stderr), done.stderr
 
 
 def test_what_messages_need_is_imported_before_the_first_comes_and_it_tells_of_the_code_that_runs():
@@ -236,7 +258,7 @@ def message():
     print(len(read), told == fingerprint.code.__wrapped__())
 
 inner.run_exec = message
-stay.run_exec(print)
+stay.run_exec(print, 0)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], input="[1]", capture_output=True, text=True, check=True
@@ -248,19 +270,12 @@ stay.run_exec(print)
 
 def test_a_nodes_own_process_holds_no_torch(tmp_path):
     """It stays beside the one that does: both together are to be small."""
-    code = """
-import sys
-from fedkeep.flower import inner, stay
+    done = node(f"""
+os.environ["FLWR_HOME"] = {str(tmp_path)!r}
 inner.replace = lambda *_: None
-inner.run_node = lambda: stay.Joined(stay.Path(sys.argv[1]), "link:1").note(7)
-stay.run_node(["--superlink", "link:1"], [sys.executable])
-print("torch" in sys.modules, stay.Joined(stay.Path(sys.argv[1]), "link:1").before())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "FLWR_HOME": str(tmp_path)},
-    )
-    assert done.stdout == "False 7\n"
+inner.run_node = lambda: stay.Joined(stay.Path({str(tmp_path)!r}), "link:1").note(7)
+stay.run_exec = lambda serve, given: None
+stay.run_node(["--superlink", "link:1"], print)
+print("torch" in sys.modules, stay.Joined(stay.Path({str(tmp_path)!r}), "link:1").before())
+""")
+    assert done.stdout == "False 7\n", done.stderr

@@ -3,8 +3,8 @@
 Flower unpacks a bundle, puts it first on the path and imports the app that it names, so a bundle with a module named
 ``fedkeep`` would be trusted with everything on the device. Here the bundle is checked for its signature and not even
 unpacked. The node then trains what was signed, and no other experiment that a server names. ``fedkeep device run`` starts
-Flower's node by this file, and that starts its SuperExec by it, too (``stay``): no command runs for a bundle, and other
-apps than a ClientApp are refused.
+Flower's node by this file, and its SuperExec and all that serves messages are forks of that (``stay``): no command runs
+for a bundle, and other apps than a ClientApp are refused.
 
 A link of ours runs programs of whoever may start them, and has no login. So it takes runs, and server apps, from its own
 machine alone; other machines can be nodes. Its server apps are Flower's own, begun by this file for their signs of life.
@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 TRUSTED = "FEDKEEP_TRUSTED"
 """Environment variable: the public keys whose projects are answered, separated as in ``PATH``."""
 COMMAND, SERVER = "flwr-clientapp", "flwr-serverapp"
-LINK, NODE, EXEC, AT_LINK = "flower-superlink", "flower-supernode", "flower-superexec", "--at-link"
+LINK, NODE, AT_LINK = "flower-superlink", "flower-supernode", "--at-link"
 OF_NODES = ("/v1/fleet/", "/health")
 """What a link answers to other machines, by how the paths begin."""
 EVERY = 10.0
@@ -46,7 +46,7 @@ _signed: dict[str, Any] = {}
 
 
 def started_by(word: str) -> list[str]:
-    """Return the command that runs this file for ``LINK``, ``NODE``, ``EXEC`` or ``AT_LINK``.
+    """Return the command that runs this file for ``LINK``, ``NODE`` or ``AT_LINK``.
 
     Python's -P keeps files of a package's name in the folder that it runs in from being imported in its place.
     """
@@ -71,14 +71,11 @@ def main() -> None:
     if word == LINK:
         _link()
         return
+    if word != NODE:
+        sys.exit(f"There is no process {word!r} of a device.")
     from fedkeep.flower import stay
 
-    if word == NODE:
-        stay.run_node(sys.argv[1:], started_by(EXEC))
-    elif word == EXEC:
-        stay.run_exec(serve)
-    else:
-        sys.exit(f"There is no process {word!r} of a device.")
+    stay.run_node(sys.argv[1:], serve)
 
 
 def _link() -> None:

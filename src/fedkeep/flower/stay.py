@@ -2,7 +2,8 @@
 
 Flower's node starts a SuperExec, and that a process for each message; to import torch takes such a process seconds. Here
 SuperExec itself imports what messages need and forks: the child serves its message and ends, so nothing of one message is
-left to the next, and one that crashes ends neither the node nor SuperExec. Both look for work often while there is some,
+left to the next, and one that crashes ends neither the node nor SuperExec. SuperExec is a fork of the node, so that both
+hold Flower's modules once; torch is its own, as the node has no use for it. Both look for work often while there is some,
 and as seldom as Flower where there has been none for a while.
 """
 
@@ -19,9 +20,9 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
 from filelock import Timeout
 
@@ -30,8 +31,9 @@ from fedkeep.flower import inner
 
 SOON, PART = 0.2, 10
 """Seconds between two looks at least, and the part of the time since something happened last that they grow to."""
+SHARED = "flwr.supernode.cli"
+"""What a node and its SuperExec need."""
 WARM = (
-    "flwr.supernode.cli",
     inner.CLIENT,
     "fedkeep.flower.client_app",
     "fedkeep.flower.served",
@@ -71,6 +73,36 @@ class Pace:
         return min(most, max(SOON, silent / PART))
 
 
+def forked(do: Callable[[], None]) -> int:
+    """Do something in a child of this process, which ends then, whatever happens; return the child's number."""
+    _flush()
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        inner.leave_exit_handlers()
+        do()
+        code = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            _tell(end.code)
+        else:
+            code = end.code or 0
+    except BaseException:  # noqa: BLE001  nothing of the parent's may go on in the child
+        sys.excepthook(*sys.exc_info())
+    finally:
+        _flush()
+        os._exit(code)
+
+
+def ended(child: int) -> int | None:
+    """Return the exit code of a child, negative for a signal; None while it runs. It is told once."""
+    done, status = os.waitpid(child, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
 class Forks:
     """Stands in for ``subprocess`` where SuperExec starts commands: a child of this process does what one would.
 
@@ -89,50 +121,32 @@ class Forks:
     ) -> None:
         """Begin to serve a message."""
         self.pace.busy()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):  # a log on a disk that is full
-                stream.flush()
-        if child := os.fork():
-            self.running.add(child)
-            return
-        self._serve(words, quiet=self.DEVNULL in (stdout, stderr))
+        self.running.add(forked(lambda: self._serve(words, quiet=self.DEVNULL in (stdout, stderr))))
 
     def reap(self) -> None:
         """Take leave of children that have ended, and tell of one that was killed."""
         for child in list(self.running):
-            done, status = os.waitpid(child, os.WNOHANG)
-            if not done:
+            if (code := ended(child)) is None:
                 continue
             self.running.remove(child)
-            if (code := os.waitstatus_to_exitcode(status)) < 0:
+            if code < 0:
                 _tell(f"The process of a message was ended by signal {-code}; the node goes on.")
 
-    def _serve(self, words: Sequence[str], *, quiet: bool) -> NoReturn:
-        """Serve a message in the child, which ends here whatever happens."""
-        code = 1
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
-                signal.signal(number, signal.SIG_DFL)
-            inner.leave_exit_handlers()
-            if quiet:
-                for stream in (1, 2):
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-            sys.argv = list(words)
-            self.serve(words)
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        except BaseException:  # noqa: BLE001  nothing of the parent's may go on in the child
-            sys.excepthook(*sys.exc_info())
-        finally:
-            for text in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError):  # a log on a disk that is full
-                    text.flush()
-            os._exit(code)
+    def _serve(self, words: Sequence[str], *, quiet: bool) -> None:
+        if quiet:
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        sys.argv = list(words)
+        self.serve(words)
 
 
-def run_exec(serve: Callable[[Sequence[str]], None]) -> None:
-    """Be a SuperExec that has imported what messages need, and forks for each; its words come by standard input."""
+def run_exec(serve: Callable[[Sequence[str]], None], given: int) -> None:
+    """Be a SuperExec that has imported what messages need, and forks for each.
+
+    Args:
+        serve: does what a message's command does.
+        given: a pipe by which the words of its own command come.
+    """
     for name in WARM:
         import_module(name)
     import_module(
@@ -140,9 +154,11 @@ def run_exec(serve: Callable[[Sequence[str]], None]) -> None:
     ).code()  # of what runs: files may be another version's by the next message
     gc.collect()
     gc.freeze()  # children share what is there, as collecting would write to it
-    if not (told := sys.stdin.read()):
+    with open(given, "rb") as pipe:
+        told = pipe.read()
+    if not told:
         return  # its node has ended
-    sys.argv += json.loads(told)
+    sys.argv = json.loads(told)
     pace = Pace()
     forks = Forks(serve, pace)
     pace.each = forks.reap
@@ -154,27 +170,32 @@ def run_exec(serve: Callable[[Sequence[str]], None]) -> None:
 class Started:
     """Stands in for ``subprocess`` where a node starts its SuperExec: ours is there already, and looked after.
 
-    It imports what messages need while the node still imports Flower, and is told the words of its command then.
+    It imports what messages need while the node joins its link, and is told the words of its command when Flower has them.
 
     Args:
-        command: what starts ours.
+        run: is SuperExec, in a child of this process; it is called with the pipe by which the words come.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self.process: subprocess.Popen[bytes] | None = subprocess.Popen(command, stdin=subprocess.PIPE)
+    def __init__(self, run: Callable[[int], None]) -> None:
+        reading, self.writing = os.pipe()
+        self.child: int | None = forked(lambda: self._begin(run, reading))
+        os.close(reading)
 
     def Popen(self, words: Sequence[str]) -> None:  # noqa: N802  Flower's word
         """Let SuperExec begin."""
-        if self.process is not None and self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), self.process.stdin as given:
-                given.write(json.dumps(words[1:]).encode())  # ``check`` tells of one that has ended
+        with contextlib.suppress(BrokenPipeError), open(self.writing, "wb") as pipe:
+            pipe.write(json.dumps(words).encode())  # ``check`` tells of one that has ended
 
     def check(self) -> None:
         """Ask this node to end where its SuperExec has: it would take messages, and answer none."""
-        if self.process is not None and (code := self.process.poll()) is not None:
+        if self.child is not None and (code := ended(self.child)) is not None:
             _tell(f"The process that serves messages has ended (exit code {code}), and so does this node.")
-            self.process = None
+            self.child = None
             signal.raise_signal(signal.SIGTERM)
+
+    def _begin(self, run: Callable[[int], None], reading: int) -> None:
+        os.close(self.writing)  # so that the pipe ends with the node
+        run(reading)
 
 
 class Joined:
@@ -209,13 +230,16 @@ class Joined:
             beside.replace(self.path)
 
 
-def run_node(words: Sequence[str], command: Sequence[str]) -> None:
+def run_node(words: Sequence[str], serve: Callable[[Sequence[str]], None]) -> None:
     """Be a node that is looked after.
 
     Args:
         words: of Flower's command.
-        command: what starts its SuperExec.
+        serve: does what a message's command does, in a process of its own.
     """
+    import_module(SHARED)
+    gc.freeze()
+    started = Started(partial(run_exec, serve))  # before anything else: what it inherits, it would hold
     home = Path(os.environ["FLWR_HOME"])
     home.mkdir(parents=True, exist_ok=True)
     try:
@@ -225,11 +249,16 @@ def run_node(words: Sequence[str], command: Sequence[str]) -> None:
     except OSError as error:
         sys.exit(f"Cannot lock {home}: {error.strerror}.")
     joined = Joined(home, words[words.index("--superlink") + 1])
-    started = Started(command)
     inner.replace(inner.NODE, "subprocess", started)
     inner.replace(inner.NODE, "time", Pace(started.check))
     inner.replace(inner.NODE_LINK, "FleetHttpClient", inner.announcing(joined.before, joined.note))
     inner.run_node()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a log on a disk that is full
+            stream.flush()
 
 
 def _tell(text: str) -> None:
