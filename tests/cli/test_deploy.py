@@ -1,6 +1,7 @@
 """``deploy``, ``flower`` and ``device run``: what is wrong is one clear line, exit code 2, and nothing is left running."""
 
 import socket
+import tomllib
 
 import pytest
 
@@ -117,6 +118,17 @@ def test_one_command_makes_project_keys_and_a_folder_for_each_party(fedkeep, tmp
     assert (tmp_path / "f" / "b" / "experiment.toml").read_bytes() == (
         tmp_path / "f" / "project" / "config.toml"
     ).read_bytes()
+
+
+def test_a_party_is_told_the_columns_of_the_owners_table(fedkeep, tmp_path):
+    columns = 'user = "who"\nlabel = "y"\nfeatures = ["a"]\n[data.kinds]\na = "number"\n'
+    data = f'[data]\nreader = "table"\npath = "/home/me/all.csv"\n{columns}'
+    (tmp_path / "mine.toml").write_text(
+        TOY.replace('[data]\nreader = "toy"\nusers = 6\nexamples = 12\n', data)
+    )
+    succeeded(fedkeep("flower", "init", "f", "--config", "mine.toml", "--node", "a"))
+    told = tomllib.loads((tmp_path / "f" / "a" / "node.toml").read_text())["data"]
+    assert told == tomllib.loads(data)["data"] | {"path": "data.csv"}
 
 
 def test_a_nodes_key_is_renewed_and_the_others_stay(fedkeep, tmp_path):

@@ -29,7 +29,7 @@ PROJECT, KEYS, RUN = "project", "keys", "run"
 PORT = 8443
 PARTY = """# {name}: a node of {project}
 
-1. Put this site's examples beside this file, and name them in `node.toml` under `[data]`.
+1. Put this site's examples beside this file, as `data.csv`, or name file and columns in `node.toml` under `[data]`.
 2. `fedkeep device check node.toml` looks at everything; `experiment.toml` is what will be trained.
 3. `fedkeep device run node.toml` takes part; as a service: `fedkeep-node.service`, in a container: `compose.yaml`.
 """
@@ -196,10 +196,11 @@ def _write_party(folder: Path, name: str, address: str) -> None:
     if (keys / f"{name}.key").exists():
         os.replace(keys / f"{name}.key", party / f"{name}.key")
     about = {"name": name, "project": folder.resolve().name, "version": __version__}
+    experiment = (folder / PROJECT / CONFIG).read_bytes()
     files = {
         "ca.pem": (keys / "ca.pem").read_bytes(),
         "signer.pub": (keys / "signer.pub").read_bytes(),
-        EXPERIMENT: (folder / PROJECT / CONFIG).read_bytes(),
+        EXPERIMENT: experiment,
         "README.md": PARTY.format(**about).encode(),
         "fedkeep-node.service": SERVICE.format(**about).encode(),
         "compose.yaml": COMPOSE.format(**about).encode(),
@@ -207,7 +208,9 @@ def _write_party(folder: Path, name: str, address: str) -> None:
     if not (party / "node.toml").exists():
         link = {"address": address, "certificate": "ca.pem", "key": f"{name}.key", "trusted": ["signer.pub"]}
         device = {"owner": name, "folder": "states"}
-        table = {"data": {"reader": "table", "path": "data.csv"}, "device": device, "link": link}
+        simulated = from_toml(experiment.decode()).get("data", {})
+        columns = simulated if simulated.get("reader") == "table" else {"reader": "table"}
+        table = {"data": {**columns, "path": "data.csv"}, "device": device, "link": link}
         files["node.toml"] = to_toml(table).encode()
     for at, content in files.items():
         write_whole(party / at, content, PRIVATE_FILE)
