@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedkeep.core.seeds import seed_all
 from fedkeep.engines import Job
 from fedkeep.engines.lanes import local_run
 from fedkeep.experiments.simulate import simulate
-from tests.installed import write_papers
+from tests.installed import skip_without_flower, write_papers
 
 torch.set_num_threads(1)
 
@@ -92,6 +92,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("no_cover")
 
 
+def module_name(file: Path) -> str:
+    """Return a test file's name as a module."""
+    return ".".join(file.relative_to(Path(__file__).parents[1]).with_suffix("").parts)
+
+
+class File(pytest.Module):
+    """A file of tests."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            sys.modules.pop(module_name(self.path), None)  # it is half there
+            skip_without_flower(self.nodeid, error.__cause__)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> File:
+    """Collect files of tests so that those which import Flower say where it is missing."""
+    return File.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Skip a test that meets no Flower after its file was imported."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        skip_without_flower(item.nodeid, error)
+        raise
+
+
+pytest_runtest_call = pytest_runtest_setup
+
+
 LEFT = pytest.StashKey[int]()
 
 
@@ -101,7 +136,7 @@ def import_all(number: int, count: int) -> None:
     first = len(files) * number // count
     for file in (*files[first:], *files[:first]):
         with contextlib.suppress(Exception, pytest.skip.Exception):  # which is told where tests are collected
-            import_module(".".join(file.relative_to(Path(__file__).parents[1]).with_suffix("").parts))
+            import_module(module_name(file))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,10 +1,13 @@
-"""Packages as if they were installed: the metadata in which fedkeep finds entry points, made for tests."""
+"""Packages as if they were installed, by the metadata in which fedkeep finds entry points; and the one that may be missing."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 PAPERS = Path(__file__).resolve().parent.parent / "papers"
 
@@ -25,3 +28,10 @@ def write_papers(folder: Path) -> Path:
     """Write the metadata of this tree's ``papers``, as its ``pyproject.toml`` says them."""
     project = tomllib.loads((PAPERS / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return write_package(folder, project["name"], project["entry-points"])
+
+
+def skip_without_flower(what: str, error: BaseException | None) -> None:
+    """Skip what has met neither Flower nor what comes with it, where that extra is not installed."""
+    missing = isinstance(error, ModuleNotFoundError) and error.name in ("flwr", "httpx", "uvicorn")
+    if missing and find_spec("flwr") is None:
+        pytest.skip(f"{what} needs the extra flower", allow_module_level=True)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr")
-
 from benchmarks import fault_flower
 from benchmarks.fault_flower import LEG
 

@@ -118,7 +118,6 @@ def test_a_missing_option_is_told_with_its_meaning(fedkeep: Command) -> None:
 def test_a_path_begins_at_home_wherever_it_stands(
     fedkeep: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pytest.importorskip("flwr")
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path))
     assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import stat
 from collections.abc import Callable
@@ -102,6 +103,17 @@ class TestExport:
         for name in ("b.safetensors", "b.safetensors.json"):
             assert stat.S_IMODE(Path(name).stat().st_mode) == 0o600
         assert "2 values of client 'b' in the run abc123 (version 2, round 2)" in result.stdout
+
+    def test_only_a_whole_model_needs_flower(
+        self, fedkeep: Command, states: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = importlib.util.find_spec
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, *a: None if name == "flwr" else found(name, *a)
+        )
+        succeeded(fedkeep("device", "export", "states", "--kept", "--client", "b", "--out", "b"))
+        Path("node.toml").touch()
+        assert "[flower]'" in fedkeep("device", "export", "node.toml", "--out", "models").stderr
 
     def test_what_awaits_the_servers_word_is_told_so(self, fedkeep: Command) -> None:
         made(Path("states"))

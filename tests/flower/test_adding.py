@@ -21,7 +21,7 @@ from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
 from fedkeep.remote.attendance import attendance_of
-from tests.flower.test_apps import CONFIG
+from tests.flower.small import CONFIG
 from tests.flower.test_signed import bundle
 
 TABLE = '[clients]\nnorth = ["anna", "n-*"]\n'

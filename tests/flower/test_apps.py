@@ -28,34 +28,7 @@ from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.roll_back import kept_rounds
 from fedkeep.remote.server import serve_run
 from tests.flower.loopback import Loopback, context
-
-CONFIG = """name = "small"
-seed = 3
-
-[data]
-reader = "many_user_text"
-users = 6
-examples = 12
-
-[model]
-kind = "document"
-user_dim = 4
-embedding_dim = 4
-hidden = 8
-mlp = 8
-pool = "max"
-
-[method]
-kind = "furl"
-private = "user"
-batch_size = 8
-private_scale = "fedavg"
-
-[run]
-rounds = 3
-cohort = 4
-evaluate_every = 2
-"""
+from tests.flower.small import CONFIG, SECURE
 
 
 @pytest.fixture(autouse=True)
@@ -77,11 +50,6 @@ def federation(folder, text=CONFIG, count=2):
         for k, name in enumerate(place.clients)
     ]
     return place, Loopback(serve, contexts)
-
-
-SECURE = CONFIG.replace(
-    'private_scale = "fedavg"', 'weighting = "uniform"\n\n[method.secure]\nclip = 10.0'
-).replace("cohort = 4", 'cohort = 4\nsampling = "independent"')
 
 
 @pytest.mark.parametrize("text", [CONFIG, SECURE], ids=["plain", "secure sums"])

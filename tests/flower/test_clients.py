@@ -21,7 +21,8 @@ from fedkeep.flower.signed import NODES, Signed, check_signed, node_names, sign_
 from fedkeep.remote.attendance import attendance_of, move
 from fedkeep.remote.listed import Listed
 from fedkeep.remote.server import serve_run
-from tests.flower.test_apps import CONFIG, federation
+from tests.flower.small import CONFIG
+from tests.flower.test_apps import federation
 from tests.flower.test_signed import bundle, changed
 
 TABLE = '[clients]\nnorth = ["anna", "n-*"]\nsouth = ["ben"]\n'

@@ -18,7 +18,7 @@ from fedkeep.cli.flower import app
 from fedkeep.flower.set_up import set_up
 from fedkeep.version import __version__
 from tests.documents import ROOT
-from tests.flower.test_apps import CONFIG
+from tests.flower.small import CONFIG
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from fedkeep.flower.local import Local, federation
 from fedkeep.flower.project import new_project
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import SIGNATURE, sign_project
-from tests.flower.test_apps import CONFIG, SECURE
+from tests.flower.small import CONFIG, SECURE
 
 EVIL = """
 import pathlib

@@ -14,7 +14,7 @@ from fedkeep.core.errors import RunError
 from fedkeep.flower import inner
 from fedkeep.flower.guard import COMMAND, SERVER
 from fedkeep.flower.project import new_project
-from tests.flower.test_apps import CONFIG
+from tests.flower.small import CONFIG
 
 USED = {
     "subprocess": "subprocess.Popen",

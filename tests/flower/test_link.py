@@ -24,7 +24,7 @@ from fedkeep.flower.link import Link, check, command, free_port
 from fedkeep.flower.project import new_project
 from fedkeep.flower.signed import sign_project
 from tests.commands import call, succeeded
-from tests.flower.test_apps import CONFIG
+from tests.flower.small import CONFIG
 
 
 @pytest.fixture

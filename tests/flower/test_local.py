@@ -12,7 +12,7 @@ from fedkeep.flower import local
 from fedkeep.flower.link import _said
 from fedkeep.flower.local import EndedError, Local, local_of, train, train_at
 from fedkeep.flower.status import Status, write_status
-from tests.flower.test_apps import CONFIG
+from tests.flower.small import CONFIG
 
 
 class Processes:

@@ -8,7 +8,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.config import parse_config
 from fedkeep.flower import served
 from fedkeep.flower.served import experiments_in, federation_of
-from tests.flower.test_apps import CONFIG
+from tests.flower.small import CONFIG
 
 MODEL = CONFIG[CONFIG.index("[model]") : CONFIG.index("private_scale")]  # and the method
 PRIVACY = """

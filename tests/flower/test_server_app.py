@@ -7,7 +7,8 @@ from fedkeep.flower import node_context as nodes
 from fedkeep.flower import server_app
 from fedkeep.flower.status import read_status
 from tests.flower.loopback import Loopback
-from tests.flower.test_apps import CONFIG, project
+from tests.flower.small import CONFIG
+from tests.flower.test_apps import project
 
 
 @pytest.fixture(autouse=True)

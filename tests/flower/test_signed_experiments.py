@@ -15,7 +15,8 @@ from fedkeep.flower.project import new_project
 from fedkeep.flower.served import experiments_in, federation_of
 from fedkeep.flower.signed import check_signed, sign_project
 from fedkeep.remote.server import serve_run
-from tests.flower.test_apps import CONFIG, SECURE, federation
+from tests.flower.small import CONFIG, SECURE
+from tests.flower.test_apps import federation
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from fedkeep.remote.messages import Answers, Refused, Work, message_of
 from fedkeep.remote.node import Node
 from fedkeep.remote.tally import Limits, Signed, Tally, smallest_block
 from fedkeep.remote.view import served
-from tests.flower.test_apps import CONFIG
+from tests.flower.small import CONFIG
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, classes
 

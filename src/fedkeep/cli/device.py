@@ -470,7 +470,6 @@ def _tell_missing(models: Models) -> None:
 
 
 @device.command(epilog="Example: fedkeep device export node.toml --published run.published --out models")
-@needs_flower
 def export(
     place: PlaceArgument,
     out: Annotated[
@@ -512,6 +511,7 @@ def export(
         _export_kept(place, out, (client or [""])[0], run, adapted)
 
 
+@needs_flower
 def _export_models(
     config: Path,
     out: Path,

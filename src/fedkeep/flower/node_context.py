@@ -10,14 +10,12 @@ from flwr.app import Context
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.config import read_config
 from fedkeep.experiments.sources import build_source
-from fedkeep.flower.project import bundled
+from fedkeep.flower.project import NODE_CONFIG, bundled
 from fedkeep.remote.agreement import RefusalError
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.node_config import build_node, experiment
 from fedkeep.remote.own_data import of_clients
 
-NODE_CONFIG = "fedkeep-node"
-"""Key of Flower's node configuration: the path of the node's own."""
 AT_HAND = 64  # nodes that one process of a simulation keeps
 
 

@@ -14,6 +14,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import write_whole
 from fedkeep.experiments.toml import from_toml, to_toml
 
+NODE_CONFIG = "fedkeep-node"
+"""Key of Flower's node configuration: the path of the node's own."""
 CONFIG = "config.toml"
 LONGEST_NAME = 32  # Flower's limit
 SERVER_APP, CLIENT_APP = "fedkeep.flower.server_app:app", "fedkeep.flower.client_app:app"

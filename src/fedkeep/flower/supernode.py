@@ -33,7 +33,6 @@ from fedkeep.experiments.config import parse_toml, read_text
 from fedkeep.experiments.config_tables import Strict, made_of
 from fedkeep.flower import guard
 from fedkeep.flower.keys import check_certificate
-from fedkeep.flower.node_context import NODE_CONFIG
 from fedkeep.flower.processes import (
     check_port,
     check_proxies,
@@ -42,6 +41,7 @@ from fedkeep.flower.processes import (
     past_proxies,
     proxy_before,
 )
+from fedkeep.flower.project import NODE_CONFIG
 from fedkeep.flower.signed import public_key
 
 AHEAD, BEHIND = 5.0, 305.0  # seconds that Flower 1.41 lets a node's clock differ
