@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from fedkeep import Phase, methods, sgd
 from fedkeep.audit import audit
+from fedkeep.audit.audit import patterns
 from fedkeep.audit.bench import Bench, States, changed, items, same, still
 from fedkeep.audit.canaries import small
 from fedkeep.audit.findings import Allowed
 from fedkeep.audit.images import describe_image
-from fedkeep.audit.wire import patterns
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
 from fedkeep.engines.tables import local_rows
@@ -28,6 +28,7 @@ from fedkeep.models import Linear
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.messages import Packet
 from fedkeep.remote.node import told_counts
+from fedkeep.report.tables import markdown_escape
 from fedkeep.store import Lines
 from tests.audit import leaks
 from tests.audit.leaks import Own, furl
@@ -70,16 +71,16 @@ def test_an_image_is_described(left: np.ndarray, words: str) -> None:
     assert describe_image(CANARIES, np.asarray(left, np.float64)) == words
 
 
-def test_a_report_is_printed_as_the_command_prints_it() -> None:
+def test_a_report_is_printed_as_its_page_says_it() -> None:
     report = audit(Linear(4, 3), methods.furl("user"), toy(users=3, examples=8), rounds=1)
-    title, heads, rule, *lines = str(report).splitlines()
-    assert title == "furl: what left a device"
-    assert heads.split()[:4] == ["What", "Numbers", "Seen", "by"]
-    assert set(rule) == {"─"}
-    assert len(rule) >= max(len(line) for line in lines[: len(report.left)])
-    for one, line in zip(report.left, lines, strict=False):
-        assert line.startswith(f"{one.label} ")
-    assert lines[-1].startswith(f"✓ {len(report.sources)} things that must stay were changed one by one; ")
+    lines = str(report).splitlines()
+    assert lines[0] == "# What leaves a device: furl"
+    (said,) = [line for line in lines if f"{len(report.sources)} things that must stay were changed" in line]
+    assert said.startswith("Nothing leaves undeclared. ")
+    rows = [line for line in lines if " float32 " in line or " float64 " in line or "| table |" in line]
+    assert len(rows) == len(report.left)
+    for one, row in zip(report.left, rows, strict=True):
+        assert row.startswith(f"| {markdown_escape(one.label)} |")
 
 
 def test_a_number_is_a_multiple_of_another() -> None:

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from fedkeep import FederatedData, methods
 from fedkeep.audit import audit
+from fedkeep.audit.findings import JOINT
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import Finish, Finished
 from fedkeep.methods.terms import Term
+from fedkeep.prove import prove
 from tests.audit.clients import users
 from tests.audit.leaks import LOCAL, Own, furl, of_term
 
@@ -58,7 +60,7 @@ def test_a_label_that_leaves_is_found_where_all_have_one_class() -> None:
     data.columns["x"] = np.zeros((data.examples, 3), int)
     report = audit(Own(), furl(finish=mean_label), data, rounds=1)
     assert "upload/linear.bias changes with training examples" in [str(f) for f in report.leaks]
-    assert "NOT looked at: x; one value alone is there, so no other could be put in." in report.notes
+    assert report.missed == ("x: one value alone is there, so no other could be put in",)
 
 
 def three_are_too_few(f: Finish) -> Finished:
@@ -68,13 +70,14 @@ def three_are_too_few(f: Finish) -> Finished:
 
 
 @pytest.mark.parametrize("real", [False, True])
-def test_opt_out_that_cannot_be_tried_is_no_success_where_the_data_have_any(real: bool) -> None:
+def test_opt_out_that_cannot_be_tried_is_no_success(real: bool) -> None:
     data = users(a=(4, 2 * real, 1, 1), b=ORDINARY)
     report = audit(Own(), furl(finish=three_are_too_few), data, rounds=1, allow=("loss", "judged"))
     assert not report.leaks
-    assert report.ok is not real
-    told = report.missed if real else report.notes
-    assert any("pted-out examples" in text and "three examples are too few" in text for text in told)
+    assert not report.ok
+    told = [text for text in report.missed if text.startswith("opted-out examples: ")]
+    assert told
+    assert "three examples are too few" in told[0]
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,40 @@ class Broken(Term):
         raise NonFiniteError("the loss is infinite")
 
 
+@dataclass(frozen=True)
+class Zero(Term):
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Any) -> Tensor:
+        return 0.0 * net(params, batch).sum()
+
+
 def test_training_that_always_breaks_down_shows_nothing_and_is_no_success() -> None:
     report = audit(Own(), of_term(Broken()), users(a=ORDINARY, b=ORDINARY), rounds=1)
     assert not report.leaks
     assert not report.ok
-    (missed,) = report.missed
+    missed = report.missed[0]
     assert missed.startswith("what training sends, as client a never came through it:")
     assert "NaN or infinity" in missed
 
 
-def test_a_joint_norm_that_was_never_cut_is_not_counted() -> None:
-    method = methods.furl("user", local=LOCAL.but(clip_norm=1e6))
+@pytest.mark.parametrize("over", ["all", "halves"])
+def test_a_joint_norm_that_was_never_cut_is_found_by_a_lower_bound(over: Any) -> None:
+    """As ``prove`` finds it, which follows operations: whatever the bound is, some gradient may be longer."""
+    method = methods.furl("user", local=LOCAL.but(clip_norm=1e6, clip_over=over))
+    data = users(a=ORDINARY, b=ORDINARY)
+    report = audit(Own(), method, data, rounds=1)
+    assert (report.ok, prove(Own(), method, data).ok) == (over == "halves",) * 2
+    if over == "all":
+        (leak,) = report.leaks
+        assert (leak.leaves, leak.source) == ("clip", JOINT)
+        assert "cut no gradient here" in leak.how
+        allow = ("loss", "judged", "clip")
+        assert audit(Own(), method, data, rounds=1, allow=allow).ok
+        assert prove(Own(), method, data, allow=allow).ok
+
+
+def test_a_joint_norm_of_gradients_that_are_all_zero_is_not_looked_at() -> None:
+    method = methods.furl("user", local=LOCAL.but(loss=Zero(), clip_norm=1.0))
     report = audit(Own(), method, users(a=ORDINARY, b=ORDINARY), rounds=1)
-    assert "the joint norm of the gradients" not in report.sources
-    assert any("joint norm was NOT looked at" in note for note in report.notes)
+    assert not report.leaks
+    assert not report.ok
+    assert any(text.startswith(JOINT) for text in report.missed)

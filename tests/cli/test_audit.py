@@ -1,4 +1,4 @@
-"""``fedkeep audit``: the table of what leaves, the verdict, and its exit code."""
+"""``fedkeep audit`` and ``fedkeep prove``: the table of what leaves, the verdict, and the exit code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
+from fedkeep.audit.findings import HALVES, JOINT
 from tests.cli.conftest import Command
 from tests.commands import succeeded
 
@@ -20,10 +23,8 @@ def test_nothing_leaves_undeclared(fedkeep: Command) -> None:
         in rows
     )
     assert "weight float64 server unchanged 8 B" in rows
-    assert (
-        "· declared: loss with private parameter user (allow = 'loss'); training examples (allow = 'loss')"
-        in rows
-    )
+    said = "· loss with private parameter user (allow = 'loss'); training examples (allow = 'loss')"
+    assert said in rows[rows.index("What changes, declared") :]
     assert "allowed besides: loss, judged." in result.stdout
 
 
@@ -59,17 +60,35 @@ def test_a_leak_fails(fedkeep: Command) -> None:
     assert {one["label"] for one in report["left"]} >= {"upload/linear.bias", "counts/train", "here/summary"}
 
 
-def test_the_joint_norm_is_named(fedkeep: Command) -> None:
-    result = fedkeep("audit", "toy.toml", *FEW, "--set", "method.clip_norm=0.01")
+COMMANDS = [("audit", *FEW), ("prove", *FEW[2:])]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["audit", "prove"])
+@pytest.mark.parametrize("bound", ["0.01", "1e6"])
+def test_the_joint_norm_is_named_by_both_whether_it_was_cut_or_not(
+    fedkeep: Command, command: tuple[str, ...], bound: str
+) -> None:
+    clipped = (command[0], "toy.toml", *command[1:], "--set", f"method.clip_norm={bound}")
+    result = fedkeep(*clipped)
     assert result.exit_code == 1, result.output
-    assert "✗ clip with the joint norm of the gradients (clip_over = 'halves' avoids it)" in result.stderr
+    (line,) = {line for line in result.stderr.splitlines() if JOINT in line}
+    assert line.startswith("✗ LEAK: ")
+    assert HALVES in line
+    for mended in ("method.clip_over=halves", 'audit.allow=["loss", "judged", "clip"]'):
+        succeeded(fedkeep(*clipped, "--set", mended))
+
+
+@pytest.mark.parametrize("command", ["audit", "prove"])
+def test_the_demonstration_lets_nothing_out_undeclared(fedkeep: Command, command: str) -> None:
+    result = succeeded(fedkeep(command, "demo/personalized-fl", "--set", "data.users=6"))
+    assert "✗" not in result.stdout + result.stderr
 
 
 def test_what_was_not_looked_at_is_no_success(fedkeep: Command) -> None:
     result = fedkeep("audit", "toy.toml", *FEW, "--set", "method.optimizer.learning_rate=1e200")
     assert result.exit_code == 1, result.output
     assert "✗ NOT looked at: what training sends, as client " in result.stderr
-    assert "✓" not in result.stdout
+    assert "Nothing leaves undeclared" not in result.stdout
 
 
 def test_centralised_training_is_refused(fedkeep: Command) -> None:

@@ -29,7 +29,6 @@ from fedkeep.methods import Finish, Finished, Global, Reduced, Start, Started
 from fedkeep.methods.copies import PulledCopy
 from fedkeep.methods.terms import Term
 from fedkeep.prove import labels, prove, proving, rounds
-from fedkeep.prove.findings import content
 from fedkeep.prove.labels import Tracer
 from fedkeep.prove.proving import AGREES, CHANGES, PACKED
 from fedkeep.prove.rounds import Channels, Labelled
@@ -161,7 +160,7 @@ def test_of_opted_out_examples_nothing_is_proved_where_there_can_be_none() -> No
     assert proof.claims[-1].against == ("none is there, and no client has two to train on",)
     assert not proof.ok
     proof = prove(Own(), furl(), users(a=(4, 0, 1, 1), b=(4, 2, 1, 1)))
-    assert "Some clients have opted no example out, so some were, to follow these too." in proof.notes
+    assert "Some clients have opted no example out, so some were, to look at these too." in proof.notes
 
 
 def test_batch_statistics_above_a_private_layer_are_a_path() -> None:
@@ -430,7 +429,7 @@ def test_a_gradient_that_is_not_replayed_changes() -> None:
 
 def test_the_page_says_what_proven_does_not_mean(tmp_path: Path) -> None:
     proof = prove(Own(), methods.furl("user", local=Phase(batch_size=4)), DATA, name="mine")
-    page = write_content(content(proof), tmp_path / "proof.html")
+    page = write_content(proof.content(), tmp_path / "proof.html")
     text = page.read_text(encoding="utf-8")
     assert "What is proved of mine" in text
     assert "Proven never means hidden" in text

@@ -10,7 +10,6 @@ from fedkeep.report.tables import (
     to_csv,
     to_latex,
     to_markdown,
-    to_text,
 )
 
 
@@ -68,15 +67,3 @@ def test_latex_has_booktabs_rules_and_no_free_specials() -> None:
 def test_csv_has_numbers_in_full_and_no_formulas() -> None:
     rows = [{"name": 'a,"b"', "x": 1 / 3, "y": None}, {"name": "=1+1", "x": math.nan, "z": -2}]
     assert to_csv(rows) == 'name,x,y,z\n"a,""b""",0.3333333333333333,,\n\'=1+1,,,-2\n'
-
-
-def test_a_table_as_lines_of_text() -> None:
-    table = Table(("What", "Bytes"), (("upload/a", "8"), ("b", "1024")), title="All", note="Two.")
-    assert to_text(table).splitlines() == [
-        "All",
-        "What      Bytes",
-        "─────────" + "──────",
-        "upload/a      8",
-        "b          1024",
-        "Two.",
-    ]

@@ -21,7 +21,7 @@ from fedkeep.audit.canaries import (
     with_lengths,
     with_opt_out,
 )
-from fedkeep.audit.findings import Finding
+from fedkeep.audit.findings import BUFFER, NO_OPT_OUT, Finding, made_up
 from fedkeep.audit.images import DRAWS, made_singly
 from fedkeep.audit.looking import Looking, Step, image_of
 from fedkeep.core.errors import MethodError
@@ -37,9 +37,7 @@ def look_at_examples(audit: Looking) -> None:
     """Replace training examples, which may leave by gradients, and those of other partitions, which may not."""
     rows = np.setdiff1d(audit.data.split_rows("train", [0]), opted_out(audit.data, 0))
     if names := single(audit.data):
-        audit.notes[
-            f"NOT looked at: {', '.join(names)}; one value alone is there, so no other could be put in."
-        ] = None
+        audit.missed[f"{', '.join(names)}: one value alone is there, so no other could be put in"] = None
     if len(rows):
         audit.looked[TRAINING] = None
         other = replaced(audit.data, rows, 1)
@@ -90,7 +88,7 @@ def _lengths(audit: Looking, rows: Rows) -> None:
             try:
                 again = audit.bench.once(step.work, step.kept, data=data, method=audit.still)
             except MethodError as error:
-                audit.notes[f"Other lengths of texts were NOT looked at: {error}"] = None
+                audit.missed[f"other lengths of texts: {error}"] = None
                 return
             for item in changed(*on_common_rows(step.have_still, again)):
                 if item.kind == "upload" and item.name not in audit.buffers:
@@ -108,7 +106,7 @@ def _training(audit: Looking, step: Step, rows: Rows, other: FederatedData) -> N
             continue
         declared = ""
         if item.kind == "upload" and item.name in audit.buffers:
-            declared = "the split federates this buffer"
+            declared = BUFFER
         elif item.kind in ("rows", "report", "weight"):
             declared = "every run tells it"
         elif item.kind == "upload" and item not in rest and audit.base(item.name) not in audit.given:
@@ -149,22 +147,17 @@ def look_at_opt_out(audit: Looking) -> None:
     data = with_opt_out(audit.data)
     rows, real = opted_out(data), opted_out(audit.data)
     if not len(rows):
-        why = "none is there, and no client has two to train on"
-        audit.notes[f"Opted-out examples were NOT looked at: {why}."] = None
+        audit.missed[f"opted-out examples: {NO_OPT_OUT}"] = None
         return
     if len(rows) > len(real):
-        who = "Some clients have opted no example out" if len(real) else "No example is opted out"
-        audit.notes[f"{who}, so the audit opted some out to look at these."] = None
+        audit.notes[made_up(len(real) > 0)] = None
     heard = audit.heard[FIRST]
     works = [work for work, _ in heard.answered()]
     first = [packet for kind in ("hello", "encoding") for packet, _ in heard.of(kind)]
     try:
         before = [items(packet) for packet, _ in audit.bench.asked(works, data=data)]
     except MethodError as error:
-        if len(real):
-            audit.missed += (f"what opted-out examples change: {error}",)
-        else:
-            audit.notes[f"Opted-out examples were NOT looked at: {error}"] = None
+        audit.missed[f"opted-out examples: {error}"] = None
         return
     own = data.clients_of(rows) == 0  # of whom every other one goes, and of all others all
     fewer = kept_rows(data, np.setdiff1d(np.arange(data.examples), np.r_[rows[own][::2], rows[~own]]))
@@ -184,7 +177,7 @@ def look_at_opt_out(audit: Looking) -> None:
         try:
             after = [items(packet) for packet, _ in audit.bench.asked(works, data=other)]
         except MethodError as error:
-            audit.notes[f"Other {label} were NOT looked at: {error}"] = None
+            audit.missed[f"other {label}: {error}"] = None
             continue
         for one, two in zip((met, *before), (audit.bench.met(first, other), *after), strict=True):
             for item in changed(one, two):
@@ -218,7 +211,7 @@ def look_at_adapting(audit: Looking) -> None:
             for item in changed(before, after):
                 audit.note(item.label, label, of_client=False)
     except MethodError as error:
-        audit.notes[f"Adapting was NOT looked at: {error}"] = None
+        audit.missed[f"adapting: {error}"] = None
 
 
 def _begun(audit: Looking, data: FederatedData, other: FederatedData, label: str) -> None:

@@ -15,6 +15,17 @@ PROTOCOL = ("loss", "judged")
 """What every run tells the server, unless a configuration says otherwise: mean training losses, results of judging."""
 
 BY_METHOD = "the method (reveals)"
+BUFFER = "the split federates this buffer"
+JOINT = "the joint norm of private and federated gradients"
+HALVES = "clip_over = 'halves' avoids it, allow = ['clip'] declares it"
+NO_OPT_OUT = "none is there, and no client has two to train on"
+
+
+def made_up(real: bool) -> str:
+    """Say that examples were opted out to look at them, as some clients' or, not ``real``, everybody's are none."""
+    who = "Some clients have opted no example out" if real else "No example is opted out"
+    return f"{who}, so some were, to look at these too."
+
 
 KINDS = (
     "summary",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 
 from fedkeep.audit.bench import Item, Items, changed, judging, unjudged
 from fedkeep.audit.canaries import Source, drawn, planted, replaced, sources
-from fedkeep.audit.findings import Finding
+from fedkeep.audit.findings import HALVES, JOINT, Finding
 from fedkeep.audit.images import (
     DRAWS,
     IN_LAST_BITS,
@@ -22,6 +24,7 @@ from fedkeep.audit.images import (
 from fedkeep.audit.looking import Looking, Step, image_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
+from fedkeep.methods import Method
 from fedkeep.remote.messages import Packet
 
 
@@ -331,8 +334,12 @@ def _drawn(
     return np.stack(canaries), [before[moving], *found]
 
 
+BOUNDS = (math.inf, 1e-2, 1e-4)
+"""The most that a joint norm may be: as it is set, and so low that it cuts, where it cut nothing of the few examples."""
+
+
 def look_at_clipping(audit: Looking) -> None:
-    """See whether the joint norm of private and federated gradients is in what leaves."""
+    """See whether the joint norm of private and federated gradients is in what leaves, by this bound or a lower one."""
     method, names = audit.bench.method, sorted(audit.trainable)
     joint = [
         p
@@ -341,16 +348,22 @@ def look_at_clipping(audit: Looking) -> None:
         and p.clip_over == "all"
         and {method.split.is_private(n) for n in p.trained_names(method.split, names)} == {True, False}
     ]
-    if not joint:
-        return
-    apart = method.on_client(
-        phases=tuple(p.but(clip_over="halves") if p in joint else p for p in method.client.phases)
-    )
-    for step in audit.steps:
-        for fixed in (step.kept, audit.planted(step, audit.client, step.kept[audit.client])):
-            one, two = (audit.bench.once(step.work, fixed, method=m) for m in (method, apart))
-            if changed(one, two):
-                audit.looked["the joint norm of the gradients"] = None
-                audit.note("clip", "the joint norm of the gradients", "clip_over = 'halves' avoids it")
-                return
-    audit.notes["clip_norm is over all gradients and cut none: their joint norm was NOT looked at."] = None
+    for most in BOUNDS if joint else ():
+
+        def clipped(over: Literal["all", "halves"], most: float = most) -> Method:
+            phases = (
+                p.but(clip_over=over, clip_norm=min(p.clip_norm, most)) if p in joint and p.clip_norm else p
+                for p in method.client.phases
+            )
+            return method.on_client(phases=tuple(phases))
+
+        for step in audit.steps:
+            for fixed in (step.kept, audit.planted(step, audit.client, step.kept[audit.client])):
+                one = audit.bench.once(step.work, fixed, method=clipped("all"))
+                if changed(one, audit.bench.once(step.work, fixed, method=clipped("halves"))):
+                    audit.looked[JOINT] = None
+                    cut = "" if most == math.inf else "the bound cut no gradient here, longer ones it would; "
+                    audit.note("clip", JOINT, f"{cut}{HALVES}")
+                    return
+    if joint:
+        audit.missed[f"{JOINT}: no gradient can be cut, as all are zero"] = None

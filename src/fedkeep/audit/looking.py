@@ -117,7 +117,7 @@ class Looking:
                 "No round of the audit could be run: {why}",
                 why=why,
             )
-        self.missed = self._missed(heard)
+        self.missed = dict.fromkeys(self._missed(heard))
 
     def planted(
         self, step: Step, client: str, names: Iterable[str], seed: int = 1, scale: float = 1.0
@@ -201,7 +201,7 @@ class Looking:
             findings=tuple(found),
             sources=tuple(self.looked),
             notes=tuple(self.notes),
-            missed=self.missed,
+            missed=tuple(self.missed),
             allow=self.allowed.entries,
             searched=self.searched,
             seconds=seconds,

@@ -1,4 +1,4 @@
-"""What an audit found, as a value, as a table, as lines of text, and as a page."""
+"""What an audit found, as a value, and as what a command prints and writes as a page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedkeep.audit.findings import NOT_COVERED, WORDS, Finding, Leaving
-from fedkeep.report.blocks import Block, Content, Section, Text
-from fedkeep.report.tables import Table, to_text
+from fedkeep.report.blocks import Content, Section, Text
+from fedkeep.report.page import to_markdown_page
+from fedkeep.report.tables import Table
 from fedkeep.report.wording import size
 
 
@@ -63,12 +64,40 @@ class AuditReport:
         return next((WORDS[v] for v in ("leak", "declared", "gradients") if v in found), "unchanged")
 
     def __str__(self) -> str:
-        said, wrong = remarks(self)
-        return "\n".join((to_text(table(self)), *said, *wrong))
+        return to_markdown_page(self.content())
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
         return {**asdict(self), "ok": self.ok, "leaks": [str(f) for f in self.leaks]}
+
+    def content(self, lead: str = "") -> Content:
+        """Return what a command prints and writes as a page; ``lead``: on what it was made."""
+        count, allowed = len(self.sources), ", ".join(self.allow) or "nothing"
+        verdict = f"{count} things that must stay were changed one by one; allowed besides: {allowed}."
+        undeclared = f"Declare what is meant, in {DECLARING}, or mend the method."
+        found = [
+            Text(WHAT),
+            Text(f"{'Nothing leaves undeclared. ' * self.ok}{verdict}"),
+            *(Text(f"LEAK: {line}", warning=True) for line in grouped(self.leaks)),
+            *(Text(f"NOT looked at: {text}.", warning=True) for text in self.missed),
+            *([Text(undeclared, warning=True)] if self.leaks else []),
+            Text(searched(self)),
+            *map(Text, self.notes),
+        ]
+        sections = [
+            Section("verdict", "The verdict", tuple(found)),
+            Section("left", "What left a device", (table(self),)),
+            Section("scope", "What this does not cover", (not_covered(),)),
+            Section("words", "What the verdicts mean", tuple(map(Text, MEANS)), folded=True),
+        ]
+        for verdict in ("declared", "gradients"):
+            if lines := grouped(f for f in self.findings if f.verdict == verdict):
+                title = f"What changes, {WORDS[verdict]}"
+                sections.insert(2, Section(verdict, title, tuple(map(Text, lines))))
+        looked = tuple(Text(f"Changed: {source}.") for source in self.sources)
+        sections.append(Section("looked", "What was changed", looked, folded=True))
+        title = f"What leaves a device: {self.name}"
+        return Content(title, lead, (), tuple(sections), tuple(map(asdict, self.findings)))
 
 
 def table(report: AuditReport) -> Table:
@@ -99,7 +128,7 @@ def searched(report: AuditReport) -> str:
     """Say which bytes were searched for canaries."""
     forms = ", ".join(f"{name} ({size(count)})" for name, count in report.searched.items())
     hits = [f for f in report.findings if f.leaves.startswith("wire/")]
-    outcome = "some were there, see above" if hits else "none was there that is not in the table"
+    outcome = "some were there, see the leaks" if hits else "none was there that is not in the table"
     return f"The messages' very bytes were searched for canaries, as they travel in {forms}: {outcome}."
 
 
@@ -127,30 +156,6 @@ def _merged(sources: Iterable[str]) -> list[str]:
     return [f"{start[:-1]}{'s' * (len(n) > 1)} {', '.join(n)}{said}" for said, n in names.items()] + others
 
 
-def remarks(report: AuditReport, *, differentially_private: bool = False) -> tuple[list[str], list[str]]:
-    """Return what is to be said below the table, and what is wrong, in lines."""
-    said = [
-        f"· {word}: {line}"
-        for verdict, word in (("gradients", "through declared gradients"), ("declared", "declared"))
-        for line in grouped(f for f in report.findings if f.verdict == verdict)
-    ]
-    said += [f"· {text}" for text in (*report.notes, searched(report))]
-    if differentially_private:
-        said.append(
-            "· Noise of differential privacy is added by the server, so it changes nothing of what leaves a device."
-        )
-    wrong = [f"✗ {line}" for line in grouped(report.leaks)]
-    wrong += [f"✗ NOT looked at: {text}" for text in report.missed]
-    if report.leaks:
-        wrong.append(
-            "Declare what is meant, in [audit] allow = [...] or by fedkeep.methods.reveals, or mend the method."
-        )
-    if report.ok:
-        count, allowed = len(report.sources), ", ".join(report.allow) or "nothing"
-        said.append(f"✓ {count} things that must stay were changed one by one; allowed besides: {allowed}.")
-    return said, wrong
-
-
 MEANS = (
     "unchanged: no bit changes with anything that must stay.",
     "through declared gradients: the gradient of a loss of both moved it; private values may still follow from it.",
@@ -158,38 +163,8 @@ MEANS = (
     "LEAK: it changes otherwise, and nobody says so.",
 )
 
+DECLARING = "[audit] allow = [...] or by fedkeep.methods.reveals"
 WHAT = (
     "Each thing that must stay on a device was replaced by another value, and the device asked the same again. "
     "What then leaves otherwise tells of it."
 )
-
-
-def content(report: AuditReport, lead: str) -> Content:
-    """Return the page.
-
-    Args:
-        report: the audit's.
-        lead: on what it was made.
-    """
-    count, allowed = len(report.sources), ", ".join(report.allow) or "nothing"
-    verdict = f"{count} things that must stay were changed one by one; allowed besides: {allowed}."
-    outcome: list[Block] = [Text(("Nothing leaves undeclared. " if report.ok else "") + verdict)]
-    outcome.insert(0, Text(WHAT))
-    outcome += [Text(f"LEAK: {line}", warning=True) for line in grouped(report.leaks)]
-    outcome += [Text(f"NOT looked at: {text}", warning=True) for text in report.missed]
-    sections = [
-        Section("verdict", "The verdict", (*outcome, Text(searched(report)))),
-        Section("left", "What left a device", (table(report),)),
-        Section("scope", "What this does not cover", (not_covered(),)),
-        Section("words", "What the verdicts mean", tuple(map(Text, MEANS))),
-    ]
-    for verdict in ("declared", "gradients"):
-        lines = grouped(f for f in report.findings if f.verdict == verdict)
-        if lines:
-            title = f"What changes, {WORDS[verdict]}"
-            sections.append(Section(verdict, title, tuple(map(Text, lines))))
-    looked = (*(Text(f"Changed: {source}.") for source in report.sources), *map(Text, report.notes))
-    sections.append(Section("looked", "What was changed", looked, folded=True))
-    return Content(
-        f"What leaves a device: {report.name}", lead, (), tuple(sections), tuple(map(asdict, report.findings))
-    )

@@ -1,7 +1,7 @@
 """The application: its commands, and what becomes of errors.
 
-Exit codes: 0 done · 1 ``check`` found a violation, ``audit`` a leak, ``prove`` no proof, ``doctor`` a fault, ``sweep``
-no finished trial of a method · 2 wrong use, settings, data or run folder · 130 Ctrl-C.
+Exit codes: 0 done · 1 ``check`` found a violation, ``audit`` or ``prove`` a leak or something that it
+could not look at, ``doctor`` a fault, ``sweep`` no finished trial of a method · 2 wrong use, settings, data or run folder · 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 import fedkeep
 from fedkeep.cli.attack import attack
-from fedkeep.cli.audit import audit
+from fedkeep.cli.audit import audit, prove
 from fedkeep.cli.check import check
 from fedkeep.cli.compare import compare, reproduce, sweep
 from fedkeep.cli.completion import completion
@@ -33,7 +33,6 @@ from fedkeep.cli.models import export, predict, recommend
 from fedkeep.cli.output import complain
 from fedkeep.cli.personalize import personalize
 from fedkeep.cli.prepare import prepare
-from fedkeep.cli.prove import prove
 from fedkeep.cli.results import budget, evaluate, report, worth
 from fedkeep.cli.run import run
 from fedkeep.cli.start import demo, start
@@ -175,8 +174,8 @@ _add(
 )
 _add(run, "fedkeep run furl/personalized-fl --data DIR --set run.epochs=4")
 _add(check, "fedkeep check demo/personalized-fl")
-_add(audit, "fedkeep audit demo/personalized-fl --set method.clip_over=halves")
-_add(prove, "fedkeep prove demo/personalized-fl --set method.clip_over=halves --out page")
+_add(audit, "fedkeep audit demo/personalized-fl --rounds 2")
+_add(prove, "fedkeep prove demo/personalized-fl --out page")
 _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
 _add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-07 --k 0,5,all")
 _add(export, "fedkeep export runs/demo/personalized-fl --client user-07 --out anna")

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -18,6 +18,9 @@ from rich.text import Text
 from fedkeep.core.errors import visible
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.report.wording import metric_name, number
+
+if TYPE_CHECKING:
+    from fedkeep.report.blocks import Content
 
 WIDE = 160
 
@@ -103,6 +106,26 @@ def show_table(
     if note:
         out.print(Text(visible(note)), soft_wrap=True)
     out.print()
+
+
+def show_content(content: Content) -> None:
+    """Print a report's sections as a page shows them but for those it folds; what is wrong comes last, as complaints."""
+    from fedkeep.report.blocks import Text as Said
+    from fedkeep.report.tables import Table as Cells
+
+    say(f"{content.title} ({content.lead})")
+    wrong = []
+    for section in (section for section in content.sections if not section.folded):
+        say(f"\n{section.title}")
+        for block in section.blocks:
+            if isinstance(block, Cells):
+                show_table(block.title, block.columns, block.rows, block.left, block.note)
+            elif isinstance(block, Said) and block.warning:
+                wrong.append(block.text)
+            elif isinstance(block, Said):
+                say(f"· {block.text}")
+    for text in wrong:
+        complain(f"✗ {text}")
 
 
 def metrics_table(title: str, columns: Mapping[str, Mapping[str, float]], note: str = "") -> None:

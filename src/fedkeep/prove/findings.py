@@ -93,6 +93,22 @@ class Proof:
         """Return it as JSON holds it."""
         return {**asdict(self), "ok": self.ok}
 
+    def content(self, lead: str = "") -> Content:
+        """Return what a command prints and writes as a page; ``lead``: on what it was made."""
+        claimed = [
+            Text(line, warning=bool(c.against)) for c, line in zip(self.claims, claims(self), strict=True)
+        ]
+        named = [Text(f"LEAK: {line}", warning=True) for line in paths(self.items)]
+        words = tuple(Text(f"{v}: {why}.") for v, why in VERDICTS.items())
+        sections = (
+            Section("leaves", "What leaves", (Text(WHAT), table(self.items), *named)),
+            Section("claims", "The round", (*claimed, *map(Text, self.notes))),
+            Section("hidden", "What this does not say", (Text(HIDDEN), not_covered())),
+            Section("words", "What the verdicts mean", words, folded=True),
+        )
+        said = f"{lead} · {summary(self)}" if lead else summary(self)
+        return Content(f"What is proved of {self.name}", said, (), sections, (self.plain(),))
+
 
 WHAT = (
     "A few rounds were run with labels on all that must stay on a device. Labels travel with every operation, and "
@@ -126,23 +142,6 @@ def paths(items: Sequence[Item]) -> list[str]:
         if one.verdict == "path named":
             groups.setdefault(one.path, []).append(one.leaves)
     return [f"{_names(names)}: {' → '.join(path)}" for path, names in groups.items()]
-
-
-def content(proof: Proof) -> Content:
-    """Return the page."""
-    named = paths(proof.items)
-    sections = [
-        Section(
-            "leaves",
-            "What leaves",
-            (Text(WHAT), table(proof.items), *(Text(f"{v}: {why}.") for v, why in VERDICTS.items())),
-        ),
-        Section("hidden", "What this does not say", (not_covered(), Text(HIDDEN), *map(Text, proof.notes))),
-        Section("claims", "The round", tuple(map(Text, claims(proof)))),
-    ]
-    if named:
-        sections.insert(1, Section("paths", "Paths", tuple(map(Text, named))))
-    return Content(f"What is proved of {proof.name}", summary(proof), (), tuple(sections), (proof.plain(),))
 
 
 SCOPE = "of this model, with these shapes and branches, on the channels in the table"

@@ -36,7 +36,7 @@ from fedkeep.audit.canaries import (
     with_lengths,
     with_opt_out,
 )
-from fedkeep.audit.findings import PROTOCOL, Allowed
+from fedkeep.audit.findings import BUFFER, HALVES, JOINT, NO_OPT_OUT, PROTOCOL, Allowed, made_up
 from fedkeep.audit.images import (
     carries_exactly,
     describe_code,
@@ -407,8 +407,7 @@ def _compare(found: dict[str, str], taken: Taken, again: Items, words: str) -> N
 Seen = Sequence[tuple[Node, Taken | None]]
 """What is known of a value that leaves, for each client and round; None: of what is told by all."""
 STATUS = "every run tells whether training broke down"
-BUFFER, SENDS = "the split federates this buffer", "training examples, by Client.sends"
-JOINT = "the joint norm of private and federated gradients"
+SENDS = "training examples, by Client.sends"
 
 
 class Judge:
@@ -501,8 +500,7 @@ class Judge:
         words = ["federated gradients"] * bool(mask & tracer.bit(GRADIENTS))
         if mask & tracer.bit(CLIP) and not by:
             if not (clip := self.allowed.by("clip")):
-                what = "clip_over = 'halves' avoids it, allow = ['clip'] declares it"
-                return _undeclared(label, JOINT, what, by=words, falsifier=said)
+                return _undeclared(label, JOINT, HALVES, by=words, falsifier=said)
             words.append(f"{JOINT} ({clip})")
         beyond = next(((n, b) for n, t in seen if (b := self._beyond(n, t))), None)
         raw = next(((n, b) for n, _ in seen if (b := n.labels & examples)), None)  # not by a gradient
@@ -652,8 +650,7 @@ def prove(
     some, notes, allowed = small(data, CLIENTS), list[str](), Allowed(revealed(method), tuple(allow))
     real, traced = out_counts(some), [with_opt_out(some)]
     if len(opted_out(traced[0])) > real.sum():
-        who = "Some clients have opted no example out" if real.any() else "No example is opted out"
-        notes.append(f"{who}, so some were, to follow these too.")
+        notes.append(made_up(bool(real.any())))
         if any(phase.examples == "all" for phase in method.client.phases):
             traced.append(some)
             notes.append(
@@ -669,7 +666,7 @@ def prove(
         notes.append(f"Phases were cut to {PASSES} passes, mini-batches to {max(BATCHES)} examples at most.")
     *claims, last = joined([judge.claims() for judge in judges])
     if not len(opted_out(traced[0])):
-        last = replace(last, against=("none is there, and no client has two to train on", *last.against))
+        last = replace(last, against=(NO_OPT_OUT, *last.against))
     items = worst([judge.items() for judge in judges])
     if any("_pack_padded_sequence" in step for one in items if one.verdict == "unknown" for step in one.path):
         notes.append(PACKED)

@@ -42,22 +42,6 @@ class Table:
         object.__setattr__(self, "bold", known)
 
 
-def to_text(table: Table) -> str:
-    """Return the table as lines of a terminal or a notebook, in columns."""
-    cells = [[wording.printable(cell) for cell in row] for row in (table.columns, *table.rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            c.ljust(w) if i < table.left else c.rjust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
-    rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
-    title, note = ([wording.printable(text)] if text else [] for text in (table.title, table.note))
-    return "\n".join([*title, lines[0], rule, *lines[1:], *note])
-
-
 def to_markdown(table: Table, level: int = 3) -> str:
     """Return the table as Markdown; cells show as they are, whatever characters they hold."""
     lines = [f"{'#' * level} {markdown_escape(table.title)}\n"] if table.title else []
