@@ -39,8 +39,7 @@ from fedkeep.methods import Global
 from fedkeep.privacy import TopK
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Ledger, Roster
-from fedkeep.remote.listed import Listed
+from fedkeep.remote.ledger import Ledger, Listed, Roster
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import Federation, serve_run
 from fedkeep.remote.tally import Signed

@@ -40,7 +40,7 @@ from fedkeep import FederatedData
 from fedkeep.data.preparation import Ready
 from fedkeep.engines import Sampler
 from fedkeep.remote import Packet
-from fedkeep.remote.listed import Listed
+from fedkeep.remote.ledger import Listed
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.roll_back import kept_rounds, roll_back
 from fedkeep.remote.tally import Limits, Signed

@@ -34,10 +34,9 @@ from fedkeep.core.errors import RunError
 from fedkeep.core.records import read_records
 from fedkeep.data.preparation import Ready
 from fedkeep.flower.link import READY, Control, environment, free_port
-from fedkeep.flower.local import rounds_done
+from fedkeep.flower.local import read_status, rounds_done
 from fedkeep.flower.processes import Processes, marked, program
 from fedkeep.flower.project import new_project
-from fedkeep.flower.status import read_status
 from fedkeep.remote import Packet
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.node_config import experiment

@@ -68,8 +68,8 @@ def test_every_command_stands_in_the_documents() -> None:
 def test_configurations_in_the_documents_are_valid() -> None:
     from fedkeep.experiments.config import parse_config, parse_toml
     from fedkeep.experiments.config_tables import made_of
-    from fedkeep.flower.clients import clients_by_node
     from fedkeep.flower.served import federation_of
+    from fedkeep.flower.signed import clients_by_node
     from fedkeep.remote.node_config import NodeConfig
 
     texts = [block for page in PAGES for block in blocks(page, "toml")]

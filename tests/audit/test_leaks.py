@@ -236,7 +236,9 @@ def test_the_split_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_batch_statistics_of_opted_out_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = leaks.TWO_HEADS.adapting(phases=())  # the loss on all examples depends on nothing that would adapt
+    method = leaks.TWO_HEADS.adapting(
+        phases=()
+    )  # the loss on all examples depends on nothing that would adapt
     assert audit(Body(), method, OUT, rounds=2).ok
     finish = Pass.finish
 

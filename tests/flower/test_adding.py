@@ -12,12 +12,10 @@ from fedkeep.cli import app
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.toml import to_toml
 from fedkeep.flower import link as flower_link
-from fedkeep.flower.clients import CLIENTS
 from fedkeep.flower.link import PATIENCE, free_port
-from fedkeep.flower.local import federation, local_of, rounds_done, start_node
+from fedkeep.flower.local import federation, local_of, read_status, rounds_done, start_node
 from fedkeep.flower.set_up import add_party, set_up
-from fedkeep.flower.signed import NODES, SIGNATURE, check_signed, node_names
-from fedkeep.flower.status import read_status
+from fedkeep.flower.signed import CLIENTS, NODES, SIGNATURE, check_signed, node_names
 from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
 from fedkeep.remote.attendance import attendance_of

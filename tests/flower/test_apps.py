@@ -19,10 +19,9 @@ from fedkeep.flower import server_app
 from fedkeep.flower.array_records import from_records, to_records
 from fedkeep.flower.client_app import serve
 from fedkeep.flower.grid import GridTransport
-from fedkeep.flower.local import local_of, rounds_done
+from fedkeep.flower.local import local_of, read_status, rounds_done
 from fedkeep.flower.node_context import NODE_CONFIG
 from fedkeep.flower.served import federation_of
-from fedkeep.flower.status import read_status
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.roll_back import kept_rounds

@@ -11,15 +11,23 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.flower import node_context as nodes
 from fedkeep.flower import server_app
-from fedkeep.flower.clients import CLIENTS, clients_by_node, listed_in
 from fedkeep.flower.grid import GridTransport
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.project import new_project
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.set_up import set_up
-from fedkeep.flower.signed import NODES, Signed, check_signed, node_names, sign_project
+from fedkeep.flower.signed import (
+    CLIENTS,
+    NODES,
+    Signed,
+    check_signed,
+    clients_by_node,
+    listed_in,
+    node_names,
+    sign_project,
+)
 from fedkeep.remote.attendance import attendance_of, move
-from fedkeep.remote.listed import Listed
+from fedkeep.remote.ledger import Listed
 from fedkeep.remote.server import serve_run
 from tests.flower.small import CONFIG
 from tests.flower.test_apps import federation

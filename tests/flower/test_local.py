@@ -10,8 +10,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.run_directory import locked
 from fedkeep.flower import local
 from fedkeep.flower.link import _said
-from fedkeep.flower.local import EndedError, Local, local_of, train, train_at
-from fedkeep.flower.status import Status, write_status
+from fedkeep.flower.local import EndedError, Local, Status, local_of, train, train_at, write_status
 from tests.flower.small import CONFIG
 
 

@@ -20,7 +20,7 @@ from fedkeep.engines.faults import Faults
 from fedkeep.engines.first_values import declared
 from fedkeep.remote.attendance import attendance_of
 from fedkeep.remote.joining import ADDED, add
-from fedkeep.remote.listed import Listed
+from fedkeep.remote.ledger import Listed
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.roll_back import roll_back
 from fedkeep.remote.server import serve_run

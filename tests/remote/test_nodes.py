@@ -10,7 +10,7 @@ import pytest
 
 from fedkeep.remote import Packet
 from fedkeep.remote.events import Events
-from fedkeep.remote.listed import Listed
+from fedkeep.remote.ledger import Listed
 from fedkeep.remote.messages import PROTOCOL, Encode, Fits, Hello, Here, Refused, packet_of
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.transport import MemoryTransport, Reply

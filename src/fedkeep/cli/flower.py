@@ -338,7 +338,7 @@ def watch(
 
     It ends by itself when the training has.
     """
-    from fedkeep.flower.status import read_status
+    from fedkeep.flower.local import read_status
     from fedkeep.remote.view import lines_of, view_of
     from fedkeep.report.page import write_report
 

@@ -7,9 +7,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedkeep.core.errors import ConfigError, RunError, first_line
 from fedkeep.core.files import write_whole
@@ -24,7 +24,6 @@ from fedkeep.flower.link import PATIENCE, Control, Link, free_port
 from fedkeep.flower.project import new_project
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import sign_project
-from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
 from fedkeep.remote.server import FOUND, Only
@@ -395,3 +394,40 @@ def share_out(clients: Sequence[str], nodes: int) -> dict[str, list[str]]:
             f"There are {len(clients)} clients; wanted 1 to as many nodes, got --local {nodes}."
         )
     return {f"node-{k + 1}": list(clients[k::nodes]) for k in range(nodes)}
+
+
+State = Literal["starting", "running", "finished", "failed"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the server app says.
+
+    Attributes:
+        state: whether it goes on.
+        text: for people: the last round, or the error.
+        process: its number on this machine; 0: not known.
+    """
+
+    state: State = "starting"
+    text: str = ""
+    process: int = 0
+
+
+def write_status(path: Path | None, status: Status) -> None:
+    """Write a status; None: nobody wants to know. A disk that is full costs the status alone."""
+    if path is None:
+        return
+    try:
+        write_whole(path, json.dumps(asdict(status)).encode())
+    except RunError:
+        return
+
+
+def read_status(path: Path) -> Status:
+    """Return what was written last; a file that is not there yet says ``starting``."""
+    try:
+        found = json.loads(path.read_bytes())
+        return Status(**found)
+    except (FileNotFoundError, ValueError, TypeError):
+        return Status()

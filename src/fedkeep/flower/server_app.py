@@ -20,13 +20,11 @@ from fedkeep.core.run_files import read_info
 from fedkeep.experiments.config import read_text
 from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.progress import Stand, tell_elsewhere
-from fedkeep.flower.clients import listed_in
 from fedkeep.flower.grid import LIMIT, GridTransport
-from fedkeep.flower.local import judged
+from fedkeep.flower.local import State, Status, judged, write_status
 from fedkeep.flower.project import bundled
 from fedkeep.flower.served import federation_of
-from fedkeep.flower.signed import NODES, node_names
-from fedkeep.flower.status import State, Status, write_status
+from fedkeep.flower.signed import NODES, listed_in, node_names
 from fedkeep.remote.events import LOG
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.server import Only, serve_run

@@ -18,11 +18,10 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import PRIVATE_FILE, private_folder, write_whole
 from fedkeep.experiments.config import read_text
 from fedkeep.experiments.toml import from_toml, to_toml
-from fedkeep.flower.clients import CLIENTS, clients_by_node
 from fedkeep.flower.keys import DAYS, RESERVED, make_keys
 from fedkeep.flower.node_check import EXPERIMENT
 from fedkeep.flower.project import CONFIG, new_project
-from fedkeep.flower.signed import NODES, named_keys, node_names, sign_project
+from fedkeep.flower.signed import CLIENTS, NODES, clients_by_node, named_keys, node_names, sign_project
 from fedkeep.version import __version__
 
 PROJECT, KEYS, RUN = "project", "keys", "run"
@@ -106,7 +105,7 @@ def set_up(
         port: of the link.
         days: how long certificates are valid.
         renewed: names of nodes that are there, and get another key.
-        clients: which clients are at which node (``flower.clients``); None: as the project says, if it does.
+        clients: which clients are at which node (``flower.signed``); None: as the project says, if it does.
 
     Raises:
         ConfigError: there is no experiment, a name is none, a node to be renewed is not there, or the folder holds

@@ -3,6 +3,13 @@
 Flower 1.41 checks signatures of bundles that its own platform hands out, but a link of your own gives bundles from disk
 without any. So a project carries our signature (Ed25519) of names and contents of all its files, in
 ``fedkeep-signature.json``. Devices check it in ``fedkeep.flower.guard``; nothing of a bundle is ever run there.
+
+``clients.toml`` says which clients live at which node:
+
+    [clients]
+    north = ["anna", "north-*"]
+
+Names of nodes are those of their keys; clients are named, or met by globs. A client that is named somewhere is met by no glob.
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -27,12 +34,12 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from fedkeep.core.errors import ConfigError, RunError, first_line
+from fedkeep.core.errors import ConfigError, RunError, did_you_mean, first_line
 from fedkeep.core.files import write_whole
-from fedkeep.experiments.config import read_text
-from fedkeep.flower.clients import CLIENTS, clients_by_node
+from fedkeep.experiments.config import parse_toml, read_text
 from fedkeep.flower.inner import bundle_of
 from fedkeep.flower.keys import RESERVED
+from fedkeep.remote.ledger import Listed
 
 SIGNATURE = "fedkeep-signature.json"
 PUBLISHER = "publisher.json"
@@ -276,3 +283,61 @@ def public_key(path: Path) -> Ed25519PublicKey:
     if not isinstance(key, Ed25519PublicKey):
         raise ConfigError(f"{path} is no Ed25519 key; a device trusts the signer.pub of a folder of keys.")
     return key
+
+
+CLIENTS = "clients.toml"
+
+
+def clients_by_node(text: str, nodes: Collection[str], where: str = CLIENTS) -> dict[str, list[str]]:
+    """Return names and globs of clients by the name of their node.
+
+    Args:
+        text: of the file.
+        nodes: the names of those that have keys.
+        where: the file's name, for messages.
+
+    Raises:
+        ConfigError: it is wrong, or names a node that has no key, or a client twice.
+    """
+    content = parse_toml(text, where)
+    table = content.get("clients")
+    if set(content) != {"clients"} or not isinstance(table, Mapping) or not table:
+        raise ConfigError(
+            f"{where}: wanted one table [clients], with a line for each node: north = ['anna', 'north-*']; got "
+            f"{', '.join(content) or 'nothing'}."
+        )
+    found, taken = dict[str, list[str]](), dict[str, str]()
+    for node, names in table.items():
+        if node not in nodes:
+            raise ConfigError(
+                f"{where}: clients.{node}: no node of that name has a key; known are {', '.join(sorted(nodes)) or 'none'}."
+                f"{did_you_mean(node, nodes)} Add it: fedkeep flower init DIR --node {node}."
+            )
+        if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+            raise ConfigError(
+                f"{where}: clients.{node}: wanted a list of names and globs of clients; got {names!r}."
+            )
+        for name in names:
+            if taken.setdefault(name, node) != node:
+                raise ConfigError(
+                    f"{where}: {name!r} is listed for {taken[name]} and for {node}. Take it out of one."
+                )
+        found[node] = list(names)
+    return found
+
+
+def listed_in(project: Path, keys: Mapping[str, str]) -> Listed | None:
+    """Return which clients a project lists for which node's key; None: it lists none.
+
+    Args:
+        project: its folder.
+        keys: the names of nodes by what stands for their keys at the link.
+
+    Raises:
+        ConfigError: as for ``clients_by_node``.
+    """
+    path = project / CLIENTS
+    if not path.exists():
+        return None
+    found = clients_by_node(read_text(path), keys.values(), str(path))
+    return Listed({key: found[name] for key, name in keys.items() if name in found})

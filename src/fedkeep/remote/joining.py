@@ -18,8 +18,7 @@ from fedkeep.core.run_files import read_info
 from fedkeep.engines import Sampler, first_global
 from fedkeep.experiments.conductor import check_cohorts
 from fedkeep.methods import Method
-from fedkeep.remote.ledger import Roster
-from fedkeep.remote.listed import Listed
+from fedkeep.remote.ledger import Listed, Roster
 from fedkeep.remote.policy import RoundPolicy
 
 ADDED = "added.json"

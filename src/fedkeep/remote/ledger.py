@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 from fedkeep.data.ids import Ids, check_ids
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.remote.listed import Listed
 from fedkeep.store import Line, VersionLedger
 
 AHEAD = 600_000
@@ -154,3 +154,30 @@ class Ledger:
         places = [self.roster.index(client) for client in shares]
         told = list(shares.values()) if self.by_share else None
         self.versions.accept(places, [attempts[client] for client in shares], told)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The clients of nodes.
+
+    Attributes:
+        clients: names of clients and globs, by what stands for a node's key at the link (``Transport.key``).
+    """
+
+    clients: Mapping[str, Sequence[str]]
+
+    def keys(self, client: str) -> tuple[str, ...]:
+        """Return the keys that a client is listed for: by its name if anywhere, else by globs. It is whose it is if one."""
+        by_name = tuple(key for key, names in self.clients.items() if client in names)
+        return by_name or tuple(
+            key for key, globs in self.clients.items() if any(fnmatchcase(client, glob) for glob in globs)
+        )
+
+    def key(self, client: str) -> str | None:
+        """Return the one key that a client is listed for; None: it is for none, or for several."""
+        found = self.keys(client)
+        return found[0] if len(found) == 1 else None
+
+    def instead(self, client: str) -> str:
+        """Return for whom a client is listed, where it is not for the node that claims it."""
+        return ("no node", "another node", "several nodes")[min(2, len(self.keys(client)))]

@@ -22,7 +22,7 @@ from fedkeep.core.errors import ConfigError, DataError, UploadError
 from fedkeep.data.ids import check_ids
 from fedkeep.data.preparation import Summary
 from fedkeep.remote.events import Events
-from fedkeep.remote.listed import Listed
+from fedkeep.remote.ledger import Listed
 from fedkeep.remote.messages import (
     UNFIT,
     Encode,

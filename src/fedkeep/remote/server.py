@@ -35,8 +35,7 @@ from fedkeep.remote.continued import begun, encoding_from, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.joining import added_to, check_growth, listed_with
-from fedkeep.remote.ledger import Attempts, Ledger, Roster
-from fedkeep.remote.listed import Listed
+from fedkeep.remote.ledger import Attempts, Ledger, Listed, Roster
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes, some_of, wait_for_clients

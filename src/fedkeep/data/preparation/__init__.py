@@ -6,12 +6,11 @@ It stands inside the room of data, as readers make their data by the same path, 
        └──────────────────────encoded(encoding)──▶ FederatedData ◀──────────────────────────────┘
 """
 
-from fedkeep.data.preparation.contract import Code, ColumnSummary, RawColumn
+from fedkeep.data.preparation.contract import Code, ColumnSummary, RawColumn, RuleError, Rules
 from fedkeep.data.preparation.encoding import Encoding
 from fedkeep.data.preparation.features import Features, Target, Targets
 from fedkeep.data.preparation.labels import Labels, LabelSets
 from fedkeep.data.preparation.numbers import Keys, Plain, Times
-from fedkeep.data.preparation.rules import RuleError, Rules
 from fedkeep.data.preparation.series import Series
 from fedkeep.data.preparation.source import Raw, Ready, Source, encoded_alone, prepared
 from fedkeep.data.preparation.summary import About, Summary, agreeing, merged

@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, warn
 from fedkeep.data.columns import Rows, is_missing
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, RawColumn, Where, difference
+from fedkeep.data.preparation.contract import (
+    Code,
+    ColumnSummary,
+    Counted,
+    RawColumn,
+    Rules,
+    Where,
+    difference,
+)
 from fedkeep.data.preparation.pooling import COUNT, SQUARE, SUM
-from fedkeep.data.preparation.rules import Rules
 
 UNIT = 172
 """Features are summed as whole multiples of 2^-172, which every float32 is: its 24 bits begin at 2^-149 or above."""

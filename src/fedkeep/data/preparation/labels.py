@@ -21,11 +21,11 @@ from fedkeep.data.preparation.contract import (
     ColumnSummary,
     Counted,
     RawColumn,
+    Rules,
     Where,
     difference,
     hashes,
 )
-from fedkeep.data.preparation.rules import Rules
 from fedkeep.tasks import BINARY, MULTI_LABEL, MULTICLASS, of_several
 
 

@@ -11,9 +11,16 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Column, Ragged
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, RawColumn, Where, difference
+from fedkeep.data.preparation.contract import (
+    Code,
+    ColumnSummary,
+    Counted,
+    RawColumn,
+    Rules,
+    Where,
+    difference,
+)
 from fedkeep.data.preparation.pooling import COUNT
-from fedkeep.data.preparation.rules import Rules
 
 
 @dataclass(frozen=True, kw_only=True)

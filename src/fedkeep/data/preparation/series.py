@@ -11,9 +11,16 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, check_range
 from fedkeep.data.columns import Ragged, offsets_of
-from fedkeep.data.preparation.contract import Code, ColumnSummary, Counted, RawColumn, Where, difference
+from fedkeep.data.preparation.contract import (
+    Code,
+    ColumnSummary,
+    Counted,
+    RawColumn,
+    Rules,
+    Where,
+    difference,
+)
 from fedkeep.data.preparation.features import FeatureCode, Features, WholeSummary
-from fedkeep.data.preparation.rules import Rules
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,11 @@ from fedkeep.data.columns import AS_READ, Column, Ragged, Repeated, Rows
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import group_rows
 from fedkeep.data.images import noisy
-from fedkeep.data.preparation.contract import Code, Counted, RawColumn, Where
+from fedkeep.data.preparation.contract import Code, Counted, RawColumn, Rules, Where
 from fedkeep.data.preparation.encoding import Encoding
 from fedkeep.data.preparation.features import FeatureCode, Features
 from fedkeep.data.preparation.labels import LabelError, Labels
 from fedkeep.data.preparation.numbers import Plain, plain_summary
-from fedkeep.data.preparation.rules import Rules
 from fedkeep.data.preparation.summary import About, Summary
 from fedkeep.data.splits import SPLITS
 

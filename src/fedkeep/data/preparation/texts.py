@@ -19,11 +19,11 @@ from fedkeep.data.preparation.contract import (
     Counted,
     H,
     RawColumn,
+    Rules,
     Where,
     difference,
     hashes,
 )
-from fedkeep.data.preparation.rules import Rules
 from fedkeep.data.text import (
     SPECIAL,
     CharVocabulary,

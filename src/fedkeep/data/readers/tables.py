@@ -31,7 +31,7 @@ from fedkeep.data.preparation import (
     Times,
     encoded_alone,
 )
-from fedkeep.data.preparation.rules import TOKENS
+from fedkeep.data.preparation.contract import TOKENS
 from fedkeep.data.preparation.texts import USUAL, AnyVocabulary
 from fedkeep.data.readers.cells import (
     CLASS,
