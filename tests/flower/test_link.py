@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from fedkeep.cli import app
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.flower import guard, inner
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.link import Link, check, command, free_port
+from fedkeep.flower.link import Control, Link, check, command, free_port
 from fedkeep.flower.project import new_project
 from fedkeep.flower.signed import sign_project
 from tests.commands import call, succeeded
@@ -48,19 +49,56 @@ def test_a_setting_arrives_as_it_was_given(path, link, tmp_path):
     assert parse_config_args([words[words.index("--run-config") + 1]]) == given
 
 
-def test_settings_on_the_command_line_have_the_types_of_toml(tmp_path, monkeypatch):
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    for file in ("project/pyproject.toml", "keys/ca.pem"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_settings_on_the_command_line_have_the_types_of_toml(project, monkeypatch):
     given = {}
     monkeypatch.setattr(
         "fedkeep.flower.local.train_at", lambda link, project, settings, *_: given.update(settings)
     )
-    for file in ("project/pyproject.toml", "keys/ca.pem"):
-        (tmp_path / file).parent.mkdir()
-        (tmp_path / file).touch()
     words = ["clients=4", 'only="judge"', "continue-from=/srv/visits/run", 'out="june"']
-    monkeypatch.chdir(tmp_path)
     succeeded(call("flower", "train", "project", *(w for word in words for w in ("--run-config", word))))
-    june = str(tmp_path / "june")
+    june = str(project / "june")
     assert given == {"clients": 4, "only": "judge", "continue-from": "/srv/visits/run", "out": june}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_ends_the_command_reads_that_the_training_goes_on(number, project, monkeypatch):
+    def begun(link, project, settings, note, say):
+        note.touch()
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+
+    monkeypatch.setattr("fedkeep.flower.local.train_at", begun)
+    words = ("flower", "train", "project", "--link", "127.0.0.1:1")
+    ended = call(*words)
+    assert ended.exit_code == 130
+    again = f"fedkeep {' '.join(words)}"
+    assert f"goes on at the link. Watch again: {again}. End it: {again} --stop" in ended.stderr
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_training_is_stopped_by_its_own_command(project, monkeypatch):
+    said = iter(["", "busy"])
+    monkeypatch.setattr(
+        Control, "state_of", lambda self, run: "running" if run == "17" else "finished:failed"
+    )
+    monkeypatch.setattr(Control, "stop_run", lambda self, run: next(said))
+    note = project / "project.training"
+    for number, told in ((None, "No training of "), (16, "No training of "), (17, ""), (17, "busy")):
+        if number is not None:
+            note.write_text(f'{{"flower": "{number}"}}')
+        ended = call("flower", "train", "project", "--stop")
+        assert told in ended.stderr
+        assert ended.exit_code == (2 if told else 0)
+        assert note.exists() == (number is not None and bool(told))
 
 
 def test_a_path_that_flower_would_cut_is_refused(link, tmp_path):

@@ -115,6 +115,16 @@ def test_a_training_on_its_way_is_followed_and_not_started_twice(tmp_path):
 
 
 @pytest.mark.usefixtures("place")
+def test_a_training_goes_on_when_its_follower_ends(tmp_path):
+    link = Link([KeyboardInterrupt(), "running", "finished:completed"])
+    with pytest.raises(KeyboardInterrupt):
+        told(tmp_path, link)
+    assert link.stopped == []
+    assert "on its way" in told(tmp_path, link)[0]
+    assert len(link.given) == 1
+
+
+@pytest.mark.usefixtures("place")
 def test_a_training_with_other_settings_is_not_taken_for_the_one_on_its_way(tmp_path):
     about = {"flower": "17", "settings": {"out": "elsewhere"}}
     (tmp_path / "project.training").write_text(json.dumps(about))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedkeep.cli.output import EveryOption, OnceOption, fresh, looks, say, show_table
+from fedkeep.cli.output import EveryOption, OnceOption, complain, fresh, looks, say, show_table
 from fedkeep.cli.settings import ConfigOption, RoundOption, SetOption, find_config, is_last, needs_flower
 from fedkeep.core.errors import ConfigError, RunError, did_you_mean
 
@@ -194,16 +195,18 @@ def train(
             "--run-config", metavar="KEY=VALUE", help="A setting of the server app. May be repeated."
         ),
     ] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="End the training that is on its way.")] = False,
 ) -> None:
-    """Train a project at the link to its end; ends with 0 if the training did. Ctrl-C stops the training.
+    """Train a project at the link to its end; ends with 0 if the training did. Ctrl-C leaves it going at the link.
 
-    After any death the same command goes on after the last finished round; a training on its way is followed.
+    After any death the same command goes on after the last finished round; a training on its way is followed. --stop
+    ends it; finished rounds stay.
     """
     import tempfile
 
     from fedkeep.experiments.config import parse_overrides, toml_value
     from fedkeep.flower.link import Control
-    from fedkeep.flower.local import train_at
+    from fedkeep.flower.local import stop_at, train_at
     from fedkeep.flower.signed import Signed
 
     if not (project / "pyproject.toml").is_file():
@@ -212,14 +215,17 @@ def train(
             "visits/project.",
             project=project,
         )
+    where = ["--link", link, *(["--certificate", str(certificate)] if certificate else [])]
+    again = shlex.join(["fedkeep", "flower", "train", str(project), *where])
     project = project.resolve()
+    note = project.with_name(f"{project.name}.training")
     given = {key: toml_value(key, text) for key, text in parse_overrides(settings or []).items()}
     if "out" in given:
         given["out"] = str(Path(given["out"]).absolute())
     ca = project.parent / "keys" / "ca.pem" if certificate is None else certificate
     if not ca.is_file():
         raise ConfigError(f"There is no certificate {ca}. Name the authority's with --certificate.")
-    if (signer := ca.with_name("signer.pub")).exists():
+    if not stop and (signer := ca.with_name("signer.pub")).exists():
         try:
             Signed.of(project).check([signer])
         except RunError as error:  # no device would answer, and the training would wait for them
@@ -230,7 +236,18 @@ def train(
             ) from error
     with tempfile.TemporaryDirectory(prefix="fedkeep-") as home:
         control = Control(Path(home), link, ca)
-        train_at(control, project, given, project.with_name(f"{project.name}.training"), say)
+        if stop:
+            stop_at(control, project, note)
+            say(f"The training is stopped. To go on after its last finished round: {again}")
+            return
+        try:
+            with _ended_as_by_ctrl_c():
+                train_at(control, project, given, note, say)
+        except KeyboardInterrupt as ended:
+            if not note.exists():
+                raise
+            complain(f"The training goes on at the link. Watch again: {again}. End it: {again} --stop")
+            raise typer.Exit(130) from ended
 
 
 @app.command("publish", epilog="Example: fedkeep flower publish visits/run")
@@ -504,18 +521,19 @@ def deploy(
     found = find_config(config, overrides)
     folder = out or Path("deployments") / found.label
     place = local_of(folder, found.text, found.data_folder(data), local, port)
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        with federation(place, say) as (link, _):
-            train(place, link, say, {"only": only})
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with _ended_as_by_ctrl_c(), federation(place, say) as (link, _):
+        train(place, link, say, {"only": only})
     for line in judged(place.run, only):
         say(line)
     page = write_report([place.run], folder)
     say(f"Everything is stopped. The run: {folder / 'run'}. Its page: {page}")
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    """Let a request to end take the way of Ctrl-C, on which everything is stopped."""
-    raise KeyboardInterrupt
+@contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """Let a request to end take the way of Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -65,9 +65,10 @@ class Control:
             raise RunError(f"The link does not say how the run is: {_said(done)}")
         return found.group(1)
 
-    def stop_run(self, run: str) -> None:
-        """Ask the link to stop a run."""
-        self._flwr("stop", run, "local")
+    def stop_run(self, run: str) -> str:
+        """Ask the link to stop a run; return why it does not, empty if it does."""
+        done = self._flwr("stop", run, "local")
+        return _said(done) if done.returncode else ""
 
     def register(self, key: Path) -> None:
         """Tell the link a node's public key; one that it knows already is fine.

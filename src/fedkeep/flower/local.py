@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -242,7 +242,8 @@ def train_at(
 ) -> None:
     """Train a signed project at a link to its end, and tell each round; one that is on its way is followed.
 
-    A server app that died is started again, as long as it finishes rounds in between.
+    A server app that died is started again, as long as it finishes rounds in between. A training that was begun goes on
+    at the link when a KeyboardInterrupt ends this; ``note`` is there then.
 
     Args:
         link: where.
@@ -262,15 +263,17 @@ def train_at(
         begun = json.loads(note.read_bytes()).get("settings", {})
         if settings and settings != begun:
             raise ConfigError(
-                "A training with other settings is on its way: {begun}. Wait for its end, or end it by Ctrl-C in the "
-                "command that follows it.",
+                "A training with other settings is on its way: {begun}. Wait for its end, or end it: "
+                "fedkeep flower train {project} --stop.",
+                project=project,
                 begun=", ".join(f"{key}={value}" for key, value in begun.items()) or "none",
             )
         say("The training is on its way; it is followed.")
     while True:
         before = rounds_done(run)
         if not number:
-            status.unlink(missing_ok=True)
+            for old in (status, note):
+                old.unlink(missing_ok=True)
             number = link.submit(project, {**settings, "status": str(status)})
             write_whole(note, json.dumps({"flower": number, "settings": dict(settings)}).encode())
         try:
@@ -281,26 +284,40 @@ def train_at(
                 raise EndedError(f"{error} {AGAIN}") from error
             say(f"{error} It is started again.")
             number = ""
-        except KeyboardInterrupt:
-            link.stop_run(number)
-            raise
     note.unlink(missing_ok=True)
     say(f"{read_status(status).text or 'It is finished.'} The run: {run}")
 
 
+def stop_at(link: Control, project: Path, note: Path) -> None:
+    """Stop a project's training at a link, which ``train_at`` has noted.
+
+    Raises:
+        ConfigError: none is on its way.
+        RunError: the link does not answer, or does not stop it.
+    """
+    number = _noted(note)
+    if not number or link.state_of(number).startswith("finished"):
+        raise ConfigError("No training of {project} is on its way.", project=project)
+    if fault := link.stop_run(number):
+        raise RunError(f"The link does not stop the training: {fault}")
+    note.unlink(missing_ok=True)
+
+
+def _noted(note: Path) -> str:
+    """Return Flower's number of the training that was begun last; empty: none is known."""
+    try:
+        return str(json.loads(note.read_bytes())["flower"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+
+
 def _on_its_way(link: Control, note: Path) -> str:
     """Return Flower's number of a training that has not ended; empty: there is none."""
-    try:
-        number = str(json.loads(note.read_bytes())["flower"])
-        return "" if link.state_of(number).startswith("finished") else number
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        RunError,
-    ):  # a link that is gone says so when it is to start it
-        return ""
+    number = _noted(note)
+    with suppress(RunError):  # a link that is gone says so when it is to start it
+        if number and not link.state_of(number).startswith("finished"):
+            return number
+    return ""
 
 
 def _out_of(project: Path) -> str:
