@@ -24,6 +24,7 @@ from fedkeep.cli.settings import (
     place_of,
     seen_from,
 )
+from fedkeep.cli.usage import ONE_OF
 from fedkeep.core.errors import ConfigError
 from fedkeep.report.wording import duration
 
@@ -250,7 +251,12 @@ def sweep(
     config: ConfigArgument,
     space: Annotated[
         Path | None,
-        typer.Option("--space", metavar="FILE", help="A TOML file with a range for every setting to choose."),
+        typer.Option(
+            "--space",
+            metavar="FILE",
+            help="A TOML file with a range for every setting to choose.",
+            rich_help_panel=ONE_OF,
+        ),
     ] = None,
     ranges: Annotated[
         list[str] | None,
@@ -259,6 +265,7 @@ def sweep(
             metavar="KEY=RANGE",
             help="A range as TOML, e.g. method.optimizer.learning_rate={low=0.01,high=1.0,log=true} or "
             "method.batch_size={choices=[8,32]}. May be repeated.",
+            rich_help_panel=ONE_OF,
         ),
     ] = None,
     methods: Annotated[

@@ -11,21 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedkeep.cli.output import say, show_table, warn_of_unfinished
+from fedkeep.cli.results import of_file
+from fedkeep.cli.settings import DataOption, DeviceOption, RoundOption, RunArgument, at_round
+from fedkeep.cli.usage import ONE_OF
 from fedkeep.core.errors import ConfigError
 from fedkeep.report.wording import metric_name, number
 
 if TYPE_CHECKING:
     from fedkeep.engines.use import Predicted, Prediction
-
-
-from typing import TYPE_CHECKING
-
-from fedkeep.cli.output import say, show_table, warn_of_unfinished
-from fedkeep.cli.results import of_file
-from fedkeep.cli.settings import DataOption, DeviceOption, RoundOption, RunArgument, at_round
-
-if TYPE_CHECKING:
-    pass
 
 
 RowsOption = Annotated[
@@ -134,10 +128,12 @@ def export(
     run: RunArgument,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for the models.")],
     client: Annotated[
-        list[str] | None, typer.Option("--client", metavar="ID", help="Whose model. May be repeated.")
+        list[str] | None,
+        typer.Option("--client", metavar="ID", help="Whose model. May be repeated.", rich_help_panel=ONE_OF),
     ] = None,
     everyone: Annotated[
-        bool, typer.Option("--all", help="Every client that took part in federation.")
+        bool,
+        typer.Option("--all", help="Every client that took part in federation.", rich_help_panel=ONE_OF),
     ] = False,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write ONNX files too, each compared with torch's numbers.")

@@ -6,6 +6,8 @@ import click
 
 MOST = 3
 """How many keys of a configuration are named."""
+ONE_OF = "One of these"
+"""The panel of a command's help with options of which it wants one."""
 
 
 def advised(error: click.UsageError) -> click.UsageError:
@@ -50,8 +52,11 @@ def _meaning(parameter: click.Parameter | None, context: click.Context) -> str:
     text = getattr(parameter, "help", None)
     if parameter is None or not text:
         return ""
-    wanted = " ".join(_written(one, context) for one in context.command.params if one.required)
-    return f"Wanted {context.command_path} {wanted}. {_written(parameter, context)}: {text}"
+    params = context.command.params
+    wanted = [_written(one, context) for one in params if one.required]
+    either = [_written(one, context) for one in params if getattr(one, "rich_help_panel", None) == ONE_OF]
+    wanted += [f"({' | '.join(either)})"] if either else []
+    return f"Wanted {context.command_path} {' '.join(wanted)}. {_written(parameter, context)}: {text}"
 
 
 def _written(parameter: click.Parameter, context: click.Context) -> str:

@@ -118,7 +118,9 @@ def set_up(
         if text is not None:
             write_whole(project / CONFIG, text.encode())
     elif text is None:
-        raise ConfigError(f"{folder} holds no project yet. Say which experiment: --config FILE.")
+        raise ConfigError(
+            f"{folder} holds no project yet. Say which experiment, and which nodes: --config FILE --node NAME."
+        )
     elif folder.exists() and {path.name for path in folder.iterdir()} - {KEYS}:
         raise ConfigError(f"{folder} is there already and not an empty folder. Name another.")
     for name in renewed:
