@@ -125,6 +125,16 @@ def test_a_training_goes_on_when_its_follower_ends(tmp_path):
 
 
 @pytest.mark.usefixtures("place")
+def test_a_training_that_is_stopped_elsewhere_is_not_started_again(tmp_path, monkeypatch):
+    rounds = iter([0, 0, 2, 2])
+    monkeypatch.setattr(local, "rounds_done", lambda run: next(rounds))
+    link = Link(["finished:stopped"])
+    with pytest.raises(RunError, match="was stopped"):
+        told(tmp_path, link)
+    assert len(link.given) == 1
+
+
+@pytest.mark.usefixtures("place")
 def test_a_training_with_other_settings_is_not_taken_for_the_one_on_its_way(tmp_path):
     about = {"flower": "17", "settings": {"out": "elsewhere"}}
     (tmp_path / "project.training").write_text(json.dumps(about))

@@ -24,6 +24,7 @@ def test_a_node_whose_connection_was_damaged_is_started_again(words: str, quick:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [f"{watch.JOINED} 1\n", watch.TAKEN]
         assert any("It is started again." in line for line in process.stdout)
         process.stdin.close()
         assert process.wait(watch.AGAIN + 10) == 0

@@ -224,6 +224,8 @@ def follow(
                     raise RunError(f"{error} {AGAIN}") from error
             if state == "finished:completed" and not status.exists():  # it is on another machine
                 return
+            if state == "finished:stopped":
+                raise RunError(f"The training was stopped. {AGAIN}")
             if state.startswith("finished") and read_status(status).state not in ("finished", "failed"):
                 raise EndedError(f"The server app ended without a word ({state}); the link's log says more.")
         time.sleep(LOOK)

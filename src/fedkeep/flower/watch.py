@@ -28,6 +28,7 @@ MOST = 50  # lines that are remembered
 GRACE = 5.0  # seconds for the last lines to come
 LINK = "flower-superlink"
 JOINED = "SuperNode ID:"
+TAKEN = "The node has joined. It waits for what it is asked, which fedkeep device watch NODE.toml shows in another terminal.\n"
 NOT_NOW = "Failed to activate SuperNode"
 """What Flower 1.41 says of a key that it does not know, and of one whose node is taken to be there: after a node was
 killed that lasts for a minute."""
@@ -138,6 +139,8 @@ class Watch:
     def _pass_on(self, process: subprocess.Popen[str], said: list[str]) -> None:
         for line in process.stdout or ():
             tell(line)
+            if JOINED in line:
+                tell(TAKEN)
             joined = any(JOINED in one for one in said)
             if joined and any(
                 words in line for words in GIVES_UP
