@@ -3,6 +3,8 @@
 import ast
 import importlib
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,50 @@ def test_what_is_replaced_is_called_by_name_in_its_own_module(module, name):
 def test_a_flower_that_lacks_one_is_refused_by_name():
     with pytest.raises(RunError, match="has no another"):
         inner.replace(inner.CLIENT, "another", print)
+
+
+WAITS = """
+import threading, types
+from flwr.supercore.inflatable import inflatable_utils as there
+from fedkeep.flower import inner
+
+waited, tries = [], []
+
+class Event(threading.Event):
+    def wait(self, seconds=None):
+        waited.append(seconds)
+        return self.is_set()
+
+def pull(name):
+    tries.append(name)
+    if len(tries) < 4:
+        raise there.ObjectUnavailableError(name)
+    return b"here"
+
+inner.ask_again_after(0.1)
+there.threading = types.SimpleNamespace(Event=Event, Lock=threading.Lock)
+there.random.uniform = lambda *_: 0.0
+print(there.pull_objects(["x"], pull), waited)
+"""
+
+
+def test_an_object_that_is_not_there_yet_is_asked_for_again_soon():
+    done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'x': b'here'} [0.1, 0.2, 0.4]\n"
+
+
+@pytest.mark.parametrize(
+    "module", [inner.NODE, inner.CLIENT, inner.SERVER, "flwr.superlink.grid.http_grid", inner.PULLING]
+)
+def test_nobody_says_how_long_it_waits_for_an_object(module):
+    """So the default counts. In its own module the one function hands it to the other."""
+    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in inner.PULLS]
+    said = {ast.unparse(k.value) for call in calls for k in call.keywords if k.arg == inner.AGAIN}
+    assert said <= ({inner.AGAIN} if module == inner.PULLING else set())
+
+
+def test_a_flower_that_waits_in_another_way_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(inner, "PULLS", ("pull_nothing",))
+    with pytest.raises(RunError, match="pull_nothing has no initial_backoff"):
+        inner.ask_again_after(0.1)

@@ -20,6 +20,9 @@ EXEC, LAUNCH = (
     "flwr.supercore.superexec.executor.subprocess_executor",
 )
 LINK = "flwr.superlink.main"
+PULLING = "flwr.supercore.inflatable.inflatable_utils"
+PULLS, AGAIN = ("pull_objects", "pull_and_inflate_object_from_tree"), "initial_backoff"
+"""What asks for a message's objects, and by which of its defaults it waits for one that is not there yet."""
 REPLACED = {
     LINK: ("create_app",),
     SERVER: ("make_task_heartbeat_fn_http",),
@@ -138,6 +141,23 @@ def replace(module: str, name: str, ours: Any) -> Any:
     before = getattr(there, name)
     setattr(there, name, ours)
     return before
+
+
+def ask_again_after(seconds: float) -> None:
+    """Let this process, and its forks, ask again so soon for a message's object that is not there yet; then ever later.
+
+    A message is told of before its objects have come, to nodes as to their processes, so that most rounds wait for some.
+    Flower waits one second, and then two.
+
+    Raises:
+        RunError: nothing waits so.
+    """
+    there = importlib.import_module(PULLING)
+    for name in PULLS:
+        defaults = getattr(getattr(there, name, None), "__kwdefaults__", None) or {}
+        if AGAIN not in defaults:
+            refuse(f"{PULLING}.{name} has no {AGAIN}")
+        defaults[AGAIN] = seconds
 
 
 def refuse(why: str) -> NoReturn:

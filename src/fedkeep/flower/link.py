@@ -98,14 +98,12 @@ class Link(Control):
         folder: keeps the link's database, Flower's settings and all logs.
         keys: a folder of :func:`fedkeep.flower.keys.make_keys`.
         port: of the link; 0 takes a free one.
-        poll: seconds between two looks of Flower for work to start.
     """
 
-    def __init__(self, folder: Path, keys: Path, *, port: int = 0, poll: float = 0.2) -> None:
+    def __init__(self, folder: Path, keys: Path, *, port: int = 0) -> None:
         self.folder, self.keys = folder.resolve(), keys.resolve()
         self.port = port or free_port()
         super().__init__(self.folder / "flower", self.address, self.keys / "ca.pem")
-        self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = str(poll)
         self.processes = Processes(self.folder / "logs", self.environment)
 
     @property
