@@ -39,7 +39,7 @@ sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-THIEF = "thief"  # a node's name
+THIEF = "thief"  # nodes' names begin so
 
 
 class StuckError(Exception):
@@ -60,7 +60,7 @@ class Harm:
         self.place, self.link, self.draw = place, link, draw
         self.proxies = {name: Proxy(link.port) for name in nodes}
         self.nodes: dict[str, SuperNode] = {}
-        self.submitted = 0
+        self.submitted = self.thieves = 0
 
     def begin(self) -> None:
         """Put wires that can be cut between nodes and link, and start the training."""
@@ -245,21 +245,22 @@ class Harm:
         return f"{name} by {datetime.timedelta(seconds=seconds)}: {told.splitlines()[-1].strip()[:120]}"
 
     def impostor(self) -> str:
-        """Let a node with a key of its own claim the clients of another, with that one's experiment."""
-        victim = self._node()
-        make_keys(self.link.keys, hosts=[], nodes=[THIEF])
-        self.link.register(self.link.keys / f"{THIEF}.pub")
-        place = replace(self.place, clients={THIEF: self.place.clients[victim]})
-        node = place.node(THIEF, self.link.address)
+        """Let a node with a new key claim the clients of another, with that one's experiment: of each key it is told once."""
+        victim, self.thieves = self._node(), self.thieves + 1
+        name = f"{THIEF}-{self.thieves}"
+        make_keys(self.link.keys, hosts=[], nodes=[name])
+        self.link.register(self.link.keys / f"{name}.pub")
+        place = replace(self.place, clients={name: self.place.clients[victim]})
+        node = place.node(name, self.link.address)
         try:
             return self._until_told(
-                THIEF,
-                lambda: start_node(self.link, THIEF, node),
-                lambda: self.link.processes.kill(THIEF),
+                name,
+                lambda: start_node(self.link, name, node),
+                lambda: self.link.processes.kill(name),
                 words="belongs to another key",
             )
         finally:
-            shutil.rmtree(self.place.folder / "nodes" / THIEF, ignore_errors=True)
+            shutil.rmtree(self.place.folder / "nodes" / name, ignore_errors=True)
 
     def foreign_project(self) -> str:
         """Submit a project that a key has signed which no node trusts, with the experiment of this run."""
