@@ -154,7 +154,7 @@ def test_without_scikit_learn_a_map_shows_principal_components(
     _, _, v = torch.pca_lowrank(centred, q=min(centred.shape), center=False)
     wanted = (centred @ v[:, :2]).abs().numpy()
     np.testing.assert_allclose(np.abs(found.points), wanted, atol=1e-8)
-    with raises(ConfigError, text=f"t-SNE needs scikit-learn: {installing('maps')}."):
+    with raises(ConfigError, text=f"t-SNE needs scikit-learn, which is not installed: {installing('maps')}."):
         tsne(vectors)
 
 

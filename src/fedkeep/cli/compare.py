@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,7 @@ import typer
 from fedkeep.cli.output import complain, note, say, show_table
 from fedkeep.cli.settings import (
     MOST_SEEDS,
+    ConfigArgument,
     DataOption,
     JobsOption,
     MetricOption,
@@ -21,6 +24,7 @@ from fedkeep.cli.settings import (
     YesOption,
     ask_if_long,
     find_config,
+    needs,
     place_of,
     seen_from,
 )
@@ -32,12 +36,6 @@ if TYPE_CHECKING:
     from fedkeep.experiments.comparing import Plan
     from fedkeep.report.standings import Found
     from fedkeep.report.tables import Table
-from enum import StrEnum
-
-from fedkeep.cli.settings import (
-    ConfigArgument,
-    needs,
-)
 
 
 def compare(
@@ -147,20 +145,27 @@ def compare(
         )
     seconds = sum(plan.seconds for plan in plans) / (jobs or 1)
     ask_if_long(seconds, f"This comparison would take at least {duration(seconds)}, by its runs.", yes)
-    try:
+    with may_stop("runs"):
         if several:
             all_of, page = comparing.run_all(plans, jobs or 1, on=place)
         else:
             made, page = comparing.run(plans[0], jobs or 1, on=place)
-    except KeyboardInterrupt as stop:
-        complain("Stopped. Call the same command again to go on; finished runs and rounds are kept.")
-        raise typer.Exit(130) from stop
     if several:
         _show_all(all_of)
     else:
         _show(made)
     say(f"Page: {page}")
     say(f"Tables: {folder / 'tables'}" + ("" if several else f", figures: {folder / 'figures'}"))
+
+
+@contextmanager
+def may_stop(what: str) -> Iterator[None]:
+    """Say after Ctrl-C what is kept, and exit with 130."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        complain(f"Stopped. Call the same command again to go on; finished {what} and rounds are kept.")
+        raise typer.Exit(130) from stop
 
 
 def _show_status(rows: Sequence[tuple[str, str, str]], plans: Sequence[Plan]) -> None:
@@ -329,11 +334,8 @@ def sweep(
     )
     if found.config.privacy is not None:
         complain("Note: every trial spends its own ε, and the choice among them is counted in none.")
-    try:
+    with may_stop("trials"):
         sweeps.run(made, jobs or 1, on=place_of(on, made.out, jobs, slurm))
-    except KeyboardInterrupt as stop:
-        complain("Stopped. Call the same command again to go on; finished trials and rounds are kept.")
-        raise typer.Exit(130) from stop
     results = sweeps.results(made)
     path = sweeps.write(made, results)
     shown = sweeps.table(made, results)
@@ -410,11 +412,8 @@ def reproduce(
         changes=parse_overrides(settings or []),
         on=place_of(on, out, jobs, slurm),
     )
-    try:
+    with may_stop("runs"):
         path = reproductions.reproduce(name, request)
-    except KeyboardInterrupt as stop:
-        complain("Stopped. Call the same command again to go on; finished runs and rounds are kept.")
-        raise typer.Exit(130) from stop
     say(f"Results: {path}")
 
 

@@ -43,7 +43,8 @@ import math
 import shlex
 import string
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import islice
@@ -227,6 +228,23 @@ def shown(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]} …"
 
 
+@contextmanager
+def reading(text: str, /, *passed: type[Exception], **facts: Any) -> Iterator[None]:
+    """Raise DataError where anything else goes wrong inside: readers of files raise whatever their parsers raise.
+
+    Args:
+        text: as of `FedkeepError`, with ``{why}`` for what went wrong.
+        passed: errors that go on as they are, beside fedkeep's own.
+        facts: as of `FedkeepError`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (FedkeepError, *passed)):
+            raise
+        raise DataError(text, why=first_line(error).rstrip(". "), **facts) from error
+
+
 def first_line(error: Exception, most: int = 200) -> str:
     """Return an error's first line, cut at ``most`` characters, or its kind where it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:most]
@@ -306,3 +324,23 @@ def installing(extra: str) -> str:
     folder = url2pathname(urlsplit(origin["url"]).path)
     editable = "-e " if origin["dir_info"].get("editable") else ""
     return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"
+
+
+@contextmanager
+def needing(
+    who: str, package: str, extra: str, kind: type[FedkeepError] = ConfigError, otherwise: str = ""
+) -> Iterator[None]:
+    """Say what to install where an import inside finds no package.
+
+    Args:
+        who: needs it.
+        package: its name, for people.
+        extra: of fedkeep, that brings it.
+        kind: of the error.
+        otherwise: what to do instead; empty, or a sentence with a space before it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        missing = f"{who} needs {package}, which is not installed: {installing(extra)}.{otherwise}"
+        raise kind(missing) from error

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, first_line
+from fedkeep.core.errors import DataError, reading
 
 SHRINKS = 1040  # bytes that one byte of a deflated stream may stand for, at most (zlib's own bound is 1032)
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -31,19 +31,11 @@ def read_npy(path: Path, mmap: bool = False) -> NDArray[Any]:
         FileNotFoundError: there is none.
         DataError: the file is damaged, is longer or shorter than its header says, or holds Python objects.
     """
-    try:
+    with reading("{file} is damaged: {why}. Save the data again.", FileNotFoundError, file=path):
         with path.open("rb") as file:
             _header(file, path.stat().st_size)
         # asarray turns a memmap into a plain view of it: slicing a memmap object costs ten times as much.
         return np.asarray(np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False))
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # see above
-        raise DataError(
-            "{file} is damaged: {why}. Save the data again.",
-            file=path,
-            why=first_line(error).rstrip(". "),
-        ) from error
 
 
 def read_npz(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
@@ -53,26 +45,20 @@ def read_npz(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
         DataError: the file is damaged, lacks one of them, is compressed otherwise than ``numpy.savez_compressed`` does,
             or holds Python objects.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            if missing := [name for name in names if name not in held]:
-                raise DataError(
-                    "{file}: wanted the arrays {wanted}; {missing!r} is not among {there}.",
-                    file=path,
-                    wanted=" and ".join(map(repr, names)),
-                    missing=missing[0],
-                    there=sorted(held)[:10],
-                )
-            return [_member(archive, held[name]) for name in names]
-    except DataError:
-        raise
-    except Exception as error:  # see above
-        raise DataError(
-            "{file} is damaged or no .npz file of plain arrays ({why}). Fetch it again.",
-            file=path,
-            why=first_line(error).rstrip(". "),
-        ) from error
+    with (
+        reading("{file} is damaged or no .npz file of plain arrays ({why}). Fetch it again.", file=path),
+        zipfile.ZipFile(path) as archive,
+    ):
+        held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if missing := [name for name in names if name not in held]:
+            raise DataError(
+                "{file}: wanted the arrays {wanted}; {missing!r} is not among {there}.",
+                file=path,
+                wanted=" and ".join(map(repr, names)),
+                missing=missing[0],
+                there=sorted(held)[:10],
+            )
+        return [_member(archive, held[name]) for name in names]
 
 
 def names_in(path: Path) -> frozenset[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedkeep.core.errors import ConfigError, MethodError, installing
+from fedkeep.core.errors import MethodError, needing
 from fedkeep.core.net import Takes, float_type, logits_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
@@ -53,13 +53,9 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
         ConfigError: onnx, onnxscript or onnxruntime is missing.
         MethodError: the model cannot be written as ONNX, or onnxruntime cannot compute it, or gives other numbers.
     """
-    try:
+    with needing("ONNX", "onnxruntime and onnxscript", "onnx"):
         import onnxruntime
         import onnxscript  # noqa: F401 - torch's exporter needs it
-    except ImportError as error:
-        raise ConfigError(
-            f"ONNX needs {error.name}, which is not installed: {installing('onnx')}."
-        ) from error
     who = type(getattr(model, "module", model)).__name__
     takes = Takes(f"{who}.forward", model.forward)
     tasks = tasks_in(data.meta)

@@ -32,7 +32,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from fedkeep.core.errors import ConfigError, FedkeepError, RunError, first_line, installing
+from fedkeep.core.errors import ConfigError, FedkeepError, RunError, first_line, needing
 from fedkeep.core.files import write_whole
 from fedkeep.experiments.plugins import imported
 from fedkeep.version import NUMERICS, __version__
@@ -249,10 +249,8 @@ class RayTasks(Executor):
     """
 
     def __init__(self, named: str, gpus: bool = False, count: int | None = None) -> None:
-        try:
+        with needing(f"--on {named}", "Ray", "ray"):
             import ray
-        except ImportError as error:
-            raise ConfigError(f"--on {named} needs Ray. {installing('ray')}") from error
         self._ray = ray
         if not ray.is_initialized():
             try:

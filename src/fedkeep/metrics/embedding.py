@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, DataError, check_range, installing
+from fedkeep.core.errors import DataError, check_range, needing
 from fedkeep.metrics.scores import floats
 
 Vectors = Tensor | np.ndarray[Any, Any]
@@ -192,10 +192,8 @@ def tsne(vectors: Vectors, perplexity: float = 30.0, seed: int = 0) -> UserMap:
     """
     table = _table(vectors, None)
     check_range("(0, inf]", DataError, perplexity=perplexity)
-    try:
+    with needing("t-SNE", "scikit-learn", "maps"):
         manifold = importlib.import_module("sklearn.manifold")
-    except ImportError as error:
-        raise ConfigError(f"t-SNE needs scikit-learn: {installing('maps')}.") from error
     n = len(table)
     centred = table - table.mean(0) if n else table
     if n < 4 or not np.any(centred):

@@ -16,7 +16,7 @@ from functools import lru_cache
 from numbers import Integral
 from typing import Any, Literal, get_args
 
-from fedkeep.core.errors import ConfigError, check_choice, check_range, installing
+from fedkeep.core.errors import ConfigError, check_choice, check_range, needing
 
 Accountant = Literal["pld", "rdp"]
 
@@ -131,12 +131,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _package() -> Any:
-    try:
+    with needing("Accounting for differential privacy", "dp-accounting", "privacy"):
         import dp_accounting
         import dp_accounting.pld
         import dp_accounting.rdp
-    except ImportError as error:
-        raise ConfigError(
-            f"Accounting for differential privacy wants the package dp-accounting: {installing('privacy')}."
-        ) from error
     return dp_accounting

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import CodeType, FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -180,33 +180,10 @@ def lent(tensor: Tensor) -> bool:
 MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
 
 
-class Notes(Protocol):
-    """What ``Makers`` asks of the tracer.
-
-    Attributes:
-        fresh: what the tensor that is being made holds; None: nothing says.
-        given: what the function that runs was given; None: none runs.
-        doing: the function that runs; empty: none.
-    """
-
-    fresh: Node | None
-    given: tuple[Any, ...] | None
-    doing: str
-
-    def parts(self, values: Any) -> tuple[Node, ...]:
-        """Return what is known of tensors among values of Python."""
-
-    def called(self, name: str, owner: Any) -> None:
-        """Note that a function was called by which values leave tensors unseen."""
-
-    def read(self, name: str, sizes: Sequence[Tensor]) -> None:
-        """Note that a function reads numbers in C++."""
-
-
 class Makers(TorchFunctionMode):
     """Sees what tensors are made of that come from Python, and where numbers leave them, whoever calls."""
 
-    def __init__(self, tracer: Notes) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
 

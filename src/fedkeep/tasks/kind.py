@@ -95,6 +95,23 @@ class Baseline:
     asked_items: Array | None = None
 
 
+def own_means(known: Baseline, everywhere: Array | float) -> Array:
+    """Return of each result the mean label of its client's training examples, and of one more that is ``everywhere``.
+
+    Args:
+        known: the examples and the results.
+        everywhere: of each label of an example what all clients' examples say of it.
+
+    Returns:
+        (results,) float64.
+    """
+    total = np.bincount(known.owner, known.weight, known.clients)
+    columns = known.label.reshape(len(known.label), -1).T
+    sums = np.stack([np.bincount(known.owner, known.weight * own, known.clients) for own in columns], 1)
+    means = ((sums + everywhere) / (total + 1)[:, None])[known.asked]
+    return np.asarray(means[np.arange(len(means)), 0 if known.place is None else known.place])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counting:
     """The reference that learns nothing: what it is called, and what it makes of examples.

@@ -29,6 +29,7 @@ from fedkeep.tasks.kind import (
     Said,
     Trait,
     check_width,
+    own_means,
     share_of_right,
     width,
 )
@@ -89,12 +90,7 @@ def _hits_and_misses(results: Any) -> tuple[Array, Array]:
 
 def _shares(known: Baseline) -> dict[str, Array]:
     """Return what each client's share of examples with a label makes of it, towards that of all clients."""
-    total = np.bincount(known.owner, known.weight, known.clients)
-    sums = np.stack([np.bincount(known.owner, known.weight * own, known.clients) for own in known.label.T], 1)
-    everywhere = (known.label.sum(0) + 1) / (len(known.label) + 2)
-    share = ((sums + everywhere) / (total + 1)[:, None])[known.asked]
-    assert known.place is not None
-    mine = share[np.arange(len(share)), known.place]
+    mine = own_means(known, (known.label.sum(0) + 1) / (len(known.label) + 2))
     return {
         "loss": -np.where(known.true > 0, np.log(mine), np.log1p(-mine)),
         "score": np.log(mine) - np.log1p(-mine),

@@ -23,6 +23,7 @@ from fedkeep.tasks.kind import (
     Said,
     Trait,
     check_width,
+    own_means,
     width,
 )
 from fedkeep.tasks.multiclass import short
@@ -76,10 +77,7 @@ def _metrics(means: Means) -> dict[str, float]:
 
 
 def _mean_label(known: Baseline) -> dict[str, Array]:
-    everywhere = known.label.mean() if len(known.label) else 0.0
-    sums = np.bincount(known.owner, known.weight * known.label, known.clients) + everywhere
-    total = np.bincount(known.owner, known.weight, known.clients)
-    error = (sums / (total + 1))[known.asked] - known.true
+    error = own_means(known, known.label.mean(0) if len(known.label) else 0.0) - known.true
     return {"loss": error**2, "score": error}
 
 
@@ -117,17 +115,6 @@ REGRESSION = Kind(
 """A number for each example."""
 
 
-def _mean_labels(known: Baseline) -> dict[str, Array]:
-    """Return the error of each client's mean of an output, towards that of all clients."""
-    total = np.bincount(known.owner, known.weight, known.clients)
-    sums = np.stack([np.bincount(known.owner, known.weight * own, known.clients) for own in known.label.T], 1)
-    everywhere = known.label.mean(0) if len(known.label) else 0.0
-    mean = ((sums + everywhere) / (total + 1)[:, None])[known.asked]
-    assert known.place is not None
-    error = mean[np.arange(len(mean)), known.place] - known.true
-    return {"loss": error**2, "score": error}
-
-
 MULTI_OUTPUT = replace(
     REGRESSION,
     name="multi_output",
@@ -137,6 +124,6 @@ MULTI_OUTPUT = replace(
     size=width,
     check_labels=check_width,
     kept_place=True,
-    counting=Counting(name="each user's mean labels", found=_mean_labels),
+    counting=Counting(name="each user's mean labels", found=_mean_label),
 )
 """Several numbers for each example."""

@@ -174,7 +174,7 @@ def test_partitions_are_clients() -> None:
     assert huggingface(SimpleNamespace(partitioners={"train": Partitioner(TRAIN)})).bounds is None
     with raises(DataError, user="who"):
         huggingface(Partitioner(TRAIN), user="who")
-    with raises(DataError, why="Partition 1 is empty."):
+    with raises(DataError, why="Partition 1 is empty"):
         huggingface(Partitioner(TRAIN, Rows({"who": [], "text": [], "label": []})))
     wrong = Rows({"text": [3], "label": ["x"]})
     with raises(DataError, place=Spot("huggingface, partition 1", 0, "row"), column="text"):
@@ -210,7 +210,7 @@ def test_images(tmp_path: Path) -> None:
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert refused("some/set") == (
-        f"Reading Hugging Face data sets needs the package datasets: {installing('datasets')}."
+        f"Reading Hugging Face data sets needs datasets, which is not installed: {installing('datasets')}."
     )
 
 

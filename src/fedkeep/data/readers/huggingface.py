@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, Spot, first_line, installing
+from fedkeep.core.errors import DataError, Spot, needing, reading
 from fedkeep.data.preparation import Plain, Raw, encoded_alone
 from fedkeep.data.preparation.texts import AnyVocabulary
 from fedkeep.data.readers.cells import ID, Cells, Only, Table
@@ -62,22 +62,14 @@ def raw_huggingface(
         DataError: ``datasets`` isn't installed or cannot load the name, what is given is no data set that can be read
             from its beginning to its end, a column is missing, or a value is not what its column wants.
     """
-    try:
+    with needing("Reading Hugging Face data sets", "datasets", "datasets", DataError):
         import datasets
-    except ImportError as error:
-        raise DataError(
-            "Reading Hugging Face data sets needs the package datasets: {install}.",
-            install=installing("datasets"),
-        ) from error
     name = source if isinstance(source, str) else "huggingface"
-    try:
+    with reading(
+        "Cannot load the Hugging Face data set {source!r}: {why}. Check its name and the network.",
+        source=source,
+    ):
         found = datasets.load_dataset(source) if isinstance(source, str) else source
-    except Exception as error:  # of the network, of its own, and whatever its readers of files raise
-        raise DataError(
-            "Cannot load the Hugging Face data set {source!r}: {why}. Check its name and the network.",
-            source=source,
-            why=first_line(error).rstrip("."),
-        ) from error
     parts = _parts(name, found, clients)
     partitioned = parts[0].client is not None
     if partitioned and user not in (None, "user"):
@@ -222,7 +214,7 @@ def _parts(name: str, found: Any, clients: int | None = None) -> list[_Part]:
             _Part(part, None, rows)
             for part, rows in (found if isinstance(found, dict) else {None: found}).items()
         ]
-    try:
+    with reading("{name}: cannot make the partitions: {why}.", name=name):
         those = [
             (
                 split,
@@ -239,12 +231,6 @@ def _parts(name: str, found: Any, clients: int | None = None) -> list[_Part]:
             for split, one, number, client in those
             if kept is None or client in kept
         ]
-    except DataError:
-        raise
-    except Exception as error:  # whatever its own rules raise, such as a partition that is too small
-        raise DataError(
-            "{name}: cannot make the partitions: {why}", name=name, why=first_line(error)
-        ) from error
 
 
 def _named(value: Any, classes: Sequence[str]) -> Any:

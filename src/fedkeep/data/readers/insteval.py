@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, first_line, installing
+from fedkeep.core.errors import DataError, first_line, needing
 from fedkeep.core.files import expanded
 from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
 from fedkeep.data.readers.files import sha256, unreadable
@@ -92,12 +92,8 @@ def _table(index: bytes, base: Path) -> Any:
 
 
 def _r_object(content: bytes) -> Any:
-    try:
+    with needing("Reading R's data", "rdata", "natural", DataError):
         import rdata
-    except ImportError as error:
-        raise DataError(
-            "Reading R's data needs the package rdata: {install}.", install=installing("natural")
-        ) from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it takes a serialised object for a file without a name
         return rdata.conversion.convert(rdata.parser.parse_data(content))

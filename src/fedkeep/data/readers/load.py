@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, Spot, first_line, installing, near_path, warn
+from fedkeep.core.errors import DataError, Spot, first_line, near_path, needing, reading, warn
 from fedkeep.data.checks import OPTED_IN
 from fedkeep.data.columns import Rows
 from fedkeep.data.readers.cells import Cells, Only, Table, are_plain, few_differ
@@ -489,16 +489,9 @@ def _read_excel(
     path: Path, wanted: Sequence[str] | None, optional: Sequence[str], naming: Mapping[str, str]
 ) -> Table:
     """Read the first sheet of a workbook; its first row that is not empty is the header."""
-    try:
+    with needing(f"{path}, a file of Excel,", "openpyxl", "excel", DataError, " Or save the sheet as .csv."):
         import openpyxl
-    except ImportError as error:
-        raise DataError(
-            "{file}: a file of Excel is read by openpyxl, which is not installed: {install}. Or save the "
-            "sheet as .csv.",
-            file=path,
-            install=installing("excel"),
-        ) from error
-    try:
+    with reading("{file} is truncated or no file of Excel: {why}. Save it again.", file=path):
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         rows = [
             (number, row)
@@ -506,10 +499,6 @@ def _read_excel(
             if any(cell is not None for cell in row)
         ]
         book.close()
-    except Exception as error:  # openpyxl raises whatever its parsers raise on damaged bytes
-        raise DataError(
-            "{file} is truncated or no file of Excel: {why} Save it again.", file=path, why=first_line(error)
-        ) from error
     if not rows:
         raise DataError("The data file {file} holds no line. Fetch it again.", file=path)
     header = ["" if cell is None else str(cell) for cell in rows[0][1]]
@@ -530,7 +519,7 @@ def _read_parquet(
 ) -> Table:
     from pyarrow import parquet, types
 
-    try:
+    with reading("{file} is truncated or no Parquet file: {why}. Fetch it again.", file=path):
         file = parquet.ParquetFile(path)
         chosen = _chosen(path, file.schema_arrow.names, wanted, optional, naming)
         texts = [name for name in chosen if types.is_string(file.schema_arrow.field(name).type)]
@@ -544,12 +533,6 @@ def _read_parquet(
         else:
             empty = file.schema_arrow.empty_table().select(chosen)
             found, rows = _kept(file.iter_batches(columns=chosen), empty, only)
-    except DataError:
-        raise
-    except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
-        raise DataError(
-            "{file} is truncated or no Parquet file: {why} Fetch it again.", file=path, why=first_line(error)
-        ) from error
     return _of_rows(path, found, rows)
 
 
@@ -564,29 +547,25 @@ def _read_arrow(
     import pyarrow
     from pyarrow import ipc
 
-    try:
-        with pyarrow.OSFile(str(path)) as source:
-            entered = source.read(len(ARROW_FILE)) == ARROW_FILE
-            source.seek(max(0, source.size() - len(STREAM_ENDS)))
-            if not entered and source.read() != STREAM_ENDS:
-                raise EOFError("it has no end.")  # which pyarrow does not miss
-            source.seek(0)
-            reader = ipc.open_file(source) if entered else ipc.open_stream(source)
-            chosen = _chosen(path, reader.schema.names, wanted, optional, naming)
-            batches = map(reader.get_batch, range(reader.num_record_batches)) if entered else reader
-            schema = pyarrow.schema([reader.schema.field(name) for name in chosen])
-            pieces = (batch.select(chosen) for batch in batches)
-            found, rows = (
-                (pyarrow.Table.from_batches(pieces, schema), None)
-                if only is None
-                else _kept(pieces, schema.empty_table(), only)
-            )
-    except DataError:
-        raise
-    except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
-        raise DataError(
-            "{file} is truncated or no Arrow file: {why} Fetch it again.", file=path, why=first_line(error)
-        ) from error
+    with (
+        reading("{file} is truncated or no Arrow file: {why}. Fetch it again.", file=path),
+        pyarrow.OSFile(str(path)) as source,
+    ):
+        entered = source.read(len(ARROW_FILE)) == ARROW_FILE
+        source.seek(max(0, source.size() - len(STREAM_ENDS)))
+        if not entered and source.read() != STREAM_ENDS:
+            raise EOFError("it has no end.")  # which pyarrow does not miss
+        source.seek(0)
+        reader = ipc.open_file(source) if entered else ipc.open_stream(source)
+        chosen = _chosen(path, reader.schema.names, wanted, optional, naming)
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if entered else reader
+        schema = pyarrow.schema([reader.schema.field(name) for name in chosen])
+        pieces = (batch.select(chosen) for batch in batches)
+        found, rows = (
+            (pyarrow.Table.from_batches(pieces, schema), None)
+            if only is None
+            else _kept(pieces, schema.empty_table(), only)
+        )
     return _of_rows(path, found, rows)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, SecureSumError, installing
+from fedkeep.core.errors import SecureSumError, needing
 
 NONCE = bytes(12)
 """Every key is for one message or mask alone, so the nonce is nothing that has to differ."""
@@ -79,8 +79,6 @@ def mask(key: bytes, size: int, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _x25519() -> Any:
-    try:
+    with needing("A secure sum", "cryptography", "privacy"):
         from cryptography.hazmat.primitives.asymmetric import x25519
-    except ImportError as error:
-        raise ConfigError(f"Secure sums want the package cryptography: {installing('privacy')}.") from error
     return x25519
