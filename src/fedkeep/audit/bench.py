@@ -12,6 +12,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -269,12 +270,8 @@ class Bench:
 
     def met(self, asked: Sequence[Packet], data: FederatedData) -> Items:
         """Return what the device tells before the first round, with other data."""
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            node = self.node(data, Path(folder))
-            try:
-                return {key: value for packet in asked for key, value in items(node.serve(packet)).items()}
-            finally:
-                node.close()
+        with tempfile.TemporaryDirectory() as folder, quiet(), closing(self.node(data, Path(folder))) as node:
+            return {key: value for packet in asked for key, value in items(node.serve(packet)).items()}
 
     def asked(
         self,

@@ -8,7 +8,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -726,15 +726,10 @@ def _check_whole(folder: Path, run: str) -> None:
         )
 
 
-@contextmanager
-def _opened(folder: Path, run: str) -> Iterator[DeviceFile]:
+def _opened(folder: Path, run: str) -> closing[DeviceFile]:
     from fedkeep.remote.device_file import DeviceFile, file_of
 
-    file = DeviceFile(file_of(folder, run), None, PATIENCE)
-    try:
-        yield file
-    finally:
-        file.close()
+    return closing(DeviceFile(file_of(folder, run), None, PATIENCE))
 
 
 def _clients(folder: Path, runs: Sequence[str]) -> set[str]:

@@ -12,6 +12,7 @@ the new ones begin with the model's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,26 +51,19 @@ CHUNK = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where a run went on from.
+class Ancestor:
+    """A run that another one goes on from.
 
     Attributes:
-        run: the older run's id, or "memory".
+        run: its id, or "memory".
         round: its last finished round.
-        told: in words, what has changed since.
-        charged: as of `Before`.
+        charged: what it and those before it have charged, rate, noise and rounds of each kind; None: it has no noise
+            that protects.
     """
 
     run: str
     round: int
-    told: str = ""
     charged: Sequence[Sequence[float]] | None = None
-
-    @classmethod
-    def of(cls, info: Mapping[str, Any]) -> Origin | None:
-        """Return what ``run.json`` says of it; None: the run began by itself."""
-        found = info.get("continues")
-        return None if found is None else cls(**found)
 
     def carried(self, terms: Terms) -> Terms:
         """Return what the new run's rounds cost, after those that were charged before.
@@ -77,31 +71,44 @@ class Origin:
         Raises:
             ConfigError: the older run has no differential privacy, so no ε holds for what it released.
         """
-        return carrying(self.run, self.charged, terms)
+        if self.charged is None:
+            raise ConfigError(
+                f"continue_from: the run {self.run} has no differential privacy, or noise from a seed, so no ε holds for "
+                f"what it released, nor for a run that continues it. Continue one that has, or begin a new run."
+            )
+        kinds = ((Release(rate=rate, noise=noise), int(count)) for rate, noise, count in self.charged)
+        return replace(terms, carried=tuple(kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Before:
-    """A run that another one goes on from.
+class Origin(Ancestor):
+    """Where a run went on from, as its ``run.json`` says; ``told``: in words, what has changed since."""
+
+    told: str = ""
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Origin | None:
+        """Return what ``run.json`` says of it; None: the run began by itself."""
+        found = info.get("continues")
+        return None if found is None else cls(**found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before(Ancestor):
+    """A run of this machine that another one goes on from, with all that it hands over.
 
     Attributes:
-        run, round: as of `Origin`.
         state: what its server had, see ``conductor.checkpoint``.
         private: what its clients keep, for the clients of ``seen``.
         seen: its examples and clients.
         sizes: of its data, those of ``SIZES`` that are known.
-        charged: what it and those before it have charged, rate, noise and rounds of each kind; None: it has no noise
-            that protects.
         code: hashes of its model's classes, see ``environment.code_of``.
     """
 
-    run: str
-    round: int
     state: Params
     private: PrivateStore
     seen: Seen
     sizes: Mapping[str, int]
-    charged: Sequence[Sequence[float]] | None = None
     code: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -133,8 +140,7 @@ class Before:
         Raises:
             RunError: there is no run of one machine, it has finished no round, is in use or is damaged.
         """
-        directory = RunDirectory.open(folder, write=False)
-        try:
+        with closing(RunDirectory.open(folder, write=False)) as directory:
             info = directory.read_info()
             if "seen" not in info:
                 raise RunError(
@@ -148,8 +154,6 @@ class Before:
             if state is None:
                 raise RunError(f"{folder} has finished no round to continue from. Run it first.")
             charged = charged_of(directory)
-        finally:
-            directory.close()
         return cls(
             run=directory.id,
             round=directory.round,
@@ -333,11 +337,8 @@ def misfit_of(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Conf
 
 def charged_in(folder: Path) -> list[list[float]] | None:
     """Return what the run of a folder has charged, as ``charged_of``."""
-    directory = RunDirectory.open(folder, write=False)
-    try:
+    with closing(RunDirectory.open(folder, write=False)) as directory:
         return charged_of(directory)
-    finally:
-        directory.close()
 
 
 def charged_of(directory: RunDirectory) -> list[list[float]] | None:
@@ -349,21 +350,6 @@ def charged_of(directory: RunDirectory) -> list[list[float]] | None:
     if ledger.terms.repeatable:
         return None
     return [[kind.rate, kind.noise, count] for kind, count in ledger.charged.items()]
-
-
-def carrying(run: str, charged: Sequence[Sequence[float]] | None, terms: Terms) -> Terms:
-    """Return terms that count what an older run has charged.
-
-    Raises:
-        ConfigError: it has no differential privacy, so no ε holds for what it released.
-    """
-    if charged is None:
-        raise ConfigError(
-            f"continue_from: the run {run} has no differential privacy, or noise from a seed, so no ε holds for what it "
-            f"released, nor for a run that continues it. Continue one that has, or begin a new run."
-        )
-    kinds = ((Release(rate=rate, noise=noise), int(count)) for rate, noise, count in charged)
-    return replace(terms, carried=tuple(kinds))
 
 
 def encoding_in(folder: Path) -> Encoding | None:

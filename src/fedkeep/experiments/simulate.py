@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -392,14 +393,10 @@ class Simulation:
                 "simulate(..., out=...)."
             )
         conductor.identity["data"] = self.data.fingerprint()
-        with removed_if_it_fails(folder):
-            directory = RunDirectory.create(folder, self._about())
-            try:
-                self._fill(directory, run)
-                write_tensors(folder / FIRST, dict(conductor.initial))
-                self._write_data(folder)
-            finally:
-                directory.close()
+        with removed_if_it_fails(folder), closing(RunDirectory.create(folder, self._about())) as directory:
+            self._fill(directory, run)
+            write_tensors(folder / FIRST, dict(conductor.initial))
+            self._write_data(folder)
         if run.fitted:
             write_fitted(folder, run.round, run.fitted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -144,13 +145,10 @@ def move(folder: Path, clients: Collection[str], key: str) -> None:
         )
     if not roster.keys:
         raise ConfigError("Nodes of this run have no keys, so that any may bring any client.")
-    directory = RunDirectory(folder, info)  # locked
-    try:
+    with closing(RunDirectory(folder, info)) as directory:  # locked
         owners = {**roster.owners, **dict.fromkeys(clients, key)}
         moved = replace(roster, keys=[owners[client] for client in roster.ids])
         directory.write_info({**info, "roster": moved.plain()})
-    finally:
-        directory.close()
 
 
 def _check_known(roster: Roster, clients: Collection[str]) -> None:

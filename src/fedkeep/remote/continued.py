@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from fedkeep.core.params import Params, under
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.data.preparation import Encoding, Summary
 from fedkeep.experiments.continuing import (
+    Ancestor,
     Grown,
-    carrying,
     charged_of,
     compared,
     enlarged,
@@ -33,7 +34,6 @@ from fedkeep.experiments.continuing import (
 )
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
-from fedkeep.privacy import Terms
 from fedkeep.remote.events import Events
 from fedkeep.remote.ledger import Ledger, Roster
 from fedkeep.remote.migration import OnChange
@@ -47,29 +47,22 @@ ANEW = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Older:
-    """A run that a new one continues.
+class Older(Ancestor):
+    """A run across machines that a new one continues.
 
     Attributes:
-        run: its id.
-        round: its last finished round.
         versions: by client, the version that its server accepted last; clients that have default values are not in it.
         clients: the ids of all its clients.
         owners: by client, the key that first brought it, where the link knows keys.
         encoding: of its data, as JSON.
-        charged: what it and those before it have charged, rate, noise and number of rounds of each kind; None: it has
-            no noise that protects.
         values: what its server had after that round, see ``conductor.checkpoint``; None where the new run has finished
             rounds of its own, and goes on with those.
     """
 
-    run: str
-    round: int
     versions: Mapping[str, Line]
     clients: Sequence[str] = ()
     owners: Mapping[str, str] = field(default_factory=dict)
     encoding: Mapping[str, Any] = field(default_factory=dict)
-    charged: Sequence[Sequence[float]] | None = None
     values: Params | None = None
 
     @classmethod
@@ -79,8 +72,7 @@ class Older:
         Raises:
             RunError: there is no run across machines, it has finished no round, is in use or is damaged.
         """
-        directory = RunDirectory.open(folder, write=False)
-        try:
+        with closing(RunDirectory.open(folder, write=False)) as directory:
             info = directory.read_info()
             if "encoding" not in info:
                 raise RunError(
@@ -95,8 +87,6 @@ class Older:
                 )
             entries = Ledger(ledger, roster).entries(roster.ids)
             charged = charged_of(directory)
-        finally:
-            directory.close()
         before = info.get("began_from", {}).get("versions", {})  # at version 0 they keep what they began with
         versions = {client: entry for client, entry in entries.items() if entry.version or client in before}
         return cls(
@@ -132,14 +122,6 @@ class Older:
     def grown(self, encoding: Encoding) -> Grown:
         """Return which sizes have grown in the new run's encoding."""
         return grown(sizes_of(encoding_from(self.encoding)), sizes_of(encoding))
-
-    def carried(self, terms: Terms) -> Terms:
-        """Return what the new run's rounds cost, after those that were charged before.
-
-        Raises:
-            ConfigError: the older run has no differential privacy, so no ε holds for what it released.
-        """
-        return carrying(self.run, self.charged, terms)
 
     def tell_of(self, clients: Sequence[str], events: Events) -> None:
         """Note which clients of the new run are new, and which have left."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,8 +76,7 @@ def roll_back(folder: Path, round: int) -> None:
             f"keep the last N."
         )
     place, info = folder / FOLDER / str(round), read_info(folder)
-    directory = RunDirectory(folder, info)  # locked
-    try:
+    with closing(RunDirectory(folder, info)) as directory:  # locked
         info["status"] = "running"
         info.pop("error", None)  # of a round that is taken back
         commit = read_commit(place, info)
@@ -89,8 +89,6 @@ def roll_back(folder: Path, round: int) -> None:
         write_of_run(folder / "commit.json", (place / "commit.json").read_bytes())
         for later in known[known.index(round) + 1 :]:
             shutil.rmtree(folder / FOLDER / str(later), ignore_errors=True)
-    finally:
-        directory.close()
 
 
 def _files(commit: Commit) -> list[str]:

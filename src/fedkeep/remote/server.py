@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -141,12 +142,9 @@ def serve_run(
         raise RunError(
             f"{out} holds no run to {only}. Name the folder of a run whose devices keep their states."
         )
-    serving = _Serving(federation, transport, out, patience, poll, again)
-    try:
+    with closing(_Serving(federation, transport, out, patience, poll, again)) as serving:
         serving.begin(goes_on)
         return serving.finish(only) if only else serving.run(pause, keep_rounds, progress)
-    finally:
-        serving.close()
 
 
 class _Serving:
