@@ -24,6 +24,7 @@ import torch
 from fedkeep.core.seeds import seed_all
 from fedkeep.engines import Job
 from fedkeep.engines.lanes import local_run
+from fedkeep.engines.tables import local_rows
 from fedkeep.experiments.simulate import simulate
 from tests.installed import skip_without_flower, write_papers
 
@@ -197,3 +198,9 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing.Drawing, "_draw", lambda *_: None)
     monkeypatch.setattr(drawing.Drawing, "inline", lambda _: "<svg/>")
     monkeypatch.setattr(drawing.Drawing, "file", lambda *_: b"")
+
+
+@pytest.fixture
+def no_table_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients train their own rows of the smallest tables too."""
+    monkeypatch.setattr(local_rows, "SMALL", 1)

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -135,6 +135,15 @@ class Unsaid(Logits):
     def __init__(self, features: int = 3, labels: int = 3, seed: int = 0) -> None:
         super().__init__(features, labels, seed)
         declare(self, per_example=())
+
+
+class Tied(nn.Module):
+    """Two layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.head.weight = self.body.weight
 
 
 class Scalar(nn.Module):
@@ -387,3 +396,8 @@ class Parts(nn.Module):
 def run_by(engine: str) -> dict[str, Any]:
     """Return the settings of a run with one of the engines, or of centralised training."""
     return {"centralised": True} if engine == "centralised" else {"engine": engine}
+
+
+def interrupt(*_: object, **__: object) -> NoReturn:
+    """Stop as Ctrl-C does."""
+    raise KeyboardInterrupt

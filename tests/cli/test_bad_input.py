@@ -13,6 +13,7 @@ from fedkeep.experiments.run_directory import RunDirectory
 from tests.cli.conftest import Command
 from tests.cli.test_run import states
 from tests.commands import succeeded
+from tests.tiny import interrupt
 
 Refused = Callable[..., str]
 Csv = Callable[..., Path]
@@ -269,9 +270,6 @@ def test_debug_shows_where_an_error_came_from(fedkeep: Command) -> None:
 
 
 def test_ctrl_c_outside_of_training(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedkeep.experiments.load.load_run", stop)
+    monkeypatch.setattr("fedkeep.experiments.load.load_run", interrupt)
     result = fedkeep("evaluate", "somewhere")
     assert (result.exit_code, result.stderr) == (130, "Stopped.\n")

@@ -18,6 +18,7 @@ from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run_directory import RunDirectory
 from tests.cli.conftest import Command
 from tests.commands import succeeded
+from tests.tiny import interrupt
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -76,13 +77,13 @@ def test_an_unfinished_run_is_said_to_be_one(fedkeep: Command, monkeypatch: pyte
     """On standard error, by every command that takes numbers or models from it."""
     commit = RunDirectory.commit
 
-    def stop(self: RunDirectory, round: int, *rest: Any, **more: Any) -> None:
+    def interrupt(self: RunDirectory, round: int, *rest: Any, **more: Any) -> None:
         if round == 4:
             raise KeyboardInterrupt
         commit(self, round, *rest, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "commit", stop)
+        patch.setattr(RunDirectory, "commit", interrupt)
         settings = ["--set", "run.evaluate_shared=true", "--set", "run.evaluate_every=1"]
         assert fedkeep("run", "toy.toml", "--out", "half", *settings).exit_code == 130
     said = "half is not finished: it stands after round 3 of 4, so its numbers may still change.\n"
@@ -216,10 +217,7 @@ def test_wrong_seeds(refused: Callable[..., str], seeds: str, message: str) -> N
 
 
 def test_a_stopped_reproduction(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedkeep.experiments.reproductions.reproduce", stop)
+    monkeypatch.setattr("fedkeep.experiments.reproductions.reproduce", interrupt)
     result = fedkeep("reproduce", "furl-table3")
     assert result.exit_code == 130
     assert result.stderr.startswith("Stopped. Call the same command again to go on")

@@ -31,6 +31,7 @@ from tests.commands import succeeded
 from tests.engines.vectorised.cohorts import TEXTS
 from tests.engines.vectorised.test_suits import Packed
 from tests.methods.parts import Parts
+from tests.tiny import interrupt
 
 TEXT = """
 data = { reader = "many_user_text", users = 4, examples = 12, classes = 6 }
@@ -416,10 +417,7 @@ def test_what_cannot_be_exported_leaves_nothing(
         library.models.Linear(4, 3), library.methods.furl("user"), library.data.toy(), rounds=1
     )
 
-    def full(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedkeep.experiments.run.sealed_bytes", full)
+    monkeypatch.setattr("fedkeep.experiments.run.sealed_bytes", interrupt)
     before = set(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         plain.export("m")

@@ -19,7 +19,7 @@ from fedkeep.core.records import read_records, read_sealed_records
 from fedkeep.experiments import drive, progress
 from tests.cli.conftest import Command
 from tests.commands import succeeded
-from tests.tiny import kept_in
+from tests.tiny import interrupt, kept_in
 
 
 def states(folder: Path) -> dict[str, bytes]:
@@ -200,10 +200,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
 
 
 def test_stopped_before_the_first_round(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedkeep.experiments.build.build_model", stop)
+    monkeypatch.setattr("fedkeep.experiments.build.build_model", interrupt)
     result = fedkeep("run", "toy.toml")
     assert (result.exit_code, result.stderr) == (
         130,

@@ -14,6 +14,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, RangeIds
 from tests.data.small import sample
 from tests.refusals import raises
+from tests.tiny import interrupt
 
 
 def backing(array: Any) -> Any:
@@ -168,10 +169,7 @@ def test_a_name_that_is_taken_is_not_written_into(tmp_path: Path, monkeypatch: p
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np, "save", stop)
+    monkeypatch.setattr(np, "save", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sample().save(tmp_path / "data")
     assert list(tmp_path.iterdir()) == []

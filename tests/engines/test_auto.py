@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from fedkeep.engines.auto import known_beforehand
 from fedkeep.engines.workers.pool import start_method
 from fedkeep.engines.workers.workers import one_thread
 from fedkeep.experiments.simulate import make_engine
-from fedkeep.methods.terms import Term, cross_entropy
+from tests.engines.vectorised.cohorts import Judged
 from tests.tiny import Logits, Rounds, bits, classes, everyone, job, same_bits, threads_noted
 
 FURL = methods.furl("user", local=Phase(batch_size=4))
@@ -200,15 +199,6 @@ def test_training_takes_one_thread_before_and_after(monkeypatch: pytest.MonkeyPa
     assert bits(run.server["linear.weight"]) == bits(
         simulate(Logits(), FURL, DATA, rounds=1, cohort=3, engine="sequential").server["linear.weight"]
     )
-
-
-@dataclass(frozen=True)
-class Judged(Term):
-    """A loss that looks at its value, which no tensor program can."""
-
-    def __call__(self, net: Any, params: Any, batch: Any, received: Any) -> Any:
-        loss = cross_entropy()(net, params, batch, received)
-        return loss if loss.item() > 0 else 2 * loss
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])

@@ -12,7 +12,6 @@ from fedkeep import Client, Phase, Split, sgd
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, clone
 from fedkeep.engines import LocalResult, Stream, Watch, local_run
-from fedkeep.engines.tables import local_rows
 from fedkeep.models import BagOfWords
 from tests.engines.reference import rows_of
 from tests.tiny import Noisy, classes, same_bits, texts
@@ -21,9 +20,7 @@ DATA = texts(counts=(9, 6), vocabulary=40)
 STEEP = sgd(0.5, momentum=0.9)
 
 
-@pytest.fixture(autouse=True)
-def no_table_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_rows, "SMALL", 1)
+pytestmark = pytest.mark.usefixtures("no_table_is_too_small")
 
 
 def words() -> Net:

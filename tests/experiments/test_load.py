@@ -22,7 +22,7 @@ from fedkeep.experiments.personalize import rooted
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import layout
 from fedkeep.experiments.simulate import simulate
-from tests.tiny import files, same_bits
+from tests.tiny import files, interrupt, same_bits
 
 
 def config(**tables: Any) -> Config:
@@ -161,10 +161,7 @@ def test_what_a_killed_round_left_is_read_past_and_stays(
 
 
 def test_a_run_killed_before_its_first_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedkeep.experiments.drive.run_round", die)
+    monkeypatch.setattr("fedkeep.experiments.drive.run_round", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_config(config(), out=tmp_path / "r")
     loaded = load_run(tmp_path / "r")

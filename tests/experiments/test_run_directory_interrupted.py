@@ -1,4 +1,4 @@
-"""A run killed, interrupted or out of disk at any instant of a commit loses nothing and resumes to the same bits."""
+"""A run interrupt, interrupted or out of disk at any instant of a commit loses nothing and resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedkeep.methods import fedavg
 from fedkeep.models import Linear
 from fedkeep.store.database import Database
 from tests.experiments.runs import run, stopped
-from tests.tiny import Logits, lasting
+from tests.tiny import Logits, interrupt, lasting
 
 pytestmark = pytest.mark.usefixtures("same_id")
 
@@ -202,12 +202,9 @@ def test_a_run_that_was_killed_before_its_first_round_decides_its_engine_as_an_u
     whole = started(out=tmp_path / "whole")
     assert whole.engine == "vectorised"
 
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr("fedkeep.experiments.simulate.Drive.go", killed)
-        patched.setattr("fedkeep.experiments.simulate.Auto.decide", killed)
+        patched.setattr("fedkeep.experiments.simulate.Drive.go", interrupt)
+        patched.setattr("fedkeep.experiments.simulate.Auto.decide", interrupt)
         with pytest.raises(KeyboardInterrupt):
             started(out=tmp_path / "killed")
     again = started(out=tmp_path / "killed", resume=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Run, declare
+from fedkeep import FederatedData, Method, Run, declare, simulate
 from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of, step
+from tests.tiny import classes
 
 
 class Deep(nn.Module):
@@ -142,3 +144,11 @@ class Normal(Parts):
 
     def features(self, x: Tensor) -> Tensor:
         return torch.tanh(self.norm(self.encoder(x)))
+
+
+def trained(
+    method: Method, model: nn.Module | None = None, data: FederatedData | None = None, **options: Any
+) -> Run:
+    """Return three rounds of four of the six clients of ``classes``."""
+    settings: dict[str, Any] = {"rounds": 3, "cohort": 4, "seed": 3, **options}
+    return simulate((model or Parts()).double(), method, classes() if data is None else data, **settings).last

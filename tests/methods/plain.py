@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedkeep import Method, Phase, Run, simulate
 from tests.engines.reference import cohorts, mini_batches, rows_of
+from tests.methods import parts
 from tests.methods.parts import Deep
 from tests.tiny import classes
 
@@ -71,3 +72,8 @@ def apart(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
     """Return the greatest difference in any value; the names are the same."""
     assert ours.keys() == theirs.keys()
     return max(float((v - theirs[n]).abs().max()) for n, v in ours.items())
+
+
+def trained(method: Method, **options: Any) -> Run:
+    """Return what the loops here are compared with: as many rounds, of the same clients."""
+    return parts.trained(method, **{"rounds": ROUNDS, **options})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Run, methods, sgd, simulate
+from fedkeep import Method, methods, sgd
 from fedkeep.core.errors import MethodError
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
@@ -18,6 +19,7 @@ from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Phase
 from fedkeep.methods.fedala import AddWeights, mixed
 from tests.engines.reference import averaged, close, cohorts, rows_of, step
+from tests.methods import parts
 from tests.methods.parts import Parts, Words
 from tests.refusals import raises
 from tests.tiny import classes, everyone, same_bits
@@ -33,8 +35,7 @@ def ala(rate: float = 3.0, **options: Any) -> Method:
     return methods.fedala("classifier.*", rate=rate, **options)
 
 
-def trained(method: Method, rounds: int = 6, **options: Any) -> Run:
-    return simulate(Parts().double(), method, DATA, rounds=rounds, cohort=4, seed=3, **options).last
+trained = partial(parts.trained, rounds=6)
 
 
 def loss_of(w: State, x: Tensor, label: Tensor) -> Tensor:

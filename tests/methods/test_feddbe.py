@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Run, methods, sgd, simulate
+from fedkeep import methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.methods import Phase
 from fedkeep.methods.feddbe import BIAS, MEAN, NearMean
 from tests.engines.reference import averaged, close, step
 from tests.methods.parts import Parts
-from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of, plan
+from tests.methods.plain import DATA, State, count, examples_of, plan, trained
 from tests.tiny import everyone
 
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
-
-
-def trained(method: Method, rounds: int = ROUNDS, **options: Any) -> Run:
-    settings: dict[str, Any] = {"cohort": COHORT, "seed": SEED, **options}
-    return simulate(Parts().double(), method, DATA, rounds=rounds, **settings).last
 
 
 def body(w: State, x: Tensor) -> Tensor:

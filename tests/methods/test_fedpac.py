@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Run, averaging, methods, sgd, simulate
+from fedkeep import averaging, methods, sgd
 from fedkeep.core.errors import MethodError
 from fedkeep.data import opt_out
 from fedkeep.engines import Stream
@@ -20,16 +19,11 @@ from fedkeep.methods.secure import SecureSums
 from fedkeep.methods.simplex import least
 from tests.engines.reference import averaged, close, cohorts, rows_of, step
 from tests.methods.parts import Parts
-from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of
+from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of, trained
 from tests.tiny import classes
 
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
 HEAD = ("classifier.weight", "classifier.bias")
-
-
-def trained(method: Method, data: Any = DATA, **options: Any) -> Run:
-    settings: dict[str, Any] = {"rounds": ROUNDS, "cohort": COHORT, "seed": SEED, **options}
-    return simulate(Parts().double(), method, data, **settings).last
 
 
 def body(w: State, x: Tensor) -> Tensor:
@@ -160,7 +154,7 @@ def test_who_has_opted_out_of_everything_changes_nobodys_head() -> None:
         (methods.fedpac(local=LOCAL), HEADS + HEAD[0]),
         (methods.fedamp(local=LOCAL), "known"),
     ):
-        first, run = (trained(method, data, rounds=r, cohort=len(data)).state[name] for r in (0, 2))
+        first, run = (trained(method, data=data, rounds=r, cohort=len(data)).state[name] for r in (0, 2))
         for k in range(len(data)):
             assert torch.equal(first[k], run[k]) == (k in out)
 

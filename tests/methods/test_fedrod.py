@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Run, methods, sgd, simulate
+from fedkeep import FederatedData, methods, sgd
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.methods import Phase
 from fedkeep.methods.features import no_counts, one_hot
 from fedkeep.methods.fedrod import TwoHeads
 from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
+from tests.methods import parts
 from tests.methods.parts import Parts
 from tests.refusals import raises
 from tests.tiny import bits, classes, job, results, same_bits
@@ -27,11 +28,7 @@ OWN = ("private.classifier.weight", "private.classifier.bias")
 State = dict[str, Tensor]
 
 
-def trained(
-    method: Method, data: FederatedData = DATA, model: nn.Module | None = None, **options: Any
-) -> Run:
-    settings: dict[str, Any] = {"rounds": 6, "cohort": 4, "seed": 3, **options}
-    return simulate((model or Parts()).double(), method, data, **settings).last
+trained = partial(parts.trained, rounds=6)
 
 
 def logits(w: State, x: Tensor, freeze: bool = False) -> tuple[Tensor, Tensor]:
@@ -103,7 +100,7 @@ def test_with_equal_classes_the_shared_part_is_fedavg() -> None:
         owner, {"x": x, "label": label}, ["train"] * len(owner), meta={"task": "multiclass"}
     )
     ours, fedavg = (
-        trained(m, equal, evaluate_every=0)
+        trained(m, data=equal, evaluate_every=0)
         for m in (methods.fedrod(local=LOCAL), methods.fedavg(local=LOCAL))
     )
     close(fedavg.server, ours.server, atol=1e-13)
@@ -149,7 +146,7 @@ def test_what_is_refused() -> None:
             "as the data have."
         ),
     ):
-        trained(methods.fedrod(local=LOCAL), classes(labels=5))
+        trained(methods.fedrod(local=LOCAL), data=classes(labels=5))
     with pytest.raises(MethodError, match=r"^The labels reach from -1 to.*2"):
         one_hot(torch.tensor([2, -1]), torch.zeros(3))
     with raises(

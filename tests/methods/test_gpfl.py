@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Run, methods, sgd, simulate
+from fedkeep import methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.methods import Phase
 from fedkeep.methods.gpfl import GenericAndPersonal, own_condition
 from tests.engines.reference import averaged, close, step
 from tests.fitting import adapt_client, fit_private
 from tests.methods.parts import Parts
-from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of, plan
+from tests.methods.plain import DATA, State, count, examples_of, plan, trained
 from tests.tiny import everyone, same_bits
 
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.1, momentum=0.9))
 HEAD = ("classifier.weight", "classifier.bias")
-
-
-def trained(method: Method, **options: Any) -> Run:
-    settings: dict[str, Any] = {"rounds": ROUNDS, "cohort": COHORT, "seed": SEED, **options}
-    return simulate(Parts().double(), method, DATA, **settings).last
 
 
 def layer(w: State, name: str, q: Tensor) -> Tensor:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Run, methods, sgd, simulate
+from fedkeep import methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.data import opt_out
 from fedkeep.methods import Phase, Recall
 from fedkeep.methods.knn_per import Memorize
-from tests.methods.parts import Parts
-from tests.methods.plain import COHORT, DATA, SEED, examples_of
+from tests.methods import parts
+from tests.methods.plain import DATA, examples_of
 from tests.tiny import classes, same_bits
 
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.3))
 
 
-def trained(method: Any, data: FederatedData = DATA, **options: Any) -> Run:
-    settings: dict[str, Any] = {"rounds": 4, "cohort": COHORT, "seed": SEED, **options}
-    return simulate(Parts().double(), method, data, **settings).last
+trained = partial(parts.trained, rounds=4)
 
 
 def numpy_of(w: Params, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -81,7 +79,9 @@ def test_every_client_chooses_its_weight_on_its_validation_examples() -> None:
             assert run.evaluate(clients=[f"user-{c}"])["loss"] == pytest.approx(expected.mean(), abs=1e-12)
     assert len(set(chosen)) > 1
     none = classes(valid=0)
-    half, free = (trained(methods.knn_per(3, weight=w, local=LOCAL), none).evaluate() for w in (0.5, None))
+    half, free = (
+        trained(methods.knn_per(3, weight=w, local=LOCAL), data=none).evaluate() for w in (0.5, None)
+    )
     assert half == free
 
 
@@ -136,7 +136,7 @@ def test_the_shared_model_is_the_one_that_is_trained() -> None:
 
 def test_a_memory_takes_opted_out_examples_and_is_neither_stored_nor_sent() -> None:
     data = opt_out(classes(), 0.5, by="example", seed=1)
-    run = trained(methods.knn_per(3, weight=1.0, local=LOCAL), data)
+    run = trained(methods.knn_per(3, weight=1.0, local=LOCAL), data=data)
     assert run.evaluate()["accuracy"] == pytest.approx(
         np.mean([hit(run.server, c) for c in range(len(data))]), abs=1e-12
     )
@@ -158,7 +158,7 @@ def hit(w: Params, client: int) -> float:
 
 def test_a_client_without_examples_predicts_as_the_shared_model() -> None:
     data = classes(counts=(5, 0, 6, 7))
-    run = trained(methods.knn_per(3, weight=1.0, local=LOCAL), data, cohort=3)
+    run = trained(methods.knn_per(3, weight=1.0, local=LOCAL), data=data, cohort=3)
     assert run.evaluate(clients=["user-1"]) == run.evaluate(clients=["user-1"], stage="shared")
     assert run.evaluate(clients=["user-0"]) != run.evaluate(clients=["user-0"], stage="shared")
 

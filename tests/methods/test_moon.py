@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Run, methods, sgd, simulate
+from fedkeep import methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.methods import Phase
 from fedkeep.methods.moon import Contrast
 from fedkeep.methods.terms import squared_error
 from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of, step
+from tests.methods import parts
 from tests.methods.parts import Normal, Parts
 from tests.tiny import classes
 
@@ -23,10 +24,7 @@ LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
 State = dict[str, Tensor]
 
 
-def trained(method: Method, rounds: int = 6, model: nn.Module | None = None, **options: Any) -> Run:
-    return simulate(
-        (model or Parts()).double(), method, DATA, rounds=rounds, cohort=4, seed=3, **options
-    ).last
+trained = partial(parts.trained, rounds=6)
 
 
 def hidden(w: State, x: Tensor) -> Tensor:
@@ -73,7 +71,7 @@ def test_in_the_first_round_of_all_it_has_no_gradient(engine: str) -> None:
     """The received and the previous model are the same then; nor do they move the statistics of a normalisation."""
     whole = Phase(batch_size=50, epochs=2, optimizer=sgd(0.3))
     ours, plain = (
-        trained(m, 1, Normal(), engine=engine).server
+        trained(m, Normal(), rounds=1, engine=engine).server
         for m in (methods.moon(5.0, local=whole), methods.fedavg(local=whole))
     )
     close({n: v for n, v in plain.items() if v.is_floating_point()}, ours, atol=1e-14)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Optimize, Phase, Run, methods, sgd, simulate
+from fedkeep import Method, Optimize, Phase, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.methods.apfl import AddShare
@@ -21,7 +21,7 @@ from fedkeep.methods.terms import l2_penalty, squared_error
 from fedkeep.nn import LSTM
 from tests.engines.reference import close, rows_of, step
 from tests.fitting import fit_private
-from tests.methods.parts import Parts, State, compare, descend, linear, plain_rounds
+from tests.methods.parts import Parts, State, compare, descend, linear, plain_rounds, trained
 from tests.refusals import raises
 from tests.tiny import Scalar, classes, everyone, pairs, same_bits, texts
 
@@ -30,11 +30,6 @@ TEXTS = texts(counts=(9, 4, 12), vocabulary=300)
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2))
 BY_HAND = Phase(loss=squared_error(), optimizer=sgd(0.1))
 ORDERS = ("first", "exact", "free")
-
-
-def trained(method: Method, model: nn.Module | None = None, **options: Any) -> Run:
-    settings: dict[str, Any] = {"rounds": 3, "cohort": 4, "seed": 3, **options}
-    return simulate((model or Parts()).double(), method, DATA, **settings).last
 
 
 def one_client(method: Method, rounds: int = 1, examples: int = 1) -> tuple[float, State]:

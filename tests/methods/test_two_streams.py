@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Phase, Run, methods, sgd, simulate
+from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.core.declared import declared
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
@@ -19,18 +19,13 @@ from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.pfl_da import AddGate, MixtureLoss, mixed_log_probabilities
 from fedkeep.methods.terms import l2_penalty
 from tests.engines.reference import close
-from tests.methods.parts import Parts, State, Words, compare, descend, linear, plain_rounds
+from tests.methods.parts import Normal, Parts, State, Words, compare, descend, linear, plain_rounds, trained
 from tests.methods.test_dependence import kernel
 from tests.tiny import bits, classes, same_bits
 
 DATA = classes()
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
 WHOLE = Phase(batch_size=50, optimizer=sgd(0.3))
-
-
-def trained(method: Method, model: nn.Module | None = None, **options: Any) -> Run:
-    settings: dict[str, Any] = {"rounds": 3, "cohort": 4, "seed": 3, **options}
-    return simulate((model or Parts()).double(), method, DATA, **settings).last
 
 
 def h(w: State, batch: State, prefix: str = "") -> Tensor:
@@ -78,14 +73,6 @@ def test_the_kernel_of_the_reference() -> None:
 
 
 def test_fedmmd_leaves_received_statistics_alone() -> None:
-    class Normal(Parts):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(4)
-
-        def features(self, x: Tensor) -> Tensor:
-            return torch.tanh(self.norm(self.encoder(x)))
-
     plain, pulled = (
         trained(m, Normal(), rounds=1).server
         for m in (methods.fedavg(local=WHOLE), methods.fedmmd(3.0, local=WHOLE))

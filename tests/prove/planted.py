@@ -24,7 +24,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import Finish, Finished, Start, Started
 from fedkeep.methods.terms import Term
-from tests.audit.leaks import LOCAL, WIDTH, Own
+from tests.audit.leaks import LOCAL, WIDTH, Own, a_number, furl
 from tests.prove.unseen import UNSEEN
 
 CACHE: list[Any] = [None]
@@ -374,10 +374,6 @@ class Counts(Own):
         return super().forward(x)
 
 
-def a_number(net: Net) -> Params:
-    return {"seen": torch.zeros(())}
-
-
 PLACES: dict[str, Callable[[str], tuple[nn.Module, Method, str]]] = {
     "finish": lambda c: (Own(), furl(finish=InFinish(c)), "upload/linear.bias"),
     "sends": lambda c: (Own(), furl(finish=InSends(c), sends=a_number), "sent/seen"),
@@ -386,7 +382,3 @@ PLACES: dict[str, Callable[[str], tuple[nn.Module, Method, str]]] = {
     "buffer": lambda c: (Counts(c), furl(), "upload/seen"),
     "server": lambda c: (Own(), furl().but(server=averaging().but(state=InServer(c))), "upload/linear.bias"),
 }
-
-
-def furl(**client: Any) -> Method:
-    return methods.furl("user", local=LOCAL).on_client(**client)

@@ -1,4 +1,4 @@
-"""A device that is killed, loses power, or has a full disk at any instant has the states before a message or after it."""
+"""A device that is interrupt, loses power, or has a full disk at any instant has the states before a message or after it."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from tests.remote.device_states import (
     staged_in,
     train_rounds,
 )
+from tests.tiny import interrupt
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and limits of file sizes")
 FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -171,8 +172,8 @@ def test_killed_while_it_is_made_one_file_is_left_which_goes_with_its_bytes(
     """Killed at a row, or before the file gets its name; only its owner can read what is left."""
     path = file_of(tmp_path / "states", RUN)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", killed)
-        patch.setattr(database, "wipe", killed)
+        patch.setattr(os, "replace", interrupt)
+        patch.setattr(database, "wipe", interrupt)
         with pytest.raises(KeyboardInterrupt):
             create(path, LARGE, large_rows(at))
     (part,) = path.parent.iterdir()
@@ -210,12 +211,8 @@ def large_rows(at: int = 9) -> Iterator[tuple[Version, bytes]]:
     """Yield rows of a MiB for eight clients; with the ``at``-th the process is killed."""
     for number in range(8):
         if number + 1 == at:
-            killed()
+            interrupt()
         yield Version(0, str(number), 0, 0, 0, 0, accepted=True), bytes([number]) * (1 << 20)
-
-
-def killed(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 @LINUX

@@ -18,7 +18,7 @@ from fedkeep.privacy import Chain, GaussianNoise, RunDraws
 from fedkeep.split import Frozen, Halves, updated_buffers
 from tests.refusals import raises
 from tests.split.test_check import CROSS_ENTROPY, batches
-from tests.tiny import Logits, Noisy
+from tests.tiny import Logits, Noisy, Tied
 
 
 class Everything(nn.Module):
@@ -177,12 +177,6 @@ def test_updated_buffers() -> None:
 
 
 def test_tied_tensors_across_halves_are_refused() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
-            self.head.weight = self.body.weight
-
     with raises(
         SplitError,
         text=(

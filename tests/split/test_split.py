@@ -17,7 +17,7 @@ from fedkeep.core.params import Params
 from fedkeep.methods import furl
 from fedkeep.split.split import Upload, check_upload
 from tests.refusals import raises
-from tests.tiny import Logits, Noisy, classes, job, results
+from tests.tiny import Logits, Noisy, Tied, classes, job, results
 
 NAMES = ["user", "linear.weight", "linear.bias"]
 
@@ -75,13 +75,6 @@ def test_a_pattern_without_match_is_an_error_with_a_suggestion() -> None:
         ),
     ):
         Split("zzz").check(Logits())
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
-        self.head.weight = self.body.weight
 
 
 def test_storage_tied_across_the_halves_is_refused() -> None:

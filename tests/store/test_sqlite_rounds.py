@@ -29,6 +29,7 @@ from tests.store.build import (
     versions,
 )
 from tests.store.large import untouched
+from tests.tiny import interrupt
 
 
 def test_what_counts_is_read_at_once_and_lost_without_a_flush(tmp_path: Path) -> None:
@@ -138,11 +139,8 @@ def test_killed_before_the_first_commit(tmp_path: Path) -> None:
 def test_killed_while_the_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It appears whole, so only what was begun may be lying about."""
 
-    def dies(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", dies)
+        patch.setattr(os, "replace", interrupt)
         with pytest.raises(KeyboardInterrupt):
             sqlite(tmp_path / "a")
     assert not (tmp_path / "a" / "store.db").exists()

@@ -19,7 +19,7 @@ from fedkeep.data import Ragged
 from fedkeep.engines import Job, Stream, lanes, local_run
 from fedkeep.engines.client_step import train_client
 from fedkeep.engines.round import decode
-from fedkeep.engines.tables import lazy_rows, local_rows
+from fedkeep.engines.tables import lazy_rows
 from fedkeep.methods import EarlyStopping, copies
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import cross_entropy, l2_penalty
@@ -28,10 +28,7 @@ from fedkeep.split import Upload
 from tests.engines.reference import close, cohorts, federated, rows_of
 from tests.tiny import Rounds, job, mean_of, results, same_bits, texts
 
-
-@pytest.fixture(autouse=True)
-def no_table_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_rows, "SMALL", 1)
+pytestmark = pytest.mark.usefixtures("no_table_is_too_small")
 
 
 class Words(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedkeep import Method, Phase, methods, sgd
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
 from fedkeep.engines import ClientResult, ClientToTrain, Engine, Job
+from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.models import BagOfWords, DocumentModel
 from fedkeep.split import Upload
 from tests.tiny import classes, results, texts
@@ -84,3 +86,12 @@ def first(work: Job) -> tuple[Any, ...]:
     """Return what ``Stacked`` takes to train one client, the second, in a first round."""
     sent = work.method.split.federated(work.net.initial())
     return work, [ClientToTrain(1, sent)], work.kept([1]), 0, 0.0
+
+
+@dataclass(frozen=True)
+class Judged(Term):
+    """A loss that looks at its value, which no tensor program can."""
+
+    def __call__(self, net: Any, params: Any, batch: Any, received: Any) -> Any:
+        loss = cross_entropy()(net, params, batch, received)
+        return loss if loss.item() > 0 else 2 * loss

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -14,21 +11,10 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import fedkeep as library
 from fedkeep import FederatedData, Method, methods, simulate
 from fedkeep.core.errors import ConfigError, MethodError
-from fedkeep.core.params import Params
 from fedkeep.engines import Vectorised
-from fedkeep.methods.terms import Term, cross_entropy
-from tests.engines.vectorised.cohorts import RAGGED, TEXTS, furl
+from tests.engines.vectorised.cohorts import RAGGED, TEXTS, Judged, furl
 from tests.refusals import raises
 from tests.tiny import Logits, Noisy, classes, job
-
-
-@dataclass(frozen=True)
-class Judged(Term):
-    """A loss that looks at its value: no tensor program."""
-
-    def __call__(self, net: Any, params: Params, batch: Params, received: Params) -> Tensor:
-        loss = cross_entropy()(net, params, batch, received)
-        return loss if loss.item() > 0 else 2 * loss
 
 
 class Diluted(nn.Module):

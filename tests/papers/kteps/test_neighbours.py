@@ -8,7 +8,6 @@ import torch
 from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import TokenVocabulary, toy
-from fedkeep.engines.tables import local_rows
 from fedkeep.experiments.run import Run
 from fedkeep.models import Linear, TextClassifier
 from fedkeep.privacy import Projection
@@ -19,9 +18,7 @@ from tests.tiny import bits, toy_reviews
 DATA = toy_reviews()
 
 
-@pytest.fixture(autouse=True)
-def no_table_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_rows, "SMALL", 1)
+pytestmark = pytest.mark.usefixtures("no_table_is_too_small")
 
 
 def run(*, projected: bool = True) -> Run:

@@ -23,6 +23,7 @@ from fedkeep_papers.kteps.figures import _shares
 from tests.papers.kteps.conftest import READY
 from tests.papers.kteps.runs import read_numbers, request, rows
 from tests.refusals import raises
+from tests.tiny import interrupt
 
 RUNS = f"numerics-{NUMERICS}"
 
@@ -136,17 +137,14 @@ def test_an_interrupted_table_goes_on(data: Path, tmp_path: Path, monkeypatch: p
 def test_a_cell_that_was_killed_goes_on_with_its_run(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(book, "builtin_names", lambda: ["kteps/fedavg"])
     with monkeypatch.context() as patch:
-        patch.setattr(cells, "personalization_curve", killed)
+        patch.setattr(cells, "personalization_curve", interrupt)
         with pytest.raises(KeyboardInterrupt):
             reproduce("kteps-table2", request(data, tmp_path))
     (run,) = (tmp_path / "runs" / RUNS / "kteps-full-running").iterdir()
     assert (run / "run.json").exists()
-    monkeypatch.setattr("fedkeep.experiments.drive.run_round", killed)  # nothing is trained any more
+    monkeypatch.setattr("fedkeep.experiments.drive.run_round", interrupt)  # nothing is trained any more
     reproduce("kteps-table2", request(data, tmp_path))
     assert rows(tmp_path, "kteps-table2")["FedAvg", "accuracy_ag"].seeds == (0,)
     assert not run.exists()
