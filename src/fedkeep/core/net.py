@@ -187,18 +187,19 @@ class _Caller(nn.Module):
         self.module = module
 
     def forward(self, method: str, placed: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        head = found_head(self.module) if method in STEPS else None
+        module = self.module
+        head = found_head(module) if method in STEPS else None
         # A call, not forward alone: hooks of the module itself run, and so does a __call__ of its own.
         whole = method == "forward" or head is not None
-        function: Any = self.module if whole else getattr(self.module, method)  # it may be an added part
+        function: Any = module if whole else getattr(module, method)  # it may be an added part
         if head is not None:
             columns = {n: v for n, v in named.items() if n != FEATURES}
-            with without_added(self.module):
+            with without_added(module):
                 run = partial(function, *placed, **columns)
-                return step_of(self.module, head, method, named.get(FEATURES), run)
-        if not added_to(self.module):
+                return step_of(module, head, method, named.get(FEATURES), run)
+        if not added_to(module):
             return function(*placed, **named)
-        with without_added(self.module):
+        with without_added(module):
             return function(*placed, **named)
 
 
@@ -471,7 +472,7 @@ def logits_of(output: Any) -> Any:
 
     A loss that stands first in a tuple, as transformers put it there where they are given labels, is passed over.
     """
-    found = getattr(output, "logits", output)
+    found = output if type(output) is Tensor else getattr(output, "logits", output)
     if found is not output or not isinstance(output, tuple) or not output:
         return found
     alone = isinstance(output[0], Tensor) and not output[0].dim()
@@ -514,7 +515,8 @@ class Bound:
                 own = place[leaf] = nn.Parameter(value.detach(), requires_grad=False)
             self._swapped.append((name, own, own.data, own.requires_grad))
             own.data = value
-            own.requires_grad_(name in self.trained)
+            if own.requires_grad is not (name in self.trained):
+                own.requires_grad_(name in self.trained)
             self.params[name] = own
         here = {name for name, *_ in self._swapped} if net._buffers else ()
         net._held = [(place, place.now) for place in net._buffers if place.name in here]  # type: ignore[misc]
@@ -537,7 +539,8 @@ class Bound:
             for name, own, data, wanted in self._swapped:
                 if self.params.get(name) is own:
                     self.params[name] = own.detach()
-                own.requires_grad_(wanted)
+                if own.requires_grad is not wanted:
+                    own.requires_grad_(wanted)
                 own.data = data
             for place, leaf, before in self._untied:
                 place[leaf] = before
@@ -641,7 +644,7 @@ ADDED = "_added_by_method"
 
 def added_to(module: nn.Module) -> tuple[str, ...]:
     """Return the names of the direct parts and parameters that a method has added to a model."""
-    names: tuple[str, ...] = getattr(module, ADDED, ())
+    names: tuple[str, ...] = vars(module).get(ADDED, ())
     return names
 
 

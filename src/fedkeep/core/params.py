@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
+from torch.overrides import has_torch_function
 
 from fedkeep.core.errors import MethodError, NonFiniteError, UploadError
 from fedkeep.kernels.values import is_finite
-
-FEW = 1 << 16
-"""Numbers that are looked at sooner together than tensor by tensor."""
 
 Params = dict[str, Tensor]
 State = dict[str, Tensor]
@@ -94,6 +93,8 @@ def clone(tree: Mapping[str, Tensor]) -> Params:
 def to(tree: Mapping[str, Tensor], device: str | torch.device) -> Params:
     """Return the tensors on ``device``; those already there are not copied."""
     there = torch.device(device)
+    if there.type == "cpu" and all(map(attrgetter("is_cpu"), tree.values())):
+        return dict(tree)
     return {name: t if t.device == there else t.to(there) for name, t in tree.items()}
 
 
@@ -110,9 +111,7 @@ def nonfinite(tree: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN or an infinity, or None."""
     every = list(filter(Tensor.is_floating_point, tree.values()))
     cpu = all(map(attrgetter("is_cpu"), every))
-    few = cpu and sum(map(Tensor.numel, every)) <= FEW
-    # A finite sum has only finite summands.
-    if not every or (few and math.isfinite(float(torch._C._nn.flatten_dense_tensors(every).sum()))):
+    if not every or (cpu and is_finite(*every)):
         return None
     floats = {name: t for name, t in tree.items() if t.is_floating_point()}
     if cpu:
@@ -170,10 +169,15 @@ def gradients(value: Tensor, leaves: Mapping[str, Tensor], create_graph: bool = 
     Raises:
         MethodError: something that ``forward`` did cannot be differentiated, or was written over before.
     """
+    every, run = tuple(leaves.values()), Variable._execution_engine.run_backward
+    plain = value.is_cpu and value.numel() == 1 and value.is_floating_point() and not create_graph
     try:
-        found = torch.autograd.grad(
-            value, list(leaves.values()), create_graph=create_graph, allow_unused=True
-        )
+        if plain and every and not has_torch_function((value, *every)):
+            # As torch.autograd.grad does, which first asks more of every tensor than a small step costs.
+            ones = (torch.ones_like(value),)
+            found = run((value,), ones, False, False, every, True, accumulate_grad=False)
+        else:
+            found = torch.autograd.grad(value, every, create_graph=create_graph, allow_unused=True)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

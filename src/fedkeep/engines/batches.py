@@ -46,22 +46,19 @@ class Loaded:
     """A mini-batch among others that were gathered with it.
 
     Attributes:
-        columns: of all of them.
-        start, end: its rows.
+        columns: its rows of all that were gathered.
         longest: by ragged column, the length of its longest row.
         lanes: the only one there is.
     """
 
     lanes: ClassVar = (0,)
     columns: Batch
-    start: int
-    end: int
     longest: Mapping[str, int]
 
     def batch(self) -> Batch:
         """Return the mini-batch, its own each time: a model may change what it is given."""
-        mine = {name: value[self.start : self.end] for name, value in self.columns.items()}
-        return {n: (v[:, : self.longest[n]] if n in self.longest else v).clone() for n, v in mine.items()}
+        cut = {n: self.columns[n][:, :longest] for n, longest in self.longest.items()}
+        return {n: cut.get(n, v).clone() for n, v in self.columns.items()}
 
 
 def batches(
@@ -136,12 +133,15 @@ def gathered(
     while (first := next(steps, None)) is not None:
         at_once = at_once or max(1, WINDOW_BYTES // batch_bytes(data.columns, first))
         chosen = [first, *itertools.islice(steps, at_once - 1)]
-        rows, ends = np.concatenate(chosen), list(itertools.accumulate(map(len, chosen)))
-        starts = [0, *ends[:-1]]
-        columns = load_batch(data, rows, device, kind, tables)
+        rows, sizes = np.concatenate(chosen), list(map(len, chosen))
+        starts = [0, *itertools.accumulate(sizes[:-1])]
+        columns = {
+            n: v.split_with_sizes(sizes) for n, v in load_batch(data, rows, device, kind, tables).items()
+        }
         longest = {n: np.maximum.reduceat(c.lengths(rows), starts).clip(1) for n, c in ragged.items()}
-        for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            yield Loaded(columns, start, end, {n: int(each[k]) for n, each in longest.items()})
+        for k in range(len(chosen)):
+            mine = {n: each[k] for n, each in columns.items()}
+            yield Loaded(mine, {n: int(each[k]) for n, each in longest.items()})
 
 
 def usable(data: Examples, rows: np.ndarray, phase: Phase, draws: Stream) -> np.ndarray:

@@ -26,6 +26,7 @@ from fedkeep.core.params import (
     Params,
     is_state,
     misfit,
+    nbytes,
     nonfinite,
     prefixed,
     row,
@@ -57,6 +58,8 @@ from fedkeep.store import PrivateStore
 
 HOOK_BATCH = 512
 """Examples that a hook sees at once."""
+SMALL = 1 << 20
+"""Bytes of a model whose changes may take memory of their own."""
 
 
 @dataclass(frozen=True)
@@ -457,7 +460,10 @@ def encode(
     start = {n: rows_of(v, rows[n]) if n in rows else v for n, v in sent.items() if not is_state(n)}
     start |= job.declared
     values = {**local.trained, **done.params, **prefixed(SERVER, done.sends)}
-    spare = nowhere_else(local.trained, sent, kept, done.params, done.state, done.sends) - done.params.keys()
+    spare = set[str]()
+    if nbytes(local.trained) > SMALL:  # where it is worth looking
+        spare = nowhere_else(local.trained, sent, kept, done.params, done.state, done.sends)
+        spare -= done.params.keys()
     upload = split.upload(start, leaving_rows(values, tables), weight, rows, spare)
     if not job.method.upload:
         return upload, {}

@@ -402,7 +402,7 @@ def veiled(
 
 def trains_federated(names: Sequence[str], split: Split) -> bool:
     """Tell whether a phase that trains ``names`` trains something that leaves the client."""
-    return not all(split.is_private(n) for n in names)
+    return len(split.private_names(names)) < len(names)
 
 
 EVALUATION_BATCH = 512
@@ -563,7 +563,8 @@ class Lanes(ABC):
         """Run all phases; what the module has and lanes have not is frozen, and as before (else SplitError)."""
         self.net.train()
         every, done = range(len(self.client.phases)), 0
-        frozen = Frozen({n: v for n, v in self.net.parameters.items() if n not in self.params})
+        still = self.net.parameters.keys() - self.params.keys()
+        frozen = Frozen({n: self.net.parameters[n] for n in sorted(still)})
         self.check_written()
         with self.net.still(self.draws[0], self.params.keys()), InOrder():
             self.hidden = hidden(self)
@@ -628,8 +629,8 @@ class Lanes(ABC):
         for position, bad in enumerate(self.nonfinite(list(self.params))):
             if self.looked_at[position] and not math.isfinite(self.losses[position]):
                 bad = "the training loss"
-            who, steps = str(self.draws[position]), self.steps[position]
-            found.append(None if bad is None else nonfinite_error(who, bad, steps))
+            who, steps = self.draws[position], self.steps[position]
+            found.append(None if bad is None else nonfinite_error(str(who), bad, steps))
         return found
 
     def result(self, position: int) -> LocalResult:
@@ -659,8 +660,8 @@ class Pass(ABC):
         seen: the parameters that its loss may see: a federated phase nothing that opted-out examples made.
         looks: whether opted-out examples, or what these made, influence it; then its loss does not leave.
         before: buffers that leave the client and that this phase must not move, as they were.
-        still: by group, what it trains with a rate above 0, the smallest first; without groups that had gradients, and
-            without any where opted-out examples influence the phase.
+        still: by group, what it trains with a rate above 0; without groups that had gradients, and without any where
+            opted-out examples influence the phase.
     """
 
     def __init__(self, lanes: Lanes, number: int) -> None:
@@ -672,16 +673,16 @@ class Pass(ABC):
         opted_out, federated = lanes.hidden, trains_federated(self.names, split)
         self.looks, self.hides = number in opted_out.phases, bool(federated and opted_out.names)
         self.still: dict[Group, list[str]] = {}
-        for name in sorted(self.names, key=lambda n: params[n].numel()):
-            if self.phase.optimizer.rate(name) * self.scale > 0 and not self.looks:  # an error may leave
-                self.still.setdefault(group_of(split, name), []).append(name)
+        rate, private = self.phase.optimizer.rate, split.private_names(self.names)
+        for name in self.names if not self.looks else ():  # an error may leave
+            if rate(name) * self.scale > 0:
+                self.still.setdefault("private" if name in private else "federated", []).append(name)
         self.groups = tuple(self.still)
         self.seen = veiled(params, opted_out.names, lanes.net.initial(), trainable) if self.hides else params
-        leaving = [
-            n for n in lanes.received if n in params and n not in trainable and not split.is_private(n)
-        ]
-        stays = self.looks or self.phase.examples == "all"
-        self.before = {n: params[n].clone() for n in leaving if stays}
+        leaving = lanes.received.keys() & params.keys() if self.looks or self.phase.examples == "all" else ()
+        self.before = {
+            n: params[n].clone() for n in leaving if n not in trainable and not split.is_private(n)
+        }
         self.steps = [0] * len(lanes.draws)
         self.stoppers = [] if self.phase.early_stopping is None else self._stoppers()
 
@@ -760,7 +761,8 @@ class Pass(ABC):
     def _note_moves(self, grads: Params) -> None:
         """Note which groups have a gradient that is not zero, of any lane."""
         for group, names in list(self.still.items()):
-            if any(grads[n].any() for n in names if n in grads):
+            slopes = sorted((grads[n] for n in names if n in grads), key=Tensor.numel)
+            if any(slope.any() for slope in slopes):
                 del self.still[group]
                 self.lanes.moved.add(group)
 
@@ -917,7 +919,7 @@ class LanePass(Pass):
         # Phases in turn see other values and train other ones: each of their steps holds its own.
         held: list[AbstractContextManager[object]] = [nullcontext(), self.bound]
         self.one_step, self.all_steps = held[::-1] if lane.client.take_turns else held
-        self.rows = Params()
+        self.rows, self.leaves = Params(), Params()
         self.unreached = set(self.names)
 
     def __enter__(self) -> Self:
@@ -943,7 +945,9 @@ class LanePass(Pass):
         if self.lazy is not None:
             self.total = self.total + self.lazy.penalty
         try:
-            found = slopes(loss, dict(zip(self.names, map(self.seen.__getitem__, self.names), strict=True)))
+            if self.lanes.client.take_turns or not self.leaves:
+                self.leaves = {n: self.seen[n] for n in self.names}
+            found = slopes(loss, self.leaves)
         except (
             *MODEL_ERRORS,
             TypeError,
@@ -977,7 +981,8 @@ class LanePass(Pass):
         if self.lazy is not None:
             self.lazy.update(self.rows, {n: grads.pop(n) for n in self.lazy.trained if n in grads})
         left = 1 - self.steps[0] / self.planned if self.planned else 1.0
-        self.phase.optimizer.update(self.lanes.params, grads, self.state, self.scale * left)
+        scale, own = self.scale * left, TAP.get() is None
+        self.phase.optimizer.update(self.lanes.params, grads, self.state, scale, autograds=own)
 
     def lane(self, position: int) -> tuple[Params, Mapping[str, Tensor]]:
         """Return all that the loss may see, tables whole."""
@@ -1004,14 +1009,17 @@ class Lane(Lanes):
         rehearse(self.net, params, self.data, rows, self.device)
         cut = local_tables(self.net, client.phases, params, self.data, rows, valid, client.tables)
         mine = narrow(params, cut)
-        there = to(mine, self.device)
-        self.params = {n: v.detach().clone() if v is mine[n] else v.detach() for n, v in there.items()}
+        with torch.no_grad():
+            self.params = to(mine, self.device)
+            if here := [n for n, v in self.params.items() if v is mine[n]]:
+                copies = torch._foreach_clone([mine[n] for n in here])
+                self.params.update(zip(here, copies, strict=True))
         self.received = to(narrow_alike(received, params, mine, cut), self.device)
         self.starts, self.tables = [params], [cut]
         # All clients share what was sent. A term may run the model at it, also at state that is a model's, and that
         # writes into all but plain parameters.
         plain = self.trainable - self.net.written.keys()
-        moved = [n for n in self.received if n.rpartition("/")[2] not in plain]
+        moved = [n for n in self.received.keys() - plain if n.rpartition("/")[2] not in plain]
         self.received |= {n: self.received[n].detach().clone() for n in moved}
         self.states = list(states or (phase.optimizer.init() for phase in client.phases))
         for state in self.states:  # a run that goes on has read them

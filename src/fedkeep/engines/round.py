@@ -19,11 +19,12 @@ from fedkeep.core.errors import (
     check_choice,
     check_range,
 )
+from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params, check_finite, misfit, mistyped, nbytes, prefixed, under
 from fedkeep.core.seeds import numpy_generator, stream
 from fedkeep.engines.device import Answer, Device, Order, paired
 from fedkeep.engines.faults import Fault, Faults
-from fedkeep.methods import Global, Method, Reduced, Sent
+from fedkeep.methods import Global, Method, Optimize, Reduced, Sent
 from fedkeep.methods.checks import UPLOAD, called, check_tensors
 from fedkeep.privacy import Chain
 from fedkeep.split import Upload, check_rows, check_upload
@@ -384,7 +385,9 @@ def updated(method: Method, server: Global, reduced: Reduced) -> Global:
     """
     who = f"update of {method.name!r}"
     given = (server.params, server.state, reduced.changes, reduced.state)
-    after: Global = called(who, lambda: method.server.update(server, reduced), *given, kind=Global)
+    update = method.server.update
+    users = not (type(update) is Optimize and type(update.optimizer) is Optimizer)
+    after: Global = called(who, lambda: update(server, reduced), *given, kind=Global, draws=users)
     own = {f.name for f in fields(Global)} - {"params", "state", "optimizer"}
     if other := sorted(name for name in own if getattr(after, name) is not getattr(server, name)):
         raise MethodError(

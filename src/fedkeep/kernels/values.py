@@ -18,6 +18,8 @@ from fedkeep.kernels import native
 FINITE, FOLD, MEAN = range(3)  # Phase in values.h
 FORMS = {(plain, True, kind) for plain in native.PLAIN for kind in (torch.float32, torch.float64)}
 _form = attrgetter("__class__", "is_cpu", "dtype")
+FEW = 1 << 16
+"""Numbers that PyTorch looks at sooner together than tensor by tensor."""
 PIECE = 1 << 18
 """Numbers that PyTorch sums or divides at a time: what is made of them in passing stays small."""
 
@@ -27,11 +29,14 @@ def exact(value: Tensor) -> torch.dtype:
     return torch.float64 if value.device.type != "mps" else value.dtype
 
 
-def is_finite(values: Tensor) -> bool:
-    """Tell whether no number of a floating-point tensor is NaN or infinite."""
-    if _lies(values) and native.available():
-        return not _call(FINITE, values, values.data_ptr())
+def is_finite(*every: Tensor) -> bool:
+    """Tell whether no number of floating-point tensors of one device is NaN or infinite."""
+    if all(map(_lies, every)) and native.available():
+        return not any(_call(FINITE, t.dtype, t.numel(), t.data_ptr(), *[0] * 6) for t in every)
+    if len(every) > 1 and sum(map(Tensor.numel, every)) > FEW:
+        return all(map(is_finite, every))
     # A finite sum has only finite summands, and is cheaper than looking at each of them.
+    values = torch._C._nn.flatten_dense_tensors(list(every)) if len(every) > 1 else every[0]
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
@@ -52,8 +57,8 @@ def fold(summands: Iterable[Summand]) -> list[Tensor]:
         found = make(given.shape, dtype=kind, device=given.device) if total is None else total
         sums.append(found)
         if takes:
-            place, other, where = map(native.address, (given, held, found))
-            _call(FOLD, given, place, other, where, total is None, weight, share)
+            places = map(native.address, (given, held, found))
+            _call(FOLD, given.dtype, given.numel(), *places, total is None, weight, share, 0)
             continue
         for each, w in ((held, share), (given, weight)):
             if each is not None:
@@ -67,7 +72,7 @@ def mean(total: Tensor, weight: float, kind: torch.dtype) -> Tensor:
     found = torch.empty_like(total, dtype=kind)
     if _lies(total) and _lies(found) and native.available():
         place = native.address(found)
-        _call(MEAN, found, place, 0, native.address(total), False, weight)
+        _call(MEAN, kind, found.numel(), place, 0, native.address(total), False, weight, 0.0, place)
         return found
     for part, sums in pieces(found, total):
         part.copy_(sums / weight)
@@ -85,31 +90,7 @@ def _lies(t: Tensor) -> bool:  # what traces values has a type of its own
     return _form(t) in FORMS and t.is_contiguous()
 
 
-def _call(
-    phase: int,
-    values: Tensor,
-    place: int,
-    held: int = 0,
-    total: int = 0,
-    fresh: bool = False,
-    weight: float = 0.0,
-    share: float = 0.0,
-) -> int:
-    return native.call(
-        "values",
-        False,
-        (
-            phase,
-            torch.get_num_threads(),
-            native.load().level,
-            values.dtype == torch.float64,
-            values.numel(),
-            place,
-            held,
-            total,
-            fresh,
-            weight,
-            share,
-            place if phase == MEAN else 0,
-        ),
-    )
+def _call(phase: int, kind: torch.dtype, *fields: float) -> int:
+    """Call the kernel, of the fields ``native.VALUES`` with those from ``N`` on."""
+    threads, level = torch.get_num_threads(), native.load().level
+    return native.call("values", False, (phase, threads, level, kind == torch.float64, *fields))

@@ -220,7 +220,9 @@ class Sums:
         """Add an upload."""
         more, weight = dict[str, Summand](), upload.weight
         for name, start in self.start.items():
-            delta, rows = upload.deltas[name].to(start.device), upload.rows.get(name)
+            delta, rows = upload.deltas[name], upload.rows.get(name)
+            if not (start.is_cpu and delta.is_cpu):
+                delta = delta.to(start.device)
             if not start.is_floating_point():
                 if name not in self._sums:
                     self._sums[name] = delta.clone()

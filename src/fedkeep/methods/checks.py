@@ -104,6 +104,7 @@ def called(
     *given: Mapping[str, Tensor],
     device: str = "cpu",
     kind: type[Any] = object,
+    draws: bool = True,
 ) -> T:
     """Return what a method's function gives. What it writes through ``.data`` or ``.numpy()`` is not noticed.
 
@@ -113,6 +114,7 @@ def called(
         given: values that it is given, which others hold too.
         device: where it computes.
         kind: of what it is to give.
+        draws: whether it may have drawn random numbers: not where nothing of the user's is called.
 
     Raises:
         MethodError: it drew random numbers, wrote into what it was given, or gave something of another kind.
@@ -120,7 +122,7 @@ def called(
     watched = Frozen(
         {f"{number}/{name}": v for number, values in enumerate(given) for name, v in values.items()}
     )
-    found = without_draws(who, hook, device)
+    found = without_draws(who, hook, device) if draws else hook()
     if changed := watched.changed():
         raise MethodError(
             f"The {who} wrote into {changed[0].partition('/')[2]!r}, which others read too. Make a new tensor: "

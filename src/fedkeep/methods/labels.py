@@ -56,7 +56,7 @@ def output_of(output: Any, task: str | None) -> Tensor:
     Raises:
         MethodError: there is no such output, or it is no tensor.
     """
-    if isinstance(output, Mapping):
+    if not isinstance(output, Tensor) and isinstance(output, Mapping):
         if task is None:
             task = next(iter(output)) if len(output) == 1 and HIDDEN not in output else "logits"
         if task not in output:

@@ -142,13 +142,14 @@ class Phase:
         Raises:
             MethodError: a pattern matches nothing.
         """
-        names = [n for n in names if not split.is_frozen(n)]
+        names = [n for n in names if not (split.frozen and split.is_frozen(n))]
         if self.trains == "all":
             return names
+        stay = split.private_names(names)
         if self.trains == "private":
-            return [n for n in names if split.is_private(n)]
+            return stay
         if self.trains == "federated":
-            return [n for n in names if not split.is_private(n)]
+            return [n for n in names if n not in stay]
         return matching("trains", (self.trains,) if isinstance(self.trains, str) else self.trains, names)
 
 

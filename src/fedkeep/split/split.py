@@ -5,7 +5,8 @@ Source: FURL, §3.1 (every model is divided into federated parameters w_f and pr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -70,15 +71,16 @@ class Split:
 
     def private_names(self, names: Iterable[str]) -> list[str]:
         """Return the private ones of ``names``, in their order."""
-        return [name for name in names if self.is_private(name)]
+        return list(_private(tuple(names), self.private))
 
     def federated(self, params: Mapping[str, Tensor]) -> Params:
         """Return the federated half of ``params``."""
-        return {name: value for name, value in params.items() if not self.is_private(name)}
+        stay = frozenset(_private(tuple(params), self.private))
+        return {name: value for name, value in params.items() if name not in stay}
 
     def personal(self, params: Mapping[str, Tensor]) -> Params:
         """Return the private half of ``params``."""
-        return {name: value for name, value in params.items() if self.is_private(name)}
+        return {name: params[name] for name in _private(tuple(params), self.private)}
 
     def merge(self, federated: Mapping[str, Tensor], private: Mapping[str, Tensor]) -> Params:
         """Return both halves together.
@@ -86,7 +88,7 @@ class Split:
         Raises:
             SplitError: a name stands in the wrong half.
         """
-        wrong = [n for n in federated if self.is_private(n)] + [n for n in private if not self.is_private(n)]
+        wrong = self.private_names(federated) + list(self.federated(private))
         if wrong:
             raise SplitError("These names stand in the wrong half of the split: {wrong}.", wrong=wrong)
         return {**federated, **private}
@@ -97,7 +99,7 @@ class Split:
         trained: Mapping[str, Tensor],
         weight: float,
         rows: Mapping[str, Tensor] | None = None,
-        spare: Collection[str] = (),
+        spare: AbstractSet[str] = frozenset(),
     ) -> Upload:
         """Return what leaves the client: the change of every federated parameter, and the client's weight.
 
@@ -108,15 +110,16 @@ class Split:
             rows: by name, which rows of a federated table both hold, ascending; a table that is absent is whole.
             spare: names of trained values that nobody needs afterwards: their changes take their place in memory.
         """
-        deltas = {
-            name: (
-                _change(trained[name], start, name in spare)
-                if start.is_floating_point()
-                else trained[name].clone()
-            )
-            for name, start in received.items()
-            if not self.is_private(name) and not self.is_frozen(name)
-        }
+        names = [n for n in self.federated(received) if not (self.frozen and self.is_frozen(n))]
+        whole = [n for n in names if not received[n].is_floating_point()]
+        deltas = {n: trained[n] for n in names} | {n: trained[n].clone() for n in whole}
+        made = [n for n in names if n not in whole and n not in spare]
+        with torch.no_grad():
+            if made:
+                changes = torch._foreach_sub([trained[n] for n in made], [received[n] for n in made])
+                deltas.update(zip(made, changes, strict=True))
+            if taken := spare & deltas.keys() - set(whole):
+                torch._foreach_sub_([deltas[n] for n in taken], [received[n] for n in taken])
         cut = {name: numbers for name, numbers in (rows or {}).items() if name in deltas}
         return Upload(deltas, weight, cut, _key=Upload._made_by_split)
 
@@ -240,11 +243,6 @@ class Upload:
         return nbytes(received) - sum((len(table) - kept) * table[:1].nbytes for table, kept in others)
 
 
-def _change(trained: Tensor, start: Tensor, spare: bool) -> Tensor:
-    trained = trained.detach()
-    return trained.sub_(start) if spare else trained - start
-
-
 def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) -> None:
     """Check a (decoded) upload's names, shapes, dtypes, rows and finiteness against what the server sent.
 
@@ -252,7 +250,8 @@ def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) ->
         UploadError: names the client and the first fault.
     """
     check_rows(upload, received, client)
-    fault = difference_of_names(received, upload.deltas)
+    same = received.keys() == upload.deltas.keys()
+    fault = "" if same else difference_of_names(received, upload.deltas)
     if not fault:
         for name, start in received.items():
             got = upload.deltas[name]
@@ -303,3 +302,8 @@ def _fault_of_rows(rows: Mapping[str, Tensor], received: Mapping[str, Tensor]) -
 def stays(name: str, private: tuple[str, ...]) -> bool:
     """Tell whether a name belongs to a client, given the patterns of private names."""
     return name.startswith(CLIENT) if is_state(name) else matches(name, private)
+
+
+@lru_cache(maxsize=1 << 10)  # it is asked of every client, and the names are a model's
+def _private(names: tuple[str, ...], private: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if stays(name, private))
