@@ -563,8 +563,8 @@ class Lanes(ABC):
         """Run all phases; what the module has and lanes have not is frozen, and as before (else SplitError)."""
         self.net.train()
         every, done = range(len(self.client.phases)), 0
-        still = self.net.parameters.keys() - self.params.keys()
-        frozen = Frozen({n: self.net.parameters[n] for n in sorted(still)})
+        own = self.net.parameters
+        frozen = Frozen({n: own[n] for n in sorted(own.keys() - self.params.keys())})
         self.check_written()
         with self.net.still(self.draws[0], self.params.keys()), InOrder():
             self.hidden = hidden(self)
@@ -981,8 +981,8 @@ class LanePass(Pass):
         if self.lazy is not None:
             self.lazy.update(self.rows, {n: grads.pop(n) for n in self.lazy.trained if n in grads})
         left = 1 - self.steps[0] / self.planned if self.planned else 1.0
-        scale, own = self.scale * left, TAP.get() is None
-        self.phase.optimizer.update(self.lanes.params, grads, self.state, scale, autograds=own)
+        update, autograds = self.phase.optimizer.update, TAP.get() is None
+        update(self.lanes.params, grads, self.state, self.scale * left, autograds)
 
     def lane(self, position: int) -> tuple[Params, Mapping[str, Tensor]]:
         """Return all that the loss may see, tables whole."""

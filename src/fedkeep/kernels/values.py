@@ -18,8 +18,8 @@ from fedkeep.kernels import native
 FINITE, FOLD, MEAN = range(3)  # Phase in values.h
 FORMS = {(plain, True, kind) for plain in native.PLAIN for kind in (torch.float32, torch.float64)}
 _form = attrgetter("__class__", "is_cpu", "dtype")
-FEW = 1 << 16
-"""Numbers that PyTorch looks at sooner together than tensor by tensor."""
+FEW, WHOLE = 1 << 16, 1 << 29
+"""Numbers that PyTorch sums sooner; and above which the product of a whole weight and a float32 is not exact."""
 PIECE = 1 << 18
 """Numbers that PyTorch sums or divides at a time: what is made of them in passing stays small."""
 
@@ -29,14 +29,11 @@ def exact(value: Tensor) -> torch.dtype:
     return torch.float64 if value.device.type != "mps" else value.dtype
 
 
-def is_finite(*every: Tensor) -> bool:
-    """Tell whether no number of floating-point tensors of one device is NaN or infinite."""
-    if all(map(_lies, every)) and native.available():
-        return not any(_call(FINITE, t.dtype, t.numel(), t.data_ptr(), *[0] * 6) for t in every)
-    if len(every) > 1 and sum(map(Tensor.numel, every)) > FEW:
-        return all(map(is_finite, every))
+def is_finite(values: Tensor) -> bool:
+    """Tell whether no number of a floating-point tensor is NaN or infinite."""
+    if _lies(values) and native.available():
+        return not _call(FINITE, values.dtype, values.numel(), values.data_ptr(), *[0] * 6)
     # A finite sum has only finite summands, and is cheaper than looking at each of them.
-    values = torch._C._nn.flatten_dense_tensors(list(every)) if len(every) > 1 else every[0]
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
@@ -48,7 +45,14 @@ one of the same shape that comes before it, where there is no sum yet, or None; 
 
 def fold(summands: Iterable[Summand]) -> list[Tensor]:
     """Add each tensor, times its weight, to its sum in double precision; return the sums."""
-    sums, in_use = list[Tensor](), native.available()
+    summands, sums, in_use = list(summands), list[Tensor](), native.available()
+    totals, added = [s[0] for s in summands if s[0] is not None], [s[1] for s in summands]
+    forms = {(given.dtype, weight) for _, given, weight, *_ in summands}
+    whole = len(forms) == 1 and all(k == torch.float32 and w % 1 == 0 and w < WHOLE for k, w in forms)
+    # PyTorch's step is exact then, as the kernel's is, and takes less of a few numbers.
+    if whole and len(totals) == len(added) and sum(map(Tensor.numel, added)) <= FEW:
+        torch._foreach_add_(totals, added, alpha=summands[0][2])
+        return totals
     for total, given, weight, held, share in summands:
         before = total if held is None else held
         takes = in_use and _lies(given) and (before is None or _lies(before))
