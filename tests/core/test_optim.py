@@ -253,3 +253,18 @@ def test_unknown_words_are_refused() -> None:
 def test_a_rate_that_is_a_text_is_refused() -> None:
     with raises(ConfigError, name="learning_rate", got="0.1"):
         sgd("0.1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ours", [sgd(0.1, momentum=0.9, weight_decay=0.01), adam(0.1), adagrad(0.1)])
+def test_a_step_on_what_autograd_gave_is_the_same_and_leaves_autograd_on(ours: Optimizer) -> None:
+    held = {"a": torch.randn(4, 3, requires_grad=True), "b": torch.randn(3, requires_grad=True)}
+    other, states = {n: v.detach().clone() for n, v in held.items()}, (ours.init(), ours.init())
+    for step in range(3):
+        (held["a"] @ held["b"] * step).tanh().sum().backward()  # type: ignore[no-untyped-call]
+        slopes = {n: v.grad for n, v in held.items() if v.grad is not None}
+        ours.update(held, slopes, states[0], autograds=True)
+        ours.update(other, slopes, states[1])
+        assert all(torch.equal(held[n], other[n]) for n in held)
+    with pytest.raises(KeyError):
+        ours.update(held, {"c": torch.ones(3)}, states[0], autograds=True)
+    assert torch.is_grad_enabled()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core import params as p
-from fedkeep.core.errors import NonFiniteError, UploadError
+from fedkeep.core.errors import MethodError, NonFiniteError, UploadError
 from tests.refusals import raises
 
 
@@ -98,3 +98,42 @@ def test_misfit() -> None:
     assert p.misfit(wanted, {"b": torch.zeros(2, 3), "a": torch.zeros(2)}) == ""
     assert p.misfit(wanted, {"a": torch.zeros(2)}) == "missing ['b']"
     assert p.misfit(wanted, {"a": torch.zeros(2), "b": torch.zeros(3, 2)}) == "'b' wants (2, 3), is (3, 2)"
+
+
+def test_gradients_are_those_of_torch_autograd_and_what_it_refuses_is_refused() -> None:
+    table, w, idle = (torch.randn(s, requires_grad=True) for s in ((4, 3), (3,), (2,)))
+    leaves = {"table": table, "w": w, "idle": idle}
+
+    def loss() -> Tensor:
+        rows = torch.nn.functional.embedding(torch.tensor([1, 1, 3]), table, sparse=True)
+        return (rows @ w).tanh().sum()
+
+    wanted = torch.autograd.grad(loss(), [table, w, idle], allow_unused=True)
+    for found in (p.gradients(loss(), leaves), p.gradients(loss(), leaves, create_graph=True)):
+        assert found.keys() == {"table", "w"}
+        assert torch.equal(found["table"], wanted[0].to_dense())
+        assert torch.equal(found["w"], wanted[1])
+    assert all(leaf.grad is None for leaf in leaves.values())
+    for several in (w * 2, w.sum().to(torch.complex64)):
+        with raises(MethodError, said="scalar"):
+            p.gradients(several, {"w": w})
+    written = w.exp()
+    total = written.sum()
+    with torch.no_grad():
+        written.mul_(2)
+    with raises(MethodError, said="y.clone()"):
+        p.gradients(total, {"w": w})
+
+
+def test_gradients_are_seen_by_whoever_sees_torchs_functions() -> None:
+    seen = list[str]()
+
+    class Sees(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    w = torch.ones(3, requires_grad=True)
+    with Sees():
+        p.gradients((w * w).sum(), {"w": w})
+    assert "grad" in seen
