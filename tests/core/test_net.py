@@ -16,6 +16,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net, PooledNet, gather, logits_of
 from fedkeep.core.params import Params
 from tests.refusals import raises
+from tests.strangers.modules import Merging
 from tests.tiny import Logits, Noisy, Unsaid
 
 BATCH = {
@@ -251,6 +252,18 @@ def test_bound_parameters_are_held_seen_when_changed_and_given_back() -> None:
     assert float(net(held, batch)) == 4.5
     assert all(torch.equal(own[n], v) for n, v in module.state_dict().items())
     assert all(isinstance(p, nn.Parameter) for p in module.parameters())
+
+
+def test_a_layer_that_merges_into_frozen_values_leaves_no_rounding_there() -> None:
+    module = Merging()
+    net, own = Net(module), {n: v.clone() for n, v in module.state_dict().items()}
+    frozen, places = module.a.weight, {n: p.data_ptr() for n, p in module.named_parameters()}
+    with net.bound({n: torch.randn_like(v) for n, v in net.initial().items() if n != "a.weight"}):
+        for mode in (False, True) * 20:
+            module.train(mode)
+        assert not torch.equal(frozen, own["a.weight"])
+    assert all(torch.equal(own[n], v) for n, v in module.state_dict().items())
+    assert {n: p.data_ptr() for n, p in module.named_parameters()} == places
 
 
 def test_a_methods_state_is_none_of_the_modules() -> None:

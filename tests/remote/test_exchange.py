@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fedkeep.core.errors import DroppedError, LostError
 from fedkeep.engines import Order
@@ -16,6 +17,7 @@ from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Exchange, Rules
 from fedkeep.remote.messages import Answers, ClientAnswer, ClientOrder, Judging, Packet, Refused, packet_of
 from fedkeep.remote.transport import Reply
+from fedkeep.split import Split
 
 
 class Transport:
@@ -158,3 +160,18 @@ def test_who_was_dropped_or_is_still_gone_is_neither_asked_nor_waited_for() -> N
     place.clear()
     again.finish()
     assert (transport.time, type(again.answer("one").fault)) == (0.0, LostError)
+
+
+def test_a_shelf_has_room_again_for_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads go to a file only while others fill the memory that it may use."""
+    one = Split().upload({"w": torch.zeros(4)}, {"w": torch.ones(4)}, 1.0)
+    monkeypatch.setattr(module, "HELD", one.nbytes)
+    shelf = module.Shelf()
+    for name in ("ann", "ben"):
+        shelf.put(name, one)
+        assert shelf.take(name) is one
+    shelf.put("ann", one)
+    shelf.put("ben", one)
+    there = shelf.take("ben")
+    assert there is not one
+    assert torch.equal(there.deltas["w"], one.deltas["w"])

@@ -75,6 +75,27 @@ def test_sqlite_and_memory_agree_over_any_sequence(
             assert numbers(kept.marked()) == numbers(memory.marked()) == then
 
 
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_what_counted_at_a_mark_is_there_after_later_rounds(kind: str, tmp_path: Path) -> None:
+    store = MemoryStore(Default(INITIAL, 0.0, seed=3), IDS) if kind == "memory" else sqlite(tmp_path, 0.0)
+    ledger = VersionLedger(CLIENTS)
+
+    def round(attempt: int, clients: list[int]) -> None:
+        for client in clients:
+            store.stage(client, {n: v[0] for n, v in values(attempt, 1).items()}, attempt)
+        store.begin(ledger.accept(clients, [attempt] * len(clients)))
+
+    round(1, [0, 1])
+    store.mark()
+    store.flush()
+    then = numbers(store)
+    for attempt in (2, 3):
+        round(attempt, [1, 2])
+        store.flush()
+    assert numbers(store) != then
+    assert numbers(store.marked()) == then
+
+
 STORES: list[Callable[[Path, Any], PrivateStore]] = [
     lambda folder, rule: MemoryStore(Default(INITIAL, rule, seed=3), IDS),
     lambda folder, rule: sqlite(folder, rule),
