@@ -222,6 +222,14 @@ class TestMissing:
             begun(opened(tmp_path), "a", FIRST)
         assert plain(begun(opened(tmp_path), "b", FIRST)) == ([0.5, -1.5], 4)
 
+    def test_a_forgotten_client_that_began_from_another_run_is_named_no_more(self, tmp_path: Path) -> None:
+        made(tmp_path, began_from="old", began=["a-patient", "b"])
+        store = opened(tmp_path)
+        store.file.forget(["a-patient"])
+        store.close()
+        assert opened(tmp_path).file.clients() == {"b"}
+        assert not [path for path in tmp_path.iterdir() if b"a-patient" in path.read_bytes()]
+
 
 class TestFile:
     def test_only_its_owner_may_read_it(self, tmp_path: Path) -> None:
