@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -401,3 +402,18 @@ def run_by(engine: str) -> dict[str, Any]:
 def interrupt(*_: object, **__: object) -> NoReturn:
     """Stop as Ctrl-C does."""
     raise KeyboardInterrupt
+
+
+def harmed(content: bytes, times: int) -> Iterator[bytes]:
+    """Yield a file's content with one harm each: a flipped bit, zeroed bytes, or a cut, at a byte that is not zero."""
+    draw = random.Random(0)  # noqa: S311
+    held = [at for at in range(len(content)) if content[at]]
+    for number in range(times):
+        made, at = bytearray(content), draw.choice(held)
+        if number % 3 == 0:
+            made[at] ^= 1 << draw.randrange(8)
+        elif number % 3 == 1:
+            made[at : at + 64] = bytes(len(made[at : at + 64]))
+        else:
+            del made[at:]
+        yield bytes(made)

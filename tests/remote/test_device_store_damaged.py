@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ from tests.remote.device_states import (
     stage,
     train_rounds,
 )
-from tests.tiny import files
+from tests.tiny import files, harmed
 
 
 @pytest.fixture
@@ -128,18 +127,10 @@ def test_rows_that_make_no_sense_are_refused(folder: Path, change: str) -> None:
 def test_of_any_byte_is_right_or_refused(folder: Path, tmp_path: Path) -> None:
     """Flipped bits, zeroed bytes, a cut: what is read is what was written, or an error."""
     content = file_of(folder, RUN).read_bytes()
-    draw, ends = random.Random(0), []  # noqa: S311
-    held = [at for at in range(len(content)) if content[at]]
+    ends = []
     (tmp_path / "b").mkdir()
-    for number in range(300):
-        harmed, at = bytearray(content), draw.choice(held)
-        if number % 3 == 0:
-            harmed[at] ^= 1 << draw.randrange(8)
-        elif number % 3 == 1:
-            harmed[at : at + 64] = bytes(len(harmed[at : at + 64]))
-        else:
-            del harmed[at:]
-        file_of(tmp_path / "b", RUN).write_bytes(harmed)
+    for damaged in harmed(content, 300):
+        file_of(tmp_path / "b", RUN).write_bytes(damaged)
         ends.append(outcome(tmp_path / "b"))
     assert set(ends) == {"refused", "right"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,9 @@ from fedkeep import Split, check_split, declare, methods
 from fedkeep.core.errors import SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, weighted_mean
-from fedkeep.split.joint import Joint, fedavg_update, joint_from_loss, keep_trained
 from fedkeep.split.probe import POINTS, SCALES
 from tests.refusals import raises
-from tests.split.test_check import CROSS_ENTROPY, Weights, batches
+from tests.split.test_check import CROSS_ENTROPY, Weights, batches, joint
 from tests.tiny import Logits, Noisy
 
 EQUATION_1 = "Equation (1) is violated by 'user' (independent local training: ∂L(user i)/∂w_p(user j) = 0): "
@@ -161,16 +160,6 @@ def test_a_model_that_draws_elsewhere_is_said_to_be_irreproducible() -> None:
         check_split(Drawing(), Split("user"), batches(), loss=CROSS_ENTROPY)
 
 
-def joint(penalty: Callable[[Params, int], Tensor] | None = None, **updates: Any) -> Joint:
-    plain = joint_from_loss(Net(Logits()), CROSS_ENTROPY).loss
-
-    def loss(federated: Params, private: Params, batch: Batch, user: int) -> Tensor:
-        value = plain(federated, private, batch, user)
-        return value if penalty is None else value + penalty(private, user)
-
-    return Joint(loss, updates.get("federated", fedavg_update), updates.get("private", keep_trained))
-
-
 def detached_mean(private: Params, user: int) -> Tensor:
     return ((private["user"][user] - private["user"].detach().mean(0)) ** 2).sum()
 
@@ -202,12 +191,12 @@ def own_region(private: Params, user: int) -> Tensor:
     "penalty", [detached_mean, comparison, far_hinge, one_sided_hinge, own_region], ids=lambda f: f.__name__
 )
 def test_a_loss_that_looks_at_others_without_a_gradient_violates_equation_1(penalty: Any) -> None:
-    report = check_split(Logits(), Split("user"), batches(), joint=joint(penalty))
+    report = check_split(Logits(), Split("user"), batches(), joint=joint(Logits(), penalty=penalty))
     assert [(v.equation, v.parameter) for v in report.violations] == [(1, "user")]
 
 
 def test_values_are_compared_where_there_is_no_gradient() -> None:
-    report = check_split(Logits(), Split("user"), batches(), joint=joint(detached_mean))
+    report = check_split(Logits(), Split("user"), batches(), joint=joint(Logits(), penalty=detached_mean))
     assert [str(v) for v in report.violations] == [
         EQUATION_1 + "the loss of user 0 changes when other users' private values are replaced."
     ]
@@ -218,7 +207,7 @@ def test_a_step_that_writes_another_users_values_violates_equation_3() -> None:
         private["user"].data[(user + 1) % len(private["user"])] *= 0.5
         return private["user"][user].sum()
 
-    report = check_split(Logits(), Split("user"), batches(), joint=joint(penalty))
+    report = check_split(Logits(), Split("user"), batches(), joint=joint(Logits(), penalty=penalty))
     assert [v.seen for v in report.violations if v.equation == 3] == [
         "training user 0 changes the values of user 1."
     ]
@@ -233,7 +222,7 @@ def test_an_aggregation_that_looks_at_private_values_in_a_region_violates_equati
         shift = private["user"].mean(0) if bool(where(private["user"])) else torch.zeros(3).double()
         return {**mean, "linear.bias": mean["linear.bias"] + shift}
 
-    report = check_split(Logits(), Split("user"), batches(), joint=joint(federated=update))
+    report = check_split(Logits(), Split("user"), batches(), joint=joint(Logits(), federated_update=update))
     assert [(v.equation, v.parameter) for v in report.violations] == [(2, "linear.bias")]
 
 
@@ -249,7 +238,7 @@ def test_a_private_update_that_looks_at_others_in_a_region_violates_equation_3()
         own = after["user"][user]
         return {"user": after["user"].mean(0) if bool(own.norm() > 50) else own}
 
-    report = check_split(Logits(), Split("user"), batches(), joint=joint(private=update))
+    report = check_split(Logits(), Split("user"), batches(), joint=joint(Logits(), private_update=update))
     assert [(v.equation, v.parameter) for v in report.violations] == [(3, "user")]
 
 
@@ -260,7 +249,7 @@ def test_what_no_point_meets_is_not_found() -> None:
         return torch.relu(private["user"].norm() - 1e9)
 
     assert (SCALES, POINTS) == ((0.1, 1.0, 10.0, 100.0, 1000.0), 11)
-    assert check_split(Logits(), Split("user"), batches(), joint=joint(penalty)).ok
+    assert check_split(Logits(), Split("user"), batches(), joint=joint(Logits(), penalty=penalty)).ok
 
 
 class Deep(nn.Module):

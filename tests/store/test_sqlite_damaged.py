@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +24,7 @@ from tests.store.build import (
     state,
     values,
 )
-from tests.tiny import files
+from tests.tiny import files, harmed
 
 NAMES = ("client", "version", "attempt", "parent", "round", "accepted", "crc")
 
@@ -107,21 +106,12 @@ class TestDamage:
         committed(tmp_path / "a", 9)
         wanted = expected(tmp_path, 9)
         content = (tmp_path / "a" / "store.db").read_bytes()
-        draw, ends = random.Random(0), []  # noqa: S311
-        path = tmp_path / "b" / "store.db"
+        path, ends = tmp_path / "b" / "store.db", []
         path.parent.mkdir()
-        held = [at for at in range(len(content)) if content[at]]
-        for number in range(400):
-            harmed, at = bytearray(content), draw.choice(held)
-            if number % 3 == 0:
-                harmed[at] ^= 1 << draw.randrange(8)
-            elif number % 3 == 1:
-                harmed[at : at + 64] = bytes(len(harmed[at : at + 64]))
-            else:
-                del harmed[at:]
-            path.write_bytes(harmed)
+        for damaged in harmed(content, 400):
+            path.write_bytes(damaged)
             ends.append(read_or_refused(tmp_path / "b", 9))
-            assert path.read_bytes() == harmed
+            assert path.read_bytes() == damaged
             assert len(list(path.parent.iterdir())) == 1
         assert "refused" in ends
         assert [end for end in ends if end not in ("refused", wanted)] == []

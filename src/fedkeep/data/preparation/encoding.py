@@ -27,17 +27,15 @@ from fedkeep.data.preparation.numbers import (
     TimeCode,
     Times,
 )
-from fedkeep.data.preparation.reading import from_json, to_json
+from fedkeep.data.preparation.reading import Readable
 from fedkeep.data.preparation.series import Series, SeriesCode
 from fedkeep.data.preparation.summary import About, Summary, columns_differ
 from fedkeep.data.preparation.texts import TextCode, Texts
 from fedkeep.tasks import of_numbers, of_rows, of_several
 
-KINDS = (TextCode, LabelCode, FeatureCode, SeriesCode, TargetCode, TargetsCode, TimeCode, KeyCode, PlainCode)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Encoding:
+class Encoding(Readable):
     """How every device turns its examples into numbers.
 
     Attributes:
@@ -45,6 +43,17 @@ class Encoding:
         about: what readers know without looking at the examples.
     """
 
+    kinds = (
+        TextCode,
+        LabelCode,
+        FeatureCode,
+        SeriesCode,
+        TargetCode,
+        TargetsCode,
+        TimeCode,
+        KeyCode,
+        PlainCode,
+    )
     columns: Mapping[str, Code]
     about: About = About()
 
@@ -193,19 +202,6 @@ class Encoding:
         }
         rows = max(map(len, encoded.values()), default=0)
         return FederatedData.from_columns(np.zeros(rows, np.int64), encoded, meta=self.meta)
-
-    def to_json(self) -> str:
-        """Return the encoding as JSON; the same encoding is always the same text."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = "The encoding") -> Encoding:
-        """Read what :meth:`to_json` gave.
-
-        Raises:
-            DataError: a field is missing, unknown, of another type, or contradicts another; ``where`` is named.
-        """
-        return from_json(cls, text, {"about": About}, KINDS, where)
 
 
 def _refuse(fault: str | None) -> None:

@@ -17,23 +17,10 @@ from fedkeep.data.preparation.features import FeatureSummary, TargetsSummary, Ta
 from fedkeep.data.preparation.labels import LabelSummary
 from fedkeep.data.preparation.numbers import KeySummary, PlainSummary, TimeSummary
 from fedkeep.data.preparation.pooling import COUNT, from_lanes, to_lanes
-from fedkeep.data.preparation.reading import from_json, to_json
+from fedkeep.data.preparation.reading import Readable
 from fedkeep.data.preparation.series import SeriesSummary
 from fedkeep.data.preparation.texts import TextSummary
 from fedkeep.tasks import MULTICLASS, of_numbers
-
-KINDS = (
-    TextSummary,
-    LabelSummary,
-    FeatureSummary,
-    SeriesSummary,
-    TargetSummary,
-    TargetsSummary,
-    TimeSummary,
-    KeySummary,
-    PlainSummary,
-)
-
 
 Entries = Mapping[tuple[str, str], tuple[int, int]]
 """By column and text, how often it occurs and how many clients have it; 0 where it is not counted."""
@@ -75,7 +62,7 @@ class About:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class Summary(Readable):
     """What a device tells of its clients' data, summed over them. No client, no example and no text is named.
 
     Attributes:
@@ -85,6 +72,17 @@ class Summary:
         about: what the reader knows without looking at the examples.
     """
 
+    kinds = (
+        TextSummary,
+        LabelSummary,
+        FeatureSummary,
+        SeriesSummary,
+        TargetSummary,
+        TargetsSummary,
+        TimeSummary,
+        KeySummary,
+        PlainSummary,
+    )
     clients: int
     clients_a_word: int = 1
     columns: Mapping[str, ColumnSummary]
@@ -201,20 +199,6 @@ class Summary:
         elif self.clients == 1:
             lines.append("It is the summary of a single client, so all of this is known of that client.")
         return "\n".join(lines)
-
-    def to_json(self) -> str:
-        """Return the summary as JSON; the same summary is always the same text."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = "The summary") -> Summary:
-        """Read what :meth:`to_json` gave.
-
-        Raises:
-            DataError: a field is missing, unknown, of another type, or contradicts another; ``where`` is named.
-        """
-        fields = {"clients": int, "clients_a_word": int, "about": About}
-        return from_json(cls, text, fields, KINDS, where)
 
 
 def columns_differ(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
