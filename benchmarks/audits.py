@@ -201,6 +201,7 @@ def line(report: AuditReport, seconds: float) -> dict[str, Any]:
         "declared": sorted({f"{f.leaves}: {f.by}" for f in report.findings if f.by.startswith("the method")}),
         "readable": sorted(str(f) for f in report.findings if f.how.startswith("readable")),
         "notes": list(report.notes),
+        "missed": list(report.missed),
         "seconds": round(report.seconds, 2),
         "cpu_seconds": round(seconds, 2),
     }

@@ -32,13 +32,13 @@ PROVED = 0.8
 def judged(make: Callable[[], Case], *, leaky: bool = False) -> dict[str, Any]:
     """Return what proof and audit say of a case; a leaky one that is not proved is caught, and not audited too.
 
-    One that fedkeep itself refuses is caught.
+    One that fedkeep itself refuses is caught. What an audit could not look at is neither a catch nor a false leak.
     """
     began, found = time.process_time(), dict[str, Any](proof=False, audit=None)
     try:
         found["proof"] = prove(*make()).ok
         if found["proof"] or not leaky:
-            found["audit"] = audit(*make(), rounds=2).ok
+            found["audit"] = not audit(*make(), rounds=2).leaks
     except FedkeepError as error:
         found["refused"] = type(error).__name__
     return {**found, "seconds": round(time.process_time() - began, 2), "commit": commit()}
