@@ -150,9 +150,7 @@ def test_an_image_that_breaks_off(missing: int, tmp_path: Path) -> None:
 
 
 def test_a_parquet_file_that_breaks_off_or_is_missing(tmp_path: Path) -> None:
-    assert (
-        refused(tmp_path, cifar10) == "Wanted a file *train*.parquet in F; there is none. Check the folder."
-    )
+    assert "F has none of the files *train*.parquet, data_batch_1.bin" in refused(tmp_path, cifar10)
     file = tmp_path / "train.parquet"
     table(file, {"img": pyarrow.array([], pyarrow.binary()), "label": pyarrow.array([], pyarrow.int64())})
     assert (
@@ -184,12 +182,18 @@ def test_binary_cifar100(tmp_path: Path) -> None:
 
 
 def test_binary_cifar10(tmp_path: Path) -> None:
-    images = pixels(6)
+    images, inner = pixels(6), tmp_path / "cifar-10-batches-bin"  # as the authors' tar file has it
+    inner.mkdir()
     for n, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
-        (tmp_path / f"{name}.bin").write_bytes(records([[n]], images[n : n + 1]))
-    got = cifar10(tmp_path, "binary", whole=False)
-    assert (got.images == images).all()
-    assert (got.labels.tolist(), got.train) == ([0, 1, 2, 3, 4, 5], 5)
+        (inner / f"{name}.bin").write_bytes(records([[n]], images[n : n + 1]))
+    for place in (tmp_path, inner):
+        got = cifar10(place, whole=False)
+        assert (got.images == images).all()
+        assert (got.labels.tolist(), got.train) == ([0, 1, 2, 3, 4, 5], 5)
+    table(tmp_path / "train.parquet", {"img": [encoded(images[0])], "label": [9]})
+    table(tmp_path / "test.parquet", {"img": [encoded(images[1])], "label": [8]})
+    assert cifar10(tmp_path).labels.tolist() == [9, 8]  # as ever where there are such files
+    assert len(cifar10(tmp_path, "binary", whole=False).labels) == 6
 
 
 @pytest.mark.parametrize(
@@ -235,16 +239,18 @@ def test_names_that_do_not_fit(tmp_path: Path) -> None:
     )
 
 
-def test_the_pickled_version_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "train").write_bytes(b"\x80\x02}")
-    assert refused(tmp_path, cifar100) == (
-        "Wanted F/train.bin; train beside it belongs to the pickled Python version, which fedkeep doesn't read. Fetch "
-        "the binary version."
-    )
+@pytest.mark.parametrize(("read", "file"), [(cifar10, "data_batch_1"), (cifar100, "train")])
+@pytest.mark.parametrize("form", [None, "binary"])
+def test_the_pickled_version_is_not_read(read: Any, file: str, form: str | None, tmp_path: Path) -> None:
+    (tmp_path / file).write_bytes(b"\x80\x02}")
+    told = refused(tmp_path, read, form)
+    assert f"{file}.bin" in told
+    assert "take the binary one: the pickled Python version is not read" in told
+    assert ("*train*.parquet" in told) == (form is None)
 
 
 def test_unknown_forms(tmp_path: Path) -> None:
-    assert refused(tmp_path, cifar10, "png") == "Wanted form 'jpeg', 'lossless' or 'binary'; got 'png'."
+    assert refused(tmp_path, cifar10, "png") == "Wanted form 'jpeg', 'binary' or 'lossless'; got 'png'."
     assert refused(tmp_path, cifar100, "jpeg") == "Wanted form 'binary', 'parquet' or 'test'; got 'jpeg'."
     assert refused(tmp_path, cifar100, labels="corse") == (
         "Wanted labels 'fine' or 'coarse'; got 'corse'. Did you mean 'coarse'?"
@@ -261,7 +267,7 @@ def test_lossless(tmp_path: Path) -> None:
         images=images.transpose(0, 2, 3, 1),
         labels=np.arange(5, dtype=np.uint8),
     )
-    got = cifar10(tmp_path, "lossless")
+    got = cifar10(tmp_path)
     assert (got.images == images).all()
     assert (got.labels.tolist(), got.train, len(got)) == ([0, 1, 2, 3, 4], 5, 5)
 

@@ -6,7 +6,7 @@ The pickled Python version is not read: unpickling runs code of whoever wrote th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,35 +23,43 @@ from fedkeep.data.readers.pictures import read_pictures
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100_TEST = "cifar100_test.npz"
+FORMS10 = {
+    "jpeg": "*train*.parquet",
+    "binary": "data_batch_1.bin",
+    "lossless": "cifar10_train4000_lossless.npz",
+}
+FORMS100 = {"binary": "train.bin", "parquet": "*train*.parquet", "test": CIFAR100_TEST}
+"""By which file each form is found, the first of those that are there."""
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 Part = tuple[Pixels, NDArray[np.int64]]
 
 
 def cifar10(
-    folder: str | Path, form: Literal["jpeg", "lossless", "binary"] = "jpeg", whole: bool = True
+    folder: str | Path, form: Literal["jpeg", "lossless", "binary"] | None = None, whole: bool = True
 ) -> ImageSet:
     """Read CIFAR-10: 32 × 32 colour images of 10 classes, shape (3, 32, 32).
 
     Args:
-        folder: of the files.
+        folder: of the files, or of the folder ``cifar-10-batches-bin`` of the binary version.
         form: "jpeg": Parquet files ``*train*.parquet`` and ``*test*.parquet`` of encoded images; "lossless": ``cifar10_train4000_lossless.npz``, 4,000 training images and no test image;
-            "binary": ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``.
+            "binary": ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``; None: the first of jpeg,
+            binary and lossless whose files are there.
         whole: of binary files, whose lengths nothing states: refuse other numbers of images than the official.
 
     Raises:
         DataError: a file is missing, truncated or malformed, an image has another size, or a label is out of range;
             the message names the file.
     """
-    check_choice("Wanted form", form, ("jpeg", "lossless", "binary"), DataError)
-    place, source = expanded(folder), dict[str, str]()
-    if form == "jpeg":
+    place, found = _found(folder, "cifar-10-batches-bin", FORMS10, form)
+    source = dict[str, str]()
+    if found == "jpeg":
         train, test = (
             read_pictures(place, part, ("label",), SHAPE, len(CIFAR10), source) for part in ("train", "test")
         )
         return joined(train, test, CIFAR10, "cifar10", source)
-    if form == "lossless":
-        only = _lossless(place / "cifar10_train4000_lossless.npz", "labels", len(CIFAR10), source)
+    if found == "lossless":
+        only = _lossless(place / FORMS10["lossless"], "labels", len(CIFAR10), source)
         return joined(only, None, CIFAR10, "cifar10_lossless", source)
     batches = [_records(place / f"data_batch_{i}.bin", (10,), 0, whole, 10_000, source) for i in range(1, 6)]
     train = np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches])
@@ -68,32 +76,27 @@ def cifar100(
     """Read CIFAR-100: 32 × 32 colour images of 100 classes in 20 groups, shape (3, 32, 32).
 
     Args:
-        folder: of the files.
+        folder: of the files, or of the folder ``cifar-100-binary`` of the binary version.
         form: "binary": ``train.bin`` and ``test.bin`` of the binary version, with ``fine_label_names.txt`` and
             ``coarse_label_names.txt`` where they are there; "parquet": files ``*train*.parquet`` and
             ``*test*.parquet`` of encoded images, with columns ``fine_label`` and ``coarse_label``; "test": ``cifar100_test.npz``, the official test images alone, as the set's training images;
-            None: binary where there is ``train.bin``, else parquet where there are such files, else "test" where there
-            is that file.
+            None: the first of binary, parquet and test whose files are there.
         labels: "fine", the 100 classes, or "coarse", the 20 groups.
         whole: of binary files, whose lengths nothing states: refuse other numbers of images than the official.
 
     Raises:
         DataError: as for :func:`cifar10`.
     """
-    place, source = expanded(folder), dict[str, str]()
-    if form is None:
-        packed, alone = any(place.glob("*train*.parquet")), (place / CIFAR100_TEST).exists()
-        other: Literal["binary", "parquet", "test"] = "parquet" if packed else "test" if alone else "binary"
-        form = "binary" if (place / "train.bin").exists() else other
-    check_choice("Wanted form", form, ("binary", "parquet", "test"), DataError)
     check_choice("Wanted labels", labels, ("fine", "coarse"), DataError)
+    place, found = _found(folder, "cifar-100-binary", FORMS100, form)
+    source = dict[str, str]()
     classes = {"coarse": 20, "fine": 100}
-    if form == "test":
+    if found == "test":
         path = place / CIFAR100_TEST
         only = _lossless(path, f"{labels}_label", classes[labels], source)
         (names,) = read_npz(path, (f"{labels}_names",))
         return joined(only, None, _right_number(path, names.tolist(), classes[labels]), "cifar100", source)
-    if form == "parquet":
+    if found == "parquet":
         train, test = (
             read_pictures(place, part, (f"{labels}_label",), SHAPE, classes[labels], source)
             for part in ("train", "test")
@@ -105,17 +108,29 @@ def cifar100(
     return joined(train, test, _names(place, labels, classes[labels]), "cifar100", source)
 
 
+def _found(folder: str | Path, inner: str, forms: Mapping[str, str], form: str | None) -> tuple[Path, str]:
+    """Return where a set's files are, in a folder or in its ``inner`` one, and of which form: the first that is there."""
+    place, names = expanded(folder), tuple(forms)
+    if form is not None:
+        check_choice("Wanted form", form, names, DataError)
+        names = (form,)
+    for within in (place, place / inner):
+        for name in names:
+            if any(within.glob(forms[name])):
+                return within, name
+    raise DataError(
+        "{folder} has none of the files {wanted}, nor has a folder {inner} in it. Unpack a tar file. Of the two versions "
+        "of the authors take the binary one: the pickled Python version is not read.",
+        folder=place,
+        wanted=", ".join(forms[name] for name in names),
+        inner=inner,
+    )
+
+
 def _records(
     path: Path, limits: Sequence[int], which: int, whole: bool, official: int, source: dict[str, str]
 ) -> Part:
     """Read records of one byte a label and 3,072 bytes of pixels, colour plane after colour plane."""
-    if not path.exists() and (path.parent / path.stem).exists():
-        raise DataError(
-            "Wanted {wanted}; {stem} beside it belongs to the pickled Python version, which fedkeep "
-            "doesn't read. Fetch the binary version.",
-            wanted=path,
-            stem=path.stem,
-        )
     length = len(limits) + PIXELS
     try:
         content = np.frombuffer(existing(path).read_bytes(), np.uint8)
