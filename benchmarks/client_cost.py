@@ -1,6 +1,6 @@
 """How many instructions a client costs beside a plain PyTorch loop, counted by ``valgrind --tool=callgrind``.
 
-    python -m benchmarks.client_cost [--before CHECKOUT]
+    python -m benchmarks.client_cost [--before CHECKOUT] [--jobs 2]
 
 Clients with 32 examples to train on, of 32 features, mini-batches of 8, one epoch of SGD, one after the other in one process with one
 thread, 10 a round: an MLP of 10 tensors, one of 60, and a model with private values and an embedding table. Instructions
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,7 @@ def main() -> None:
     """Count, and write ``results/client-cost.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path, help="a clone of another commit")
+    parser.add_argument("--jobs", type=int, default=2, help="counts at a time")
     parser.add_argument("--count", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.count:
@@ -171,12 +173,14 @@ def main() -> None:
     from benchmarks.measure import write
     from benchmarks.versions import commit
 
-    found = {}
-    for checkout in [c.resolve() for c in (options.before, ROOT) if c is not None]:
-        kinds = {kind: counted(checkout, kind) for kind in KINDS}
-        found[commit(checkout)] = {
-            kind: {**each, "ratio": round(each["fedkeep"] / each["plain"], 3)} for kind, each in kinds.items()
-        }
+    checkouts = [c.resolve() for c in (options.before, ROOT) if c is not None]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        each = {(c, kind): pool.submit(counted, c, kind) for c in checkouts for kind in KINDS}
+        counts = {place: one.result() for place, one in each.items()}
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (checkout, kind), both in counts.items():
+        ratio = round(both["fedkeep"] / both["plain"], 3)
+        found.setdefault(commit(checkout), {})[kind] = {**both, "ratio": ratio}
     write("client-cost", {"thousands of instructions a client": found})
 
 
