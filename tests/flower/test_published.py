@@ -514,8 +514,13 @@ def test_of_two_federations_in_one_folder_the_run_is_named_and_no_file_passes_fo
     run = read_info(trained.run)["run"]
     assert device(home, "evaluate", "--published", published).exit_code == 0
     (home / "states" / "another.db").touch()
+    assert device(home, "evaluate").exit_code == 0  # of the other nothing was published yet
+    (home / "states" / "another.published").touch()
     for words, said in (
-        ([], f"keeps values of 2 runs: {', '.join(sorted([run, 'another']))}. Name one with --run."),
+        ([], "has what was published of 2 runs: "),
+        ([], f" {run} (given 2"),
+        ([], " another (given 2"),
+        (["--run", "third"], "has nothing yet that a server of the run third published."),
         (["--published", published, "--run", "another"], f"is of the run {run}, and not of another."),
     ):
         found = device(home, "evaluate", *words)

@@ -38,7 +38,12 @@ SharedOption = Annotated[
     typer.Option("--shared", help="Predict rows of users without a model here by the shared part alone."),
 ]
 TableOption = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Write there, not to standard output.")
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write there, not to standard output: a line for each row of --data, in its order.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write a JSON object a row, not CSV.")]
 

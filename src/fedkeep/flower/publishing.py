@@ -11,6 +11,7 @@ import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from fedkeep.flower.supernode import trusted_by
 from fedkeep.methods import Sent
 from fedkeep.remote.device_file import RUN_ID
 from fedkeep.remote.node_config import states_folder
-from fedkeep.remote.published import Models, Published, published_of, run_of
+from fedkeep.remote.published import Models, Published, published_of
 
 FORMAT = 2
 ENDING = ".published"
@@ -168,29 +169,37 @@ def models_of(config: Path, file: Path | None, run: str | None = None) -> Models
     Args:
         config: the device's configuration.
         file: what was published; None: what was given last.
-        run: which run's, where none is given; None: the only one's.
+        run: which run's, where no file is given; None: the only one's of which one was given before.
 
     Raises:
         FedkeepError: as for ``read_published`` and ``Models``; or nothing was given yet, or a newer one was.
     """
     trusted, folder = trusted_by(config), states_folder(config)
     if file is None:
-        name = run_of(folder, run)
-        kept = folder / f"{name}{ENDING}"
-        if not kept.exists():
+        there = sorted(folder.glob(f"{run or '*'}{ENDING}"))
+        if not there:
+            of = f" of the run {run}" if run else ""
             raise ConfigError(
-                f"This device has nothing yet that the server of the run {name} published. Ask its owner for the file "
-                f"that fedkeep flower publish writes, and name it once: --published FILE."
+                f"{folder} has nothing yet that a server{of} published. Ask its owner for the file that fedkeep flower "
+                f"publish writes, and name it once: --published FILE."
             )
-        return Models(config, read_published(kept, trusted))
+        if len(there) > 1:
+            dated = [
+                f"{one.stem} (given {datetime.fromtimestamp(one.stat().st_mtime):%Y-%m-%d %H:%M})"
+                for one in there
+            ]
+            raise ConfigError(
+                f"{folder} has what was published of {len(there)} runs: {', '.join(dated)}. Name one with --run."
+            )
+        return Models(config, read_published(there[0], trusted))
     published = read_published(file, trusted)
     if run not in (None, published.run):
         raise ConfigError(f"{file} is of the run {published.run}, and not of {run}.")
     kept = folder / f"{published.run}{ENDING}"
-    if kept.exists() and (there := read_published(kept, trusted).finished) > published.finished:
+    if kept.exists() and (before := read_published(kept, trusted).finished) > published.finished:
         raise RunError(
             f"{file} was published after round {published.finished}, and this device has had what was published after "
-            f"round {there}: it is older. Leave out --published for that one."
+            f"round {before}: it is older. Leave out --published for that one."
         )
     models = Models(config, published)
     private_folder(folder)

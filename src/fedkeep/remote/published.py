@@ -43,7 +43,7 @@ from fedkeep.experiments.toml import to_toml
 from fedkeep.methods import Method, Sent
 from fedkeep.methods.base import forward
 from fedkeep.remote import fingerprint
-from fedkeep.remote.device_file import About, Adapted, DeviceFile, adapted_content, create, file_of, runs_in
+from fedkeep.remote.device_file import About, Adapted, DeviceFile, adapted_content, create, file_of
 from fedkeep.remote.device_store import counted
 from fedkeep.remote.ledger import Roster
 from fedkeep.remote.node_config import NodeConfig, experiment, read_node_config
@@ -397,17 +397,3 @@ def _text(experiment: str, settings: NodeConfig) -> str:
     """Return the configuration of a device's models: what was signed, and the device's own table of data."""
     table = settings.data.model_dump(mode="json", exclude_unset=True)
     return to_toml({**parse_toml(experiment, "The published configuration"), "data": table})
-
-
-def run_of(folder: Path, run: str | None) -> str:
-    """Return the run of a device's folder that is meant: the one that is named, or the only one.
-
-    Raises:
-        ConfigError: there is none, or there are several.
-    """
-    runs = runs_in(folder) if run is None else [run]
-    if len(runs) != 1:
-        raise ConfigError(
-            f"{folder} keeps values of {len(runs)} runs{': ' if runs else ''}{', '.join(runs)}. Name one with --run."
-        )
-    return runs[0]
