@@ -179,8 +179,7 @@ def gradients(value: Tensor, leaves: Mapping[str, Tensor], create_graph: bool = 
     try:
         if plain and every and not has_torch_function((value, *every)):
             # As torch.autograd.grad does, which first asks more of every tensor than a small step costs.
-            ones = (torch.ones_like(value),)
-            found = run((value,), ones, False, False, every, True, accumulate_grad=False)
+            found = run((value,), (torch.ones_like(value),), False, False, every, True, accumulate_grad=False)
         else:
             found = torch.autograd.grad(value, every, create_graph=create_graph, allow_unused=True)
     except torch.OutOfMemoryError:

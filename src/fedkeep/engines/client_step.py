@@ -460,10 +460,10 @@ def encode(
     start = {n: rows_of(v, rows[n]) if n in rows else v for n, v in sent.items() if not is_state(n)}
     start |= job.declared
     values = {**local.trained, **done.params, **prefixed(SERVER, done.sends)}
-    large = nbytes(local.trained) > SMALL  # else it is not worth looking
-    others = (sent, kept, done.params, done.state, done.sends)
-    spare = nowhere_else(local.trained, *others) - done.params.keys() if large else set[str]()
-    upload = split.upload(start, leaving_rows(values, tables), weight, rows, spare)
+    spare = set[str]()
+    if nbytes(local.trained) > SMALL:  # else it is not worth looking
+        spare |= nowhere_else(local.trained, sent, kept, done.params, done.state, done.sends)
+    upload = split.upload(start, leaving_rows(values, tables), weight, rows, spare - done.params.keys())
     if not job.method.upload:
         return upload, {}
     made, links = job.method.chain().encode(

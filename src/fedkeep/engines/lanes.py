@@ -981,8 +981,8 @@ class LanePass(Pass):
         if self.lazy is not None:
             self.lazy.update(self.rows, {n: grads.pop(n) for n in self.lazy.trained if n in grads})
         left = 1 - self.steps[0] / self.planned if self.planned else 1.0
-        update, autograds = self.phase.optimizer.update, TAP.get() is None
-        update(self.lanes.params, grads, self.state, self.scale * left, autograds)
+        scale, own = self.scale * left, self.lanes.params
+        self.phase.optimizer.update(own, grads, self.state, scale, autograds=TAP.get() is None)
 
     def lane(self, position: int) -> tuple[Params, Mapping[str, Tensor]]:
         """Return all that the loss may see, tables whole."""
@@ -1012,8 +1012,7 @@ class Lane(Lanes):
         with torch.no_grad():
             self.params = to(mine, self.device)
             if here := [n for n, v in self.params.items() if v is mine[n]]:
-                copies = torch._foreach_clone([mine[n] for n in here])
-                self.params.update(zip(here, copies, strict=True))
+                self.params.update(zip(here, torch._foreach_clone([mine[n] for n in here]), strict=True))
         self.received = to(narrow_alike(received, params, mine, cut), self.device)
         self.starts, self.tables = [params], [cut]
         # All clients share what was sent. A term may run the model at it, also at state that is a model's, and that

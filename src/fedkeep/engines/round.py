@@ -386,8 +386,8 @@ def updated(method: Method, server: Global, reduced: Reduced) -> Global:
     who = f"update of {method.name!r}"
     given = (server.params, server.state, reduced.changes, reduced.state)
     update = method.server.update
-    users = not (type(update) is Optimize and type(update.optimizer) is Optimizer)
-    after: Global = called(who, lambda: update(server, reduced), *given, kind=Global, draws=users)
+    draws = type(update) is not Optimize or type(update.optimizer) is not Optimizer
+    after: Global = called(who, lambda: update(server, reduced), *given, kind=Global, draws=draws)
     own = {f.name for f in fields(Global)} - {"params", "state", "optimizer"}
     if other := sorted(name for name in own if getattr(after, name) is not getattr(server, name)):
         raise MethodError(

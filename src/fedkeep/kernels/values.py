@@ -48,9 +48,9 @@ def fold(summands: Iterable[Summand]) -> list[Tensor]:
     summands, sums, in_use = list(summands), list[Tensor](), native.available()
     totals, added = [s[0] for s in summands if s[0] is not None], [s[1] for s in summands]
     forms = {(given.dtype, weight) for _, given, weight, *_ in summands}
-    whole = len(forms) == 1 and all(k == torch.float32 and w % 1 == 0 and w < WHOLE for k, w in forms)
+    whole = all(k == torch.float32 and w % 1 == 0 and w < WHOLE for k, w in forms)
     # PyTorch's step is exact then, as the kernel's is, and takes less of a few numbers.
-    if whole and len(totals) == len(added) and sum(map(Tensor.numel, added)) <= FEW:
+    if whole and len(forms) == 1 and len(totals) == len(added) and sum(map(Tensor.numel, added)) <= FEW:
         torch._foreach_add_(totals, added, alpha=summands[0][2])
         return totals
     for total, given, weight, held, share in summands:

@@ -113,13 +113,12 @@ class Split:
         names = [n for n in self.federated(received) if not (self.frozen and self.is_frozen(n))]
         whole = [n for n in names if not received[n].is_floating_point()]
         deltas = {n: trained[n] for n in names} | {n: trained[n].clone() for n in whole}
-        made = [n for n in names if n not in whole and n not in spare]
         with torch.no_grad():
-            if made:
-                changes = torch._foreach_sub([trained[n] for n in made], [received[n] for n in made])
-                deltas.update(zip(made, changes, strict=True))
-            if taken := spare & deltas.keys() - set(whole):
-                torch._foreach_sub_([deltas[n] for n in taken], [received[n] for n in taken])
+            for change, of in ((torch._foreach_sub_, spare), (torch._foreach_sub, deltas.keys() - spare)):
+                if some := [n for n in names if n in of and n not in whole]:
+                    values = [deltas[n] for n in some]
+                    changes = change(values, [received[n] for n in some])  # None: in their place
+                    deltas.update(zip(some, changes or values, strict=True))
         cut = {name: numbers for name, numbers in (rows or {}).items() if name in deltas}
         return Upload(deltas, weight, cut, _key=Upload._made_by_split)
 
@@ -250,8 +249,7 @@ def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) ->
         UploadError: names the client and the first fault.
     """
     check_rows(upload, received, client)
-    same = received.keys() == upload.deltas.keys()
-    fault = "" if same else difference_of_names(received, upload.deltas)
+    fault = difference_of_names(received, upload.deltas)
     if not fault:
         for name, start in received.items():
             got = upload.deltas[name]
