@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fedkeep.cli.output import metrics_table, show_table, warn_of_unfinished
-from fedkeep.cli.settings import DataOption, DeviceOption, RoundOption, RunArgument, at_round
-from fedkeep.core.errors import ConfigError, DataError, did_you_mean
+from fedkeep.cli.output import metrics_table, say, show_table, warn_of_unfinished
+from fedkeep.cli.settings import DataOption, DeviceOption, MetricOption, RoundOption, RunArgument, at_round
+from fedkeep.core.errors import ConfigError, DataError, check_choice, did_you_mean
+from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.report.wording import metric_name, number
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from fedkeep.experiments.run import Run, Stage
-import json
-from typing import TYPE_CHECKING
-
-from fedkeep.cli.output import say
-from fedkeep.cli.settings import MetricOption
-from fedkeep.core.errors import check_choice
-from fedkeep.core.run_files import read_commit, read_info
-
-if TYPE_CHECKING:
     from fedkeep.privacy.accounting import Accountant
     from fedkeep.privacy.ledger import Ledger
 

@@ -179,10 +179,6 @@ def _data(config: Config, folder: Path | None) -> FederatedData:
     return _DATA[key]
 
 
-if TYPE_CHECKING:
-    import optuna
-
-
 class Watch:
     """Tells a trial of the best value on ``valid`` so far, and ends a run whose trial falls behind.
 
