@@ -90,7 +90,7 @@ def loops(kind: str) -> dict[str, Callable[[Sequence[int]], object]]:
     method, private = methods.fedavg(local=phase), set[str]()
     if kind == "furl":
         method, private = methods.furl("user", local=phase), {"user"}
-    local, generator = copy.deepcopy(module), torch.Generator().manual_seed(0)
+    model, generator = copy.deepcopy(module), torch.Generator().manual_seed(0)
     batches = [data.batch(np.asarray(data.rows(client, "train"))) for client in range(USERS)]
     examples = [(batch["x"], batch["label"]) for batch in batches]
     users = [{n: p.detach().clone() for n, p in module.named_parameters() if n in private} for _ in examples]
@@ -101,15 +101,15 @@ def loops(kind: str) -> dict[str, Callable[[Sequence[int]], object]]:
         for client in clients:
             own_x, own_label = examples[client]
             with torch.no_grad():
-                for n, p in local.named_parameters():
+                for n, p in model.named_parameters():
                     p.copy_(users[client][n] if n in private else server[n])
-            optimizer = torch.optim.SGD(local.parameters(), lr=RATE)
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
             for chosen in torch.randperm(len(own_x), generator=generator).split(BATCH):  # type: ignore[no-untyped-call]
                 optimizer.zero_grad()
-                F.cross_entropy(local(own_x[chosen]), own_label[chosen]).backward()  # type: ignore[no-untyped-call]
+                F.cross_entropy(model(own_x[chosen]), own_label[chosen]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             with torch.no_grad():
-                for n, p in local.named_parameters():
+                for n, p in model.named_parameters():
                     users[client][n].copy_(p) if n in private else total[n].add_(p, alpha=len(own_x))
         for n, value in total.items():
             server[n].copy_(value / sum(len(examples[c][0]) for c in clients))

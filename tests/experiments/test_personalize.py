@@ -122,9 +122,9 @@ def test_rates_fall_over_the_mini_batches_of_each_phase(
 ) -> None:
     scales, update = [], Optimizer.update
 
-    def noted(self: Optimizer, params: Any, grads: Any, state: Any, scale: float = 1.0) -> None:
+    def noted(self: Optimizer, params: Any, grads: Any, state: Any, scale: float = 1.0, **more: bool) -> None:
         scales.append(scale)
-        update(self, params, grads, state, scale)
+        update(self, params, grads, state, scale, **more)
 
     monkeypatch.setattr(Optimizer, "update", noted)
     two = (ADAPT.but(**changes), ADAPT.but(epochs=1, batch_size=7))

@@ -78,7 +78,11 @@ def test_whoever_ends_the_command_reads_that_the_training_goes_on(number, projec
 
     monkeypatch.setattr("fedkeep.flower.local.train_at", begun)
     words = ("flower", "train", "project", "--link", "127.0.0.1:1")
-    ended = call(*words)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        ended = call(*words)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended.exit_code == 130
     again = f"fedkeep {' '.join(words)}"
     assert f"goes on at the link. Watch again: {again}. End it: {again} --stop" in ended.stderr

@@ -47,7 +47,8 @@ from fedkeep.methods.furl import furl
 from fedkeep.methods.gpfl import gpfl
 from fedkeep.methods.ifca import ifca
 from fedkeep.methods.knn_per import knn_per
-from fedkeep.methods.kteps import kteps, kteps_star
+from fedkeep.methods.kteps import kteps
+from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
 from fedkeep.methods.mixture import mixture

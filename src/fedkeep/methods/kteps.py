@@ -1,4 +1,4 @@
-"""KTEPS: a shared and a private branch that learn different features, the private one taught by the shared one; and KTEPS⋆.
+"""KTEPS: a shared and a private branch that learn different features, the private one taught by the shared one.
 
 Source: Li et al., Preliminary Steps Towards Federated Sentiment Classification, arXiv 2107.11956, §4, eq. 6–9 and
 algorithm 1. Other readings of its text are methods of the papers' package.
@@ -6,9 +6,6 @@ One round: (1) all clients download the model and the projection P_s; (2) each j
 and classifier C_p, kept from its last participation; (3) with a = P_s(h̄) and b = P_p(h̄) it trains everything jointly
 on L = L(C_s(a)) + L(C_p(b)) + λ1 HSIC(a, b) + λ2 L_kt; (4) it uploads the change of the shared part, with noise;
 (5) the server averages, and the client keeps P_p and C_p.
-
-KTEPS⋆ is of §4.2, eq. 10–12: a round of it is KTEPS's, but (4) the client sends W V and V instead of its embedding W, V its
-components d_s .. d_e, and all with noise; (5) the server restores W V Vᵀ for each client, then averages.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from torch import Tensor
 
@@ -33,8 +30,7 @@ from fedkeep.methods.labels import check_rows
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, CrossEntropy, Term, cross_entropy, example_mean
-from fedkeep.privacy import GaussianNoise, Projection
-from fedkeep.privacy.projection import WORDS
+from fedkeep.privacy import GaussianNoise
 
 Kernel = Literal["mixture", "median"]
 DEFAULT = TwoBranches()
@@ -211,25 +207,3 @@ def kteps(
         upload=(GaussianNoise(float(noise)),) if noise else (),
         note=Plateau() if isinstance(local.loss, CrossEntropy) else None,
     )
-
-
-@telling
-def kteps_star(
-    start: int = 2,
-    end: int = 150,
-    *,
-    table: str = WORDS,
-    target: Literal["matrix", "delta"] = "matrix",
-    noise: float = 1e-3,
-    **others: Unpack[KtepsOptions],
-) -> Method:
-    """Return KTEPS⋆; ``start`` = 1 and ``end`` = the table's width is KTEPS, up to rounding.
-
-    Args:
-        start, end: d_s and d_e, counted from 1, both kept.
-        table, target: as in ``privacy.Projection``; a model without ``embedding.weight`` has its one table of words projected.
-        noise: as in ``kteps``, of what the projection leaves.
-        others: the other arguments of ``kteps``.
-    """
-    base = kteps(noise=noise, **others)
-    return base.but(name="kteps_star", upload=(Projection(start, end, table, target), *base.upload))

@@ -334,7 +334,7 @@ def test_real_images_are_needed(tmp_path: Path) -> None:
         ):
             reproduce(name, Request(None, tmp_path))
     (tmp_path / "cifar10").mkdir()
-    with pytest.raises(DataError, match=r"Wanted a file \*train\*.parquet"):
+    with pytest.raises(DataError, match=r"cifar10 has none of the files \*train\*.parquet"):
         reproduce("moe-table2", request(tmp_path, tmp_path / "results"))
 
 
