@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 from torch import nn
 
 from fedkeep import FederatedData, Method, Phase, methods, simulate
-from fedkeep.core.errors import LostError
+from fedkeep.core.errors import LostError, MethodError
 from fedkeep.core.params import Params
-from fedkeep.remote import Packet, device_file, node
+from fedkeep.methods import Kept
+from fedkeep.remote import Packet, device_file, migration, node
 from fedkeep.remote.device_file import DeviceFile, file_of
 from fedkeep.remote.messages import Fits, Refused, message_of, packet_of
-from fedkeep.store import Line
+from fedkeep.store import Default, Line
 from tests.remote.device_states import begun
 from tests.remote.hand import Hand
 from tests.tiny import Logits, classes, everyone, same_bits
@@ -118,6 +120,31 @@ class TestAnotherRun:
         new.go(2, 3)
         assert same_bits(new.server.params, second.server)
         assert same_bits(closed(new), everyone(second.private, 6))
+
+    @pytest.mark.parametrize("wrong", ["writes", "draws", "adds"])
+    def test_what_was_never_accepted_is_by_a_rule_that_is_checked(
+        self, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def rule(before: Kept, after: Kept, share: float) -> Kept:
+            if wrong == "draws":
+                torch.rand(())
+            if wrong == "adds":
+                return Kept(params={**after.params, "more": torch.ones(1)}, state=after.state)
+            if wrong == "writes":
+                after.params["user"].mul_(share)
+            return after
+
+        old = old_run(tmp_path, SHARED, settle=False)
+        old.close()
+        monkeypatch.setitem(migration.RULES, "by_share", rule)
+        default = Default({"user": Logits().user.detach()})
+        choices: dict[str, Any] = {"on_change": "refuse", "on_missing": "refuse"}
+        with closing(DeviceFile(file_of(tmp_path, OLD), "ann", 0.1)) as file:
+            made = migration.migrated(
+                file, versions(old), default, encoding=file.about.agreed["encoded"], **choices
+            )
+            with pytest.raises(MethodError, match="accept of client 'user-"):
+                dict(made)
 
     def test_clients_that_join_begin_with_the_default_and_those_that_left_stay_where_they_are(
         self, tmp_path: Path

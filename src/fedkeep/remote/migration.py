@@ -14,8 +14,8 @@ from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
 from fedkeep.data.preparation import Encoding
 from fedkeep.experiments.continuing import compared, enlarged, grown, growth_of, sizes_of
-from fedkeep.methods import Kept, newest
-from fedkeep.methods.client import by_share
+from fedkeep.methods import newest
+from fedkeep.methods.client import accepted, by_share
 from fedkeep.remote.device_file import DeviceFile, first_values
 from fedkeep.remote.device_store import Accept, MissingError, OnMissing, last_accepted
 from fedkeep.store import Default, Line
@@ -116,4 +116,5 @@ def _accepted(old: DeviceFile, client: str, line: Line) -> Params:
             f"this device. Finish that run, or let the client start from an older version or default values: on_missing = "
             f"'older' or 'anew'."
         )
-    return RULES[name](Kept.of(old.values(parent)), Kept.of(after), line.share).flat
+    whose = f"{client!r} in round {row.round}"
+    return accepted(RULES[name], old.values(parent), after, line.share, whose)
