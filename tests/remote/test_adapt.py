@@ -167,7 +167,7 @@ def test_under_protection_clients_adapt_to_the_bits_of_a_simulation(
     assert not any(same_bits(unprotected[client], own) for client, own in in_a_simulation(run).items())
 
 
-@pytest.mark.parametrize("case", ["fine_tuned", EXPERTS, "furl"])
+@pytest.mark.parametrize("case", ["fine_tuned", EXPERTS, "fedbabu", "furl"])
 def test_with_messages_lost_doubled_damaged_and_late(case: str, tmp_path: Path) -> None:
     weather = Weather(lose=0.1, corrupt=0.1, duplicate=0.2, delay=0.3)
     devices = Devices(case, tmp_path / "devices", nodes=3, seed=5, weather=weather)
