@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -224,3 +225,13 @@ def test_the_package_says_that_it_is_typed_and_which_version_it_is() -> None:
         ("CITATION.cff", f"version: {fedkeep.__version__}\n"),
     ):
         assert wanted in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_a_hook_refuses_a_subject_of_more_than_72_bytes() -> None:
+    hooks = re.findall(
+        r"- id: subject\n(?:.*\n)*?\s+entry: '(.*)'", (ROOT / ".pre-commit-config.yaml").read_text()
+    )
+    (pattern,) = (re.compile(hook.encode()) for hook in hooks)
+    assert pattern.search(b"s" * 73)
+    assert pattern.search("…".encode() * 25)
+    assert not pattern.search(b"s" * 72 + b"\n\n" + b"what it does " * 9)
