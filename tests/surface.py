@@ -10,23 +10,34 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
 import fedkeep
+from fedkeep.experiments.run_settings import RunSettings
+
+SETTINGS = {one.name for one in fields(RunSettings)}
 
 
 def arguments(found: Any) -> str:
-    """Return the arguments of what can be called, without types; one that may be left out ends in ``=``."""
+    """Return the arguments of what can be called, without types; one that may be left out ends in ``=``.
+
+    Where they hold all settings of a run, one word stands for these: tests/experiments/test_run_settings.py has them.
+    """
     try:
         given = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):  # a class of C, or one that takes what its parent takes
         return "(...)"
+    settings = SETTINGS if {one.name for one in given} >= SETTINGS else set()
     shown = []
     for one in given:
         star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         if one.kind is one.KEYWORD_ONLY and not any(s.startswith("*") for s in shown):
             shown.append("*")
+        if one.name in settings:
+            shown += [] if "RunSettings=" in shown else ["RunSettings="]
+            continue
         shown.append(f"{star}{one.name}{'' if star or one.default is one.empty else '='}")
     return f"({', '.join(name for name in shown if name != 'self')})"
 

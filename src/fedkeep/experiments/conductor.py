@@ -150,18 +150,13 @@ class Conductor:
         self.ledger: Ledger | None = None
         self.identity: dict[str, Any] = {
             "seed": seed,
-            "rounds": self.rounds,
-            "cohort": self.sampler.cohort,
-            "sampling": settings.sampling,
-            "centralised": settings.centralised,
-            "evaluate_every": self.every,
-            "hold_out": settings.hold_out,
-            "on_nonfinite": settings.on_nonfinite,
-            "min_clients": settings.min_clients,
+            **settings.identity(
+                rounds=self.rounds,
+                cohort=self.sampler.cohort,
+                evaluate_every=self.every,
+                metrics=list(self.metrics) or None,
+            ),
             "method": describe(method),
-            **({"evaluate_shared": True} if settings.evaluate_shared else {}),
-            **({"evaluate_adapted": True} if settings.evaluate_adapted else {}),
-            **({"metrics": list(self.metrics)} if self.metrics else {}),
             **({} if continues is None else {"continues": list(continues)}),
             "model": {
                 "layers": repr(net.module),

@@ -132,13 +132,11 @@ def _of_python(folder: Path, model: nn.Module, method: Method, data: FederatedDa
     """Return a run that was made without a configuration."""
     info = read_info(folder)
     was = info["identity"]
-    names = ("rounds", "cohort", "sampling", "centralised", "evaluate_every", "hold_out")
-    more = ("on_nonfinite", "min_clients", "evaluate_shared", "evaluate_adapted", "metrics")
-    settings = RunSettings(
+    settings = RunSettings.of(
+        was,
         engine="auto" if was["centralised"] else "sequential",
         device=device,
         accelerate=bool(info["accelerated"].get("swapped")),
-        **{name: was[name] for name in (*names, *more) if name in was},
     )
     first = read_tensors(folder / FIRST) if (folder / FIRST).exists() else None
     if (origin := Origin.of(info)) is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -19,12 +19,22 @@ OnNonfinite = Literal["stop", "skip"]
 EPOCHS, STEPS = 30, 600
 """Passes over the training data where nobody says how many; where a client takes fewer steps in these than the second, as
 many passes as so many steps need, but no more than are usual for the model (``methods.usual``)."""
+Counts = Literal["always", "where set", "never"]
+"""Whether results depend on a setting, so that it is of a run's identity: a run does not go on with another value.
+
+``"where set"``: it is named there unless it has its default, so that runs from before it was there are of the same identity.
+"""
+ALWAYS: Mapping[str, Counts] = {"counts": "always"}
+WHERE_SET: Mapping[str, Counts] = {"counts": "where set"}
+NEVER: Mapping[str, Counts] = {"counts": "never"}
 LEAST = {"rounds": 0, "cohort": 1, "workers": 1, "evaluate_every": 0, "min_clients": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """The settings of a run, each said once; a table ``[run]`` of a configuration makes it.
+
+    The mark of each says whether results depend on it (``Counts``).
 
     Attributes:
         rounds: how many rounds; or give ``epochs``.
@@ -65,23 +75,23 @@ class RunSettings:
         ConfigError: a value that no run has.
     """
 
-    rounds: int | None = None
-    epochs: float | None = None
-    cohort: int = 10
-    sampling: Sampling = "shuffled"
-    centralised: bool = False
-    engine: str = "auto"
-    workers: int | None = None
-    device: str = "cpu"
-    accelerate: bool = True
-    evaluate_every: int | None = None
-    evaluate_shared: bool = False
-    evaluate_adapted: bool = False
-    hold_out: float | tuple[str | int, ...] = 0.0
-    on_nonfinite: OnNonfinite = "stop"
-    min_clients: int = 1
-    trackers: Sequence[Any] = ()
-    metrics: Sequence[str] | None = None
+    rounds: int | None = field(default=None, metadata=ALWAYS)
+    epochs: float | None = field(default=None, metadata=NEVER)  # rounds say it
+    cohort: int = field(default=10, metadata=ALWAYS)
+    sampling: Sampling = field(default="shuffled", metadata=ALWAYS)
+    centralised: bool = field(default=False, metadata=ALWAYS)
+    engine: str = field(default="auto", metadata=NEVER)
+    workers: int | None = field(default=None, metadata=NEVER)
+    device: str = field(default="cpu", metadata=NEVER)
+    accelerate: bool = field(default=True, metadata=NEVER)
+    evaluate_every: int | None = field(default=None, metadata=ALWAYS)
+    evaluate_shared: bool = field(default=False, metadata=WHERE_SET)
+    evaluate_adapted: bool = field(default=False, metadata=WHERE_SET)
+    hold_out: float | tuple[str | int, ...] = field(default=0.0, metadata=ALWAYS)
+    on_nonfinite: OnNonfinite = field(default="stop", metadata=ALWAYS)
+    min_clients: int = field(default=1, metadata=ALWAYS)
+    trackers: Sequence[Any] = field(default=(), metadata=NEVER)
+    metrics: Sequence[str] | None = field(default=None, metadata=WHERE_SET)
 
     def __post_init__(self) -> None:
         numbers = {name: getattr(self, name) for name in LEAST if getattr(self, name) is not None}
@@ -116,6 +126,26 @@ class RunSettings:
             )
         check_choice("sampling must be", self.sampling, get_args(Sampling))
         check_choice("on_nonfinite must be", self.on_nonfinite, get_args(OnNonfinite))
+
+    def identity(self, **decided: Any) -> dict[str, Any]:
+        """Return the settings that results depend on, by name.
+
+        Args:
+            decided: what stands in the place of those that say it in another way, or not.
+        """
+        values = {one: decided.get(one.name, getattr(self, one.name)) for one in fields(RunSettings)}
+        return {
+            one.name: value
+            for one, value in values.items()
+            if one.metadata["counts"] == "always"
+            or (one.metadata["counts"] == "where set" and value != one.default)
+        }
+
+    @classmethod
+    def of(cls, identity: Mapping[str, Any], **others: Any) -> Self:
+        """Return the settings that an identity names, with those of which it knows nothing."""
+        counting = [one.name for one in fields(RunSettings) if one.metadata["counts"] != "never"]
+        return cls(**{name: identity[name] for name in counting if name in identity}, **others)
 
     @property
     def passes(self) -> float | None:
