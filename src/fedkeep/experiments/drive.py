@@ -88,7 +88,7 @@ class Drive:
             self.finished = lambda part: bar.update(run.server.round + part, shown)
             if run.pending is not None:
                 self._announce(run.pending)
-            while run.server.round < run.rounds and not (until() or self._low()):
+            while run.server.round < run.rounds and not until():
                 report = self._round()
                 began = time.perf_counter()
                 judged = [] if run.pending is None else self.judged(run.pending)
@@ -112,12 +112,6 @@ class Drive:
             and (note := self.method.note(run.history, run.members.meta))
         ):
             warn(note)
-
-    def _low(self) -> bool:
-        """Tell whether the last round's training loss is as low as it was asked to be."""
-        limit, history = self.conductor.settings.end_at_loss, self.conductor.history
-        losses = [one.value for one in history if (one.split, one.metric) == ("train", "loss")]
-        return limit is not None and bool(losses) and losses[-1] <= limit
 
     @contextmanager
     def under_way(self) -> Iterator[None]:

@@ -66,7 +66,6 @@ class RunSettings:
         on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN or its upload is malformed, or
             ``"skip"`` that client's round. Centralised training has no client to skip, so it always stops.
         min_clients: how many clients of a cohort must take part; with fewer the run stops with an error.
-        end_at_loss: the run ends after the first round whose training loss is at most this; None: it doesn't.
         trackers: where every record is sent once its round is committed: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``,
             ``"package.module:Class"``, or a tracker (``fedkeep.trackers.Tracker``).
         metrics: measured beside the usual ones where labels are classes: ``"balanced_accuracy"``, ``"macro_f1"``,
@@ -91,7 +90,6 @@ class RunSettings:
     hold_out: float | tuple[str | int, ...] = field(default=0.0, metadata=ALWAYS)
     on_nonfinite: OnNonfinite = field(default="stop", metadata=ALWAYS)
     min_clients: int = field(default=1, metadata=ALWAYS)
-    end_at_loss: float | None = field(default=None, metadata=WHERE_SET)
     trackers: Sequence[Any] = field(default=(), metadata=NEVER)
     metrics: Sequence[str] | None = field(default=None, metadata=WHERE_SET)
 

@@ -100,7 +100,6 @@ def simulate(
     trackers: Sequence[str | Tracker] = (),
     accelerate: bool = True,
     metrics: Sequence[str] | None = None,
-    end_at_loss: float | None = None,
 ) -> Run:
     """Train ``model`` with ``method`` over the clients of ``data``, on this machine.
 
@@ -111,7 +110,7 @@ def simulate(
         rounds, epochs, cohort, sampling: how long, and with whom: as in :class:`RunSettings`.
         centralised, engine, workers, device, accelerate: how and on what: as in :class:`RunSettings`.
         evaluate_every, evaluate_shared, evaluate_adapted, metrics: what is measured: as in :class:`RunSettings`.
-        hold_out, on_nonfinite, min_clients, end_at_loss, trackers: the run's further settings: as in :class:`RunSettings`.
+        hold_out, on_nonfinite, min_clients, trackers: the run's further settings: as in :class:`RunSettings`.
         seed: everything random follows from it.
         out: a folder for the run: configuration, records, states. Every round is committed there. None: memory only.
         resume: go on with the run in ``out``; it ends with the same bits as one that was never stopped. With
@@ -152,7 +151,6 @@ def simulate(
         hold_out=hold_out if isinstance(hold_out, float | int | str) else tuple(hold_out),  # type: ignore[arg-type]
         on_nonfinite=on_nonfinite,
         min_clients=min_clients,
-        end_at_loss=end_at_loss,
         trackers=trackers,
         metrics=metrics,
     )
