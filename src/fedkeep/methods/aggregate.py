@@ -116,8 +116,10 @@ class RunningMean:
         mine, theirs = ({*range(each._next), *each._blocks} for each in (self, other))
         if both := mine & theirs:
             raise UploadError(
-                f"Partial means can be merged if each block of {BLOCK} clients was summed in one place; "
-                f"block {min(both)} stands in both."
+                "Partial means can be merged if each block of {size} clients was summed in one place; "
+                "block {block} stands in both.",
+                size=BLOCK,
+                block=min(both),
             )
         if other._next:  # it has the first blocks
             self._total, self._next = other._total, other._next
@@ -169,7 +171,10 @@ class MeansByGroup(RunningMean):
         number = int(upload.deltas[self.group])
         if not 0 <= number < self.groups:
             raise UploadError(
-                f"The upload of client {client!r} was refused: its group is {number}, of {self.groups}."
+                "The upload of client {client!r} was refused: its group is {number}, of {groups}.",
+                client=client,
+                number=number,
+                groups=self.groups,
             )
         return upload
 
@@ -296,7 +301,9 @@ class Sums:
         """
         if not self.weight > 0:
             raise UploadError(
-                f"An average needs at least one upload of positive weight; got {self.count} of total {self.weight}."
+                "An average needs at least one upload of positive weight; got {count} of total {weight}.",
+                count=self.count,
+                weight=self.weight,
             )
         means, rows = Params(), {name: few.rows() for name, few in self._rows.items()}
         for name, start in self.start.items():

@@ -78,8 +78,9 @@ class AddPrivateModel:
         encoder = copied(module if known else part(module, self.encoder))
         if moving := updated_buffers(encoder):
             raise MethodError(
-                f"ASP-MTL trains all clients' encoders in one pass, which knows no statistics of a client's own "
-                f"({min(moving)!r}). Take group or layer normalisation in the model, or ditto."
+                "ASP-MTL trains all clients' encoders in one pass, which knows no statistics of a client's own "
+                "({name!r}). Take group or layer normalisation in the model, or ditto.",
+                name=min(moving),
             )
         with drawn_for(module, "task"):
             if known:
@@ -173,8 +174,9 @@ class AdversarialLoss(Around):
                 surprise = nn.functional.cross_entropy(told, batch["client"], reduction="none")
             except IndexError as error:
                 raise MethodError(
-                    f"ASP-MTL's discriminator tells tasks={told.shape[1]} clients apart, and there are more. Let tasks "
-                    f"be the number of clients."
+                    "ASP-MTL's discriminator tells tasks={tasks} clients apart, and there are more. Let tasks "
+                    "be the number of clients.",
+                    tasks=told.shape[1],
                 ) from error
             total = total + self.adversarial * example_mean(surprise, weight)
         if self.difference:

@@ -43,8 +43,10 @@ class Augmented(Around):
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         if self.column not in batch:
             raise MethodError(
-                f"Augmented images are wanted from the column {self.column!r}; the data have {sorted(batch)}. Name the "
-                f"column of the images, or leave augmentation out."
+                "Augmented images are wanted from the column {column!r}; the data have {there}. Name the "
+                "column of the images, or leave augmentation out.",
+                column=self.column,
+                there=sorted(batch),
             )
         if torch.is_grad_enabled():
             batch = {**batch, self.column: self._changed(batch[self.column])}

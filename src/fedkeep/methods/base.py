@@ -89,7 +89,9 @@ class Adapt(Changeable):
 
     def __post_init__(self) -> None:
         if self.rate_decay not in (None, "linear"):
-            raise MethodError(f"rate_decay must be None or 'linear'; got {self.rate_decay!r}.")
+            raise MethodError(
+                "rate_decay must be None or 'linear'; got {rate_decay!r}.", rate_decay=self.rate_decay
+            )
 
 
 def private_part(local: Phase) -> Adapt:
@@ -242,30 +244,38 @@ class Method:
         hooks = self.client.start is not None or self.client.finish is not None
         if hooks and (everything or stops):
             raise MethodError(
-                f"{self.name!r} has hooks (start, finish) that see private values, so opted-out and validation "
-                f"examples, which train or choose them, would influence what leaves the client. Use "
-                f"examples='opted_in' and no early stopping."
+                "{method!r} has hooks (start, finish) that see private values, so opted-out and validation "
+                "examples, which train or choose them, would influence what leaves the client. Use "
+                "examples='opted_in' and no early stopping.",
+                method=self.name,
             )
         for phase, trained in parts:
             phase.optimizer.check_patterns(names)
             leaves = [n for n in trained if not self.split.is_private(n)]
             if phase.early_stopping and leaves:
                 raise MethodError(
-                    f"A phase of {self.name!r} that trains the federated {leaves[0]!r} can't stop early by a client's "
-                    f"own validation examples, which would influence what leaves the client. Stop private phases alone."
+                    "A phase of {method!r} that trains the federated {federated!r} can't stop early by a client's "
+                    "own validation examples, which would influence what leaves the client. Stop private phases alone.",
+                    method=self.name,
+                    federated=leaves[0],
                 )
             if phase.examples == "all" and leaves:
                 raise MethodError(
-                    f"A phase of {self.name!r} trains the federated {leaves[0]!r} on all examples, so opted-out "
-                    f"examples would influence what leaves the client. Use examples='opted_in', or train private "
-                    f"parameters alone."
+                    "A phase of {method!r} trains the federated {federated!r} on all examples, so opted-out "
+                    "examples would influence what leaves the client. Use examples='opted_in', or train private "
+                    "parameters alone.",
+                    method=self.name,
+                    federated=leaves[0],
                 )
             both = sorted(everything & set(trained))
             if leaves and both:
                 raise MethodError(
-                    f"{self.name!r} trains the private {both[0]!r} on all examples in one phase and together with the "
-                    f"federated {leaves[0]!r} in another, so opted-out examples would influence what leaves the "
-                    f"client. Use examples='opted_in' in both."
+                    "{method!r} trains the private {name!r} on all examples in one phase and together with the "
+                    "federated {federated!r} in another, so opted-out examples would influence what leaves the "
+                    "client. Use examples='opted_in' in both.",
+                    method=self.name,
+                    name=both[0],
+                    federated=leaves[0],
                 )
 
     def leaving(self, names: list[str]) -> list[Phase]:

@@ -77,8 +77,11 @@ class Drawn(Around):
         item = batch.get(self.column)
         if item is None or item.dim() != 2 or item.shape[1] < 2:
             raise MethodError(
-                f"Drawn wants a ranking's questions: a column {self.column!r} of the shape (examples, candidates); got "
-                f"{'none' if item is None else tuple(item.shape)} among {sorted(batch)}. leave_one_out makes them of ratings."
+                "Drawn wants a ranking's questions: a column {column!r} of the shape (examples, candidates); got "
+                "{got} among {there}. leave_one_out makes them of ratings.",
+                column=self.column,
+                got="none" if item is None else tuple(item.shape),
+                there=sorted(batch),
             )
         if torch.is_grad_enabled():
             label = label_of(batch, "label")[:, None]
@@ -113,8 +116,11 @@ def _asked(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         or label.is_floating_point()
     ):
         raise MethodError(
-            f"A loss of a ranking's candidates wants scores of the shape (B, candidates) and the place of the right one "
-            f"for each, (B,); got scores of {tuple(scores.shape)} and labels of {tuple(label.shape)}, {label.dtype}. "
-            f"Make questions of ratings by leave_one_out."
+            "A loss of a ranking's candidates wants scores of the shape (B, candidates) and the place of the right one "
+            "for each, (B,); got scores of {scores} and labels of {shape}, {dtype}. "
+            "Make questions of ratings by leave_one_out.",
+            scores=tuple(scores.shape),
+            shape=tuple(label.shape),
+            dtype=label.dtype,
         )
     return scores, label

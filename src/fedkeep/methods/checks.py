@@ -31,32 +31,43 @@ def check_plain(model: nn.Module) -> None:
         who, kind = f"The layer {name!r}" if name else "The model", type(layer).__name__
         if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise MethodError(
-                f"{who} is a {kind}, which spreads every batch over several devices. Give the module that it holds "
-                f"(.module); simulate's device says where to train."
+                "{who} is a {kind}, which spreads every batch over several devices. Give the module that it holds "
+                "(.module); simulate's device says where to train.",
+                who=who,
+                kind=kind,
             )
         if isinstance(layer, torch.jit.ScriptModule):
-            raise MethodError(f"{who} is a script of torch.jit. Give the module that it was made from.")
+            raise MethodError(
+                "{who} is a script of torch.jit. Give the module that it was made from.", who=who
+            )
         for leaf, value in (*layer._parameters.items(), *layer._buffers.items()):
             full = f"{name}.{leaf}" if name else leaf
             if value is not None and nn.parameter.is_lazy(value):
                 raise MethodError(
-                    f"{who} is a {kind}, and its {full!r} has no shape before its first call. Call the model on a "
-                    f"batch once, or give the layer its sizes."
+                    "{who} is a {kind}, and its {full!r} has no shape before its first call. Call the model on a "
+                    "batch once, or give the layer its sizes.",
+                    who=who,
+                    kind=kind,
+                    full=full,
                 )
             if value is not None and value.layout is not torch.strided:
                 raise MethodError(
-                    f"{full!r} is a sparse tensor ({value.layout}), which is neither sent nor kept. Keep its places "
-                    f"and its values as buffers, and make it of them in forward, e.g. by torch.sparse_coo_tensor."
+                    "{full!r} is a sparse tensor ({layout}), which is neither sent nor kept. Keep its places "
+                    "and its values as buffers, and make it of them in forward, e.g. by torch.sparse_coo_tensor.",
+                    full=full,
+                    layout=value.layout,
                 )
             if value is not None and value.is_meta:
                 raise MethodError(
-                    f"{full!r} is on the device 'meta', which holds no values. Load the model's weights first, e.g. "
-                    f"by to_empty(device='cpu') and load_state_dict."
+                    "{full!r} is on the device 'meta', which holds no values. Load the model's weights first, e.g. "
+                    "by to_empty(device='cpu') and load_state_dict.",
+                    full=full,
                 )
         if getattr(layer, "_compiled_call_impl", None) is not None:
             raise MethodError(
-                f"{who} was compiled in place, which is lost where fedkeep copies the model. Give it uncompiled, or "
-                f"put torch.compile(layer) into the model where it is made."
+                "{who} was compiled in place, which is lost where fedkeep copies the model. Give it uncompiled, or "
+                "put torch.compile(layer) into the model where it is made.",
+                who=who,
             )
     for name, value in every_tensor(model).items():
         if not isinstance(value, Tensor):
@@ -88,8 +99,10 @@ def _check_apart(model: nn.Module) -> None:
         both = tensors[name], tensors[other]
         if start < end and both[0] is not both[1] and any(isinstance(v, nn.Parameter) for v in both):
             raise MethodError(
-                f"{name!r} and {other!r} are two tensors in one memory, and fedkeep trains a copy of the model, in "
-                f"which each has its own. Give both names one Parameter (self.b = self.a) to tie them, or clone() one."
+                "{name!r} and {other!r} are two tensors in one memory, and fedkeep trains a copy of the model, in "
+                "which each has its own. Give both names one Parameter (self.b = self.a) to tie them, or clone() one.",
+                name=name,
+                other=other,
             )
 
 
@@ -125,11 +138,15 @@ def called(
     found = without_draws(who, hook, device) if draws else hook()
     if changed := watched.changed():
         raise MethodError(
-            f"The {who} wrote into {changed[0].partition('/')[2]!r}, which others read too. Make a new tensor: "
-            f"v * 0.5, not v.mul_(0.5)."
+            "The {who} wrote into {name!r}, which others read too. Make a new tensor: "
+            "v * 0.5, not v.mul_(0.5).",
+            who=who,
+            name=changed[0].partition("/")[2],
         )
     if not isinstance(found, kind):
-        raise MethodError(f"The {who} gives {type(found).__name__}; wanted {kind.__name__}.")
+        raise MethodError(
+            "The {who} gives {got}; wanted {wanted}.", who=who, got=type(found).__name__, wanted=kind.__name__
+        )
     return found
 
 
@@ -144,8 +161,11 @@ def as_state(who: str, make: Callable[[], Any]) -> State:
     for name in values:
         if not isinstance(name, str) or not name or name.startswith(UPLOAD):
             raise MethodError(
-                f"The {who} gives {name!r} as a name; wanted a text that does not begin with {UPLOAD!r}, which belongs "
-                f"to the upload chain."
+                "The {who} gives {name!r} as a name; wanted a text that does not begin with {upload!r}, which belongs "
+                "to the upload chain.",
+                who=who,
+                name=name,
+                upload=UPLOAD,
             )
     return dict(values)
 
@@ -155,7 +175,10 @@ def check_tensors(who: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if not isinstance(value, Tensor):
             raise MethodError(
-                f"The {who} gives {name!r} as {type(value).__name__}; wanted a tensor, such as torch.tensor(1.0)."
+                "The {who} gives {name!r} as {got}; wanted a tensor, such as torch.tensor(1.0).",
+                who=who,
+                name=name,
+                got=type(value).__name__,
             )
 
 
@@ -165,12 +188,22 @@ def check_hook(who: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tenso
     for name, value in given.items():
         if name not in wanted:
             known = sorted(wanted)
-            raise MethodError(f"The {who} gives {name!r}, which is not known there; known are {known}.")
+            raise MethodError(
+                "The {who} gives {name!r}, which is not known there; known are {known}.",
+                who=who,
+                name=name,
+                known=known,
+            )
         want = wanted[name]
         if value.shape != want.shape or value.dtype != want.dtype:
             raise MethodError(
-                f"The {who} gives {name!r} as {tuple(value.shape)} {value.dtype}; wanted {tuple(want.shape)} "
-                f"{want.dtype}, as it was."
+                "The {who} gives {name!r} as {got} {got_dtype}; wanted {wanted} {wanted_dtype}, as it was.",
+                who=who,
+                name=name,
+                got=tuple(value.shape),
+                got_dtype=value.dtype,
+                wanted=tuple(want.shape),
+                wanted_dtype=want.dtype,
             )
 
 
@@ -178,11 +211,13 @@ def check_all(who: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor
     """Raise MethodError unless a function gives all names, of the same shapes and types."""
     check_hook(who, wanted, given)
     if fault := misfit(wanted, given):
-        raise MethodError(f"The {who} does not give all: {fault}.")
+        raise MethodError("The {who} does not give all: {fault}.", who=who, fault=fault)
 
 
 def check_numbers(who: str, values: Params, known: Mapping[str, Tensor]) -> None:
     """Raise NonFiniteError where a function gives a NaN or an infinity; what is ``known`` as it is was looked at."""
     name = nonfinite({n: v for n, v in values.items() if known.get(n) is not v})
     if name is not None:
-        raise NonFiniteError(f"The {who} gives {name!r}, which holds a NaN or an infinity.")
+        raise NonFiniteError(
+            "The {who} gives {name!r}, which holds a NaN or an infinity.", who=who, name=name
+        )

@@ -26,10 +26,11 @@ def checked_weights(given: Iterable[float]) -> tuple[float, ...]:
         weights = tuple(float(w) for w in given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise MethodError(
-            f"class_weights must be numbers, one for each class, e.g. [1.0, 20.0]; got {shown(given)}."
+            "class_weights must be numbers, one for each class, e.g. [1.0, 20.0]; got {given!r}.",
+            given=given,
         ) from error
     if fault := fault_of(weights):
-        raise MethodError(f"class_weights {fault}")
+        raise MethodError("class_weights {fault}", fault=fault)
     return weights
 
 
@@ -68,8 +69,10 @@ def class_weighted_mean(
     """
     if len(weights) != logits.shape[1]:
         raise MethodError(
-            f"class_weights has {len(weights)} numbers, but the model gives logits of {logits.shape[1]} classes. Give "
-            f"one weight for each class."
+            "class_weights has {count} numbers, but the model gives logits of {classes} classes. Give "
+            "one weight for each class.",
+            count=len(weights),
+            classes=logits.shape[1],
         )
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     of_class = torch.tensor(weights, dtype=logits.dtype, device=logits.device)

@@ -79,7 +79,9 @@ class Init:
         object.__setattr__(self, "value", value)
         number = value[1] if isinstance(value, tuple) and len(value) == 2 and value[0] == "normal" else value
         if value != "model" and not (isinstance(number, int | float) and math.isfinite(number)):
-            raise ConfigError(f"private_init must be a number, ('normal', std) or 'model'; got {value!r}.")
+            raise ConfigError(
+                "private_init must be a number, ('normal', std) or 'model'; got {value!r}.", value=value
+            )
 
 
 Outputs = Callable[[Callable[[Net, Params, Batch], Any]], Iterator[tuple[Any, Batch]]]
@@ -261,8 +263,10 @@ class Client(Changeable):
         counts = isinstance(turns, tuple) and len(turns) == len(self.phases) and min(turns) >= 1
         if turns not in ("phases", "batches") and not counts:
             raise MethodError(
-                f"turns must be 'phases', 'batches', or a number of steps of at least 1 for each of the "
-                f"{len(self.phases)} phases; got {turns!r}."
+                "turns must be 'phases', 'batches', or a number of steps of at least 1 for each of the "
+                "{count} phases; got {turns!r}.",
+                count=len(self.phases),
+                turns=turns,
             )
         if self.take_turns and len({p.schedule for p in self.phases}) > 1:
             raise MethodError(

@@ -109,9 +109,11 @@ def _real(batch: Batch, features: Tensor) -> Tensor | None:
 def _call(net: Net, step: str, params: Params, batch: Batch) -> Any:
     if found_head(net.module) is None and not callable(getattr(net.module, step, None)):
         raise MethodError(
-            f"{type(net.module).__name__} has no method {step!r}, which this training method needs. Give the model "
-            f"two: `features(self, <columns>)`, e.g. all but its last layer, and `head(self, features)`, the rest; or "
-            f"say which layer is its head: method.but(head='NAME')."
+            "{module} has no method {step!r}, which this training method needs. Give the model "
+            "two: `features(self, <columns>)`, e.g. all but its last layer, and `head(self, features)`, the rest; or "
+            "say which layer is its head: method.but(head='NAME').",
+            module=type(net.module).__name__,
+            step=step,
         )
     return net.call(step, params, batch)
 
@@ -195,8 +197,12 @@ def part(module: nn.Module, name: str) -> nn.Module:
     children = dict(module.named_children())
     if name not in children and (not name or name not in dict(module.named_modules())):
         raise MethodError(
-            f"{type(module).__name__} has no part {name!r}, which this training method needs; its parts are "
-            f"{list(children)}.{did_you_mean(name, children)} Name the model's own part in the method's options."
+            "{module} has no part {name!r}, which this training method needs; its parts are "
+            "{there}.{near} Name the model's own part in the method's options.",
+            module=type(module).__name__,
+            name=name,
+            there=list(children),
+            near=did_you_mean(name, children),
         )
     return module.get_submodule(name)
 
@@ -212,8 +218,10 @@ def linear_layers(module: nn.Module, classifier: str) -> list[nn.Linear | nn.Con
     layers: list[Any] = [layer for layer in part(module, classifier).modules() if is_layer(layer)]
     if not layers:
         raise MethodError(
-            f"The part {classifier!r} of {type(module).__name__} has no linear layer, so the numbers of its features "
-            f"and classes are not known; this training method needs one that begins and ends with nn.Linear."
+            "The part {classifier!r} of {module} has no linear layer, so the numbers of its features "
+            "and classes are not known; this training method needs one that begins and ends with nn.Linear.",
+            classifier=classifier,
+            module=type(module).__name__,
         )
     return layers
 
@@ -242,8 +250,11 @@ def one_hot(label: Tensor, counts: Tensor) -> Tensor:
     classes = len(counts)
     if len(label) and not 0 <= int(label.min()) <= int(label.max()) < classes:
         raise MethodError(
-            f"The labels reach from {int(label.min())} to {int(label.max())}; the model's classifier knows the classes "
-            f"0 .. {classes - 1}. Make it with as many classes as the data have."
+            "The labels reach from {low} to {high}; the model's classifier knows the classes "
+            "0 .. {last}. Make it with as many classes as the data have.",
+            low=int(label.min()),
+            high=int(label.max()),
+            last=classes - 1,
         )
     return nn.functional.one_hot(label, classes).to(counts.dtype)
 
@@ -263,8 +274,10 @@ def extended(module: nn.Module, added: Mapping[str, nn.Module | nn.Parameter], c
     for name, new in added.items():
         if hasattr(module, name):
             raise MethodError(
-                f"{type(module).__name__} has an attribute {name!r}, where this training method puts a part of its "
-                f"own; rename it."
+                "{module} has an attribute {name!r}, where this training method puts a part of its "
+                "own; rename it.",
+                module=type(module).__name__,
+                name=name,
             )
         setattr(both, name, new)
     mark_added(both, list(added))

@@ -58,14 +58,17 @@ class AddWeights:
             outside = [n for n in tied if n not in inside]
             if inside and outside:
                 raise MethodError(
-                    f"FedALA mixes the upper layers alone; {inside[0]!r}, which is one, and {outside[0]!r} are one "
-                    f"tensor (tied weights). Name both in `layers`, or untie them."
+                    "FedALA mixes the upper layers alone; {name!r}, which is one, and {outside!r} are one "
+                    "tensor (tied weights). Name both in `layers`, or untie them.",
+                    name=inside[0],
+                    outside=outside[0],
                 )
         tables = [n for n in names if n in declared(module).lookup]
         if tables:
             raise MethodError(
-                f"FedALA cannot mix the table {tables[0]!r}: a client trains and sends only the rows that it looks up. "
-                f"Name layers above it."
+                "FedALA cannot mix the table {name!r}: a client trains and sends only the rows that it looks up. "
+                "Name layers above it.",
+                name=tables[0],
             )
         return extended(module, {"mix": nested({n: torch.ones_like(own[n]) for n in names})})
 

@@ -30,7 +30,8 @@ def batch_norm_names(module: nn.Module) -> tuple[str, ...]:
     names = tuple(n for n in module.state_dict() if n.rpartition(".")[0] in layers)
     if not names:
         raise MethodError(
-            f"{type(module).__name__} has no batch normalisation; without any, use methods.fedavg()."
+            "{module} has no batch normalisation; without any, use methods.fedavg().",
+            module=type(module).__name__,
         )
     return names
 

@@ -65,8 +65,11 @@ class AddPolicy:
             inside = [n.startswith(f"{self.classifier}.") for n in names]
             if any(inside) and not all(inside):
                 raise MethodError(
-                    f"FedCP uploads the head by another rule than the body; {names[0]!r} and {names[1]!r} of "
-                    f"{type(module).__name__} are one tensor (tied weights). Untie them."
+                    "FedCP uploads the head by another rule than the body; {name!r} and {other!r} of "
+                    "{module} are one tensor (tied weights). Untie them.",
+                    name=names[0],
+                    other=names[1],
+                    module=type(module).__name__,
                 )
         size = width(module, self.classifier)
         with drawn_for(module, "fedcp"):
@@ -86,8 +89,11 @@ def condition_of(net: Net, params: Params, classifier: str) -> Tensor:
     names = [f"{n}.weight" if n else "weight" for n, layer in inner if is_layer(layer)]
     if missing := [name for name in names if name not in own]:
         raise MethodError(
-            f"FedCP reads the weights of its own head, and {PREFIX}{classifier}.{missing[0]} is no parameter. Take a "
-            f"linear layer without a parametrisation, such as weight_norm."
+            "FedCP reads the weights of its own head, and {prefix}{classifier}.{name} is no parameter. Take a "
+            "linear layer without a parametrisation, such as weight_norm.",
+            prefix=PREFIX,
+            classifier=classifier,
+            name=missing[0],
         )
     layers = [own[name].flatten(1) for name in reversed(names)]
     sums, sizes = layers[0].sum(0), layers[0].abs().sum(0)

@@ -50,8 +50,9 @@ class WithHeadStill(Around):
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         if all(n.startswith(f"{self.classifier}.") for n in net.trainable()):
             raise MethodError(
-                f"'fedpac' trains a head and what is before it apart, and nothing that is trained is before the head "
-                f"{self.classifier!r}. Take fedavg, or fedper, whose head is private."
+                "'fedpac' trains a head and what is before it apart, and nothing that is trained is before the head "
+                "{classifier!r}. Take fedavg, or fedper, whose head is private.",
+                classifier=self.classifier,
             )
         still = {n: v.detach() for n, v in params.items() if n.startswith(f"{self.classifier}.")}
         return self.loss(net, {**params, **still}, batch, received)
@@ -217,7 +218,9 @@ def fedpac(
         MethodError: λ is negative, or the server reduces in another way.
     """
     if type(server.reduce) is not WeightedMean or server.reduce.missing_rows != "unchanged":
-        raise MethodError(f"'fedpac' averages bodies by a WeightedMean of whole tables; got {server.reduce}.")
+        raise MethodError(
+            "'fedpac' averages bodies by a WeightedMean of whole tables; got {reduce}.", reduce=server.reduce
+        )
     head = local.but(trains=f"{classifier}.*", epochs=head_epochs, steps=None)
     near = NearPrototypes(lam=float(lam), loss=local.loss, label=label)
     body = local.but(loss=WithHeadStill(classifier=classifier, loss=near))

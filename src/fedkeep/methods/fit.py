@@ -200,8 +200,10 @@ def _head(method: Fits, model: nn.Module, batch: Batch | None) -> Head:
     if method.head is not None:
         return replace(method.head, layer=named_layer(model, method.head))
     raise MethodError(
-        f"{method.name!r} looks for the head of {type(model).__name__}, which is found on examples, and there are none. "
-        f"{ADVICE}"
+        "{method!r} looks for the head of {model}, which is found on examples, and there are none. {advice}",
+        method=method.name,
+        model=type(model).__name__,
+        advice=ADVICE,
     )
 
 
@@ -223,7 +225,10 @@ def _with_kinds(method: M, model: nn.Module) -> M:
     if lost := sorted(text for text in asked if not found[text]):
         kinds = sorted({type(layer).__name__ for layer in model.modules()})
         raise MethodError(
-            f"{type(model).__name__} has no layer of {lost[0]!r}; its layers are {', '.join(kinds)}."
+            "{model} has no layer of {name!r}; its layers are {kinds}.",
+            model=type(model).__name__,
+            name=lost[0],
+            kinds=", ".join(kinds),
         )
     return renamed(method, found) if found else method
 
@@ -242,8 +247,10 @@ def _with_norms(method: M, model: nn.Module) -> M:
         return method
     if not layers and not any(a for a, _ in named.values()):
         raise MethodError(
-            f"{type(model).__name__} has no batch normalisation, which {method.name!r} keeps private. Name other layers "
-            f"in its option private, or take fedavg."
+            "{model} has no batch normalisation, which {method!r} keeps private. Name other layers "
+            "in its option private, or take fedavg.",
+            model=type(model).__name__,
+            method=method.name,
         )
     return renamed(method, {NORMS: layers}) if layers else method
 
@@ -268,8 +275,12 @@ def _with_table(method: M, model: nn.Module) -> M:
             f"Say which, as in table={found[0]!r}," if found else "Name another matrix in its option table,"
         )
         raise MethodError(
-            f"{type(model).__name__} {has}, and {method.name!r} uploads one by its principal components. {advice} or "
-            f"train without: kteps in place of kteps_star."
+            "{model} {has}, and {method!r} uploads one by its principal components. {advice} or "
+            "train without: kteps in place of kteps_star.",
+            model=type(model).__name__,
+            has=has,
+            method=method.name,
+            advice=advice,
         )
     links = tuple(replace(link, table=found[0]) if link in lost else link for link in method.upload)
     return method.but(upload=links)
@@ -335,8 +346,10 @@ def body_of(model: nn.Module, head: str) -> tuple[str, ...]:
     trained = {n for n in halves.federated_names if not n.startswith(f"{head}.")}
     if not trained & halves.trainable:
         raise MethodError(
-            f"{type(model).__name__} has nothing that is trained before its head {head!r}, so no client can have a "
-            f"representation of its own. Take fedper, whose head is private."
+            "{model} has nothing that is trained before its head {head!r}, so no client can have a "
+            "representation of its own. Take fedper, whose head is private.",
+            model=type(model).__name__,
+            head=head,
         )
     parts = list[str]()
     at: nn.Module | None = model

@@ -50,7 +50,9 @@ def furl(
     if not split.private:
         raise MethodError("FURL needs at least one private pattern; with none it is methods.fedavg().")
     if private_scale not in (1, "fedavg"):
-        raise MethodError(f"private_scale must be 1 or 'fedavg'; got {private_scale!r}.")
+        raise MethodError(
+            "private_scale must be 1 or 'fedavg'; got {private_scale!r}.", private_scale=private_scale
+        )
     client = Client(
         phases=(local,), keep=Init(value=private_init), accept=newest if private_scale == 1 else by_share
     )

@@ -67,8 +67,9 @@ class Nearest:
         """Return that model, and its number to be kept."""
         if s.kept.params:
             raise MethodError(
-                f"IFCA's models are federated as a whole, and the split makes {min(s.kept.params)!r} private. Leave "
-                f"private patterns out."
+                "IFCA's models are federated as a whole, and the split makes {private!r} private. Leave "
+                "private patterns out.",
+                private=min(s.kept.params),
             )
         sent = [under(f"{j}/", s.sent.state) if j else {} for j in range(self.clusters)]
         models = [{n: v for n, v in model.items() if n in s.sent.params} for model in sent]
@@ -138,8 +139,10 @@ def ifca(
     mean, step = server.reduce, server.update
     if type(mean) is not WeightedMean or not isinstance(step, Optimize) or not step.optimizer.rests:
         raise MethodError(
-            f"IFCA moves each of its models by a mean and one step without memory; got {mean} and {step}. "
-            f"Use server=averaging(sgd(rate), by='uniform')."
+            "IFCA moves each of its models by a mean and one step without memory; got {mean} and {step}. "
+            "Use server=averaging(sgd(rate), by='uniform').",
+            mean=mean,
+            step=step,
         )
     client = Client(
         phases=(local,),

@@ -23,8 +23,11 @@ def label_of(batch: Batch, column: str) -> Tensor:
     """
     if column not in batch:
         raise MethodError(
-            f"The loss wants the column {column!r}; the data have {sorted(batch)}.{did_you_mean(column, batch)} Name "
-            f"it so, or say in the loss which column it is, e.g. fedkeep.methods.terms.cross_entropy('COLUMN')."
+            "The loss wants the column {column!r}; the data have {there}.{near} Name "
+            "it so, or say in the loss which column it is, e.g. fedkeep.methods.terms.cross_entropy('COLUMN').",
+            column=column,
+            there=sorted(batch),
+            near=did_you_mean(column, batch),
         )
     return batch[column]
 
@@ -38,7 +41,12 @@ def class_of(batch: Batch, column: str) -> Tensor:
     label = label_of(batch, column)
     if label.dim() != 1 or label.is_floating_point():
         kind = f"{str(label.dtype).removeprefix('torch.')} of shape {tuple(label.shape)}"
-        raise MethodError(f"This method wants one class for each example as {column!r}; got {kind}. {OTHERS}")
+        raise MethodError(
+            "This method wants one class for each example as {column!r}; got {kind}. {others}",
+            column=column,
+            kind=kind,
+            others=OTHERS,
+        )
     return label
 
 
@@ -46,7 +54,9 @@ def check_rows(logits: Tensor) -> None:
     """Raise MethodError unless a model gave a row of logits for each example, to a method that is made for these."""
     if logits.dim() != 2:
         raise MethodError(
-            f"This method wants logits of shape (B, classes); the model gave {tuple(logits.shape)}. {OTHERS}"
+            "This method wants logits of shape (B, classes); the model gave {got}. {others}",
+            got=tuple(logits.shape),
+            others=OTHERS,
         )
 
 
@@ -68,11 +78,14 @@ def output_of(output: Any, task: str | None) -> Tensor:
                     f"output it is, e.g. cross_entropy(task={some!r}), and in the data which is judged, e.g. "
                     f"meta['tasks'] = {{{some!r}: {{'task': 'multiclass', 'label': 'label'}}}}."
                 )
-            raise MethodError(f"The model returns outputs for {sorted(output)}; {missing}")
+            raise MethodError(
+                "The model returns outputs for {there}; {missing}", there=sorted(output), missing=missing
+            )
         output = output[task]
     if not isinstance(output, Tensor):
         raise MethodError(
-            f"The model returned a {type(output).__name__}; the loss wants a tensor, a tuple that begins with one, an "
-            f"output with 'logits', or a dict of tensors by task."
+            "The model returned a {got}; the loss wants a tensor, a tuple that begins with one, an "
+            "output with 'logits', or a dict of tensors by task.",
+            got=type(output).__name__,
         )
     return output

@@ -120,8 +120,9 @@ def local_from_global(params: Params) -> Params:
     fault = misfit(own, copies)
     if fault:
         raise MethodError(
-            f"local_init='finetuned' starts the local expert from the global one, so both must have the same layers; "
-            f"they differ: {fault}. Use local_init='scratch', or one architecture for both."
+            "local_init='finetuned' starts the local expert from the global one, so both must have the same layers; "
+            "they differ: {fault}. Use local_init='scratch', or one architecture for both.",
+            fault=fault,
         )
     return copies
 
@@ -185,8 +186,9 @@ class Experts:
             return module
         if found_head(module) is None:
             raise MethodError(
-                f"'mixture' trains a global expert, a local expert and a gate; {type(module).__name__} has not these "
-                f"parts. Join three networks: models.MixtureOfExperts(global_expert, local_expert, gate)."
+                "'mixture' trains a global expert, a local expert and a gate; {module} has not these "
+                "parts. Join three networks: models.MixtureOfExperts(global_expert, local_expert, gate).",
+                module=type(module).__name__,
             )
         with drawn_for(module, "gate"):
             gate = FeatureGate(copied(module), self.head)

@@ -105,9 +105,10 @@ class Refused(TorchFunctionMode):
     ) -> Any:
         if func in NORMS:
             raise MethodError(
-                f"PyTorch's second derivatives of layer and batch normalisation are wrong for several clients at "
-                f"once, and order='exact' takes them; the model calls {func.__name__}. Use engine='sequential', or "
-                f"order='free'."
+                "PyTorch's second derivatives of layer and batch normalisation are wrong for several clients at "
+                "once, and order='exact' takes them; the model calls {function}. Use engine='sequential', or "
+                "order='free'.",
+                function=func.__name__,
             )
         return func(*args, **(kwargs or {}))
 

@@ -111,9 +111,15 @@ class FirstHypernetwork:
         narrow = ", ".join(map(str, (*others[1:], fitting)))
         advice = f"Narrow it, pfedhn(hidden=[{narrow}])" if others and fitting > 0 else "Take a smaller one"
         raise MethodError(
-            f"pFedHN's hypernetwork has {numbers:,} numbers, {last + 1} for each of the model's {outputs:,} and {inner:,} "
-            f"before them, and training holds several times that in memory; its limit is {self.limit:,}. {advice}, raise "
-            f"limit, or take fedamp, which relates clients without a hypernetwork."
+            "pFedHN's hypernetwork has {numbers:,} numbers, {each} for each of the model's {outputs:,} and {inner:,} "
+            "before them, and training holds several times that in memory; its limit is {limit:,}. {advice}, raise "
+            "limit, or take fedamp, which relates clients without a hypernetwork.",
+            numbers=numbers,
+            each=last + 1,
+            outputs=outputs,
+            inner=inner,
+            limit=self.limit,
+            advice=advice,
         )
 
 

@@ -109,7 +109,9 @@ class Phase:
         check_kind("loss", self.loss, Term, "a term, e.g. fedkeep.methods.terms.cross_entropy()")
         check_kind("optimizer", self.optimizer, Optimizer, OPTIMIZERS)
         if not (isinstance(self.trains, str | tuple | list) and all(isinstance(p, str) for p in self.trains)):
-            raise MethodError(f"trains must be patterns of names, 'head.*' for one; got {self.trains!r}.")
+            raise MethodError(
+                "trains must be patterns of names, 'head.*' for one; got {trains!r}.", trains=self.trains
+            )
         check_count(0, epochs=self.epochs, steps=self.steps)
         check_whole({"batch_size": self.batch_size}, MethodError)
         check_count(1, batch_size=self.batch_size)
@@ -170,5 +172,10 @@ def matching(what: str, patterns: Sequence[str], names: list[str]) -> list[str]:
     """
     for pattern in patterns:
         if not any(fnmatchcase(n, pattern) for n in names):
-            raise MethodError(f"{what}={pattern!r} matches no trainable parameter; they are {names}.")
+            raise MethodError(
+                "{what}={pattern!r} matches no trainable parameter; they are {names}.",
+                what=what,
+                pattern=pattern,
+                names=names,
+            )
     return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]

@@ -186,28 +186,47 @@ def bounded_mean(
     if not (isinstance(mean, WeightedMean) and mean.is_sum):
         kept = f" Its server keeps {mean.keeps}." if mean.keeps else ""
         kind = type(mean).__name__
-        raise MethodError(f"{name} reduces uploads by {kind}, {other}. {wants} a WeightedMean.{kept}")
+        raise MethodError(
+            "{name} reduces uploads by {kind}, {other}. {wants} a WeightedMean.{kept}",
+            name=name,
+            kind=kind,
+            other=other,
+            wants=wants,
+            kept=kept,
+        )
     if why := why_unfit(method.server.update, "clipping"):
         raise MethodError(
-            f"{name} cannot have its uploads clipped: {why}. {wants} clipping. Take another method."
+            "{name} cannot have its uploads clipped: {why}. {wants} clipping. Take another method.",
+            name=name,
+            why=why,
+            wants=wants,
         )
     if mean.missing_rows == "owners_only":
         raise MethodError(
-            f"{name} divides each row by the weights of those who hold it, {rows}. {wants} missing_rows='unchanged'."
+            "{name} divides each row by the weights of those who hold it, {rows}. {wants} missing_rows='unchanged'.",
+            name=name,
+            rows=rows,
+            wants=wants,
         )
     if mean.by == "examples" and heaviest is None:
         raise MethodError(
-            f"{name} weights clients by their numbers of examples, which have no bound. Set weighting='uniform', or "
-            f"{heaviest_name}, the number of examples that counts as weight 1."
+            "{name} weights clients by their numbers of examples, which have no bound. Set weighting='uniform', or "
+            "{heaviest_name}, the number of examples that counts as weight 1.",
+            name=name,
+            heaviest_name=heaviest_name,
         )
     if method.client.accept not in (newest, by_share):
         raise MethodError(
-            f"{name} keeps by a rule of its own (Client.accept), which is given the client's share of the cohort's "
-            f"examples, {shares}. Leave it out."
+            "{name} keeps by a rule of its own (Client.accept), which is given the client's share of the cohort's "
+            "examples, {shares}. Leave it out.",
+            name=name,
+            shares=shares,
         )
     if method.client.accept is by_share:
         raise MethodError(
-            f"{name} scales what a client keeps by its share of the cohort's examples, {shares}. Take private_scale=1."
+            "{name} scales what a client keeps by its share of the cohort's examples, {shares}. Take private_scale=1.",
+            name=name,
+            shares=shares,
         )
     return mean
 
@@ -233,17 +252,22 @@ def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort:
         shares="so each client's number reaches the others' private values, and from there their uploads",
     )
     if why := why_unfit(method.server.update, "noise"):
-        raise MethodError(f"{method.name!r} bears no noise: {why}. Take another method.")
+        raise MethodError(
+            "{method!r} bears no noise: {why}. Take another method.", method=method.name, why=why
+        )
     if privacy.heaviest is not None and mean.by == "uniform":
         raise MethodError(
-            f"{method.name!r} counts every client as 1, so there is no number of examples that counts as weight 1. "
-            f"Leave out privacy.heaviest."
+            "{method!r} counts every client as 1, so there is no number of examples that counts as weight 1. "
+            "Leave out privacy.heaviest.",
+            method=method.name,
         )
     talks = next((link for link in method.upload if type(link).update is not Link.update), None)
     if talks is not None:
         raise MethodError(
-            f"The link {type(talks).__name__} of {method.name!r} gathers reports of clients on the server, which no "
-            f"noise covers. Leave it out; privacy.adaptive moves a bound with noise."
+            "The link {got} of {method!r} gathers reports of clients on the server, which no "
+            "noise covers. Leave it out; privacy.adaptive moves a bound with noise.",
+            got=type(talks).__name__,
+            method=method.name,
         )
     server = method.server.but(reduce=PrivateMean(mean=mean, privacy=privacy, cohort=float(cohort)))
     if privacy.adaptive is not None:

@@ -71,7 +71,7 @@ class KeptUploads:
             UploadError: both keep an upload of one client.
         """
         if both := self._uploads.keys() & other._uploads.keys():
-            raise UploadError(f"Client {min(both)!r} has two uploads in one round.")
+            raise UploadError("Client {client!r} has two uploads in one round.", client=min(both))
         self._uploads |= other._uploads
         self.held_bytes += other.held_bytes
 
@@ -190,8 +190,12 @@ class Nearest(KeptUploads):
         uploads, rule = super().counted(), self.rule
         if len(uploads) < 2 * rule.faulty + 3 or rule.taken > len(uploads) - rule.faulty:
             raise UploadError(
-                f"Krum wants at least {max(2 * rule.faulty + 3, rule.faulty + rule.taken)} uploads where {rule.faulty} "
-                f"may be faulty and {rule.taken} is taken; got {len(uploads)}. Take larger cohorts."
+                "Krum wants at least {least} uploads where {faulty} "
+                "may be faulty and {taken} is taken; got {count}. Take larger cohorts.",
+                least=max(2 * rule.faulty + 3, rule.faulty + rule.taken),
+                faulty=rule.faulty,
+                taken=rule.taken,
+                count=len(uploads),
             )
         points = torch.stack([self.flat(upload) for upload in uploads])
         apart = torch.stack([(points - point).square().sum(1) for point in points])

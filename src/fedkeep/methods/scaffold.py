@@ -77,8 +77,10 @@ def scaffold(*, local: Phase = Phase(), server: Server = averaging(by="uniform")
     optimizer = local.optimizer
     if optimizer.kind != "sgd" or optimizer.momentum or optimizer.bounds or local.clip_norm is not None:
         raise MethodError(
-            f"SCAFFOLD reads the mean gradient from a client's change, which wants SGD without momentum, bounds and "
-            f"clip_norm; got {optimizer} and clip_norm={local.clip_norm}. Set local=Phase(optimizer=sgd(rate))."
+            "SCAFFOLD reads the mean gradient from a client's change, which wants SGD without momentum, bounds and "
+            "clip_norm; got {optimizer} and clip_norm={clip_norm}. Set local=Phase(optimizer=sgd(rate)).",
+            optimizer=optimizer,
+            clip_norm=local.clip_norm,
         )
     check_uniform("scaffold", server)
     client = Client(

@@ -50,8 +50,9 @@ class SecureSums:
         check_range("(0, inf]", MethodError, clip=self.clip, heaviest=self.heaviest)
         if not 0.5 < self.threshold <= 1:
             raise MethodError(
-                f"threshold must be a share above ½ and at most 1, so that no two sums can be made of one cohort; got "
-                f"{self.threshold!r}."
+                "threshold must be a share above ½ and at most 1, so that no two sums can be made of one cohort; got "
+                "{threshold!r}.",
+                threshold=self.threshold,
             )
         FixedPoint(bound=self.clip, clients=1, bits=self.bits)  # says what is wrong with bits
 
@@ -122,7 +123,8 @@ class Vectors:
         weight = float(total[-1]) / self.rule.clip
         if not weight > 0:
             raise UploadError(
-                f"An average needs at least one upload of positive weight; got a total of {weight}."
+                "An average needs at least one upload of positive weight; got a total of {weight}.",
+                weight=weight,
             )
         found, place = dict(self.start), 0
         for name in self.names:
@@ -225,7 +227,9 @@ def securely(method: Method, sums: SecureSums) -> Method:
     alone = next((k for k in kinds if k.decode is not Link.decode or k.update is not Link.update), None)
     if alone is not None:
         raise MethodError(
-            f"The link {alone.__name__} of {method.name!r} has the server decode each upload by itself, or gather "
-            f"reports of it, and secure sums show none. Leave it out."
+            "The link {function} of {method!r} has the server decode each upload by itself, or gather "
+            "reports of it, and secure sums show none. Leave it out.",
+            function=alone.__name__,
+            method=method.name,
         )
     return method.on_server(reduce=SecureMean(mean=mean, sums=sums))

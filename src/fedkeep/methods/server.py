@@ -296,8 +296,10 @@ def check_uniform(method: str, server: Server) -> Server:
     """
     if server.reduce != WeightedMean(by="uniform"):
         raise MethodError(
-            f"{method!r} counts every client alike: weighting must be 'uniform'; got {server.reduce}. "
-            f"Use server=averaging(optimizer, by='uniform')."
+            "{method!r} counts every client alike: weighting must be 'uniform'; got {reduce}. "
+            "Use server=averaging(optimizer, by='uniform').",
+            method=method,
+            reduce=server.reduce,
         )
     return server
 

@@ -210,8 +210,10 @@ class CrossEntropy(Term):
         label = label_of(batch, self.label)
         if label.is_floating_point():
             raise MethodError(
-                f"Cross-entropy wants classes, but the column {self.label!r} holds {label.dtype}. For numbers as "
-                f"labels take the loss squared_error."
+                "Cross-entropy wants classes, but the column {label!r} holds {dtype}. For numbers as "
+                "labels take the loss squared_error.",
+                label=self.label,
+                dtype=label.dtype,
             )
         weight, tokens = batch.get("weight"), label.dim() > 1
         if tokens:
@@ -308,7 +310,9 @@ class L2Penalty(Term):
         ]
         if not chosen:
             raise MethodError(
-                f"The penalty's pattern {self.pattern!r} matches no parameter; they are {list(params)}."
+                "The penalty's pattern {pattern!r} matches no parameter; they are {there}.",
+                pattern=self.pattern,
+                there=list(params),
             )
         return 0.5 * torch.stack([(v**2).sum() for v in chosen]).sum()
 
@@ -353,5 +357,9 @@ def multi_task(terms: Mapping[str, Term], weights: Mapping[str, float] | None = 
     """
     unknown = set(weights or {}) - set(terms)
     if unknown or not terms:
-        raise MethodError(f"Weights are given for {sorted(unknown)}, but the tasks are {sorted(terms)}.")
+        raise MethodError(
+            "Weights are given for {unknown}, but the tasks are {terms}.",
+            unknown=sorted(unknown),
+            terms=sorted(terms),
+        )
     return Sum(tuple(Scaled(float((weights or {}).get(name, 1.0)), term) for name, term in terms.items()))

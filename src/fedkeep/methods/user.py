@@ -42,7 +42,8 @@ class AddUser:
         layer = part(both, self.head)
         if any(hasattr(layer, name) for name in (VECTOR, BIAS, WEIGHT)):
             raise MethodError(
-                f"The head {self.head!r} has an attribute that is called like a user's vector; rename it."
+                "The head {head!r} has an attribute that is called like a user's vector; rename it.",
+                head=self.head,
             )
         zeros, features = no_counts(both, self.head), width(both, self.head)
         with drawn_for(module, "user"):
