@@ -252,7 +252,9 @@ class Still:
             )
         if changed and self.who is not None:
             name, persistent = min(changed)
-            raise SplitError(f"{who}: {frozen_changed(name) if persistent else passing_changed(name)}")
+            raise SplitError(
+                "{who}: {why}", who=who, why=frozen_changed(name) if persistent else passing_changed(name)
+            )
         moved = [n for n, now in self.remembered.positions().items() if now != self.positions[n]]
         if moved:
             raise MethodError(

@@ -115,7 +115,9 @@ def caught(layer: nn.Module, run: Callable[[], Any], name: str) -> Tensor:
         run()
     if given:
         return given[0]
-    raise MethodError(f"The model's forward did not call its head, {name!r}. {ADVICE}")
+    raise MethodError(
+        "The model's forward did not call its head, {name!r}. {advice}", name=name, advice=ADVICE
+    )
 
 
 def put_in(layer: nn.Module, features: Tensor, run: Callable[[], Any], name: str) -> Any:
@@ -142,7 +144,10 @@ def the_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> T
     tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
     if len(tensors) != 1 or (args and tensors[0] is not args[0]):
         raise MethodError(
-            f"The head {name!r} wants one tensor, its features; it is given {len(tensors)}. {ADVICE}"
+            "The head {name!r} wants one tensor, its features; it is given {count}. {advice}",
+            name=name,
+            count=len(tensors),
+            advice=ADVICE,
         )
     return tensors[0]
 

@@ -595,7 +595,7 @@ class Lanes(ABC):
     def check_written(self) -> None:
         """Raise SplitError if training writes into what is frozen, as a rehearsal found."""
         if unseen := sorted(n for n in self.net.trains_into if n not in self.params):
-            raise SplitError(f"{self.draws[0]}: {frozen_changed(unseen[0])}")
+            raise SplitError("{client}: {why}", client=self.draws[0], why=frozen_changed(unseen[0]))
 
     def _veil(self, looks: bool) -> AbstractContextManager[object]:
         """Keep what the model's functions write in attributes from phases that opted-out examples may not reach."""

@@ -143,8 +143,9 @@ def said_tasks(encoding: Encoding) -> list[Task]:
     for task in tasks:
         if task.kind.says is None:
             raise MethodError(
-                f"Predictions are classes or numbers; these models were trained for {task.kind.name!r}. Call the model "
-                f"itself in Python: run.model(ID), or fedkeep.load_model(DIR, ID)."
+                "Predictions are classes or numbers; these models were trained for {task!r}. Call the model "
+                "itself in Python: run.model(ID), or fedkeep.load_model(DIR, ID).",
+                task=task.kind.name,
             )
     return list(tasks)
 

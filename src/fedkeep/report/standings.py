@@ -141,7 +141,8 @@ def compared(sides: Sequence[Side], metric: str | None = None) -> Iterator[Compa
     """
     if len(sides) < 2:
         raise ConfigError(
-            f"A comparison wants two methods at least; got {', '.join(s.label for s in sides) or 'none'}."
+            "A comparison wants two methods at least; got {methods}.",
+            methods=", ".join(s.label for s in sides) or "none",
         )
     examples = pairing.kept(sides[0].runs[0])
     for task in examples.tasks:

@@ -128,8 +128,10 @@ def find_head(model: nn.Module, batch: Batch, wanted: Head | None = None) -> Hea
             raise
         except Exception as error:
             raise MethodError(
-                f"The model's forward cannot be computed on examples of the data, so its head is not found: "
-                f"{type(error).__name__}: {first_line(error, 300).rstrip('.')}."
+                "The model's forward cannot be computed on examples of the data, so its head is not found: "
+                "{error}: {why}.",
+                error=type(error).__name__,
+                why=first_line(error, 300).rstrip("."),
             ) from error
         name = named_layer(module, wanted) if wanted else _last(module, seen)
         found = replace(wanted or Head(layer=name), layer=name)
@@ -205,8 +207,10 @@ def named_head(model: nn.Module, given: Head | nn.Module | Callable[[nn.Module],
     name = next((name for name, part in model.named_modules() if name and part is layer), None)
     if name is None:
         raise MethodError(
-            f"head= is to be a layer of {type(model).__name__}, a function that returns one, or a name; got "
-            f"{reprlib.repr(layer)}, which is none of its layers."
+            "head= is to be a layer of {model}, a function that returns one, or a name; got "
+            "{got}, which is none of its layers.",
+            model=type(model).__name__,
+            got=reprlib.repr(layer),
         )
     return Head(layer=name)
 
@@ -225,8 +229,11 @@ def named_layer(module: nn.Module, wanted: Head) -> str:
     if len(outermost) != 1:
         what = f"matches {outermost[:4]}" if outermost else "names no layer of it"
         raise MethodError(
-            f"head={wanted.layer!r} is to name one layer of {type(module).__name__}, and {what}."
-            f"{did_you_mean(wanted.layer, layers)}"
+            "head={layer!r} is to name one layer of {module}, and {what}.{near}",
+            layer=wanted.layer,
+            module=type(module).__name__,
+            what=what,
+            near=did_you_mean(wanted.layer, layers),
         )
     return outermost[0]
 
@@ -243,13 +250,15 @@ def _last(module: nn.Module, seen: Seen) -> str:
     kind = type(module).__name__
     if is_layer(module):
         raise MethodError(
-            f"{kind} is one layer, so it is all head. Put it into a sequence, torch.nn.Sequential(layer), whose head is "
-            f"its part '0'."
+            "{model} is one layer, so it is all head. Put it into a sequence, torch.nn.Sequential(layer), whose head is "
+            "its part '0'.",
+            model=kind,
         )
     if not seen.uses:
         raise MethodError(
-            f"No parameter of {kind} is seen in what forward computes. Let it call the model's layers, or say which is "
-            f"the head: method.but(head='NAME')."
+            "No parameter of {model} is seen in what forward computes. Let it call the model's layers, or say which is "
+            "the head: method.but(head='NAME').",
+            model=kind,
         )
     own = {n for n, p in module.named_parameters(recurse=False) if p.dim() < 2}  # a bias, a scale
     uses = [use for use in seen.uses if not own.intersection(use[0])]
@@ -257,15 +266,21 @@ def _last(module: nn.Module, seen: Seen) -> str:
     of = names[0].rpartition(".")[0]
     if of and of not in within and is_layer(module.get_submodule(of)):
         raise MethodError(
-            f"{kind} computes last with {names[0]!r} outside its layer, so no features are caught there. Let forward "
-            f"call {of!r}, or say which other layer is the head: method.but(head='NAME')."
+            "{model} computes last with {parameter!r} outside its layer, so no features are caught there. Let forward "
+            "call {of!r}, or say which other layer is the head: method.but(head='NAME').",
+            model=kind,
+            parameter=names[0],
+            of=of,
         )
     for name in reversed(within):
         if any(n.startswith(f"{name}.") for n in names) and is_layer(module.get_submodule(name)):
             return _whole(module, seen, name)
     raise MethodError(
-        f"{kind} computes last with {names[0]!r}, which is no parameter of a linear layer or of a convolution of single "
-        f"points that is called, so its head is not known. {ADVICE}"
+        "{model} computes last with {parameter!r}, which is no parameter of a linear layer or of a convolution of single "
+        "points that is called, so its head is not known. {advice}",
+        model=kind,
+        parameter=names[0],
+        advice=ADVICE,
     )
 
 
@@ -281,21 +296,39 @@ def _check_called(module: nn.Module, seen: Seen, head: Head, given: bool) -> Non
     name, kind = head.layer, type(module).__name__
     own = {n for n, _ in module.get_submodule(name).named_parameters(f"{name}", remove_duplicate=False)}
     if not own:
-        raise MethodError(f"The head {name!r} of {kind} has no parameters. {ADVICE}")
+        raise MethodError(
+            "The head {head!r} of {model} has no parameters. {advice}", head=name, model=kind, advice=ADVICE
+        )
     if (calls := seen.calls.get(name, 0)) != 1:
-        raise MethodError(f"The head {name!r} of {kind} is called {calls} times in one forward. {ADVICE}")
+        raise MethodError(
+            "The head {head!r} of {model} is called {calls} times in one forward. {advice}",
+            head=name,
+            model=kind,
+            calls=calls,
+            advice=ADVICE,
+        )
     for first, others in aliases(module).items():
         names = (first, *others)
         inside = [n for n in names if n in own]
         if inside and len(inside) < len(names):
             outside = next(n for n in names if n not in own)
             raise MethodError(
-                f"The head {name!r} of {kind} shares {inside[0]!r} with {outside!r} (tied weights), so it has no values "
-                f"of its own. Untie them, or say which layer is the head: method.but(head='NAME')."
+                "The head {head!r} of {model} shares {parameter!r} with {outside!r} (tied weights), so it has no values "
+                "of its own. Untie them, or say which layer is the head: method.but(head='NAME').",
+                head=name,
+                model=kind,
+                parameter=inside[0],
+                outside=outside,
             )
     astray = [n for names, within in seen.uses if name not in within for n in names if n in own]
     if astray:
-        raise MethodError(f"{kind} computes with {astray[0]!r} outside of its head {name!r}, too. {ADVICE}")
+        raise MethodError(
+            "{model} computes with {parameter!r} outside of its head {head!r}, too. {advice}",
+            model=kind,
+            parameter=astray[0],
+            head=name,
+            advice=ADVICE,
+        )
     after = False
     bare = {n for n, p in module.named_parameters(recurse=False) if p.dim() < 2}
     for names, within in seen.uses:
@@ -304,8 +337,12 @@ def _check_called(module: nn.Module, seen: Seen, head: Head, given: bool) -> Non
         inside_now = name in within
         if after and not inside_now:
             raise MethodError(
-                f"{kind} computes with {names[0]!r} after its head {name!r}; a head is the last that has parameters. "
-                f"{ADVICE}"
+                "{model} computes with {parameter!r} after its head {head!r}; a head is the last that has parameters. "
+                "{advice}",
+                model=kind,
+                parameter=names[0],
+                head=name,
+                advice=ADVICE,
             )
         after = after or inside_now
 
@@ -319,28 +356,41 @@ def _check_replayed(
     features = the_tensor(*seen.given[name], name).detach()
     if not isinstance(seen.output, Tensor):
         raise MethodError(
-            f"{kind} gives a {type(seen.output).__name__}, so it may have several heads; a method that knows one wants "
-            f"a tensor. Let forward return the output of the head, or take fedavg, fedprox or ditto."
+            "{model} gives a {got}, so it may have several heads; a method that knows one wants "
+            "a tensor. Let forward return the output of the head, or take fedavg, fedprox or ditto.",
+            model=kind,
+            got=type(seen.output).__name__,
         )
     if not isinstance(seen.gave[name], Tensor):
-        raise MethodError(f"The head {name!r} of {kind} gives no tensor. {ADVICE}")
+        raise MethodError(
+            "The head {head!r} of {model} gives no tensor. {advice}", head=name, model=kind, advice=ADVICE
+        )
     with torch.no_grad():
         again = logits_of(put_in(layer, features.clone(), partial(_run, module, _again(arguments)), name))
         if not (isinstance(again, Tensor) and torch.equal(again, seen.output)):
             raise MethodError(
-                f"A forward of {kind} whose head {name!r} is given the same features gives another output. {ADVICE}"
+                "A forward of {model} whose head {head!r} is given the same features gives another output. {advice}",
+                model=kind,
+                head=name,
+                advice=ADVICE,
             )
         other = logits_of(_with_output(module, layer, _again(arguments), _shifted(seen.gave[name])))
     same = (other == seen.output).reshape(-1, seen.output.shape[-1] if seen.output.dim() > 1 else 1).all(0)
     if bool(same.any()) and seen.output.numel():
         raise MethodError(
-            f"Some of what {kind} gives does not hang on {name!r}, so it has several heads. Let forward return the "
-            f"output of one, or say which part holds all of them: method.but(head='NAME')."
+            "Some of what {model} gives does not hang on {head!r}, so it has several heads. Let forward return the "
+            "output of one, or say which part holds all of them: method.but(head='NAME').",
+            model=kind,
+            head=name,
         )
     if features_last(layer, features).shape[:1] != (examples,):
         raise MethodError(
-            f"The head {name!r} of {kind} is given features of shape {tuple(features.shape)}, whose first axis is not "
-            f"that of the {examples} examples. Let forward put it first."
+            "The head {head!r} of {model} is given features of shape {got}, whose first axis is not "
+            "that of the {examples} examples. Let forward put it first.",
+            head=name,
+            model=kind,
+            got=tuple(features.shape),
+            examples=examples,
         )
 
 
@@ -373,8 +423,10 @@ def _check_gradients(module: nn.Module, seen: Seen, head: Head) -> None:
     own = {n: p for n, p in module.named_parameters() if n.startswith(f"{name}.") and p.requires_grad}
     if not own:
         raise MethodError(
-            f"All of the head {name!r} of {kind} is frozen (requires_grad=False), so no client can have its own. Let it be "
-            f"trained, or say which layer is the head: method.but(head='NAME')."
+            "All of the head {head!r} of {model} is frozen (requires_grad=False), so no client can have its own. Let it be "
+            "trained, or say which layer is the head: method.but(head='NAME').",
+            head=name,
+            model=kind,
         )
     output = seen.output
     slopes = (
@@ -384,9 +436,11 @@ def _check_gradients(module: nn.Module, seen: Seen, head: Head) -> None:
     )
     if all(slope is None for slope in slopes):
         raise MethodError(
-            f"No gradient reaches the head {name!r} of {kind} (detached, or within a re-entrant checkpoint). Take "
-            f"checkpoint(..., use_reentrant=False), leave detach() out, or say which other layer is the head: "
-            f"method.but(head='NAME')."
+            "No gradient reaches the head {head!r} of {model} (detached, or within a re-entrant checkpoint). Take "
+            "checkpoint(..., use_reentrant=False), leave detach() out, or say which other layer is the head: "
+            "method.but(head='NAME').",
+            head=name,
+            model=kind,
         )
     features = the_tensor(*seen.given[name], name)
     bare = {n for n, p in module.named_parameters(recurse=False) if p.dim() < 2}
@@ -394,6 +448,9 @@ def _check_gradients(module: nn.Module, seen: Seen, head: Head) -> None:
     trained = [n for n in before if module.get_parameter(n).requires_grad]
     if trained and not features.requires_grad:
         raise MethodError(
-            f"The features that the head {name!r} of {kind} is given carry no gradient, though {trained[0]!r} is before it "
-            f"(detached, or a re-entrant checkpoint). Take checkpoint(..., use_reentrant=False), or leave detach() out."
+            "The features that the head {head!r} of {model} is given carry no gradient, though {trained!r} is before it "
+            "(detached, or a re-entrant checkpoint). Take checkpoint(..., use_reentrant=False), or leave detach() out.",
+            head=name,
+            model=kind,
+            trained=trained[0],
         )

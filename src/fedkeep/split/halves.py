@@ -101,7 +101,7 @@ class Frozen:
     def check(self, who: str) -> None:
         """Raise SplitError naming who trained and what was changed, if anything was."""
         if names := self.changed():
-            raise SplitError(f"{who}: {frozen_changed(names[0])}")
+            raise SplitError("{who}: {why}", who=who, why=frozen_changed(names[0]))
 
 
 def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()) -> Halves:
@@ -204,9 +204,12 @@ def _check_real(tensors: Mapping[str, Tensor], halves: Mapping[str, str]) -> Non
     for name, value in tensors.items():
         if value.is_complex() and halves[name] != "frozen":
             raise SplitError(
-                f"{name!r} is trained and complex ({value.dtype}), which no mean and no optimiser here takes. Keep "
-                f"torch.view_as_real of it as the parameter, shape {[*value.shape, 2]}, and say torch.view_as_complex "
-                f"in forward."
+                "{name!r} is trained and complex ({dtype}), which no mean and no optimiser here takes. Keep "
+                "torch.view_as_real of it as the parameter, shape {wanted}, and say torch.view_as_complex "
+                "in forward.",
+                name=name,
+                dtype=value.dtype,
+                wanted=[*value.shape, 2],
             )
 
 

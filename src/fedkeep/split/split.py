@@ -130,7 +130,7 @@ class Split:
         """
         left = self.private_names(deltas)
         if left:
-            raise UploadError(f"An upload was refused: the private {left[0]!r} is in it.")
+            raise UploadError("An upload was refused: the private {name!r} is in it.", name=left[0])
         return Upload(deltas, weight, rows, _key=Upload._made_by_split)
 
     def check(self, module: nn.Module) -> None:
@@ -166,8 +166,12 @@ class Split:
                 )
             if value is tensors[other]:
                 raise SplitError(
-                    f"{other!r} and {name!r} of {type(module).__name__} are one tensor (tied weights), and only "
-                    f"{own if mine == 'frozen' else theirs!r} is named frozen. Name both in frozen, or neither."
+                    "{other!r} and {name!r} of {module} are one tensor (tied weights), and only "
+                    "{named!r} is named frozen. Name both in frozen, or neither.",
+                    other=other,
+                    name=name,
+                    module=type(module).__name__,
+                    named=own if mine == "frozen" else theirs,
                 )
 
     def _said(self, name: str, otherwise: Half) -> Half:

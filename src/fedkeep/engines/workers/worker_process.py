@@ -246,7 +246,7 @@ def decode_error(what: Mapping[str, Any]) -> BaseException:
         except Exception:  # noqa: BLE001 - a constructor with a mind of its own
             error = None
     if error is None or str(error) != what["text"]:
-        error = WorkerError(f"{what['type']}: {what['text']}")
+        error = WorkerError("{kind}: {why}", kind=what["type"], why=what["text"])
     elif isinstance(error, FedkeepError):
         error.facts = what["facts"]
     error.add_note(f"In the worker process:\n{what['trace']}")

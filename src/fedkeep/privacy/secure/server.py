@@ -190,9 +190,12 @@ class SecureServer:
                 break
         if missing:
             raise WrongShareError(
-                f"The shares that {len(self._revealed)} clients revealed do not give the secrets of {len(missing)}, "
-                f"e.g. of {missing[0][1]!r}: who dealt them dealt wrong ones, or too many revealed wrong ones.",
+                "The shares that {revealed} clients revealed do not give the secrets of {count}, "
+                "e.g. of {client!r}: who dealt them dealt wrong ones, or too many revealed wrong ones.",
                 {name for _, name in missing} if found and len(self._revealed) > self.threshold else (),
+                revealed=len(self._revealed),
+                count=len(missing),
+                client=missing[0][1],
             )
         if len(by_choice) > 1:
             self._compare(by_choice, found)
