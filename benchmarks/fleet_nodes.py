@@ -20,9 +20,9 @@ import zlib
 from base64 import b64encode
 from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, TIMESTAMP_HEADER
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -42,6 +42,8 @@ from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 FIRST, PATIENCE, TRIES = "n00000", 30.0, 8
 """The device that answers; seconds until a call is given up, as Flower's node has them, and tries."""
 CHECKSUM, STEP = 4, 1 << 16
+PIECE, CONTENT = 5 << 20, "content"
+"""As of ``fedkeep.flower.packet_records``, which loads torch."""
 CHANCE = random.Random(0)  # noqa: S311 - no secrets
 HELD = 256 << 20
 """Bytes of messages that all nodes hold at a time, as they share a machine here."""
@@ -52,6 +54,7 @@ TOLD: Any = {
     "sent_bytes": 0,
     "received_bytes": 0,
     "answers": 0,
+    "asked_in_vain": 0,
 }
 
 
@@ -142,6 +145,21 @@ def with_name(file: bytes, old: str, new: str, number: int | None = None) -> byt
     return made + zlib.crc32(made).to_bytes(CHECKSUM, "little")
 
 
+def files_in(records: RecordDict) -> list[bytes]:
+    """Return the files of fedkeep's packet that come in pieces: its own, and those beside it."""
+    pieces = dict[str, list[bytes]]()
+    for name, record in records.config_records.items():
+        pieces.setdefault(name.rpartition("/")[0], []).append(cast(bytes, record[CONTENT]))
+    return [b"".join(each) for each in pieces.values()]
+
+
+def records_of(file: bytes) -> RecordDict:
+    """Return a packet's own file in pieces."""
+    starts = range(0, len(file), PIECE)
+    pieces = [ConfigRecord({CONTENT: file[start : start + PIECE]}) for start in starts]
+    return RecordDict({f"own/{n}": piece for n, piece in enumerate(pieces)})
+
+
 class Device:
     """The real device behind the pipes: it answers each kind of message once."""
 
@@ -229,13 +247,9 @@ class Scripted:
         )
         await self.line.call("confirm-message-received", received, message_pb2.ConfirmMessageReceivedResponse)
         whole: Any = inflate_object_from_contents(tree.object_id, contents)
-        arrays = whole.content["packet"]
-        files = [arrays["own"].data, *(arrays[f"shared-{n}"].data for n in range(len(arrays) - 1))]
-        answer = await self.device.answer(self.name, self.number, files)
-        del whole, arrays, files, contents
-        record = ArrayRecord()
-        record["own"] = Array("uint8", (len(answer),), "fedkeep.packet", answer)
-        reply = Message(RecordDict({"packet": record}), reply_to=message)
+        answer = await self.device.answer(self.name, self.number, files_in(whole.content))
+        del whole, contents
+        reply = Message(records_of(answer), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         objects = get_all_nested_objects(reply)
         pushed = await self.line.call(
@@ -265,6 +279,7 @@ class Scripted:
             found = await self.line.call("pull-object", asked, message_pb2.PullObjectResponse)
             if found.object_available:
                 return bytes(found.object_content)
+            TOLD["asked_in_vain"] += 1
             await asyncio.sleep(1.0)
 
 

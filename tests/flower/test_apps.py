@@ -16,11 +16,11 @@ from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
 from fedkeep.flower import node_context as nodes
 from fedkeep.flower import server_app
-from fedkeep.flower.array_records import from_records, to_records
 from fedkeep.flower.client_app import serve
 from fedkeep.flower.grid import GridTransport
 from fedkeep.flower.local import local_of, read_status, rounds_done
 from fedkeep.flower.node_context import NODE_CONFIG
+from fedkeep.flower.packet_records import from_records, to_records
 from fedkeep.flower.served import federation_of
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import DeviceFile
@@ -219,7 +219,7 @@ def test_a_node_that_cannot_serve_says_why(config, said):
 
 def test_a_malformed_message_is_answered_by_a_reason():
     message = to_records([Packet({"kind": "hello"})])[0]
-    message["packet"]["own"].data = b"no packet"
+    message["own/0"]["content"] = b"no packet"
     from flwr.app import Message
 
     Loopback(serve, [context(7)])

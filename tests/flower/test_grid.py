@@ -4,8 +4,8 @@ import torch
 from flwr.app import Message, RecordDict
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.flower.array_records import from_records, to_records
 from fedkeep.flower.grid import GridTransport
+from fedkeep.flower.packet_records import from_records, to_records
 from fedkeep.remote import Packet
 from tests.flower.loopback import Loopback, context
 
@@ -44,7 +44,10 @@ def test_what_a_device_breaks_or_garbles_is_a_reason():
     tickets = carrier.send([("7", Packet({"kind": "break"})), ("8", Packet({"kind": "garble"}))])
     broken, garbled = carrier.receive(tickets)
     assert (broken.packet, broken.reason) == (None, "Flower: <class 'RuntimeError'>:<'broken'> (code 2)")
-    assert (garbled.packet, garbled.reason) == (None, "A message was not made by fedkeep: it holds [].")
+    assert (garbled.packet, garbled.reason) == (
+        None,
+        "A message was not made by this version of fedkeep: it holds [].",
+    )
 
 
 def test_the_model_travels_once_for_several_nodes():

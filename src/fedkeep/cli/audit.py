@@ -105,7 +105,7 @@ def audit(
 
     asked, wires = _asked(config, data, overrides), dict(WIRES)
     if importlib.util.find_spec("flwr") is not None:
-        from fedkeep.flower.array_records import to_bytes
+        from fedkeep.flower.packet_records import to_bytes
 
         wires["Flower's"] = to_bytes
     settings, allow = asked.found.config, asked.allow

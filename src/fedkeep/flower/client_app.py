@@ -8,8 +8,8 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedkeep.flower.array_records import from_records, to_records
 from fedkeep.flower.node_context import log, node_of
+from fedkeep.flower.packet_records import from_records, to_records
 from fedkeep.remote import Packet
 from fedkeep.remote.agreement import refusal
 from fedkeep.remote.node import Node

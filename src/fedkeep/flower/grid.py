@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from fedkeep.core.errors import ConfigError, RunError, UploadError, first_line
 from fedkeep.core.params import nbytes
-from fedkeep.flower.array_records import from_records, to_records
+from fedkeep.flower.packet_records import from_records, to_records
 from fedkeep.remote import Packet, Reply
 
 ASK = "query"

@@ -74,8 +74,8 @@ class Packet:
         """Return the packet as a safetensors file and its CRC-32, 4 bytes, for transports that carry bytes.
 
         Args:
-            beside: files of ``tensor_file`` that travel beside this one, as others hold them too, and the names of
-                their tensors.
+            beside: of each file of ``tensor_file`` that travels beside this one, as others hold it too, the names of
+                its tensors, and its checksum: its last 4 bytes.
 
         Raises:
             UploadError: a header that JSON cannot hold, or a tensor that a safetensors file cannot: a sparse one, say.
@@ -85,7 +85,7 @@ class Packet:
         about = {
             "header": dict(self.header),
             "names": list(self.tensors),
-            "beside": [file[-CHECKSUM:].hex() for _, file in beside],
+            "beside": [checksum.hex() for _, checksum in beside],
         }
         try:
             return tensor_file(own, json.dumps(about, allow_nan=False, sort_keys=True))
