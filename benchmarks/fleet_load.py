@@ -130,7 +130,7 @@ def measured(nodes: int, megabytes: int, look: float, seconds: float, home: Path
     (home / "flower" / "config.toml").write_text(settings, encoding="utf-8")
     given = {**environment(home / "bin"), **control.environment, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
     known, began = dict[str, float](), time.monotonic()
-    database, largest, ended = home / "link.db", 0, ""
+    database, largest, ended, at_first = home / "link.db", 0, "", 0.0
     with Processes(home / "logs", given) as processes:
         command = [program("flower-superlink"), "--insecure", "--host", "127.0.0.1"]
         command += ["--port", address.partition(":")[2], "--database", database]
@@ -158,7 +158,7 @@ def measured(nodes: int, megabytes: int, look: float, seconds: float, home: Path
                     idle = [(known["link_cpu_seconds"], sum(fares["calls"].values()))]
                 if idle and not known.get("run") and time.monotonic() > began + joined + IDLE:
                     idle.append((known["link_cpu_seconds"], sum(fares["calls"].values())))
-                    known["run"] = 1
+                    known["run"], at_first = 1, known["link_cpu_seconds"]
                     control.submit(
                         home / "project", {"status": str(status), "clients": nodes, "patience": seconds}
                     )
@@ -196,10 +196,14 @@ def measured(nodes: int, megabytes: int, look: float, seconds: float, home: Path
         "rounds_a_minute": round(60 / statistics.median(took), 2) if took else None,
         **{name: value for name, value in sorted(known.items()) if name != "run"},
         "link_cpu_ms_a_look": spent(idle),
+        "link_cpu_ms_a_message": round(1000 * (known["link_cpu_seconds"] - at_first) / fares["answers"], 1)
+        if fares["answers"]
+        else None,
         "nodes_peak_bytes": fares["peak_bytes"],
         "link_database_bytes": largest,
         "answers": fares["answers"],
         "calls": fares["calls"],
+        "asked_in_vain": fares["asked_in_vain"],
         "nodes_sent_bytes": fares["sent_bytes"],
         "nodes_received_bytes": fares["received_bytes"],
         "faults": fares["faults"],
