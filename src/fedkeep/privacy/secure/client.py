@@ -96,10 +96,9 @@ class SecureClient:
         opened = {sender: self._opened(sender, content) for sender, content in shares.items()}
         if wrong := [sender for sender, pair in opened.items() if len(pair) != 2 * shamir.SHARE]:
             raise WrongShareError(
-                "{name!r} cannot open what {wrong} sealed for it: it was changed on its way, or sealed wrongly.",
-                wrong,
+                "{name!r} cannot open what {dealers} sealed for it: it was changed on its way, or sealed wrongly.",
                 name=self.name,
-                wrong=wrong,
+                dealers=wrong,
             )
         self._held = {**opened, self.name: self._own}
         total: np.ndarray = values + crypto.mask(self._seed, values.size, values.dtype)

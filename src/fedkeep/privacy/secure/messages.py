@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fedkeep.core.errors import SecureSumError
 
@@ -78,8 +79,8 @@ class WrongShareError(SecureSumError):
         dealers: ids of those.
     """
 
-    def __init__(self, text: str, dealers: Collection[str]) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, /, *, dealers: Collection[str], **facts: Any) -> None:
+        super().__init__(text, dealers=sorted(dealers), **facts)
         self.dealers = sorted(dealers)
 
 

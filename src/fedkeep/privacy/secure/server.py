@@ -192,7 +192,9 @@ class SecureServer:
             raise WrongShareError(
                 "The shares that {revealed} clients revealed do not give the secrets of {count}, "
                 "e.g. of {client!r}: who dealt them dealt wrong ones, or too many revealed wrong ones.",
-                {name for _, name in missing} if found and len(self._revealed) > self.threshold else (),
+                dealers={name for _, name in missing}
+                if found and len(self._revealed) > self.threshold
+                else (),
                 revealed=len(self._revealed),
                 count=len(missing),
                 client=missing[0][1],
