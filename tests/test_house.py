@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import grimp
 import pytest
 from importlinter import cli
+
+from fedkeep.tasks import KINDS, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "fedkeep"
@@ -235,3 +238,37 @@ def test_a_hook_refuses_a_subject_of_more_than_72_bytes() -> None:
     assert pattern.search(b"s" * 73)
     assert pattern.search("…".encode() * 25)
     assert not pattern.search(b"s" * 72 + b"\n\n" + b"what it does " * 9)
+
+
+def kinds_named(module: Path, tree: ast.AST) -> list[str]:
+    """Return where a module imports a kind of task by its name, or compares or matches something with one's name."""
+    found = []
+    for node in ast.walk(tree):
+        names: list[object] = []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedkeep.tasks"):
+            there = vars(importlib.import_module(str(node.module)))
+            names = [alias.name for alias in node.names if isinstance(there.get(alias.name), Kind)]
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            each = [one for side in sides for one in getattr(side, "elts", [side])]
+            names = [one.value for one in each if isinstance(one, ast.Constant)]
+        elif isinstance(node, ast.MatchValue) and isinstance(node.value, ast.Constant):
+            names = [node.value.value]
+        known = (name for name in names if isinstance(node, ast.ImportFrom) or name in KINDS)
+        found += [f"{module.relative_to(SOURCE)}:{node.lineno} {name}" for name in known]
+    return found
+
+
+def test_nothing_but_its_record_knows_a_kind_of_task_by_its_name() -> None:
+    """What differs between kinds is asked of their records, so that a new one, or a copy under another name, has it all."""
+    rest = [path for path in SOURCE.rglob("*.py") if SOURCE / "tasks" not in path.parents]
+    assert [name for path in rest for name in kinds_named(path, ast.parse(path.read_text("utf-8")))] == []
+
+
+def test_the_rule_on_kinds_finds_each_way_to_name_one() -> None:
+    imported = "from fedkeep.tasks.ranking import RANKING\nfrom fedkeep.tasks import TOKENS, KINDS"
+    compared = "kind == 'pixels' or 'binary' != kind or kind in ('tokens', 'x')"
+    matched = "match kind:\n    case 'regression' | 'x': pass\n    case ['ranking', y]: pass"
+    allowed = "about(task='binary') or x['tokens'] in y"
+    for text, count in ((imported, 2), (compared, 3), (matched, 2), (allowed, 0)):
+        assert len(kinds_named(SOURCE / "x.py", ast.parse(text))) == count

@@ -105,7 +105,7 @@ def test_a_model_of_another_size_is_told_before_training() -> None:
         (np.zeros((2, 4, 4), int), {"column": "image", "height": SIDE, "got_height": 4}),
         (
             np.full((2, SIDE, SIDE), 255),
-            {"got": 255, "row": 0, "client": "0", "ignored": ", and -100 for pixels that do not count"},
+            {"got": 255, "row": 0, "client": "0", "ignored": ", and -100 for what does not count"},
         ),
         (np.zeros((2, SIDE), int), {}),
     ],

@@ -158,7 +158,7 @@ def test_a_metric_of_ones_own() -> None:
         (
             [[1, -1]],
             {"task": "tokens"},
-            "Wanted labels 0 to 1 (2 classes), and -100 for tokens that do not count; got -1 in",
+            "Wanted labels 0 to 1 (2 classes), and -100 for what does not count; got -1 in",
         ),
         ([[1, 2]], {}, "say meta['task'] = 'tokens' where each token has a label"),
         (

@@ -37,6 +37,7 @@ def start(
     """
     from fedkeep.core.files import write_whole
     from fedkeep.experiments.starting import folder_toml, start_of, toml_of
+    from fedkeep.tasks import of_numbers
 
     if table.suffix == ".toml":
         raise ConfigError(
@@ -57,7 +58,7 @@ def start(
         return
     found = start_of(table, client, label)
     write_whole(path, toml_of(found).encode())
-    what = {"regression": "a number"}.get(found.task, "classes")
+    what = "a number" if of_numbers(found.task) else "classes"
     say(
         f"Whose each row is: {found.client!r} ({found.clients:,} different). Predicted: {found.label!r}, {what}"
         f"{'' if label else ' (a guess; another: --label COLUMN)'}."

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import shown
 from fedkeep.data.columns import Column, Ragged
-from fedkeep.tasks import of_several, tasks_in
+from fedkeep.tasks import tasks_in
 
 
 class Labelled(Protocol):
@@ -198,7 +198,7 @@ def label_warnings(data: Labelled) -> Iterator[str]:
     names = list(map(str, data.meta.get("label_names") or ()))
     for task in tasks_in(data.meta):
         label = data.columns.get(task.label)
-        classes = task.kind.one_class or of_several(task.kind.name)
+        classes = task.kind.one_class or task.kind.sets
         if not classes or label is None or isinstance(label, Ragged):
             continue
         everything = _counts(label, len(names))

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkeep.core.errors import DataError, check_choice, first_line, warn
 from fedkeep.data.columns import Column, Ragged, is_missing
 from fedkeep.data.splits import SPLITS
-from fedkeep.tasks import BINARY, KINDS, MULTICLASS, REGRESSION, Kind
+from fedkeep.tasks import KINDS, Kind, listed, usual_kind
 from fedkeep.tasks.multiclass import IGNORED
 
 MANY_CLASSES = 1000
@@ -210,7 +210,7 @@ def completed(
             )
         if kind is None:
             classes = classes or (int(label.max()) + 1 if whole else 1)
-            kind = (BINARY if classes <= 2 else MULTICLASS) if whole else REGRESSION
+            kind = usual_kind(whole, int(classes))
             meta["task"] = kind.name
         if not kind.whole:
             columns["label"] = label if not whole else label.astype(np.float32)
@@ -247,11 +247,8 @@ def _wrong_axes(label: Column, kind: Kind | None) -> str:
     task = "" if kind is None else f", as meta['task'] is {kind.name!r}"
     return (
         f"Wanted labels of the shape {shape}{task}; got {got}. Pad rows of tokens to one length with labels of {IGNORED}; name "
-        f"the column otherwise; or say meta['task'] = "
-        f"'tokens' where each token has a label, 'next_token' where it is the token that follows, 'pixels' where each pixel "
-        f"has one, 'multi_output' where each example has a row of numbers, 'multi_label' where each has a row of 0 and 1. "
-        f"Labels of several kinds are "
-        f"a column and a task each: meta['tasks'], with the loss terms.multi_task."
+        f"the column otherwise; or say meta['task'] = {listed(kind for kind in KINDS.values() if kind.axes > 1)}. Labels of "
+        f"several kinds are a column and a task each: meta['tasks'], with the loss terms.multi_task."
     )
 
 
@@ -330,8 +327,7 @@ def check_labels(columns: Mapping[str, Column], meta: Mapping[str, Any], owner: 
         outside &= label != kind.ignored
     if outside.any():
         row = int(np.argwhere(outside)[0][0])
-        what = "pixels" if kind.axes == 3 else "tokens"
-        ignored = "" if kind.ignored is None else f", and {kind.ignored} for {what} that do not count"
+        ignored = "" if kind.ignored is None else f", and {kind.ignored} for what does not count"
         raise DataError(
             "Wanted labels 0 to {largest} ({classes} classes){ignored}; got {got} in row {row} (client {client!r}) and "
             "{more} more out of range. Correct the labels or meta['classes'].",

@@ -17,6 +17,7 @@ from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.columns import Column, Ragged, offsets_of
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.text import CharVocabulary
+from fedkeep.tasks import KINDS, of_numbers
 
 MOST_NUMBERS = 100_000_000
 MOST_SKEW, MOST_STRENGTH = 3, 1000
@@ -76,14 +77,13 @@ def many_user_text(
         DataError: an argument is out of range.
     """
     check_choice("Wanted kind", kind, ("multiclass", "binary"), DataError)
-    usual = (6, 3, 12.0) if kind == "multiclass" else (4, 2, 4.0)
+    clicks = KINDS[kind].ranks_scores  # one score an example: click or not
+    usual = (4, 2, 4.0) if clicks else (6, 3, 12.0)
     topics = usual[0] if topics is None else topics
     trait_size = usual[1] if trait_size is None else trait_size
     strength = usual[2] if strength is None else strength
     fits = min(users, examples, topics, choices) >= 1 and trait_size >= 2 and 0 < rate < 1
-    fits &= (
-        (kind == "binary" or choices <= classes) and 0 <= skew <= MOST_SKEW and 0 <= strength <= MOST_STRENGTH
-    )
+    fits &= (clicks or choices <= classes) and 0 <= skew <= MOST_SKEW and 0 <= strength <= MOST_STRENGTH
     if not fits:
         raise DataError(
             "Wanted users, examples, topics and choices of at least 1, choices of classes = {classes} at most, trait_size "
@@ -111,10 +111,10 @@ def many_user_text(
     topic = draw.integers(topics, size=len(user))
     text, vocabulary = _texts(topic, topics, draw)
 
-    if kind == "multiclass":
-        table = _label_table(users, classes, topics, choices, trait_size, strength, draw)
-    else:
+    if clicks:
         table = _click_table(users, topics, trait_size, strength, rate, counts, draw)
+    else:
+        table = _label_table(users, classes, topics, choices, trait_size, strength, draw)
     # The same without the user: a topic is drawn independently of the user, so users weigh as their examples.
     pooled = np.einsum("u,utc->tc", counts / counts.sum(), table)
     chance = table[user, topic]  # (examples, classes)
@@ -123,18 +123,16 @@ def many_user_text(
         "text": text,
         "label": label,
         "_topic": topic,
-        "_best": _known(chance, kind),
-        "_best_global": _known(pooled, kind)[topic],
+        "_best": _known(chance, clicks),
+        "_best_global": _known(pooled, clicks)[topic],
     }
     meta: dict[str, Any] = {
         "name": f"many_user_text-{kind}",
         "task": kind,
         "classes": table.shape[-1],
-        "label_names": [f"label {c}" for c in range(table.shape[-1])]
-        if kind == "multiclass"
-        else ["no click", "click"],
+        "label_names": ["no click", "click"] if clicks else [f"label {c}" for c in range(table.shape[-1])],
         "vocabulary": vocabulary.to_dict(),
-        "traits": _traits(kind, user, label, users, table.shape[-1]),
+        "traits": _traits(clicks, user, label, users, table.shape[-1]),
         "source": {"generator": "many_user_text", "seed": seed},
     }
     ids = [f"user-{u:0{len(str(users - 1))}d}" for u in range(users)]
@@ -175,7 +173,7 @@ def toy(
     x = draw.standard_normal((len(user), features))
     score = x @ draw.standard_normal((features, outputs)) + draw.standard_normal((users, outputs))[user]
     score += 0.1 * draw.standard_normal(score.shape)
-    label = score[:, 0].astype(dtype) if task == "regression" else score.argmax(axis=1)
+    label = score[:, 0].astype(dtype) if of_numbers(task) else score.argmax(axis=1)
     ids = [f"user-{u}" for u in range(users)]
     meta = {"name": "toy", "task": task, "classes": outputs, "source": {"generator": "toy", "seed": seed}}
     data = FederatedData({"x": x.astype(dtype), "label": label}, offsets_of(counts), ids, None, meta)
@@ -194,9 +192,9 @@ def _check_size(numbers: float) -> None:
         )
 
 
-def _known(chance: Floats, kind: str) -> Floats:
+def _known(chance: Floats, clicks: bool) -> Floats:
     """Return what the best possible result is made of: the highest probability, or that of label 1."""
-    return np.asarray(chance.max(axis=-1) if kind == "multiclass" else chance[..., 1])
+    return np.asarray(chance[..., 1] if clicks else chance.max(axis=-1))
 
 
 def _skewed_counts(users: int, examples: int, skew: float, draw: np.random.Generator) -> Ints:
@@ -287,8 +285,8 @@ def _sigmoid(score: Floats) -> Floats:
     return np.asarray(1 / (1 + np.exp(-score)))
 
 
-def _traits(kind: str, user: Ints, label: Ints, users: int, classes: int) -> dict[str, list[Any]]:
+def _traits(clicks: bool, user: Ints, label: Ints, users: int, classes: int) -> dict[str, list[Any]]:
     used = np.bincount(user * classes + label, minlength=users * classes).reshape(users, classes)
-    if kind == "multiclass":
-        return {"most_used_label": [f"label {c}" for c in used.argmax(axis=1)]}
-    return {"click_rate": [round(float(rate), 4) for rate in used[:, 1] / used.sum(axis=1)]}
+    if clicks:
+        return {"click_rate": [round(float(rate), 4) for rate in used[:, 1] / used.sum(axis=1)]}
+    return {"most_used_label": [f"label {c}" for c in used.argmax(axis=1)]}

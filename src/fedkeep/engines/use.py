@@ -26,7 +26,7 @@ from fedkeep.engines.batches import load_batch
 from fedkeep.methods import Method
 from fedkeep.methods.base import forward
 from fedkeep.methods.labels import output_of
-from fedkeep.tasks import Task, of_numbers, of_rows, tasks_in
+from fedkeep.tasks import Task, tasks_in
 
 BLOCK = 32
 """Rows that are computed at once, always: so a row's numbers hang neither on how many there are nor on the others."""
@@ -166,7 +166,7 @@ def _said(output: Tensor, task: Task, encoding: Encoding) -> list[Prediction]:
     assert task.kind.says is not None
     code = encoding.columns.get(task.label)
     names = code.names if isinstance(code, LabelCode | TargetsCode) else encoding.about.label_names or ()
-    outputs = tuple(names) if of_rows(task.kind.name) and of_numbers(task.kind.name) else ()
+    outputs = tuple(names) if task.kind.several and not task.kind.whole else ()
     return [
         Prediction(task.name, value, shares, outputs)
         for value, shares in task.kind.says(task.in_units(output), names)

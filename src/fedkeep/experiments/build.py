@@ -64,7 +64,7 @@ from fedkeep.methods import (
 from fedkeep.methods.augment import Augmented
 from fedkeep.nn.accelerate import swap_, swaps_of
 from fedkeep.privacy import GaussianNoise
-from fedkeep.tasks import MULTI_LABEL, of_rows, of_several, tasks_in
+from fedkeep.tasks import Kind, tasks_in, usual_kind
 
 __all__ = [
     "MODELS",
@@ -551,12 +551,7 @@ def usual_model(encoding: Encoding) -> str:
     if found == "mlp" and "step_features" in encoding.sizes:
         found = "gru"
     deep = found == "mlp" and "features" not in encoding.sizes
-    if (
-        found is None
-        or deep
-        or len(tasks) > 1
-        or not (tasks[0].kind.axes == 1 or of_rows(tasks[0].kind.name))
-    ):
+    if found is None or deep or len(tasks) > 1 or not (tasks[0].kind.axes == 1 or tasks[0].kind.several):
         columns = ", ".join(n for n in encoding.columns if n != "label")
         raise ConfigError(
             f"model.kind: there is no usual model for the columns {columns} and the task "
@@ -585,11 +580,16 @@ def settled(config: Config, data: FederatedData | Encoding) -> Config:
     model, method = config.model, config.method
     if model.kind == AUTO:
         model = model.model_copy(update={"kind": usual_model(encoding)})
-    task = next((t.kind for t in tasks_in(encoding.meta) if t.label == method.loss.label), None)
     if method.loss.kind is None:
+        task = _kind_of(encoding, method.loss.label)
         kind = "cross_entropy" if task is None else task.loss
         method = method.model_copy(update={"loss": method.loss.model_copy(update={"kind": kind})})
     return config.model_copy(update={"model": model, "method": method})
+
+
+def _kind_of(encoding: Encoding, label: str) -> Kind | None:
+    """Return the kind of the task whose labels are a column; None: there is none."""
+    return next((task.kind for task in tasks_in(encoding.meta) if task.label == label), None)
 
 
 def build_loss(config: LossConfig) -> terms.Term:
@@ -602,8 +602,7 @@ def build_loss(config: LossConfig) -> terms.Term:
     elif is_own(config.kind):
         loss = _own_term(config.kind, config.label)
     else:
-        known = {"squared_error": terms.squared_error, "binary_cross_entropy": terms.binary_cross_entropy}
-        loss = known[config.kind](config.label)
+        loss = terms.named(config.kind, config.label)
     for pattern, factor in config.l2.items():
         loss = loss + factor * terms.l2_penalty(pattern)
     if config.augment is None:
@@ -643,19 +642,18 @@ def check_loss(
         ConfigError: the loss wants classes and the data hold numbers or several labels an example, or there are not as
             many weights as classes.
     """
-    label = encoding.columns.get(config.label)
+    label, task = encoding.columns.get(config.label), _kind_of(encoding, config.label)
     if config.kind == "cross_entropy" and label is not None and label.dtype.kind == "f":
         raise ConfigError(
             f"method.loss: 'cross_entropy' wants classes, but the column {config.label!r} holds {label.dtype}. For "
-            f"numbers as labels say method.loss.kind = 'squared_error'."
+            f"numbers as labels say method.loss.kind = {usual_kind(whole=False).loss if task is None else task.loss!r}."
         )
-    several = of_several(encoding.meta.get("task")) and config.label == "label"
-    if config.kind == "cross_entropy" and several:
+    if config.kind == "cross_entropy" and task is not None and task.loss != config.kind:
         raise ConfigError(
             "method.loss: 'cross_entropy' wants one class an example, and the task is {task!r}. Say method.loss.kind = "
             "{loss!r}.",
-            task=MULTI_LABEL.name,
-            loss=MULTI_LABEL.loss,
+            task=task.name,
+            loss=task.loss,
         )
     classes = options.get("classes", encoding.sizes.get("classes"))
     weights, known = config.class_weights, "classes" in inspect.signature(make).parameters

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ModelWrapValidatorHandler, model_validator
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 
 from fedkeep.core.errors import ConfigError, near_path
 from fedkeep.core.optim import Optimizer
@@ -24,6 +24,7 @@ from fedkeep.methods import EarlyStopping, Phase, SecureSums
 from fedkeep.methods.class_weights import fault_of
 from fedkeep.methods.phase import UsualSize
 from fedkeep.privacy import DifferentialPrivacy
+from fedkeep.tasks import KINDS
 
 LONGEST_FILE = 1 << 20  # bytes
 AUTO = "auto"
@@ -35,6 +36,16 @@ ANY_TOKENS = ("table", "huggingface")
 
 Own = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 """The name of something of one's own."""
+
+
+def _of_a_task(name: str) -> str:
+    if name not in (known := {kind.loss for kind in KINDS.values()}):
+        raise ValueError(f"no task has such a loss; tasks have {sorted(known)}")
+    return name
+
+
+TaskLoss = Annotated[str, AfterValidator(_of_a_task)]
+"""The loss of a kind of task (``Kind.loss``)."""
 
 
 class PartitionConfig(Open):
@@ -137,7 +148,7 @@ class LossConfig(Strict):
         augment: moves training images at random; its keys are those of ``fedkeep.methods.augment.Augmented``.
     """
 
-    kind: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] | Own | None = None
+    kind: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] | Own | TaskLoss | None = None
     label: str = "label"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: Annotated[tuple[Rate, ...] | None, Field(strict=False)] = None

@@ -340,7 +340,7 @@ def columns_of(judged: Sequence[Judged], classes: bool = False) -> Params | None
         kind = one.task.kind
         if kind.kept_label:
             columns["label"] = (first.label > 0).astype(np.uint8)
-        if kind.kept_place:
+        if kind.several:
             columns["place"] = places_of(first.row)
         several = classes and kind.keeps_classes
         if several:

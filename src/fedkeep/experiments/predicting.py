@@ -19,7 +19,7 @@ from fedkeep.data.readers.tables import names_in
 from fedkeep.engines.use import Predicted, predictions, said_tasks, takes_of
 from fedkeep.experiments.exported_models import Exported
 from fedkeep.experiments.new_rows import WANTED, examples_in, read_by
-from fedkeep.tasks import Task, of_numbers, of_rows, of_several
+from fedkeep.tasks import Task
 
 
 def predict_table(
@@ -122,13 +122,13 @@ def scored(exported: Exported, file: Path, found: Sequence[Predicted]) -> list[S
         DataError: a label is no number, where numbers are predicted.
     """
     column, tasks = exported.config.data.options.get("label", "label"), said_tasks(exported.encoding)
-    if len(tasks) != 1 or of_several(tasks[0].kind.name):
+    if len(tasks) != 1 or tasks[0].kind.sets:
         return []
     names = [column] if isinstance(column, str) else list(column)
     table = load_table(file, [], names)
     if decimal := exported.config.data.options.get("decimal"):
         table = replace(table, decimal=str(decimal))
-    several = of_rows(tasks[0].kind.name)
+    several = tasks[0].kind.several
     each = [
         _scored(
             exported, table, name, tasks[0], [row.tasks[0].value for row in found], k if several else None
@@ -148,7 +148,7 @@ def _scored(
     if not said:
         return None
     labelled = table.only(there)
-    if of_numbers(task.kind.name):
+    if not task.kind.whole:
         gap = np.asarray(said, float) - field_of(labelled, column, "number").values
         return Scored("rmse", float(np.sqrt(np.mean(gap**2))), len(there), "" if output is None else column)
     words = labelled.each(column, DECIMAL_CLASS)

@@ -24,7 +24,6 @@ from fedkeep.data.ids import SomeIds
 from fedkeep.engines.use import PersonalModel, place_of, takes_of
 from fedkeep.report.wording import count
 from fedkeep.tasks import tasks_in
-from fedkeep.tasks.ranking import RANKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -249,7 +248,7 @@ def seen_by(data: FederatedData, client: int, split: str) -> NDArray[np.int64]:
 
 def scores_of(model: nn.Module, data: FederatedData, items: int) -> NDArray[np.float64]:
     """Return what a client's model gives each item, (items,)."""
-    asks = tasks_in(data.meta)[0].kind == RANKING
+    asks = tasks_in(data.meta)[0].kind.candidates
     item = torch.arange(items, device=place_of(model))
     batch = {"item": item[None] if asks else item}
     wants = takes_of(model)

@@ -50,7 +50,7 @@ from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.methods.base import Recalls, forward
 from fedkeep.nn.adapters import save_adapter
 from fedkeep.store import Default, MemoryStore, PrivateStore
-from fedkeep.tasks import MULTI_OUTPUT, tasks_in
+from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Examples, Model
 from fedkeep.version import __version__
 
@@ -225,7 +225,8 @@ class Run:
         out: dict[str, float] = {}
         for judged in device.judge(self.orders(chosen), split, (model,)):
             out |= judged.metrics(model, self.metrics)
-            if judged.examples and judged.count and judged.task.kind.name == MULTI_OUTPUT.name:
+            kind = judged.task.kind
+            if judged.examples and judged.count and kind.errors and kind.several:
                 found_each = judged.of(model).by_output().tolist()
                 names = self.data.meta.get("label_names") or range(len(found_each))
                 out |= {

@@ -23,6 +23,7 @@ from fedkeep.data.readers.many import files_of, load_many
 from fedkeep.data.readers.pictures import opened_picture
 from fedkeep.data.readers.series import is_series, seems_series, series_of
 from fedkeep.experiments.run_settings import EPOCHS
+from fedkeep.tasks import of_numbers, usual_kind
 
 CLIENTS = re.compile(
     r"(user|client|customer|person|patient|subject|site|store|shop|hospital|device|account|member|author|speaker|"
@@ -66,7 +67,7 @@ class Start:
     Attributes:
         path: the table's.
         client, label: columns.
-        task: "multiclass", "binary" or "regression".
+        task: the name of its kind of task.
         names: labels in order, where they are whole numbers with gaps.
         fields: the features, by name.
         series: columns of series, in place of features, and what is said of each.
@@ -133,11 +134,11 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
     plain = [name for name in others if name not in series] or others
     label = label or _proposed(table, path, plain, different)
     decimal = table.decimal
-    found = Start(path, client, label, "multiclass", rows, different[client], decimal)
+    found = Start(path, client, label, usual_kind(whole=True).name, rows, different[client], decimal)
     _label(found, table)
     codes = pyarrow.table({name: cells.different()[1] for name, cells in table.columns.items()})
     found.repeated = rows - codes.group_by(codes.column_names).aggregate([]).num_rows
-    if found.task == "regression" or found.names:
+    if of_numbers(found.task) or found.names:
         found.item = next(
             (
                 n
@@ -147,7 +148,7 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
             None,
         )
     if found.item is not None:
-        found.task, found.names = "regression", None
+        found.task, found.names = usual_kind(whole=False).name, None
         found.left = {
             n: "a model for ratings reads user and item alone" for n in others if n not in (label, found.item)
         }
@@ -389,7 +390,7 @@ def _label(found: Start, table: Table) -> None:
     found.unlabelled = int(without.sum())
     known = [cells[n] for n in dict.fromkeys(number[~without].tolist())]
     if numbers is None:
-        found.task = "binary" if len(known) == 2 else "multiclass"
+        found.task = _of_classes(len(known))
         if len(known) > max(1000, found.rows / 5):
             found.faults.append(
                 f"The label {found.label!r} has {len(known):,} different texts. Name another: --label COLUMN."
@@ -397,13 +398,18 @@ def _label(found: Start, table: Table) -> None:
         return
     numbers = np.unique(numbers[~without])
     if len(numbers) > MOST_CLASSES or (numbers % 1).any():
-        found.task = "regression"
+        found.task = usual_kind(whole=False).name
         return
-    found.task = "binary" if len(numbers) == 2 else "multiclass"
+    found.task = _of_classes(len(numbers))
     if len(numbers) != numbers[-1] + 1 or numbers[0] != 0:
         found.names = sorted(
             (str(int(float(cell))) if isinstance(cell, float) else str(cell) for cell in known), key=float
         )
+
+
+def _of_classes(different: int) -> str:
+    """Return the kind of task of so many different labels: a single one may have others elsewhere."""
+    return usual_kind(whole=True, classes=different if different > 1 else None).name
 
 
 def _holds_series(table: Table, name: str) -> bool:
@@ -438,8 +444,10 @@ def toml_of(found: Start) -> str:
         f"user = {q(found.client)}          # whose each row is",
         f"label = {q(found.label)}          # what is predicted",
     ]
-    if found.task == "regression":
-        lines.append('task = "regression"          # a number; for classes say "multiclass"')
+    if of_numbers(found.task):
+        lines.append(
+            f"task = {q(found.task)}          # a number; for classes say {q(usual_kind(whole=True).name)}"
+        )
     if found.unlabelled:
         lines.append(f"skip_unlabelled = true          # {found.unlabelled:,} rows have no label")
     if found.names:

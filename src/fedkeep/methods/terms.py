@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError, check_range
+from fedkeep.core.errors import MethodError, check_choice, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.class_weights import NO_LABEL, checked_weights, class_weighted_mean
 from fedkeep.methods.labels import label_of, output_of
+from fedkeep.tasks import KINDS, Kind, of_classes
 from fedkeep.tasks.multi_label import check_labels
-from fedkeep.tasks.multiclass import PIXELS, check_classes, check_pixels, check_tokens
+from fedkeep.tasks.multiclass import check_classes
 from fedkeep.tasks.regression import check_regression
 
 
@@ -217,11 +218,9 @@ class CrossEntropy(Term):
             )
         weight, tokens = batch.get("weight"), label.dim() > 1
         if tokens:
-            if label.dim() == PIXELS.axes:
-                check_pixels(logits, label)
-                logits = PIXELS.classes_last(logits)
-            else:
-                check_tokens(logits, label)
+            kind = of_classes(label.dim())
+            kind.check_output(logits, label)
+            logits = kind.classes_last(logits)
             each = (-1, *[1] * (label.dim() - 1))
             weight = None if weight is None else weight.reshape(each).expand_as(label).flatten()
             logits, label = logits.flatten(0, -2), label.flatten()
@@ -293,6 +292,36 @@ class BinaryCrossEntropy(Term):
 
 
 @dataclass(frozen=True)
+class TaskLoss(Term):
+    """The loss that a kind of task is judged by, the mean over labels; of several labels of an example each counts.
+
+    Attributes:
+        kind: of the task.
+        label: the column of labels; in one of several tasks NaN, or below 0 where labels are whole, is none.
+        task: the key of the output, for a model that returns a dict.
+    """
+
+    kind: Kind
+    label: str = "label"
+    task: str | None = None
+
+    reads_parameters = False  # it sees the model's output alone
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        out = output_of(net(params, batch), self.task)
+        label = label_of(batch, self.label)
+        self.kind.check_output(out, label)
+        weight, each = batch.get("weight"), (-1, *[1] * (label.dim() - 1))
+        weight = None if weight is None else weight.reshape(each).expand_as(label).flatten()
+        out, label = self.kind.classes_last(out).flatten(0, label.dim() - 1), label.flatten()
+        keep = None
+        if self.task is not None or self.kind.ignored is not None:
+            keep = label >= 0 if self.kind.whole else ~torch.isnan(label)
+            label = label.clamp_min(0) if self.kind.whole else label.nan_to_num()
+        return example_mean(self.kind.judge(out, label)[0], weight, keep)
+
+
+@dataclass(frozen=True)
 class L2Penalty(Term):
     """½ Σ ‖w‖² over the client's own parameters that a pattern names.
 
@@ -341,6 +370,27 @@ def squared_error(label: str = "label", task: str | None = None) -> Term:
 def binary_cross_entropy(label: str = "label", task: str | None = None) -> Term:
     """Return the cross-entropy of each of several labels, yes or no, against the column ``label``."""
     return BinaryCrossEntropy(label, task)
+
+
+def named(loss: str, label: str = "label", task: str | None = None) -> Term:
+    """Return the loss of a kind of task, by its name in configurations (``Kind.loss``).
+
+    Args:
+        loss: e.g. ``"squared_error"``.
+        label: the column of labels.
+        task: the key of the output, for a model that returns a dict.
+
+    Raises:
+        MethodError: no kind of task has a loss of this name.
+    """
+    known = {
+        "cross_entropy": cross_entropy,
+        "squared_error": squared_error,
+        "binary_cross_entropy": binary_cross_entropy,
+    }
+    kinds = {kind.loss: kind for kind in KINDS.values()}
+    check_choice("Wanted the loss", loss, list(kinds), MethodError)
+    return known[loss](label, task) if loss in known else TaskLoss(kinds[loss], label, task)
 
 
 def l2_penalty(pattern: str) -> Term:

@@ -6,7 +6,7 @@ possible result stand in the record. Nothing else knows a kind by its name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedkeep.core.errors import DataError, check_choice
@@ -34,10 +34,14 @@ __all__ = [
     "Metric",
     "Task",
     "kinds_of",
+    "listed",
+    "listed_for_cells",
+    "of_classes",
     "of_numbers",
-    "of_rows",
-    "of_several",
+    "of_sets",
+    "row_of",
     "tasks_in",
+    "usual_kind",
 ]
 
 KINDS: Mapping[str, Kind] = {
@@ -62,14 +66,45 @@ def of_numbers(kind: object) -> bool:
     return kind in KINDS and not KINDS[str(kind)].whole
 
 
-def of_several(kind: object) -> bool:
-    """Tell whether an example has a row of labels, each yes or no, where the kind of task has this name."""
-    return kind == MULTI_LABEL.name
+def of_sets(kind: object) -> bool:
+    """Tell whether an example's label of the kind of task of this name is a set of names, as ``Kind.sets``."""
+    return kind in KINDS and KINDS[str(kind)].sets
 
 
-def of_rows(kind: object) -> bool:
-    """Tell whether an example has a row of labels, for each of which a model gives one output."""
-    return kind in (MULTI_LABEL.name, MULTI_OUTPUT.name)
+def usual_kind(whole: bool, classes: int | None = None) -> Kind:
+    """Return the kind of one label an example where nobody says it: numbers, two classes, or more.
+
+    Args:
+        whole: whether labels are integers.
+        classes: how many there are, then; None: nobody knows, so that there may be more than two.
+    """
+    if not whole:
+        return REGRESSION
+    return MULTICLASS if classes is None or classes > 2 else BINARY
+
+
+def row_of(kind: str | None) -> str | None:
+    """Return the name of the kind where an example has a row of labels of this kind; None: there is none.
+
+    Args:
+        kind: a kind's name; None: nobody says it, and each label of the row is there or not.
+    """
+    return MULTI_LABEL.name if kind is None else KINDS[kind].row
+
+
+def of_classes(axes: int) -> Kind:
+    """Return the kind of labels that are classes and have so many axes: the batch's, then one for tokens, two for pixels."""
+    return next((kind for kind in KINDS.values() if kind.has_classes and kind.axes == axes), TOKENS)
+
+
+def listed(kinds: Iterable[Kind]) -> str:
+    """Return kinds in words: their names, and which labels are of each."""
+    return ", ".join(f"{kind.name!r} {kind.where}" for kind in kinds)
+
+
+def listed_for_cells() -> str:
+    """Return the kinds in words whose labels are one cell of a table each."""
+    return listed(kind for kind in KINDS.values() if kind.from_table and kind.axes == 1)
 
 
 def tasks_in(meta: Mapping[str, Any]) -> list[Task]:

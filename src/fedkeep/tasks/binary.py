@@ -78,6 +78,7 @@ def _shares(known: Baseline) -> dict[str, Array]:
 BINARY = Kind(
     name="binary",
     one_class=True,
+    where="where each example is yes or no",
     size=_two_classes,
     check_labels=_check_labels,
     judge=_judge,

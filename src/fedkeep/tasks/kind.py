@@ -229,6 +229,11 @@ class Kind:
         whole: whether labels are integers; else they are numbers.
         has_classes: whether a label is a class, so that ``metrics.CLASS_METRICS`` are defined.
         one_class: whether an example has one label, which is a class; else ``unlike_classes`` says what labels are.
+        where: after its name, which labels are of it: "where each token has a label".
+        several: whether an example has a row of labels, with an output and a result of its own each.
+        row: the name of the kind where an example has a row of such labels; None: there is none.
+        candidates: whether an example's outputs are scores of the items that its column ``item`` lists.
+        errors: whether scores are predicted − true, so that of several labels an example the RMSE of each is told.
         ignored: a label that does not count.
         close: whether labels must be numbered closely where nobody says how many classes there are.
         size: from labels the size of a model's output, ``meta["classes"]``.
@@ -245,8 +250,7 @@ class Kind:
         client_metric: the metric of each client: the share of right answers, else the root of the mean loss.
         ranks_scores: whether metrics want the order of all scores, so that tallies hold bins of them.
         score_fault: says what is wrong with scores that came from a device; empty where nothing is.
-        kept_score, kept_label, kept_place: how a run keeps results: the type of scores, whether labels stand beside them,
-            and the number of the label within its example.
+        kept_score, kept_label: how a run keeps results: the type of scores, and whether labels stand beside them.
         best: from what a generator knew of examples and the labels the best possible result.
         in_deviations: whether results of standardised labels stay so: outputs with units of their own have no sum.
         counting: the reference that learns nothing; None: there is none.
@@ -265,6 +269,11 @@ class Kind:
     has_classes: bool = True
     one_class: bool = False
     unlike_classes: str = ""
+    where: str
+    several: bool = False
+    row: str | None = None
+    candidates: bool = False
+    errors: bool = False
     ignored: int | None = None
     close: bool = True
     size: Callable[[Array], int] = classes_in
@@ -283,7 +292,6 @@ class Kind:
     score_fault: Callable[[Tensor], str] = _no_fault
     kept_score: type[np.generic]
     kept_label: bool = False
-    kept_place: bool = False
     best: Callable[[Array, Array], float] = _mean_of
     in_deviations: bool = False
     counting: Counting | None
@@ -294,6 +302,11 @@ class Kind:
     trait: Trait = Trait()
     says: Callable[[Tensor, Sequence[str]], list[Said]] | None = None
     from_table: bool = False
+
+    @property
+    def sets(self) -> bool:
+        """Whether an example's label is a set of names: of several labels each is there or not."""
+        return self.several and self.whole
 
     @property
     def compared_by(self) -> str:

@@ -115,6 +115,9 @@ MULTI_LABEL = Kind(
     axes=2,
     has_classes=False,
     unlike_classes="several for each example, yes or no",
+    where="where each example has a row of 0 and 1",
+    several=True,
+    row="multi_label",
     close=False,
     size=width,
     values=_yes_or_no,
@@ -130,7 +133,6 @@ MULTI_LABEL = Kind(
     score_fault=no_nan,
     kept_score=np.float64,
     kept_label=True,
-    kept_place=True,
     counting=Counting(found=_shares),
     pooled=(
         share_of_right("accuracy"),

@@ -108,6 +108,7 @@ FREQUENT = Counting(found=_frequent)
 MULTICLASS = Kind(
     name="multiclass",
     one_class=True,
+    where="where each example is of one class",
     judge=judge_classes,
     right=right_classes,
     metrics=class_metrics,
@@ -164,6 +165,7 @@ TOKENS = replace(
     axes=2,
     one_class=False,
     unlike_classes="of tokens",
+    where="where each token has a label",
     ignored=IGNORED,
     close=False,
     check_output=check_tokens,
@@ -175,6 +177,7 @@ TOKENS = replace(
 NEXT_TOKEN = replace(
     TOKENS,
     name="next_token",
+    where="where each token's label is the one that follows",
     check_labels=_check_shifted,
     metrics=_with_perplexity,
     shown=(PERPLEXITY,),
@@ -226,6 +229,7 @@ PIXELS = replace(
     axes=3,
     classes_last=classes_last_of_pixels,
     unlike_classes="of pixels",
+    where="where each pixel has a label",
     check_labels=_check_masks,
     check_output=check_pixels,
 )

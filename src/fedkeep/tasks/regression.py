@@ -91,6 +91,9 @@ REGRESSION = Kind(
     loss="squared_error",
     whole=False,
     has_classes=False,
+    where="where each example is a number",
+    row="multi_output",
+    errors=True,
     close=False,
     size=_one_number,
     values=_any_value,
@@ -121,9 +124,10 @@ MULTI_OUTPUT = replace(
     axes=2,
     in_deviations=True,
     unlike_classes="several numbers for each example",
+    where="where each example has a row of numbers",
+    several=True,
     size=width,
     check_labels=check_width,
-    kept_place=True,
     counting=Counting(name="each user's mean labels", found=_mean_label),
 )
 """Several numbers for each example."""

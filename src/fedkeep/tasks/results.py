@@ -265,7 +265,7 @@ def _fault(tensors: Params, kinds: Mapping[str | None, Kind]) -> str:
     for task, kind in sorted(kinds.items(), key=lambda pair: before_task(pair[0])):
         before = before_task(task)
         columns = {before + name: dtype for name, dtype in SHARED_COLUMNS.items()}
-        asked = {"label": kind.kept_label, "place": kind.kept_place, "class": f"{before}class" in tensors}
+        asked = {"label": kind.kept_label, "place": kind.several, "class": f"{before}class" in tensors}
         columns |= {before + name: dtype for name, dtype in OPTIONAL.items() if asked[name]}
         score = torch.from_numpy(np.zeros(0, kind.kept_score)).dtype
         models = [m for m in MODELS if f"{before}{m}/loss" in tensors]

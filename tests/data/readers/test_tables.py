@@ -248,7 +248,7 @@ def test_a_bad_number(tmp_path: Path, cell: Any, task: str | None) -> None:
         ("time", "2025-11-22", "or all of it as dates"),
         ("time", True, "astype(int)"),
         ("split", "tain", "Did you mean 'train'?"),
-        ("label", 0.5, "task='regression'; where each is a class, task='multiclass' or label_names."),
+        ("label", 0.5, "'regression' where each example is a number; or name all classes in label_names."),
     ],
 )
 def test_what_to_do_about_a_bad_cell(tmp_path: Path, column: str, cell: Any, advice: str) -> None:
@@ -508,8 +508,8 @@ def test_many_different_numbers_are_predicted_as_numbers(tmp_path: Path) -> None
     counts = [row | {"label": row["label"] - 100} for row in rows]  # visits, or classes? nobody can tell
     refused(tmp_path, counts, count=21, least=0, most=20, settings={"features": ["f"]})
     said = refused(tmp_path, rows, count=21, least=100, most=120, settings={"features": ["f"]})
-    assert 'task = "regression"' in said
-    assert 'task = "multiclass"' in said
+    assert "[data] task = 'multiclass' where each example is of one class" in said
+    assert "'regression' where each example is a number" in said
     for answer in ("regression", "multiclass"):
         assert read(tmp_path, rows, features=["f"], task=answer).meta["task"] == answer
 

@@ -31,7 +31,7 @@ from fedkeep.data.preparation.reading import Readable
 from fedkeep.data.preparation.series import Series, SeriesCode
 from fedkeep.data.preparation.summary import About, Summary, columns_differ
 from fedkeep.data.preparation.texts import TextCode, Texts
-from fedkeep.tasks import of_numbers, of_rows, of_several
+from fedkeep.tasks import KINDS, of_sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,8 @@ class Encoding(Readable):
         if (vocabulary := meta.get("vocabulary")) is not None:
             sizes["vocabulary"] = int(vocabulary["size"] if isinstance(vocabulary, Mapping) else vocabulary)
         sizes |= {name: int(meta[name]) for name in ("classes", "items") if meta.get(name) is not None}
-        if of_numbers(meta.get("task")) and not of_rows(meta.get("task")):
+        kind = KINDS.get(str(meta.get("task")))
+        if kind is not None and not kind.whole and not kind.several:
             sizes["classes"] = 1
         x, image = self.columns.get("x"), self.columns.get("image")
         if isinstance(x, FeatureCode):
@@ -215,8 +216,8 @@ def _raw(name: str, code: Code, values: Any) -> RawColumn:
         return Texts(
             values=_words(name, values), tokens=code.tokens, size=code.size, max_length=code.max_length
         )
-    if isinstance(code, LabelCode) and of_several(code.task):
-        return LabelSets(values=[tuple(_words(name, own)) for own in values])
+    if isinstance(code, LabelCode) and of_sets(code.task):
+        return LabelSets(values=[tuple(_words(name, own)) for own in values], task=code.task)
     if isinstance(code, LabelCode):
         return Labels(values=_words(name, values))
     if isinstance(code, TargetCode):

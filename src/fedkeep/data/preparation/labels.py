@@ -26,7 +26,7 @@ from fedkeep.data.preparation.contract import (
     difference,
     hashes,
 )
-from fedkeep.tasks import BINARY, MULTI_LABEL, MULTICLASS, of_several
+from fedkeep.tasks import listed_for_cells, of_sets, row_of, usual_kind
 
 
 class LabelError(DataError):
@@ -81,15 +81,17 @@ class LabelSets(RawColumn):
     Attributes:
         values: the labels of each example, which may have none.
         names: the labels in the order of their columns, where they are known beforehand.
+        task: the name of a kind of task whose labels are sets; None: the usual one.
     """
 
     kind: ClassVar[str] = "label"
     values: Sequence[tuple[str, ...]]
     names: tuple[str, ...] | None = None
+    task: str | None = None
 
     def summary(self, rules: Rules, counted: Counted) -> LabelSummary:
         """Tell which labels examples that opted in have, in any split, where nobody knows them beforehand."""
-        task = MULTI_LABEL.name
+        task = self.task or row_of(None)
         if (known := _known(self.names, rules)) is not None:
             return LabelSummary(task=task, names=known)
         told = self.values if counted.inside is None else compress(self.values, counted.inside)
@@ -151,7 +153,7 @@ class LabelSummary(ColumnSummary):
             raise DataError(
                 "Wanted at least one label of an example that opted in; got none. Name all labels in label_names."
             )
-        if of_several(self.task):
+        if of_sets(self.task):
             return LabelCode(task=self.task, names=self.words, integers=False)
         if not all(word.isascii() and word.removeprefix("-").isdigit() for word in self.words):
             self._check_numbers()
@@ -195,8 +197,8 @@ class LabelSummary(ColumnSummary):
             word = self.words[int((numbers % 1 > 0).argmax())]
             raise LabelError(
                 word,
-                f"wanted classes as labels; got numbers with decimals, such as {shown(word)}. Where the number is to be "
-                f'predicted say [data] task = "regression"; where each is a class, task = "multiclass" or label_names.',
+                f"wanted classes as labels; got numbers with decimals, such as {shown(word)}. Say which task: [data] "
+                f"task = {listed_for_cells()}; or name all classes in label_names.",
             )
 
     def reveals(self) -> str:
@@ -241,8 +243,8 @@ class LabelCode(Code):
         Raises:
             DataError: a label has none, or examples have one label where several are wanted, or the reverse.
         """
-        if isinstance(raw, LabelSets) != of_several(self.task):
-            wanted, got = ("several", "one") if of_several(self.task) else ("one", "several")
+        if isinstance(raw, LabelSets) != of_sets(self.task):
+            wanted, got = ("several", "one") if of_sets(self.task) else ("one", "several")
             raise DataError(
                 "{place}: wanted {wanted} label an example; got {got}.",
                 place=where(0),
@@ -339,8 +341,8 @@ class LabelCode(Code):
 
     def meta(self, column: str) -> Mapping[str, Any]:
         """Return the task, the number of classes and their names."""
-        classes = len(self.names) if of_several(self.task) else max(2, len(self.names))
-        task = self.task or (BINARY if classes <= 2 else MULTICLASS).name
+        classes = len(self.names) if of_sets(self.task) else max(2, len(self.names))
+        task = self.task or usual_kind(True, classes).name
         return {"task": task, "classes": classes, "label_names": list(self.names)}
 
 

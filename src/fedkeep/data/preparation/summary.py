@@ -20,7 +20,7 @@ from fedkeep.data.preparation.pooling import COUNT, from_lanes, to_lanes
 from fedkeep.data.preparation.reading import Readable
 from fedkeep.data.preparation.series import SeriesSummary
 from fedkeep.data.preparation.texts import TextSummary
-from fedkeep.tasks import MULTICLASS, of_numbers
+from fedkeep.tasks import of_numbers, usual_kind
 
 Entries = Mapping[tuple[str, str], tuple[int, int]]
 """By column and text, how often it occurs and how many clients have it; 0 where it is not counted."""
@@ -57,7 +57,7 @@ class About:
     def merged(self, other: About) -> About:
         """Return what is known of both; their forms are the same."""
         known = [classes for classes in (self.classes, other.classes) if classes is not None]
-        task = self.task if self.task == other.task else MULTICLASS.name
+        task = self.task if self.task == other.task else usual_kind(not of_numbers(self.task)).name
         return replace(self, task=task, classes=max(known, default=None))
 
 

@@ -19,6 +19,7 @@ from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.columns import Repeated
 from fedkeep.data.ids import are_plain_ids, as_id
 from fedkeep.data.splits import SPLITS
+from fedkeep.tasks import listed_for_cells, usual_kind
 
 ALIASES = {name: name for name in SPLITS} | dict.fromkeys(("validation", "val", "dev", "eval"), "valid")
 LONGEST_LABEL = 200
@@ -358,9 +359,9 @@ def _decimal_class(cell: Any) -> str:
 def _advice_on_class(cell: Any) -> str:
     if cell in (None, ""):
         return " Fill in such labels; skip_unlabelled = true leaves these rows out."
-    fraction = isinstance(cell, float) and math.isfinite(cell)
-    more = "; where each is a class, task='multiclass' or label_names" if fraction else ""
-    return f" For numbers as labels say task='regression'{more}."
+    if isinstance(cell, float) and math.isfinite(cell):
+        return f" Say the task, {listed_for_cells()}; or name all classes in label_names."
+    return f" For numbers as labels say task={usual_kind(whole=False).name!r}."
 
 
 def labels_between(separator: str) -> Kind[tuple[str, ...]]:

@@ -16,7 +16,6 @@ import numpy as np
 from fedkeep.core.errors import DataError
 from fedkeep.data.preparation import About, Plain, RawColumn
 from fedkeep.data.text import PAD, SPECIAL, UNKNOWN, TokenVocabulary
-from fedkeep.tasks import NEXT_TOKEN
 from fedkeep.tasks.multiclass import IGNORED
 
 PADDING = "<PAD>"
@@ -96,4 +95,4 @@ def columns_of_words(
         "label": Plain(values=np.asarray(following, np.int64)),
     }
     size = len(vocabulary)
-    return columns, About(task=NEXT_TOKEN.name, classes=size, vocabulary=vocabulary.to_dict())
+    return columns, About(task="next_token", classes=size, vocabulary=vocabulary.to_dict())

@@ -53,7 +53,7 @@ from fedkeep.data.readers.many import check_once, files_of, is_of_many, joined, 
 from fedkeep.data.readers.series import is_series, series_of
 from fedkeep.data.subsets import drawn
 from fedkeep.data.text import UnicodeWords
-from fedkeep.tasks import KINDS, MULTI_LABEL, MULTI_OUTPUT, REGRESSION, of_numbers, of_several
+from fedkeep.tasks import KINDS, Kind, listed, listed_for_cells, of_numbers, row_of, usual_kind
 
 TASKS = tuple(name for name, kind in KINDS.items() if kind.from_table)
 LARGEST = float(np.finfo(np.float32).max)
@@ -370,9 +370,7 @@ def raw_from(
         and label_names is None
         and any(_holds_numbers(table, name, alone) for name in names_in(label))
     ):
-        task = REGRESSION.name
-    if task == REGRESSION.name and not isinstance(label, str):
-        task = MULTI_OUTPUT.name
+        task = usual_kind(whole=False).name
     faults = Faults()
     columns: dict[str, RawColumn] = {
         "label": faults.within(lambda: _labels(table, label, label_separator, task, label_names, standardise))
@@ -420,7 +418,7 @@ def raw_from(
         meta=meta,
         where=table.where,
         opted_in=np.asarray(table.each(opted_in, TRUTH)) if opted_in in table.columns else None,
-        about=About(task=task) if of_numbers(task) else About(),
+        about=_about_numbers(task if isinstance(label, str) else row_of(task)),
     )
 
 
@@ -497,14 +495,14 @@ def _holds_numbers(table: Table, label: str, ratings: bool) -> bool:
     if any(isinstance(cell, float) or not str(cell).strip().lstrip("+-").isdigit() for cell in cells):
         return True
     raise DataError(
-        "{place}: the column {column!r} holds {count:,} different whole numbers, from {least:g} to {most:g}. Is one of "
-        'them to be predicted as a number, or is each a class? Say which: [data] task = "regression", or '
-        'task = "multiclass".',
+        "{place}: the column {column!r} holds {count:,} different whole numbers, from {least:g} to {most:g}. Are they "
+        "numbers or classes? Say which: [data] task = {tasks}.",
         place=table.where(0),
         column=label,
         count=len(numbers),
         least=numbers[0],
         most=numbers[-1],
+        tasks=listed_for_cells(),
     )
 
 
@@ -522,21 +520,31 @@ def _labels(
     label_names: Sequence[str] | None,
     standardise: bool,
 ) -> RawColumn:
-    if task == MULTI_OUTPUT.name and name:
+    kind = KINDS.get(str(task if isinstance(name, str) else row_of(task)))
+    if kind is not None and kind.several and not kind.whole and name:
         return _targets(table, names_in(name), standardise)
     if not isinstance(name, str):
-        return _columns_of_labels(table, tuple(name), task, label_names)
-    if of_numbers(task):
+        if not name or kind is None or label_names is not None:
+            raise DataError(
+                "Several columns as label are a row of labels of an example, each by its column's name, and want a task "
+                "of such: {tasks}; got the columns {columns}, task={task!r} and label_names={label_names!r}.",
+                tasks=listed(kind for kind in KINDS.values() if kind.from_table and kind.row),
+                columns=list(name),
+                task=task,
+                label_names=label_names,
+            )
+        return _columns_of_labels(table, tuple(name), kind)
+    if kind is not None and not kind.whole:
         values = numbers_of(table, name, _NUMERIC_LABEL)
         table.single(values[:, None], [name])
         return Target(values=values, standardise=standardise)
     names = None if label_names is None else tuple(map(str, label_names))
-    if of_several(task):
+    if kind is not None and kind.sets:
         if not separator:
             raise DataError("Wanted what stands between labels as label_separator; got an empty text.")
-        return LabelSets(values=table.each(name, labels_between(separator)), names=names)
-    kind = CLASS if task is None and names is None else DECIMAL_CLASS
-    return Labels(values=table.repeated(name, kind), names=names, task=task)
+        return LabelSets(values=table.each(name, labels_between(separator)), names=names, task=task)
+    cells = CLASS if task is None and names is None else DECIMAL_CLASS
+    return Labels(values=table.repeated(name, cells), names=names, task=task)
 
 
 def _targets(table: Table, names: Sequence[str], standardise: bool) -> Targets:
@@ -549,23 +557,18 @@ def _targets(table: Table, names: Sequence[str], standardise: bool) -> Targets:
     return Targets(names=tuple(names), values=values, standardise=standardise)
 
 
-def _columns_of_labels(
-    table: Table, names: tuple[str, ...], task: str | None, label_names: Sequence[str] | None
-) -> LabelSets:
+def _about_numbers(task: str | None) -> About:
+    """Return what is known beforehand where a task's labels are numbers; of others their column says it."""
+    return About(task=task) if of_numbers(task) else About()
+
+
+def _columns_of_labels(table: Table, names: tuple[str, ...], kind: Kind) -> LabelSets:
     """Return labels of which each has a column of 1 and 0."""
-    if not names or task not in (None, MULTI_LABEL.name) or label_names is not None:
-        raise DataError(
-            "Several columns as label are several labels of an example, each by its column's name: the task is "
-            "'multi_label', or 'regression' where each is a number; got the columns {columns}, task={task!r} and "
-            "label_names={label_names!r}.",
-            columns=list(names),
-            task=task,
-            label_names=label_names,
-        )
     there = np.stack([table.each(name, TRUTH) for name in names], axis=1)
     return LabelSets(
         values=[tuple(name for name, yes in zip(names, row, strict=True) if yes) for row in there.tolist()],
         names=names,
+        task=kind.name,
     )
 
 
