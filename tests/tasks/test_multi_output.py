@@ -1,53 +1,22 @@
-"""The task of several numbers an example: read from a table, trained, judged, counted, exported and predicted."""
+"""The task of several numbers an example: how a table gives them, on one device and on several."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
-from typer.testing import CliRunner
 
-import fedkeep
-from fedkeep.cli import app
-from fedkeep.core.errors import DataError, MethodError
-from fedkeep.data import FederatedData, read_table
+from fedkeep.core.errors import DataError
+from fedkeep.data import read_table
 from fedkeep.data.preparation import Encoding, merged
 from fedkeep.data.readers import raw_table
-from fedkeep.experiments.worth import counted_rows
-from fedkeep.methods import fedavg, terms
-from fedkeep.tasks import MULTI_OUTPUT, Task, tasks_in
-from tests.commands import succeeded
+from fedkeep.tasks import MULTI_OUTPUT, Task
 from tests.refusals import raises
 
 USERS, EACH = 8, 30
 TARGETS = ("price", "weight")
-LOCAL = fedkeep.Phase(loss=terms.squared_error(), optimizer=fedkeep.sgd(0.1), batch_size=8)
-CONFIG = """
-[data]
-reader = "table"
-path = "table.csv"
-features = ["a", "b"]
-label = ["price", "weight"]
-task = "regression"
-
-[data.split]
-
-[model]
-kind = "linear"
-
-[method]
-kind = "fedavg"
-
-[run]
-rounds = 20
-"""
 
 
 def numbers() -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +33,6 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     x, y = numbers()
     lines = [f"u{n % USERS},{a!r},{b!r},{p!r},{w!r}" for n, (a, b, p, w) in enumerate(np.c_[x, y].tolist())]
     (tmp_path / "table.csv").write_text("\n".join(["user,a,b,price,weight", *lines]) + "\n")
-    (tmp_path / "run.toml").write_text(CONFIG)
     return tmp_path / "table.csv"
 
 
@@ -112,74 +80,3 @@ def test_bad_cells_of_all_outputs_are_named_at_once(table: Path) -> None:
     table.write_text("\n".join(lines) + "\n")
     with raises(DataError, columns=list(TARGETS), said="line 4"):
         read_table(table, **options(task="regression"))
-
-
-def arrays() -> FederatedData:
-    x, y = numbers()
-    y = ((y - y.mean(0)) / y.std(0)).astype("f4")
-    split = (["train"] * 20 + ["valid"] * 5 + ["test"] * 5) * USERS
-    owner = np.repeat(np.arange(USERS), EACH)
-    columns = {"x": x.astype("f4"), "label": y}
-    return FederatedData.from_columns(owner, columns, split, {"task": "multi_output"})
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-def test_metrics_are_over_all_numbers(engine: str) -> None:
-    torch.manual_seed(0)
-    data = arrays()
-    run = fedkeep.simulate(
-        nn.Linear(2, 2), fedavg(local=LOCAL), data, rounds=10, cohort=4, progress=False, engine=engine
-    )
-    rows = data.split_rows("test")
-    with torch.no_grad():
-        said = run.model("0")(torch.from_numpy(np.asarray(data.columns["x"])[rows]))
-    error = said.numpy() - np.asarray(data.columns["label"])[rows]
-    found = run.evaluate("test")
-    assert found["rmse"] == pytest.approx(float(np.sqrt((error**2).mean())), rel=1e-5)
-    assert found["mae"] == pytest.approx(float(np.abs(error).mean()), rel=1e-5)
-    assert found["rmse"] < 0.3
-    each = np.sqrt((error**2).mean(0))
-    assert [found["rmse/0"], found["rmse/1"]] == pytest.approx(each.tolist(), rel=1e-5)
-
-
-def test_the_mean_of_each_output_is_the_reference() -> None:
-    data = arrays()
-    rows = np.repeat(data.split_rows("test"), 2)
-    label = np.asarray(data.columns["label"])
-    (task,) = tasks_in(data.meta)
-    error = counted_rows(data, task, rows)["score"].reshape(-1, 2)
-    everywhere = label[data.split_rows("train")].mean(0)
-    first = label[list(data.rows(0, "train"))]
-    wanted = (first.sum(0) + everywhere) / (len(first) + 1) - label[data.rows(0, "test")[0]]
-    np.testing.assert_allclose(error[0], wanted, rtol=1e-5)
-
-
-def test_a_model_of_another_width_is_refused() -> None:
-    with pytest.raises(MethodError, match="one output for each"):
-        fedkeep.simulate(nn.Linear(2, 3), fedavg(local=LOCAL), arrays(), rounds=1, progress=False)
-
-
-def test_from_a_configuration_to_predictions_in_units(table: Path) -> None:
-    def command(*words: str) -> Any:
-        result = succeeded(CliRunner().invoke(app, words))
-        return result
-
-    command("check", "run.toml")
-    command("run", "run.toml", "--out", "r")
-    told = command("evaluate", "r").stdout
-    assert [name for name in ("RMSE of price", "RMSE of weight") if name not in told] == []
-    scales = np.asarray(fedkeep.load_run("r").data.meta["units"][1])
-    found = fedkeep.load_run("r").evaluate()
-    each = np.asarray([found[f"rmse/{name}"] for name in TARGETS])
-    assert (each < (120, 0.05)).all()  # in units of their own
-    assert found["rmse"] == pytest.approx(float(np.sqrt(((each / scales) ** 2).mean())))
-    command("export", "r", "--out", "m", "--all")
-    result = command("predict", "m", "--data", "table.csv")
-    rows = list(csv.DictReader(io.StringIO(result.stdout)))
-    said = np.asarray([[float(row[f"prediction.{name}"]) for name in TARGETS] for row in rows])
-    error = np.sqrt(((said - numbers()[1]) ** 2).mean(0))
-    assert (error < (120, 0.05)).all()  # their deviations are 300 and 0.1
-    told = {line.split(" on ")[0]: float(line.rpartition(": ")[2]) for line in result.stderr.splitlines()}
-    assert told == pytest.approx({"RMSE of price": error[0], "RMSE of weight": error[1]}, rel=1e-2)
-    one = command("predict", "m", "--data", "table.csv", "--json").stdout.splitlines()[0]
-    assert set(json.loads(one)["prediction"]) == set(TARGETS)

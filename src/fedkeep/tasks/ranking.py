@@ -63,7 +63,7 @@ def check_candidates(output: Tensor, label: Tensor) -> None:
 
 def _judge(output: Tensor, label: Tensor) -> tuple[Tensor, Tensor, None]:
     loss = nn.functional.cross_entropy(output, label, reduction="none")
-    ranks = ranks_of(output.cpu().numpy(), label.cpu().numpy())
+    ranks = ranks_of(output.detach().cpu().numpy(), label.cpu().numpy())
     return loss, torch.from_numpy(ranks).double(), None
 
 
