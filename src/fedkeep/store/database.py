@@ -25,13 +25,12 @@ BESIDE = 4096
 # in the file is run as code.
 PRAGMAS = (
     "locking_mode = EXCLUSIVE",
-    "synchronous = FULL",
     "fullfsync = ON",
     "secure_delete = OFF",
-    "cache_size = -16384",
     "cell_size_check = ON",
     "trusted_schema = OFF",
 )
+LOOKING = ("synchronous = FULL", "cache_size = -16384")  # SQLite reads the file for these
 _HEAD = b"SQLite format 3\0"
 _LOGGED = b"\2\2"  # at 18
 
@@ -70,7 +69,7 @@ class Database:
             raise ValueError(f"{self.path.name} does not begin as a private store does")
         logs = [path for path in logs_of(self.path) if log and path.stat().st_size]
         if not logs:
-            self._use(_connected(self.path, "immutable=1"), look=log)
+            self._use(_connected(self.path, "immutable=1", look=log), look=log)
             return
         copy = tempfile.TemporaryDirectory(prefix="fedkeep-", ignore_cleanup_errors=True)
         try:
@@ -182,8 +181,11 @@ def check_row(values: int) -> None:
         )
 
 
-def _connected(path: Path, how: str) -> sqlite3.Connection:
-    """Open a file that is there, ``"mode=rw"`` or ``"immutable=1"``; transactions are begun by name."""
+def _connected(path: Path, how: str, look: bool = True) -> sqlite3.Connection:
+    """Open a file that is there, ``"mode=rw"`` or ``"immutable=1"``; transactions are begun by name.
+
+    Without ``look`` the file is not read yet, which may be in pieces.
+    """
     sql = sqlite3.connect(
         f"{path.absolute().as_uri()}?{how}",
         uri=True,
@@ -192,7 +194,7 @@ def _connected(path: Path, how: str) -> sqlite3.Connection:
         timeout=1,
     )
     try:
-        for pragma in PRAGMAS:
+        for pragma in (*PRAGMAS, *(LOOKING if look else ())):
             sql.execute(f"PRAGMA {pragma}")
         (page,) = sql.execute("PRAGMA page_size").fetchone()
         sql.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // page}")
