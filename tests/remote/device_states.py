@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +103,8 @@ def line_in(round: int) -> Line:
     return Line(round, 10 * round, 0.5) if round else NEW
 
 
-def train_rounds(folder: Path, rounds: int, begin: int = 0, told: Connection | None = None) -> None:
-    """Train all clients in rounds ``begin`` .. ``rounds`` − 1 of a server that takes every upload; tell each round."""
+def train_rounds(folder: Path, rounds: int, begin: int = 0) -> None:
+    """Train all clients in rounds ``begin`` .. ``rounds`` − 1 of a server that takes every upload."""
     store = opened(folder, accept=by_share)
     for round in range(begin, rounds):
         for client in CLIENTS:
@@ -114,23 +113,4 @@ def train_rounds(folder: Path, rounds: int, begin: int = 0, told: Connection | N
             new = {"user": kept["user"] + 8, "client/count": torch.tensor(round + 1)}
             stage(store, client, new, round=round, attempt=10 * (round + 1))
         store.flush()
-        if told is not None:
-            told.send(round)
     store.close()
-
-
-def staged_in(folder: Path) -> int:
-    """Return the round whose end a device's folder holds, all clients alike and whole; -1 before the first."""
-    store = opened(folder, accept=by_share)
-    rounds = set()
-    for client in CLIENTS:
-        versions = store.file.versions(client)
-        last = versions[-1].version if versions else 0
-        assert [v.version for v in versions] == (list(range(max(0, last - 2), last + 1)) if versions else [])
-        assert [v.accepted for v in versions] == [True] * (len(versions) - 1) + [False] * bool(versions)
-        for version in range(max(1, last - 2), last + 1):
-            assert plain(begun(store, client, line_in(version))) == after(version)
-        rounds.add(last - 1)
-    store.close()
-    (round,) = rounds
-    return round

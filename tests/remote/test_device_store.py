@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import stat
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedkeep.core.errors import NonFiniteError, StoreError
-from fedkeep.core.files import sync_folder
+from fedkeep.core.files import leftovers, sync_folder
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import DeviceFile, file_of, packed, remove, runs_in
+from fedkeep.remote.device_file import About, DeviceFile, create, file_of, remove, runs_in
 from fedkeep.remote.device_store import STAGED, DeviceStore, MissingError
 from fedkeep.store import Default, Line, Named, database
 from fedkeep.store.version_file import Version
 from tests.refusals import raises
 from tests.remote.device_states import (
     DEFAULT,
+    OWNER,
     RUN,
     begun,
     fresh,
@@ -30,9 +32,11 @@ from tests.remote.device_states import (
     rows,
     run_sql,
     stage,
+    train_rounds,
     trained,
     values,
 )
+from tests.tiny import interrupt
 
 FIRST = Line()
 
@@ -119,15 +123,9 @@ class TestVersions:
         store.flush()
         assert [plain(begun(store, c, Line(1, 10)))[1] for c in "cab"] == [3, 1, 2]
 
-    def test_what_is_staged_must_fit(self, tmp_path: Path) -> None:
-        store = fresh(tmp_path)
-        for wrong, said in (
-            ({"user": torch.ones(2)}, r"other names than are kept: missing \['client/count'\]"),
-            ({**values(1), "user": torch.ones(3)}, r"'user' should be \(1, 2\) torch.float32; got \(1, 3\)"),
-            ({**values(1), "user": torch.tensor([1, torch.nan])}, "'user' of client 'a' holds a NaN"),
-        ):
-            with pytest.raises(StoreError, match=said):
-                stage(store, "a", wrong, round=1, attempt=1)
+    def test_what_is_staged_must_have_the_names_that_are_kept(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreError, match=r"other names than are kept: missing \['client/count'\]"):
+            stage(fresh(tmp_path), "a", {"user": torch.ones(2)}, round=1, attempt=1)
 
 
 class TestHistory:
@@ -209,11 +207,6 @@ class TestMissing:
         trained(store, 3, Line(2, 20), 3)
         assert store.begin_older(0, Line(1, 10)) is None  # the server went back
         assert store.begin_older(1, Line(6, 60)) is None  # nothing is there
-
-    def test_a_file_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
-        with pytest.raises(StoreError, match="The run 'abc123' has no private state on this device"):
-            opened(tmp_path)
-        assert list(tmp_path.iterdir()) == []
 
     def test_a_client_that_began_from_another_run_never_begins_with_the_default(self, tmp_path: Path) -> None:
         """Its version 0 is a row; without it there is an error."""
@@ -309,40 +302,53 @@ def content(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
 
 
-def test_rows_of_the_test_are_what_is_in_the_file(tmp_path: Path) -> None:
-    store = fresh(tmp_path)
-    trained(store, 1, FIRST, 7)
-    store.close()
-    assert run_sql(tmp_path, "SELECT client, version, attempt, parent, round, accepted FROM kept") == [
-        ("a", 1, 10, 0, 1, 0)
-    ]
-    assert run_sql(tmp_path, "SELECT length(row) FROM kept") == [(16,)]
-    assert RUN == "abc123"
+LARGE = About(owner=OWNER, run=RUN, columns=[["user", "torch.uint8", [1 << 20]]])
 
 
-class TestMoreThanARowHolds:
-    def test_is_refused_when_it_is_made_or_opened(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def large_rows(at: int = 9) -> Iterator[tuple[Version, bytes]]:
+    """Yield rows of a MiB for eight clients; with the ``at``-th the process is killed."""
+    for number in range(8):
+        if number + 1 == at:
+            interrupt()
+        yield Version(0, str(number), 0, 0, 0, 0, accepted=True), bytes([number]) * (1 << 20)
+
+
+class TestMadeWithRows:
+    @pytest.mark.parametrize("at", [1, 3, 9])
+    def test_killed_while_it_is_made_one_file_is_left_which_goes_with_its_bytes(
+        self, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It was refused when a whole round had been trained, as if the disk were full."""
-        said = (
-            "^A client's private values take 1000000000 bytes, and a private store holds at most 999995904 "
-        )
-        with pytest.raises(StoreError, match=said):
-            made(tmp_path, initial={"body": torch.empty(10**9, dtype=torch.uint8, device="meta")})
-        assert list(tmp_path.iterdir()) == []
-        made(tmp_path)
-        monkeypatch.setattr(database, "BESIDE", 10**9 - 8)
-        with pytest.raises(StoreError, match="^A client's private values.*16.*8"):
-            opened(tmp_path)
+        """Killed at a row, or before the file gets its name; only its owner can read what is left."""
+        path = file_of(tmp_path / "states", RUN)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", interrupt)
+            patch.setattr(database, "wipe", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                create(path, LARGE, large_rows(at))
+        (part,) = path.parent.iterdir()
+        assert leftovers(path.parent, f"{RUN}.") == [part]
+        assert stat.S_IMODE(part.stat().st_mode) == 0o600
+        os.link(part, tmp_path / "seen")
+        made(path.parent)
+        train_rounds(path.parent, 1)
+        assert {one.suffix for one in path.parent.iterdir()} <= {".db", ".lock"}
+        assert not any((tmp_path / "seen").read_bytes())
 
-    def test_all_that_may_stand_beside_the_values_has_room(self, tmp_path: Path) -> None:
-        store = opened(made(tmp_path).parent)
-        row = packed(store.file.format, values(7), "a")
-        store.file._file._sql.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, len(row) + database.BESIDE)
-        most = 2**63 - 1
-        with store.file.writing():
-            store.file.put(Version(0, "ä" * 2000, most, most, most, most, accepted=False), row)
+    def test_what_goes_wrong_leaves_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            create(file_of(tmp_path, RUN), LARGE, large_rows(3))
+        assert list(tmp_path.iterdir()) == []
+
+    def test_one_row_is_in_memory(self, tmp_path: Path) -> None:
+        """All rows and the whole file were in memory, and more than 2 GiB were refused."""
+        tracemalloc.start()
+        create(file_of(tmp_path, RUN), LARGE, large_rows())
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 4 << 20
+        file = DeviceFile(file_of(tmp_path, RUN), OWNER)
+        assert [int(file.values(version)["user"][-1]) for version in file.versions()] == list(range(8))
+        file.close()
 
 
 class TestBestRound:

@@ -1,18 +1,26 @@
-"""Small stores for the tests of this folder, and what stands in their file."""
+"""Small stores for the tests of this folder, rounds that they go through, and what stands in their files."""
 
 from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 
+from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
-from fedkeep.store import Default, Lines, PrivateStore, SqliteStore, VersionLedger
+from fedkeep.remote.device_file import About, create, file_of
+from fedkeep.remote.device_store import DeviceStore
+from fedkeep.store import Default, Lines, MemoryStore, PrivateStore, SqliteStore, VersionLedger
+from fedkeep.store.database import Database
+from fedkeep.store.rows import RowFormat
+from tests.tiny import files
 
 CLIENTS = 7
 INITIAL = {
@@ -25,13 +33,27 @@ INITIAL = {
 
 
 IDS = [f"user-{k}" for k in range(CLIENTS)]
-RUN = "a run"
+RUN = "a-run"
 
 
 def sqlite(
     folder: Path, rule: Any = "model", ids: list[str] = IDS, initial: Params = INITIAL, **options: Any
 ) -> SqliteStore:
     return SqliteStore(folder, Default(initial, rule, seed=3), ids, **{"run": RUN, **options})
+
+
+def device(
+    folder: Path, rule: Any = "model", ids: list[str] = IDS, initial: Params = INITIAL, **options: Any
+) -> DeviceStore:
+    """Return the store of a device, whose file is made where there is none, unless it must be there (``create``)."""
+    given = {"owner": "ann", "run": RUN, "create": True, "patience": 0.1, **options}
+    owner, run = given.pop("owner"), given.pop("run")
+    path = file_of(folder, run)
+    if given.pop("create") and not path.exists():
+        create(path, About(owner=owner, run=run, columns=RowFormat(initial).columns()))
+    store = DeviceStore(folder, owner, run, Default(initial, rule, seed=3), ids, **given)
+    store.open()
+    return store
 
 
 def values(number: int, clients: int) -> Params:
@@ -48,7 +70,7 @@ def values(number: int, clients: int) -> Params:
 def numbers(store: PrivateStore, clients: int = CLIENTS) -> dict[str, Any]:
     read = store.read(range(clients))
     assert {n: (v.dtype, tuple(v.shape[1:])) for n, v in read.items()} == {
-        n: (v.dtype, tuple(v.shape)) for n, v in INITIAL.items()
+        n: (v.dtype, tuple(v.shape)) for n, v in store.default.initial.items()
     }
     return {n: v.tolist() for n, v in read.items()} | {"seen": store.seen(range(clients))}
 
@@ -58,10 +80,31 @@ def of_round(round: int) -> tuple[list[int], Params]:
     return [round % CLIENTS, (round + 3) % CLIENTS], values(round, 2)
 
 
+def of_large_round(round: int) -> tuple[list[int], Params]:
+    """Return the same of rounds in which every second client writes two pages."""
+    clients = [c for c in range(CLIENTS) if (c + round) % 2]
+    return clients, {"user": torch.full((len(clients), 1500), float(round))}
+
+
+class Rounds(NamedTuple):
+    """What a store is made for, and what happens to it in each round."""
+
+    initial: Params
+    of: Callable[[int], tuple[list[int], Params]]
+
+
+SMALL = Rounds(INITIAL, of_round)
+LARGE = Rounds({"user": torch.zeros(1500)}, of_large_round)  # 6,000 bytes: a row takes two pages
+
+
+def stage(store: PrivateStore, clients: Sequence[int], params: Params, attempt: int) -> None:
+    for k, client in enumerate(clients):
+        store.stage(client, {n: v[k] for n, v in params.items()}, attempt, attempt)
+
+
 def count(store: PrivateStore, clients: Sequence[int], params: Params, attempt: int) -> None:
     """Let values count that clients have staged in an attempt."""
-    for k, client in enumerate(clients):
-        store.stage(client, {n: v[k] for n, v in params.items()}, attempt)
+    stage(store, clients, params, attempt)
     store.begin(lines(dict.fromkeys(clients, attempt)))
 
 
@@ -71,41 +114,148 @@ def lines(attempts: Mapping[int, int]) -> Lines:
     return ledger.accept(list(attempts), list(attempts.values()))
 
 
-def lines_after(round: int) -> Lines:
-    """Return the ledger after a round of ``of_round``."""
-    return lines({client: r for r in range(1, round + 1) for client in of_round(r)[0]})
+def lines_after(round: int, rounds: Rounds = SMALL) -> Lines:
+    """Return the ledger after a round."""
+    ledger = VersionLedger(CLIENTS)
+    for each in range(1, round + 1):
+        clients, _ = rounds.of(each)
+        ledger.accept(clients, [each] * len(clients))
+    return ledger.seen()
 
 
-def committed(folder: Path, rounds: int) -> SqliteStore:
-    store = sqlite(folder)
-    for round in range(1, rounds + 1):
-        count(store, *of_round(round), round)
+@dataclass(frozen=True)
+class Kind:
+    """A store in a file: a simulation's, or a device's.
+
+    Attributes:
+        open: gives the store of a folder.
+        file: the file's name.
+        reads: whether it can be opened to be read only, so that nothing on the disk is touched.
+        unreadable: what is said of a file that can't be read.
+    """
+
+    open: Callable[..., Any]
+    file: str
+    reads: bool
+    unreadable: str
+
+    @property
+    def to_read(self) -> dict[str, bool]:
+        """How it is opened so that nothing is touched, where it can be."""
+        return {"write": False} if self.reads else {}
+
+    def path(self, folder: Path) -> Path:
+        return folder / self.file
+
+    def log(self, folder: Path) -> Path:
+        return folder / f"{self.file}-wal"
+
+    def client(self, place: int) -> object:
+        """Return how a client is named in the file, as SQL."""
+        return place if self is FILE else f"'{IDS[place]}'"
+
+    def database(self, store: Any) -> Database:
+        found: Database = store._file.database
+        return found
+
+    def train(self, store: PrivateStore, round: int, rounds: Rounds = SMALL) -> None:
+        """Let a round happen: a simulation's ledger names it before the flush, a device hears of it in the next round."""
+        store.begin(lines_after(round - 1, rounds))
+        self.write(store, *rounds.of(round), round)
+
+    def write(self, store: PrivateStore, clients: Sequence[int], params: Params, attempt: int) -> None:
+        """Make durable what clients have staged in an attempt, which counts already in a simulation."""
+        stage(store, clients, params, attempt)
+        if self is FILE:
+            store.begin(lines(dict.fromkeys(clients, attempt)))
         store.flush()
-    return store
+
+    def trained(self, folder: Path, round: int, rounds: Rounds = SMALL) -> Any:
+        """Return a store after so many rounds."""
+        store = self.open(folder, initial=rounds.initial)
+        for each in range(1, round + 1):
+            self.train(store, each, rounds)
+        return store
+
+    def again(self, store: PrivateStore, round: int, rounds: Rounds = SMALL) -> None:
+        """Go on after a flush that failed: a simulation flushes what counts, a device serves the message again."""
+        if self is FILE:
+            store.flush()
+        else:
+            self.train(store, round, rounds)
+
+    def rest(self, store: Any) -> None:
+        if self is FILE:
+            store.rest()
+        else:
+            store.close()
+
+    def at_rest(self, folder: Path, round: int, rounds: Rounds = SMALL) -> Path:
+        """Return the folder of a store after so many rounds, that nobody has open."""
+        self.rest(self.trained(folder, round, rounds))
+        return folder
+
+    def state(self, folder: Path, round: int, rounds: Rounds = SMALL, **options: Any) -> dict[str, Any]:
+        """Return all values of the versions that counted after a round."""
+        store = self.open(folder, initial=rounds.initial, **options)
+        try:
+            store.begin(lines_after(round, rounds))
+            return numbers(store)
+        finally:
+            if self is DEVICE:
+                store.close()
+
+    def outcome(self, folder: Path, round: int, rounds: Rounds = SMALL, **options: Any) -> object:
+        """Return the state, or ``"refused"``."""
+        try:
+            return self.state(folder, round, rounds, **options)
+        except StoreError:
+            return "refused"
+
+    def sql(self, folder: Path, *statements: str) -> list[Any]:
+        """Run statements on the file; return what the last one gives."""
+        with closing(sqlite3.connect(self.path(folder), isolation_level=None)) as sql:
+            return [sql.execute(text).fetchall() for text in statements][-1]
+
+    def versions(self, folder: Path) -> list[tuple[Any, int]]:
+        """Return client and attempt of all versions."""
+        return [
+            (c, a) for c, a in self.sql(folder, "SELECT client, attempt FROM kept ORDER BY client, attempt")
+        ]
+
+
+FILE = Kind(sqlite, "store.db", reads=True, unreadable="Cannot open the private store ")
+DEVICE = Kind(
+    device, f"{RUN}.db", reads=False, unreadable=f"The private state of the run '{RUN}' cannot be read: "
+)
+KINDS = pytest.mark.parametrize("kind", [pytest.param(FILE, id="file"), pytest.param(DEVICE, id="device")])
+
+
+def expected(round: int, rounds: Rounds = SMALL) -> dict[str, Any]:
+    """Return what each client has after a round."""
+    store = MemoryStore(Default(rounds.initial, seed=3), IDS)
+    for each in range(1, round + 1):
+        count(store, *rounds.of(each), each)
+    return numbers(store)
 
 
 def killed(folder: Path) -> Path:
     """Return a copy of a store's folder: what a kill at this instant leaves."""
     copy = folder.with_name(f"{folder.name}-killed-{len(list(folder.parent.iterdir()))}")
-    return shutil.copytree(folder, copy)
+    return shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.lock"))
 
 
-def state(folder: Path, round: int, **options: Any) -> dict[str, Any]:
-    store = sqlite(folder, **options)
-    store.begin(lines_after(round))
-    return numbers(store)
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
-def expected(tmp_path: Path, rounds: int) -> dict[str, Any]:
-    return numbers(committed(tmp_path / f"reference-{rounds}", rounds))
+def content_of(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of all files but a lock."""
+    return files(folder, but=(f"{RUN}.lock",))
 
 
-def run_sql(folder: Path, *statements: str) -> list[Any]:
-    """Run statements on a store's file; return what the last one gives."""
-    with closing(sqlite3.connect(folder / "store.db", isolation_level=None)) as sql:
-        return [sql.execute(text).fetchall() for text in statements][-1]
-
-
-def versions(folder: Path) -> list[tuple[int, int]]:
-    """Return client and attempt of all versions."""
-    return [(c, a) for c, a in run_sql(folder, "SELECT client, attempt FROM kept ORDER BY client, attempt")]
+@contextmanager
+def untouched(folder: Path) -> Iterator[None]:
+    before = content_of(folder)
+    yield
+    assert content_of(folder) == before

@@ -1,8 +1,8 @@
-"""A store in a file: whose it is, what values it takes, and that reading touches nothing."""
+"""Stores in a file: what values they take, how they lie there, and that reading touches nothing."""
 
 from __future__ import annotations
 
-import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,61 +11,36 @@ import torch
 
 from fedkeep.core.errors import StoreError
 from fedkeep.data import RangeIds
-from fedkeep.store import Default, SqliteStore
+from fedkeep.remote.device_file import packed
+from fedkeep.store import Default, SqliteStore, database
+from fedkeep.store.version_file import Version
 from tests.refusals import raises
 from tests.store.build import (
     CLIENTS,
+    DEVICE,
+    FILE,
     IDS,
-    INITIAL,
-    committed,
+    KINDS,
+    Kind,
     count,
+    device,
     expected,
+    killed,
     lines,
     lines_after,
+    names,
     numbers,
     of_round,
-    run_sql,
     sqlite,
-    state,
+    untouched,
     values,
 )
 from tests.tiny import files
 
 
-def test_a_store_for_another_model_is_an_error(tmp_path: Path) -> None:
-    committed(tmp_path / "a", 1)
-    for initial, ids in (
-        (INITIAL, [*IDS, "user-7"]),
-        (INITIAL, [*IDS[:-1], "somebody else"]),
-        (INITIAL, [IDS[1], IDS[0], *IDS[2:]]),
-        ({**INITIAL, "user": torch.zeros(4)}, IDS),
-        ({**INITIAL, "user": torch.zeros(3).double()}, IDS),
-        ({("vser" if n == "user" else n): v for n, v in INITIAL.items()}, IDS),
-    ):
-        with pytest.raises(StoreError) as error:
-            sqlite(tmp_path / "a", initial=initial, ids=ids)
-        message = str(error.value)
-        assert message.startswith(
-            f"The private store {tmp_path / 'a'} was made for other private parameters or clients: wanted {{"
-        )
-        assert message.endswith("Use the model and data that it was made with.")
-
-
-def test_a_store_of_another_run_is_an_error(tmp_path: Path) -> None:
-    committed(tmp_path / "a", 1)
-    with raises(
-        StoreError,
-        text=(
-            f"The private store {tmp_path / 'a'} belongs to the run 'a run', not to 'another'. Restore this run's own store "
-            f"from a copy."
-        ),
-    ):
-        sqlite(tmp_path / "a", run="another")
-
-
 def test_a_store_of_another_fedkeep_is_named(tmp_path: Path) -> None:
-    committed(tmp_path / "a", 1)
-    run_sql(tmp_path / "a", """UPDATE about SET content = '{"format": 4, "clients": 7}'""")
+    FILE.at_rest(tmp_path / "a", 1)
+    FILE.sql(tmp_path / "a", """UPDATE about SET content = '{"format": 4, "clients": 7}'""")
     with raises(
         StoreError,
         text=(
@@ -77,7 +52,7 @@ def test_a_store_of_another_fedkeep_is_named(tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_there_begins_before_it_is_used(tmp_path: Path) -> None:
-    committed(tmp_path / "a", 1)
+    FILE.at_rest(tmp_path / "a", 1)
     store = sqlite(tmp_path / "a")
     calls: list[Callable[[], object]] = [lambda: store.read([0]), lambda: store.seen([0]), store.flush]
     for call in calls:
@@ -88,21 +63,20 @@ def test_a_store_that_was_there_begins_before_it_is_used(tmp_path: Path) -> None
 class TestReadOnly:
     def test_it_reads_what_was_committed_and_touches_nothing(self, tmp_path: Path) -> None:
         """Round 3 may be committed by the run, or prepared only."""
-        store = committed(tmp_path / "a", 2)
-        count(store, *of_round(3), 3)
-        store.flush()
-        shutil.copytree(tmp_path / "a", tmp_path / "b")
-        for round in (2, 3):
-            before = files(tmp_path / "b")
-            read = sqlite(tmp_path / "b", write=False, create=False)
-            read.begin(lines_after(round))
-            assert numbers(read) == expected(tmp_path / str(round), round)
-            with raises(
-                StoreError,
-                text=f"The private store {tmp_path / 'b'} was opened to be read; nothing is written to it.",
-            ):
-                count(read, [0], values(0, 1), 9)
-            assert files(tmp_path / "b") == before
+        store = FILE.trained(tmp_path / "a", 3)
+        left = killed(tmp_path / "a")
+        store.rest()
+        for folder in (tmp_path / "a", left):
+            for round in (2, 3):
+                with untouched(folder):
+                    read = sqlite(folder, write=False, create=False)
+                    read.begin(lines_after(round))
+                    assert numbers(read) == expected(round)
+                    with raises(
+                        StoreError,
+                        text=f"The private store {folder} was opened to be read; nothing is written to it.",
+                    ):
+                        count(read, [0], values(0, 1), 9)
 
     def test_where_nothing_was_ever_written(self, tmp_path: Path) -> None:
         store = sqlite(tmp_path / "a", write=False)
@@ -111,22 +85,24 @@ class TestReadOnly:
         assert not (tmp_path / "a").exists()
 
     def test_in_a_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
-        committed(tmp_path / "a ä%20?#", 2)
-        (tmp_path / "a ä%20?#").chmod(0o555)
+        folder = FILE.at_rest(tmp_path / "a ä%20?#", 2)
+        folder.chmod(0o555)
         try:
-            assert state(tmp_path / "a ä%20?#", 2, write=False) == expected(tmp_path, 2)
+            assert FILE.state(folder, 2, write=False) == expected(2)
         finally:
-            (tmp_path / "a ä%20?#").chmod(0o755)
+            folder.chmod(0o755)
 
 
+@KINDS
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
-    store = sqlite(tmp_path / "a")
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, kind: Kind, value: float) -> None:
+    store = kind.open(tmp_path / "a")
     wrong = values(0, 2)
     wrong["half"][1, 0, 1] = value
     with pytest.raises(StoreError) as error:
         count(store, [4, 5], wrong, 1)
-    assert error.value.facts == {"name": "half", "client": "user-5", "folder": tmp_path / "a"}
+    said = ["'half'", "'user-5'", *([str(tmp_path / "a")] if kind is FILE else [])]
+    assert [text in str(error.value) for text in said] == [True] * len(said)
     assert store.seen([4, 5]) == [False, False]
 
 
@@ -144,10 +120,13 @@ def test_clients_out_of_range(tmp_path: Path, clients: list[int]) -> None:
             call()
 
 
+@KINDS
 @pytest.mark.parametrize("wrong", [torch.zeros(2, 4), torch.zeros(2, 3).double(), torch.zeros(2)])
-def test_values_of_another_shape_or_type(tmp_path: Path, wrong: torch.Tensor) -> None:
-    store = sqlite(tmp_path)
-    with raises(StoreError, said="Private 'user' should be (2, 3) torch.float32"):
+def test_values_of_another_shape_or_type(tmp_path: Path, kind: Kind, wrong: torch.Tensor) -> None:
+    store = kind.open(tmp_path)
+    with raises(
+        StoreError, said=r"Private 'user' should be (2, 3) torch.float32" if kind is FILE else "(1, 3)"
+    ):
         count(store, [0, 1], {**values(0, 2), "user": wrong}, 1)
     assert store.seen([0, 1]) == [False, False]
 
@@ -174,32 +153,63 @@ def test_more_versions_than_are_read_at_once(tmp_path: Path) -> None:
         assert torch.equal(again.read(range(10_000))["user"][:, 0], torch.arange(10_000.0) * round)
 
 
-def test_equal_histories_give_equal_bytes(tmp_path: Path) -> None:
+@KINDS
+def test_equal_histories_give_equal_bytes(tmp_path: Path, kind: Kind) -> None:
     for name in ("a", "b"):
-        committed(tmp_path / name, 4)
+        kind.at_rest(tmp_path / name, 4)
+        assert names(tmp_path / name) == [kind.file]
     assert files(tmp_path / "a") == files(tmp_path / "b")
-    assert list(files(tmp_path / "a")) == ["store.db"]
 
 
+@KINDS
 @pytest.mark.parametrize(("floats", "page"), [(2500, 4096), (9000, 16_384)])
-def test_longer_rows_are_kept_in_larger_pages(tmp_path: Path, floats: int, page: int) -> None:
-    store = sqlite(tmp_path / "a", initial={"user": torch.zeros(floats)})
+def test_longer_rows_are_kept_in_larger_pages(tmp_path: Path, kind: Kind, floats: int, page: int) -> None:
+    initial = {"user": torch.zeros(floats)}
+    store = kind.open(tmp_path / "a", initial=initial)
     for round in (1, 2, 3):
-        count(store, list({round, 3}), {"user": torch.full((2, floats), float(round))}, round)
+        count(store, sorted({round, 3}), {"user": torch.full((2, floats), float(round))}, round)
         store.flush()
-    store.rest()
-    assert run_sql(tmp_path / "a", "PRAGMA page_size") == [(page,)]
-    again = sqlite(tmp_path / "a", initial={"user": torch.zeros(floats)}, write=False)
+    kind.rest(store)
+    assert kind.sql(tmp_path / "a", "PRAGMA page_size") == [(page,)]
+    again = kind.open(tmp_path / "a", initial=initial)
     again.begin(lines({1: 1, 2: 2, 3: 3}))
     assert again.read([1, 2, 3])["user"][:, -1].tolist() == [1.0, 2.0, 3.0]
 
 
-def test_more_than_a_row_holds_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """It was refused when the first round was to be committed."""
-    one = torch.zeros(1, dtype=torch.uint8)
-    with pytest.raises(
-        StoreError, match=r"take 1000000000 bytes, and a private store holds at most 999995904 "
-    ):
-        sqlite(tmp_path / "s", initial={"body": one.expand(10**9)})
-    assert not (tmp_path / "s").exists()
-    assert sqlite(tmp_path / "s", initial={"body": one.expand(10**9 - 4096)}).seen([0]) == [False]
+class TestMoreThanARowHolds:
+    @KINDS
+    def test_is_refused_before_anything_is_written(self, tmp_path: Path, kind: Kind) -> None:
+        """It was refused when the first round was to be committed."""
+        one, folder = torch.zeros(1, dtype=torch.uint8), tmp_path / "s"
+        with pytest.raises(
+            StoreError, match=r"take 1000000000 bytes, and a private store holds at most 999995904 "
+        ):
+            kind.open(folder, initial={"body": one.expand(10**9)})
+        assert not folder.exists()
+        assert kind.open(folder, initial={"body": one.expand(10**9 - 4096)}).seen([0]) == [False]
+
+    def test_is_refused_when_a_device_is_opened(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        DEVICE.at_rest(tmp_path, 0)
+        monkeypatch.setattr(database, "BESIDE", 10**9 - 8)
+        with pytest.raises(StoreError, match="^A client's private values.* 48 .* 8 "):
+            device(tmp_path)
+
+    @KINDS
+    def test_all_that_may_stand_beside_the_values_has_room(self, tmp_path: Path, kind: Kind) -> None:
+        store = kind.open(tmp_path)
+        file, most = store._file, 2**63 - 1
+        row = packed(file.format, {n: v[0] for n, v in values(7, 1).items()}, "a")
+        file.database._sql.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, len(row) + database.BESIDE)
+        with file.database.transaction("BEGIN IMMEDIATE"):
+            file.add([(Version(1, "ä" * 2000, most, most, most, most, accepted=False), row)])
+
+
+def test_rows_of_both_kinds_are_alike(tmp_path: Path) -> None:
+    """But for how a client is named, and that a device awaits the server's word."""
+    (who, _), columns = of_round(1), "accepted, version, attempt, parent, round, length(row)"
+    for kind, accepted in ((FILE, 1), (DEVICE, 0)):
+        folder = kind.at_rest(tmp_path / kind.file, 1)
+        assert kind.sql(folder, f"SELECT {columns} FROM kept") == [(accepted, 1, 1, 0, 1, 48)] * len(who)
+        assert [client for client, _ in kind.versions(folder)] == [c if kind is FILE else IDS[c] for c in who]

@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 from fedkeep.core.errors import ConfigError, StoreError
 from fedkeep.core.params import Params
 from fedkeep.core.seeds import generator
-from fedkeep.remote.device_file import About, create, file_of
-from fedkeep.remote.device_store import DeviceStore
 from fedkeep.store import Default, MemoryStore, PrivateStore, SqliteStore, VersionLedger
-from fedkeep.store.rows import RowFormat
 from tests.refusals import raises
-from tests.store.build import CLIENTS, IDS, INITIAL, count, lines, numbers, sqlite, values
+from tests.store.build import CLIENTS, IDS, INITIAL, count, device, lines, numbers, sqlite, values
 
 some_clients = st.lists(st.integers(0, CLIENTS - 1), max_size=4, unique=True)
 step = st.one_of(
@@ -35,44 +32,52 @@ step = st.one_of(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(step, max_size=12), rule=st.sampled_from([0.0, -2.5, ("normal", 0.5), "model"]))
-def test_sqlite_and_memory_agree_over_any_sequence(
-    steps: list[tuple[str, list[int], int]], rule: Any
-) -> None:
+def test_all_stores_agree_over_any_sequence(steps: list[tuple[str, list[int], int]], rule: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        kept, memory = sqlite(Path(folder), rule), MemoryStore(Default(INITIAL, rule, seed=3), IDS)
+        memory, file = MemoryStore(Default(INITIAL, rule, seed=3), IDS), sqlite(Path(folder), rule)
+        on_device = device(Path(folder), rule)
         ledger, attempt, staged, marked = VersionLedger(CLIENTS), 1, set[int](), None
         for what, clients, number in steps:
+            stores: list[PrivateStore] = [memory, file, on_device]
             if what == "stage":
-                for store in (kept, memory):
+                for store in stores:
                     for client in clients:
                         store.stage(client, {n: v[0] for n, v in values(number, 1).items()}, attempt)
                 staged.update(clients)
             elif what == "accept":
                 taken = [c for c in clients if c in staged]
                 lines = ledger.accept(taken, [attempt] * len(taken))
-                for store in (kept, memory):
+                for store in stores:
                     store.begin(lines)
                     store.drop()
                 attempt, staged = attempt + 1, set()
             elif what == "read":
-                one, two = kept.read(clients), memory.read(clients)
-                assert one.keys() == two.keys()
-                assert all(torch.equal(one[n], two[n]) for n in one)
-                assert kept.seen(clients) == memory.seen(clients)
+                one, *others = (store.read(clients) for store in stores)
+                for other in others:
+                    assert one.keys() == other.keys()
+                    assert all(torch.equal(one[n], other[n]) for n in one)
+                assert len({tuple(store.seen(clients)) for store in stores}) == 1
             else:
                 if what == "mark":
-                    kept.mark()
+                    file.mark()
                     memory.mark()
                     marked, then = ledger.seen(), numbers(memory)
-                kept.flush()
+                for store in stores:
+                    store.flush()
                 if what == "reopen":
-                    kept = sqlite(Path(folder), rule)
-                    kept.begin(ledger.seen(), marked)
+                    stores.clear()
+                    file = sqlite(Path(folder), rule)
+                    file.begin(ledger.seen(), marked)
+                    on_device.close()
+                    on_device = device(Path(folder), rule)
+                    on_device.begin(ledger.seen())
                     memory.drop()
                     attempt, staged = attempt + 1, set()
-        assert numbers(kept) == numbers(memory)
+        on_device.begin(ledger.seen())
+        assert numbers(file) == numbers(memory) == numbers(on_device)
+        on_device.close()
         if marked is not None:
-            assert numbers(kept.marked()) == numbers(memory.marked()) == then
+            assert numbers(file.marked()) == numbers(memory.marked()) == then
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
@@ -99,15 +104,8 @@ def test_what_counted_at_a_mark_is_there_after_later_rounds(kind: str, tmp_path:
 STORES: list[Callable[[Path, Any], PrivateStore]] = [
     lambda folder, rule: MemoryStore(Default(INITIAL, rule, seed=3), IDS),
     lambda folder, rule: sqlite(folder, rule),
-    lambda folder, rule: on_a_device(folder, rule),
+    lambda folder, rule: device(folder, rule),
 ]
-
-
-def on_a_device(folder: Path, rule: Any) -> PrivateStore:
-    create(file_of(folder, "run"), About(owner="ann", run="run", columns=RowFormat(INITIAL).columns()))
-    store = DeviceStore(folder, "ann", "run", Default(INITIAL, rule, seed=3), IDS)
-    store.open()
-    return store
 
 
 @pytest.mark.parametrize("build", STORES, ids=["memory", "sqlite", "device"])
