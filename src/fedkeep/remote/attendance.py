@@ -118,7 +118,9 @@ def dropped_from(folder: Path) -> frozenset[str]:
         return frozenset()
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{folder / DROPPED} cannot be read: {first_line(error)}. Mend it, or remove it and drop them again."
+            "{file} cannot be read: {why}. Mend it, or remove it and drop them again.",
+            file=folder / DROPPED,
+            why=first_line(error),
         ) from error
     return frozenset(map(str, found))
 
@@ -156,7 +158,10 @@ def _check_known(roster: Roster, clients: Collection[str]) -> None:
     for client in clients:
         if client not in ids:
             raise ConfigError(
-                f"{client!r} is none of this run's {len(ids)} clients.{did_you_mean(client, ids)}"
+                "{client!r} is none of this run's {count} clients.{near}",
+                client=client,
+                count=len(ids),
+                near=did_you_mean(client, ids),
             )
 
 
@@ -183,7 +188,8 @@ def drop(folder: Path, clients: Collection[str], *, back: bool = False) -> froze
 def _roster(info: Mapping[str, Any], folder: Path) -> Roster:
     if "roster" not in info:
         raise RunError(
-            f"{folder} is a simulation: all of its clients took part in all rounds that drew them."
+            "{folder} is a simulation: all of its clients took part in all rounds that drew them.",
+            folder=folder,
         )
     return Roster.from_plain(info["roster"])
 

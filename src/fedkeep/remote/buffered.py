@@ -96,10 +96,14 @@ class Buffered:
                 self._refill(method, server, {*uploads, *out})
             if out and not self._under_way:
                 raise RoundError(
-                    f"Round {server.round} does not count: {len(uploads)} of {policy.buffer} uploads are there, and "
-                    f"no client is left to be asked. Nothing was lost: the last finished round is kept. The first "
-                    f"fault: {next(iter(out.values()))}",
+                    "Round {round} does not count: {count} of {buffer} uploads are there, and "
+                    "no client is left to be asked. Nothing was lost: the last finished round is kept. The first "
+                    "fault: {fault}",
                     failed=all(isinstance(fault, FailedError) for fault in out.values()),
+                    round=server.round,
+                    count=len(uploads),
+                    buffer=policy.buffer,
+                    fault=next(iter(out.values())),
                 )
         full = time.perf_counter()
         start = {**server.params, **declared}
@@ -159,8 +163,9 @@ def check_buffered(method: Method) -> None:
     """Raise MethodError where a method's state assumes synchronous rounds."""
     if method.server.synchronous:
         raise MethodError(
-            f"{method.name!r} assumes that all uploads of a round began with what the server has now, so it cannot run "
-            f"with rounds.mode = 'buffered'. Use 'synchronous', or another method."
+            "{method!r} assumes that all uploads of a round began with what the server has now, so it cannot run "
+            "with rounds.mode = 'buffered'. Use 'synchronous', or another method.",
+            method=method.name,
         )
 
 

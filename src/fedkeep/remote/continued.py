@@ -76,14 +76,16 @@ class Older(Ancestor):
             info = directory.read_info()
             if "encoding" not in info:
                 raise RunError(
-                    f"{folder} is a simulation, so no device keeps a state of it. Continue from a run across machines."
+                    "{folder} is a simulation, so no device keeps a state of it. Continue from a run across machines.",
+                    folder=folder,
                 )
             roster = Roster.from_plain(info["roster"])
             ledger = VersionLedger(len(roster.ids))
             values = directory.recover(ledger)
             if values is None:
                 raise RunError(
-                    f"{folder} has finished no round to continue from. Run it first, or begin a new run."
+                    "{folder} has finished no round to continue from. Run it first, or begin a new run.",
+                    folder=folder,
                 )
             entries = Ledger(ledger, roster).entries(roster.ids)
             charged = charged_of(directory)
@@ -115,8 +117,10 @@ class Older(Ancestor):
             return encoding_from(self.encoding).extended(told)
         except DataError as error:
             raise ConfigError(
-                f"continue_from: these data do not extend the encoding of the run {self.run}. {error} Give all devices "
-                f"columns and labels of the same kind as then, or begin a new run."
+                "continue_from: these data do not extend the encoding of the run {run}. {why} Give all devices "
+                "columns and labels of the same kind as then, or begin a new run.",
+                run=self.run,
+                why=error,
             ) from error
 
     def grown(self, encoding: Encoding) -> Grown:
@@ -152,7 +156,9 @@ def older_for(folder: Path | None, out: Path | None) -> Older | None:
     if (began is None) != (folder is None):
         said = "none" if began is None else f"the run {began['run']}"
         raise ConfigError(
-            f"continue_from: {out} began with {said}. Name the same, or another folder for a new run."
+            "continue_from: {out} began with {said}. Name the same, or another folder for a new run.",
+            out=out,
+            said=said,
         )
     if began is None or folder is None:
         return None
@@ -160,8 +166,14 @@ def older_for(folder: Path | None, out: Path | None) -> Older | None:
         older = Older.at(folder)
         if older.plain() != began:
             raise ConfigError(
-                f"continue_from: {out} began with round {began['round']} of the run {began['run']}; {folder} is at "
-                f"round {older.round} of the run {older.run}. Restore that folder, or name another for a new run."
+                "continue_from: {out} began with round {round} of the run {run}; {folder} is at "
+                "round {older_round} of the run {older}. Restore that folder, or name another for a new run.",
+                out=out,
+                round=began["round"],
+                run=began["run"],
+                folder=folder,
+                older_round=older.round,
+                older=older.run,
             )
         return older
     versions = {client: Line(**version) for client, version in began["versions"].items()}
@@ -201,9 +213,13 @@ def begun(
     if changed and on_change == "refuse":
         name, more = next(iter(changed)), f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise ConfigError(
-            f"The federated parameters of the run {older.run} do not fit the new model: "
-            f"{name!r} is {changed[name]}{more}. Continue with the model they were made with, or let what "
-            f"changed begin with the model's own values: on_change = 'anew'."
+            "The federated parameters of the run {older} do not fit the new model: "
+            "{name!r} is {got}{more}. Continue with the model they were made with, or let what "
+            "changed begin with the model's own values: on_change = 'anew'.",
+            older=older.run,
+            name=name,
+            got=changed[name],
+            more=more,
         )
     if grown:
         events.note("began", f"The encoding of the run {older.run} is extended: {', '.join(told(grown))}.")

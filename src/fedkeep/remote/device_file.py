@@ -298,7 +298,7 @@ class DeviceFile(VersionFile):
         if self.path.exists():
             return
         check_no_log(self.path)
-        raise StoreError(f"The run {self.run!r} has no private state on this device.")
+        raise StoreError("The run {run!r} has no private state on this device.", run=self.run)
 
     def _refuse_others(self, owner: str | None) -> None:
         """Refuse a file of another owner or run while nothing on the disk is touched; its log may mend other faults."""
@@ -315,18 +315,24 @@ class DeviceFile(VersionFile):
         found = json.loads(content)
         if found.pop("format") != FORMAT:
             raise StoreError(
-                f"The private state of the run {self.run!r} is of another fedkeep. Read it with that one, or forget it."
+                "The private state of the run {run!r} is of another fedkeep. Read it with that one, or forget it.",
+                run=self.run,
             )
         about = About(**found)
         if about.run != self.run:
             raise StoreError(
-                f"The private state of the run {self.run!r} belongs to the run {about.run!r}: somebody renamed it. "
-                f"Restore this run's own from a copy."
+                "The private state of the run {run!r} belongs to the run {got!r}: somebody renamed it. "
+                "Restore this run's own from a copy.",
+                run=self.run,
+                got=about.run,
             )
         if owner is not None and about.owner != owner:
             raise StoreError(
-                f"The private state of the run {self.run!r} belongs to {about.owner!r}, and this device to {owner!r}. "
-                f"Restore this device's own from a copy."
+                "The private state of the run {run!r} belongs to {got!r}, and this device to {owner!r}. "
+                "Restore this device's own from a copy.",
+                run=self.run,
+                got=about.owner,
+                owner=owner,
             )
         return about
 
@@ -364,8 +370,11 @@ class DeviceFile(VersionFile):
             raise self.damaged(error) from error
         if row is None:
             raise StoreError(
-                f"Version {version.version} of what client {version.client!r} keeps in the run {self.run!r} does not "
-                f"fit its checksum: it is damaged. Restore it from a copy, or forget the client."
+                "Version {version} of what client {client!r} keeps in the run {run!r} does not "
+                "fit its checksum: it is damaged. Restore it from a copy, or forget the client.",
+                version=version.version,
+                client=version.client,
+                run=self.run,
             )
         return unpacked(self.format, row)
 
@@ -381,8 +390,10 @@ class DeviceFile(VersionFile):
                 yield
         except sqlite3.Error as error:
             raise StoreError(
-                f"The private state of the run {self.run!r} cannot be written: {error}. Nothing was lost: it is as it "
-                f"was before. Free some space or check the rights."
+                "The private state of the run {run!r} cannot be written: {why}. Nothing was lost: it is as it "
+                "was before. Free some space or check the rights.",
+                run=self.run,
+                why=error,
             ) from error
 
     def put(self, version: Version, row: bytes) -> None:
@@ -443,8 +454,11 @@ class DeviceFile(VersionFile):
             return load(content)
         except (sqlite3.Error, ValueError, TypeError, SafetensorError) as error:
             raise StoreError(
-                f"What client {adapted.client!r} adapted to in the run {self.run!r} is damaged: {error}. Restore it from "
-                f"a copy, or let the client adapt again."
+                "What client {client!r} adapted to in the run {run!r} is damaged: {why}. Restore it from "
+                "a copy, or let the client adapt again.",
+                client=adapted.client,
+                run=self.run,
+                why=error,
             ) from error
 
     def put_adapted(self, adapted: Adapted, content: bytes) -> None:
@@ -617,7 +631,9 @@ class DeviceFile(VersionFile):
             with suppress(OSError):
                 wipe(part)
             raise StoreError(
-                f"The copy {path} cannot be written: {error.strerror or error}. Free some space or check the rights."
+                "The copy {path} cannot be written: {why}. Free some space or check the rights.",
+                path=path,
+                why=error.strerror or error,
             ) from error
 
     def _empty_log(self) -> None:
@@ -630,16 +646,22 @@ class DeviceFile(VersionFile):
             (busy, *_) = self._file.query("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as error:
             raise StoreError(
-                f"The log of the run {self.run!r} cannot be emptied: {error}. Try again."
+                "The log of the run {run!r} cannot be emptied: {why}. Try again.",
+                run=self.run,
+                why=error,
             ) from error
         if busy:
-            raise StoreError(f"The log of the run {self.run!r} cannot be emptied: it is in use. Try again.")
+            raise StoreError(
+                "The log of the run {run!r} cannot be emptied: it is in use. Try again.", run=self.run
+            )
 
     def damaged(self, error: Exception) -> StoreError:
         """Return the error of a file that can't be read. It may leave the device, so it does not say where."""
         reason = getattr(error, "strerror", None) or error
         return StoreError(
-            f"The private state of the run {self.run!r} cannot be read: {reason}. Restore it from a copy, or forget it."
+            "The private state of the run {run!r} cannot be read: {why}. Restore it from a copy, or forget it.",
+            run=self.run,
+            why=reason,
         )
 
     def close(self) -> None:
@@ -655,11 +677,17 @@ def packed(format: RowFormat, values: Mapping[str, torch.Tensor], client: str) -
         StoreError: names, shapes or dtypes differ, or one is not finite.
     """
     if fault := difference_of_names((str(column[0]) for column in format.columns()), values):
-        raise StoreError(f"The private values of client {client!r} have other names than are kept: {fault}.")
+        raise StoreError(
+            "The private values of client {client!r} have other names than are kept: {fault}.",
+            client=client,
+            fault=fault,
+        )
     rows = format.pack({name: value.unsqueeze(0) for name, value in values.items()}, 1)
     if (bad := format.nonfinite(rows)) is not None:
         raise StoreError(
-            f"Private {bad[1]!r} of client {client!r} holds a NaN or an infinity; only finite values are kept."
+            "Private {name!r} of client {client!r} holds a NaN or an infinity; only finite values are kept.",
+            name=bad[1],
+            client=client,
         )
     return rows.tobytes()
 
@@ -677,7 +705,11 @@ def adapted_content(values: Mapping[str, torch.Tensor], client: str) -> bytes:
         StoreError: a value is not finite, or they are more than a row holds.
     """
     if (name := nonfinite(dict(values))) is not None:
-        raise StoreError(f"{name!r} of client {client!r}, which adapts, holds a NaN or an infinity.")
+        raise StoreError(
+            "{name!r} of client {client!r}, which adapts, holds a NaN or an infinity.",
+            name=name,
+            client=client,
+        )
     content = save({name: value.detach().cpu().contiguous().clone() for name, value in values.items()})
     check_row(len(content))
     return content
@@ -721,7 +753,7 @@ def create(
         StoreError: it is there, or can't be written, or a client's values are more than a row holds.
     """
     if path.exists():
-        raise StoreError(f"The run {path.stem!r} has private states on this device already.")
+        raise StoreError("The run {run!r} has private states on this device already.", run=path.stem)
     check_no_log(path)
     check_row(row_bytes := RowFormat(first_values(about.columns)).bytes)
     content = _about_text(about)
@@ -737,7 +769,9 @@ def create(
         cause = error.__cause__ or error
         reason = getattr(cause, "strerror", None) or cause
         raise StoreError(
-            f"The private state of the run {path.stem!r} cannot be made: {reason}. Free some space or check the rights."
+            "The private state of the run {run!r} cannot be made: {why}. Free some space or check the rights.",
+            run=path.stem,
+            why=reason,
         ) from error
 
 
@@ -759,7 +793,7 @@ def file_of(folder: Path, run: str) -> Path:
         StoreError: the id could name another place.
     """
     if not RUN_ID.fullmatch(run):
-        raise StoreError(f"A run's id is 1 to 64 letters, digits, '-' and '_'; got {run[:80]!r}.")
+        raise StoreError("A run's id is 1 to 64 letters, digits, '-' and '_'; got {run!r}.", run=run)
     return folder / f"{run}{ENDING}"
 
 
@@ -819,8 +853,9 @@ def forget_rest(path: Path, clients: Collection[str], patience: float = PATIENCE
     """
     if logs_of(path):
         raise StoreError(
-            f"The log of the run {path.stem!r} is there without its file, and may hold values of any client. Restore "
-            f"the file from a copy, or forget the run: --run {path.stem}"
+            "The log of the run {run!r} is there without its file, and may hold values of any client. Restore "
+            "the file from a copy, or forget the run: --run {run}",
+            run=path.stem,
         )
     lock = locked(path, patience)
     try:
@@ -846,8 +881,9 @@ def check_no_log(path: Path) -> None:
     """Raise StoreError if a log is there without its file."""
     if logs_of(path):
         raise StoreError(
-            f"The private state of the run {path.stem!r} is missing, and its log is there. Restore it from a copy, or "
-            f"forget it."
+            "The private state of the run {run!r} is missing, and its log is there. Restore it from a copy, or "
+            "forget it.",
+            run=path.stem,
         )
 
 
@@ -862,11 +898,14 @@ def locked(path: Path, patience: float) -> FileLock:
         return take_lock(path.with_suffix(".lock"), patience, PRIVATE_FILE)
     except Timeout as error:
         raise BusyError(
-            f"The private state of the run {path.stem!r} is in use by another process. Wait for it."
+            "The private state of the run {run!r} is in use by another process. Wait for it.",
+            run=path.stem,
         ) from error
     except OSError as error:
         raise StoreError(
-            f"The private state of the run {path.stem!r} cannot be locked: {error.strerror or error}."
+            "The private state of the run {run!r} cannot be locked: {why}.",
+            run=path.stem,
+            why=error.strerror or error,
         ) from error
 
 
@@ -880,5 +919,7 @@ def _try(act: Callable[[Path], None], path: Path) -> None:
         act(path)
     except OSError as error:
         raise StoreError(
-            f"{error.filename or path} cannot be removed: {error.strerror}. Check the rights, and try again."
+            "{file} cannot be removed: {why}. Check the rights, and try again.",
+            file=error.filename or path,
+            why=error.strerror,
         ) from error

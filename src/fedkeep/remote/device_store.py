@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -65,8 +65,8 @@ class MissingError(StoreError):
         late: the last attempt of which a message that names it is older than what is there.
     """
 
-    def __init__(self, text: str, late: int = 0) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, /, late: int = 0, **facts: Any) -> None:
+        super().__init__(text, **facts)
         self.late = late
 
 
@@ -140,8 +140,11 @@ class DeviceStore(MemoryStore):
         if file.about.columns != wanted:
             file.close()
             raise StoreError(
-                f"The private state of the run {self.run!r} was made for other private values: wanted {wanted}, found "
-                f"{file.about.columns}. Use the model that it was made with."
+                "The private state of the run {run!r} was made for other private values: wanted {wanted}, found "
+                "{columns}. Use the model that it was made with.",
+                run=self.run,
+                wanted=wanted,
+                columns=file.about.columns,
             )
         self._file = file
 
@@ -154,7 +157,7 @@ class DeviceStore(MemoryStore):
     def file(self) -> DeviceFile:
         """The file, which must be open."""
         if self._file is None:
-            raise StoreError(f"The private state of the run {self.run!r} is not open.")
+            raise StoreError("The private state of the run {run!r} is not open.", run=self.run)
         return self._file
 
     def begin(self, lines: Lines) -> None:
@@ -265,8 +268,12 @@ class DeviceStore(MemoryStore):
         parent = _version(rows, row.parent)
         if parent is None or not parent.accepted:
             raise StoreError(
-                f"Version {row.version - 1} of what client {row.client!r} keeps in the run {self.run!r} is gone, and "
-                f"version {row.version} follows from it. Restore the state from a copy."
+                "Version {before} of what client {client!r} keeps in the run {run!r} is gone, and "
+                "version {version} follows from it. Restore the state from a copy.",
+                before=row.version - 1,
+                client=row.client,
+                run=self.run,
+                version=row.version,
             )
         return self.file.values(parent)
 

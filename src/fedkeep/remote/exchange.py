@@ -266,11 +266,13 @@ class Exchange:
         for client in list(self.open):
             fault: LostError | None = None
             if client in dropped:
-                fault = DroppedError(f"Client {client!r} was dropped by the run's owner.")
+                fault = DroppedError("Client {client!r} was dropped by the run's owner.", client=client)
             elif (reason := self.nodes.refusal(client)) is not None:
-                fault = LostError(f"Client {client!r} takes no part: {reason}")
+                fault = LostError("Client {client!r} takes no part: {why}", client=client, why=reason)
             elif client in self.gone and client not in self.nodes.place:
-                fault = LostError(f"Client {client!r} is on no node since an earlier round's deadline.")
+                fault = LostError(
+                    "Client {client!r} is on no node since an earlier round's deadline.", client=client
+                )
             if fault is not None:
                 del self.open[client]
                 self.found[client] = Answer(client=client, fault=fault)
@@ -371,7 +373,9 @@ class Exchange:
         fault = answer.fault
         if fault is None and order.train != (answer.upload is not None):
             wrong = "no upload came" if order.train else "an upload came that nobody asked for"
-            fault = UploadError(f"The answer of client {client!r} was refused: {wrong}.")
+            fault = UploadError(
+                "The answer of client {client!r} was refused: {wrong}.", client=client, wrong=wrong
+            )
         if fault is not None:
             answer = Answer(client=client, loss=answer.loss, fault=fault)
         elif order.train and self.closed:
@@ -386,8 +390,10 @@ class Exchange:
     def _missing(self, client: str) -> LostError:
         if self.enough is not None and self._taken >= self.enough:
             return LateError(
-                f"Client {client!r} was not waited for: the first {self.enough} answers are taken."
+                "Client {client!r} was not waited for: the first {enough} answers are taken.",
+                client=client,
+                enough=self.enough,
             )
         if client in self.nodes.place:
-            return LateError(f"Client {client!r} had not answered at the round's deadline.")
-        return LostError(f"Client {client!r} is on no node.")
+            return LateError("Client {client!r} had not answered at the round's deadline.", client=client)
+        return LostError("Client {client!r} is on no node.", client=client)

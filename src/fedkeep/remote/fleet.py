@@ -303,7 +303,9 @@ class Fleet:
 def _judgings(asked: Mapping[str, Sequence[Model]]) -> tuple[Judging, ...]:
     splits: Mapping[str, Partition] = {"valid": "valid", "test": "test"}
     if wrong := asked.keys() - splits.keys():
-        raise ConfigError(f"Wanted one of {list(splits)} to judge; got {sorted(wrong)}.")
+        raise ConfigError(
+            "Wanted one of {splits} to judge; got {wrong}.", splits=list(splits), wrong=sorted(wrong)
+        )
     return tuple(Judging(split=splits[split], models=tuple(models)) for split, models in asked.items())
 
 

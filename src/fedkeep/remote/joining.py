@@ -40,11 +40,15 @@ def add(folder: Path, key: str, clients: Sequence[str] = ()) -> None:
     """
     info = read_info(folder)
     if "roster" not in info:
-        raise RunError(f"{folder} is a simulation: nobody joins it.")
+        raise RunError("{folder} is a simulation: nobody joins it.", folder=folder)
     if info.get("status") == "finished":
-        raise ConfigError(f"{folder} has finished. {INSTEAD}")
+        raise ConfigError("{folder} has finished. {instead}", folder=folder, instead=INSTEAD)
     if (info.get("config") or {}).get("privacy"):
-        raise ConfigError(f"ε of {folder} holds for the clients that it began with. {INSTEAD}")
+        raise ConfigError(
+            "ε of {folder} holds for the clients that it began with. {instead}",
+            folder=folder,
+            instead=INSTEAD,
+        )
     check_rounds(info["identity"]["policy"]["mode"], info["identity"]["policy"]["over_selection"])
     write_whole(folder / ADDED, json.dumps({**added_to(folder), key: list(clients)}).encode())
 
@@ -63,7 +67,9 @@ def added_to(folder: Path) -> dict[str, list[str]]:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise RunError(
-            f"{path} cannot be read: {first_line(error)}. Mend it, or remove it and add them again."
+            "{path} cannot be read: {why}. Mend it, or remove it and add them again.",
+            path=path,
+            why=first_line(error),
         ) from error
 
 
@@ -78,7 +84,8 @@ def check_rounds(mode: str, over_selection: float) -> None:
     """Raise ConfigError where rounds are such that nobody can join on the way."""
     if mode == "buffered" or over_selection > 1:
         raise ConfigError(
-            f"Nobody joins a run that is buffered or asks more clients than it takes. {INSTEAD}"
+            "Nobody joins a run that is buffered or asks more clients than it takes. {instead}",
+            instead=INSTEAD,
         )
 
 
@@ -102,6 +109,8 @@ def check_growth(
     there, here = (layout(first_global(method, net, roster).state) for roster in (before, after))
     if there != here:
         raise ConfigError(
-            f"The server of {method.name!r} has a state for each client that the run began with. {INSTEAD}"
+            "The server of {method!r} has a state for each client that the run began with. {instead}",
+            method=method.name,
+            instead=INSTEAD,
         )
     check_cohorts(method, Sampler(after.trains, sampler.asked, sampler.mode, sampler.seed))

@@ -67,7 +67,9 @@ class Roster:
         """Return a client's place."""
         place = self.ids.position(client)
         if place < 0:
-            raise ConfigError(f"Client {client!r} is none of this run's {len(self)} clients.")
+            raise ConfigError(
+                "Client {client!r} is none of this run's {count} clients.", client=client, count=len(self)
+            )
         return place
 
     @property

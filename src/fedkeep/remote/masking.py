@@ -99,7 +99,9 @@ class Sums:
         if found is None:
             if any(number > ask.sum for number in sums):
                 raise SecureSumError(
-                    f"{party!r} was asked for keys of the sum {ask.sum}, and has begun a later one."
+                    "{party!r} was asked for keys of the sum {sum}, and has begun a later one.",
+                    party=party,
+                    sum=ask.sum,
                 )
             cohort = _cohort(ask)
             secrets = SecureClient(party, bound, threshold_for(cohort, self.threshold))
@@ -114,10 +116,12 @@ class Sums:
         sums = self._read(party)
         found = sums.get(ask.sum)
         if found is None:
-            raise StoreError(f"{party!r} has made no keys of the sum {ask.sum}, or has dropped them.")
+            raise StoreError(
+                "{party!r} has made no keys of the sum {sum}, or has dropped them.", party=party, sum=ask.sum
+            )
         if ask.step not in found.answered:
             if found.secrets is None:
-                raise SecureSumError(f"The sum {ask.sum} of {party!r} is over.")
+                raise SecureSumError("The sum {sum} of {party!r} is over.", sum=ask.sum, party=party)
             found.made = {}
             act(found, found.secrets)
             found.answered[ask.step] = _digest(ask, attempt)
@@ -129,8 +133,11 @@ class Sums:
         """Refuse another message of a step that was answered, and what came before the last one."""
         if found.answered[ask.step] != _digest(ask, attempt) or ask.step != list(found.answered)[-1]:
             raise SecureSumError(
-                f"{party!r} was asked for {ask.step!r} of the sum {ask.sum} again, and otherwise or too late. Each "
-                f"step is answered once: a mask key used twice would show what it hides."
+                "{party!r} was asked for {step!r} of the sum {sum} again, and otherwise or too late. Each "
+                "step is answered once: a mask key used twice would show what it hides.",
+                party=party,
+                step=ask.step,
+                sum=ask.sum,
             )
 
     def _read(self, party: str) -> dict[int, _Sum]:
@@ -152,7 +159,9 @@ class Sums:
     def _unreadable(self, path: Path, said: str) -> dict[int, _Sum]:
         """Return the sums to go on with where they cannot be read; StoreError: there are none."""
         raise StoreError(
-            f"{said} Begin a new run, or remove {path.name} where it has told nothing in this one yet."
+            "{said} Begin a new run, or remove {path} where it has told nothing in this one yet.",
+            said=said,
+            path=path.name,
         )
 
     def _write(self, party: str, sums: Mapping[int, _Sum]) -> None:
@@ -165,8 +174,10 @@ class Sums:
         except RunError as error:
             reason = getattr(error.__cause__, "strerror", None) or "the disk refused"
             raise StoreError(
-                f"The secrets of {party!r} for secure sums cannot be written: {reason}. It takes no step until they "
-                f"can: free some space or check the rights."
+                "The secrets of {party!r} for secure sums cannot be written: {why}. It takes no step until they "
+                "can: free some space or check the rights.",
+                party=party,
+                why=reason,
             ) from error
 
 
@@ -249,8 +260,10 @@ class Masking(Sums):
         steps = [ask.step for ask in one.asks]
         if one.train != ("masked" in steps) or len(set(steps)) < len(steps):
             raise UploadError(
-                f"Client {one.client!r} was asked to train, and for the steps {steps}: its method sums securely, "
-                f"so it trains for a masked vector alone, and takes each step once."
+                "Client {client!r} was asked to train, and for the steps {steps}: its method sums securely, "
+                "so it trains for a masked vector alone, and takes each step once.",
+                client=one.client,
+                steps=steps,
             )
 
     def again(self, one: ClientOrder, attempt: int) -> ClientAnswer | None:
@@ -307,7 +320,10 @@ class Masking(Sums):
             path.unlink()
         except OSError as refused:
             raise StoreError(
-                f"{said} Nor can they be removed: {refused.strerror}. Check the rights, or remove {path.name}."
+                "{said} Nor can they be removed: {why}. Check the rights, or remove {path}.",
+                said=said,
+                why=refused.strerror,
+                path=path.name,
             ) from refused
         self.lost.append(
             f"{said} They are removed: it sits out the sums that they were of, and makes new ones for later sums."
@@ -320,7 +336,9 @@ def _cohort(ask: Ask) -> int:
     told = ask.given.get("clients", "")
     if not re.fullmatch("[0-9]{1,9}", told) or int(told) < LEAST:  # more have no room in the ring
         raise SecureSumError(
-            f"A sum begins with at least {LEAST} clients, fewer than 10^9; the server said {told[:20]!r}."
+            "A sum begins with at least {least} clients, fewer than 10^9; the server said {got!r}.",
+            least=LEAST,
+            got=told[:20],
         )
     return int(told)
 
@@ -329,7 +347,11 @@ def _shares(ask: Ask) -> Callable[[_Sum, SecureClient], None]:
     def act(found: _Sum, secrets: SecureClient) -> None:
         keys = {name: Keys.from_bytes(content) for name, content in _plain(ask.given).items()}
         if len(keys) > found.cohort:
-            raise SecureSumError(f"Keys of {len(keys)} clients came, and {found.cohort} were to begin.")
+            raise SecureSumError(
+                "Keys of {count} clients came, and {cohort} were to begin.",
+                count=len(keys),
+                cohort=found.cohort,
+            )
         found.made = {name: box.hex() for name, box in secrets.shares(keys).items()}
 
     return act

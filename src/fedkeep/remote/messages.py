@@ -90,7 +90,9 @@ class Packet:
         try:
             return tensor_file(own, json.dumps(about, allow_nan=False, sort_keys=True))
         except (TypeError, ValueError, RecursionError) as error:
-            raise UploadError(f"A message's header cannot be written: {first_line(error)}.") from error
+            raise UploadError(
+                "A message's header cannot be written: {why}.", why=first_line(error)
+            ) from error
 
     @classmethod
     def from_bytes(cls, content: bytes, beside: Sequence[bytes] = ()) -> Packet:
@@ -103,7 +105,7 @@ class Packet:
         try:
             about = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            raise UploadError(f"A message cannot be read: {first_line(error)}.") from error
+            raise UploadError("A message cannot be read: {why}.", why=first_line(error)) from error
         match about:
             case {"header": dict(header), "names": list(names), "beside": list(checksums), **more} if (
                 not more
@@ -133,8 +135,11 @@ def tensor_file(tensors: Params, text: str = "") -> bytes:
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.dtype not in TYPES:
             raise UploadError(
-                f"The tensor {name!r} is {tensor.dtype}, {tensor.layout}. Dense ones travel, of these types: "
-                f"{', '.join(str(dtype).removeprefix('torch.') for dtype in TYPES)}."
+                "The tensor {name!r} is {dtype}, {layout}. Dense ones travel, of these types: {dtypes}.",
+                name=name,
+                dtype=tensor.dtype,
+                layout=tensor.layout,
+                dtypes=", ".join(str(dtype).removeprefix("torch.") for dtype in TYPES),
             )
     content = save(_apart(tensors), {"packet": text})  # under one key: safetensors shuffles several
     return content + zlib.crc32(content).to_bytes(CHECKSUM, "little")
@@ -154,7 +159,7 @@ def _read_file(content: bytes) -> tuple[str, Params]:
         text = str(json.loads(content[8 : 8 + size])["__metadata__"]["packet"])
         tensors: Params = load(content)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UploadError(f"A message cannot be read: {first_line(error)}.") from error
+        raise UploadError("A message cannot be read: {why}.", why=first_line(error)) from error
     truths = (t.view(torch.uint8) for t in tensors.values() if t.dtype is torch.bool and t.numel())
     if any(t.max() > 1 for t in truths):
         raise UploadError("A message cannot be read: a truth value in it is neither 0 nor 1.")
@@ -254,7 +259,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 def malformed(message: str, fault: str) -> UploadError:
     """Return the error that a message is refused with."""
-    return UploadError(f"A message {message!r} was refused: {fault}.")
+    return UploadError("A message {message!r} was refused: {fault}.", message=message, fault=fault)
 
 
 class _Parts:
@@ -828,7 +833,7 @@ def _check_range(name: str, value: torch.Tensor, *, at_least_0: bool) -> None:
 
 
 def _refused(fault: str) -> UploadError:
-    return UploadError(f"A result of judging was refused: {fault}.")
+    return UploadError("A result of judging was refused: {fault}.", fault=fault)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -880,13 +885,15 @@ def check_work(work: Work, fingerprint: str, encoding: str, wanted: Params) -> N
         ("experiment", work.fingerprint, fingerprint),
     ):
         if theirs != ours:
-            raise UploadError(f"The order is of another {what} than this device has agreed on.")
+            raise UploadError("The order is of another {what} than this device has agreed on.", what=what)
     for sent in {id(one.sent): one.sent for one in work.orders if one.begins}.values():
         if fault := misfit(wanted, sent.params) or mistyped(wanted, sent.params):
-            raise UploadError(f"The parameters that were sent do not fit the model: {fault}.")
+            raise UploadError("The parameters that were sent do not fit the model: {fault}.", fault=fault)
     if len(progress := sorted({one.progress for one in work.orders if one.train})) > 1:
         got = " and ".join(map(str, progress))
-        raise UploadError(f"A message was refused: the orders to train must have one progress; got {got}.")
+        raise UploadError(
+            "A message was refused: the orders to train must have one progress; got {got}.", got=got
+        )
 
 
 def check_answers(answers: Answers, work: Work, tasks: Collection[Task], node: str) -> None:
@@ -904,7 +911,10 @@ def check_answers(answers: Answers, work: Work, tasks: Collection[Task], node: s
     got = (answers.run, answers.round, answers.attempt, [answer.client for answer in answers.answers])
     if wanted != got:
         raise UploadError(
-            f"{refused} are not to these orders; wanted (run, round, attempt, clients) {wanted}, got {got}."
+            "{refused} are not to these orders; wanted (run, round, attempt, clients) {wanted}, got {got}.",
+            refused=refused,
+            wanted=wanted,
+            got=got,
         )
     asked = {(judging.split, judging.models) for one in work.orders for judging in one.judge}
     seen = set()
@@ -913,7 +923,11 @@ def check_answers(answers: Answers, work: Work, tasks: Collection[Task], node: s
         fine = (split, judged.models) in asked and judged.task in tasks and key not in seen
         fine = fine and LEAVES.index(judged.leaves) <= LEAVES.index(work.leaves)
         if not (fine and _of_these(judged, clients)):
-            raise UploadError(f"{refused} hold a result of judging {split!r} that nobody asked for.")
+            raise UploadError(
+                "{refused} hold a result of judging {split!r} that nobody asked for.",
+                refused=refused,
+                split=split,
+            )
         seen.add(key)
 
 

@@ -51,8 +51,10 @@ def migrated(
     same, changes = _compared(old, default, growth)
     if changes and versions and on_change == "refuse":
         raise StoreError(
-            f"The private states of the run {old.run!r} do not fit the new one: {'; '.join(changes)}. Continue with "
-            f"what they were made with, or let what changed start from default values: on_change = 'anew'."
+            "The private states of the run {old!r} do not fit the new one: {changes}. Continue with "
+            "what they were made with, or let what changed start from default values: on_change = 'anew'.",
+            old=old.run,
+            changes="; ".join(changes),
         )
     for client, line in versions.items():
         try:
@@ -101,9 +103,12 @@ def _accepted(old: DeviceFile, client: str, line: Line) -> Params:
     row = rows.get(line.attempt)
     if row is None:
         raise MissingError(
-            f"This device does not have version {line.version} of what client {client!r} keeps in the run "
-            f"{old.run!r}. Restore it from a copy, or let the client start from an older version or default values: on_missing = 'older' or "
-            f"'anew'."
+            "This device does not have version {version} of what client {client!r} keeps in the run "
+            "{old!r}. Restore it from a copy, or let the client start from an older version or default values: on_missing = 'older' or "
+            "'anew'.",
+            version=line.version,
+            client=client,
+            old=old.run,
         )
     after = old.values(row)
     name = str(old.about.agreed.get("accept"))
@@ -112,9 +117,12 @@ def _accepted(old: DeviceFile, client: str, line: Line) -> Params:
     parent = rows.get(row.parent)
     if parent is None or name not in RULES:
         raise MissingError(
-            f"Version {line.version} of what client {client!r} keeps in the run {old.run!r} was never accepted on "
-            f"this device. Finish that run, or let the client start from an older version or default values: on_missing = "
-            f"'older' or 'anew'."
+            "Version {version} of what client {client!r} keeps in the run {old!r} was never accepted on "
+            "this device. Finish that run, or let the client start from an older version or default values: on_missing = "
+            "'older' or 'anew'.",
+            version=line.version,
+            client=client,
+            old=old.run,
         )
     whose = f"{client!r} in round {row.round}"
     return accepted(RULES[name], old.values(parent), after, line.share, whose)

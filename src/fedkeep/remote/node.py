@@ -209,7 +209,7 @@ class Node:
             return packet_of(self._encoding(message_of(packet, Encode)))
         if kind == "work":
             return self._work(packet)
-        raise UploadError(f"A message was refused: there is no kind {str(kind)[:20]!r}.")
+        raise UploadError("A message was refused: there is no kind {got!r}.", got=str(kind)[:20])
 
     def release(self) -> None:
         """Let go of all files until the next message, so that another process may serve it."""
@@ -246,11 +246,11 @@ class Node:
             here = max(rules.clients_a_word_here, self.terms.clients_a_word)
             rules = replace(rules, clients_a_word_here=here)
         except (TypeError, ConfigError) as error:
-            raise RefusalError(f"{unused}: {error}") from error
+            raise RefusalError("{unused}: {why}", unused=unused, why=error) from error
         try:
             told = self.source.summary(rules)
         except RuleError as error:  # what else a reader says may hold data
-            raise RefusalError(f"{unused}: {error}") from error
+            raise RefusalError("{unused}: {why}", unused=unused, why=error) from error
         self._told = dict(asked), told
         return told
 
@@ -303,8 +303,10 @@ class Node:
             agreed = self._agreed(message, running, about.agreed)
             if about.agreed and (names := differing(about.agreed, agreed)):
                 raise RefusalError(
-                    f"The run {message.run!r} is not the one that this device has agreed on; what differs: {names}. Go "
-                    f"on with that one, or begin a new run."
+                    "The run {run!r} is not the one that this device has agreed on; what differs: {names}. Go "
+                    "on with that one, or begin a new run.",
+                    run=message.run,
+                    names=names,
                 )
             if about.agreed != agreed:
                 file.write_about(replace(about, agreed=agreed))
@@ -352,7 +354,7 @@ class Node:
             if not is_ours(error):
                 self.tell(f"{type(error).__name__}: {error}{place_of(error)}")
                 why = f"{type(error).__name__}. Its own log says more."
-            raise RefusalError(f"The experiment cannot be built on this device: {why}") from error
+            raise RefusalError("The experiment cannot be built on this device: {why}", why=why) from error
         if self.terms.secure and not isinstance(method.server.reduce, SecureMean):
             raise RefusalError(
                 "This device trains for secure sums alone (device.secure). Add a table [method.secure]."
@@ -362,8 +364,9 @@ class Node:
         parts = fingerprint.parts(module, method, initial, encoding)
         if names := fingerprint.differing(wanted, parts):
             raise RefusalError(
-                f"The experiment on this device is not the server's; what differs: {names}. Install the same versions "
-                f"of all packages, and look whether the model's first values follow from the configuration."
+                "The experiment on this device is not the server's; what differs: {names}. Install the same versions "
+                "of all packages, and look whether the model's first values follow from the configuration.",
+                names=names,
             )
         store = DeviceStore(
             self.folder,
@@ -449,7 +452,9 @@ class Node:
             with closing(DeviceFile(path, self.terms.owner, self.terms.patience)) as file:
                 agreed = file.about.agreed
             if not agreed:
-                raise RefusalError(f"This device has not agreed on the run {run!r} yet. Say hello first.")
+                raise RefusalError(
+                    "This device has not agreed on the run {run!r} yet. Say hello first.", run=run
+                )
             hello = Hello(**agreed["hello"])
             running = self._built(hello, agreed["encoded"], agreed["fingerprint"])
         else:

@@ -106,7 +106,9 @@ def build_node(path: Path, tell: Callable[[str], None] = lambda text: None) -> N
     if config.device.clients:
         source = of_clients(source, config.device.clients, f"{path}: device.clients")
     if not len(source.ids):
-        raise ConfigError(f"{path}: the data hold no client. Name another file or reader in [data].")
+        raise ConfigError(
+            "{path}: the data hold no client. Name another file or reader in [data].", path=path
+        )
     folder = path.parent / config.device.folder
     return Node(source, folder, config.device, experiment, tell=tell)
 
@@ -123,8 +125,9 @@ def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Metho
     cut = {code.tokens for code in shared.columns.values() if isinstance(code, TextCode)}
     if config.model.kind in OF_CHARACTERS and config.preparation.tokens is None and cut & {*HASHED}:
         raise ConfigError(
-            f"The model {config.model.kind!r} reads characters, and devices hash words of their texts, as [preparation] "
-            f"names no tokens; a simulation counts characters. Say tokens = 'char' there, and devices tell how often "
-            f"each occurs, or tokens = 'unicode_words'."
+            "The model {model!r} reads characters, and devices hash words of their texts, as [preparation] "
+            "names no tokens; a simulation counts characters. Say tokens = 'char' there, and devices tell how often "
+            "each occurs, or tokens = 'unicode_words'.",
+            model=config.model.kind,
         )
     return build_model(config, shared), build_method(config.method)

@@ -440,8 +440,13 @@ def wait_for_clients(
     if there < max(1, wanted):
         refusals = "".join(f"\n  Node {n!r}: {why}" for n, why in nodes.reasons.items())
         raise ConfigError(
-            f"Wanted {wanted} clients that {what}, got {there} in {patience:g} s. Start more devices, or ask for fewer "
-            f"clients.{refusals}"
+            "Wanted {wanted} clients that {what}, got {there} in {patience:g} s. Start more devices, or ask for fewer "
+            "clients.{refusals}",
+            wanted=wanted,
+            what=what,
+            there=there,
+            patience=patience,
+            refusals=refusals,
         )
 
 

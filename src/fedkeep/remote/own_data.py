@@ -44,11 +44,14 @@ def of_clients(source: Source, clients: Sequence[str], what: str) -> Source:
     ids, there = [as_id(client) for client in clients], {str(client) for client in source.ids}
     for place, client in enumerate(ids):
         if client in ids[:place]:
-            raise ConfigError(f"{what}: {client!r} is named twice.")
+            raise ConfigError("{what}: {client!r} is named twice.", what=what, client=client)
         if client not in there:
             raise ConfigError(
-                f"{what}: there are no data of {client!r}.{did_you_mean(client, sorted(there))} There are data of "
-                f"{len(there)} clients."
+                "{what}: there are no data of {client!r}.{near} There are data of {count} clients.",
+                what=what,
+                client=client,
+                near=did_you_mean(client, sorted(there)),
+                count=len(there),
             )
     return _of(source, ids)
 
@@ -113,7 +116,9 @@ def _of(source: Source, ids: Sequence[str]) -> Source:
             if isinstance(column, Labels)
         }
         return replace(made, columns={**made.columns, **columns})
-    raise ConfigError(f"device.clients: {type(source).__name__} cannot be cut to some clients. Leave it out.")
+    raise ConfigError(
+        "device.clients: {got} cannot be cut to some clients. Leave it out.", got=type(source).__name__
+    )
 
 
 Parts = Mapping[bytes, int]

@@ -83,7 +83,10 @@ class Retries:
         self.failures = self.failures + 1 if error.failed else 0
         if self.failures >= MOST_FAILURES:
             raise RunError(
-                f"{error} It was tried {self.failures} times. Mend the method or the model on the devices, and start "
-                f"the run again in the same way: it goes on at round {round}."
+                "{why} It was tried {failures} times. Mend the method or the model on the devices, and start "
+                "the run again in the same way: it goes on at round {round}.",
+                why=error,
+                failures=self.failures,
+                round=round,
             ) from error
         return min(self.pause * 2.0 ** min(self.tries - 1, 20), max(self.pause, LONGEST_PAUSE))

@@ -127,9 +127,12 @@ class _Pooling:
                     f"\n  The device of client {party!r}: {why}" for party, why in self.out.items()
                 )
                 raise ConfigError(
-                    f"Wanted at least {LEAST} devices that tell of their data in a secure sum; got {len(blanks)}. The sum "
-                    f"of one is what it has. Start more devices, or tell less (preparation.standardise = false, "
-                    f"label_names).{refused}"
+                    "Wanted at least {least} devices that tell of their data in a secure sum; got {count}. The sum "
+                    "of one is what it has. Start more devices, or tell less (preparation.standardise = false, "
+                    "label_names).{refused}",
+                    least=LEAST,
+                    count=len(blanks),
+                    refused=refused,
                 )
             self._wait()
 
@@ -159,7 +162,7 @@ class _Pooling:
 
         def masked(party: str, said: Prepared) -> None:
             if said.vector is None:
-                raise SecureSumError(f"The device of client {party!r} sent no vector.")
+                raise SecureSumError("The device of client {party!r} sent no vector.", party=party)
             server.add_masked(party, said.vector.numpy().view(np.uint64))
 
         def revealed(party: str, said: Prepared) -> None:
@@ -177,8 +180,9 @@ class _Pooling:
             total = server.total()
         except SecureSumError as error:
             raise RunError(
-                f"What devices tell of their data was summed, and could not be unmasked. {error} No device takes part in "
-                f"a second sum of this run. Begin a new run."
+                "What devices tell of their data was summed, and could not be unmasked. {why} No device takes part in "
+                "a second sum of this run. Begin a new run.",
+                why=error,
             ) from error
         said = f"{len(survivors)} devices have told of their data in a sum: {portion.what}."
         self.nodes.events.note("began", said)

@@ -93,11 +93,12 @@ def published_of(folder: Path, clients: Sequence[str] = (), *, last: bool = Fals
     info = read_info(folder)
     if "encoding" not in info:
         raise RunError(
-            f"{folder} is a simulation, not a run across machines: fedkeep export writes its models."
+            "{folder} is a simulation, not a run across machines: fedkeep export writes its models.",
+            folder=folder,
         )
     commit = read_commit(folder, info)
     if not commit.round:
-        raise RunError(f"{folder} has finished no round yet, so there is nothing to publish.")
+        raise RunError("{folder} has finished no round yet, so there is nothing to publish.", folder=folder)
     text, encoding, roster = str(info["config_text"]), info["encoding"], Roster.from_plain(info["roster"])
     method, net = _built(text, encoding)
     first = first_global(method, net, roster)
@@ -120,12 +121,15 @@ def published_of(folder: Path, clients: Sequence[str] = (), *, last: bool = Fals
     first_sent = next(iter(sent.values()))
     if all(_same(first_sent, other) for other in sent.values()):
         if clients:
-            raise ConfigError(f"{method.name!r} sends all clients the same: leave out --client.")
+            raise ConfigError(
+                "{method!r} sends all clients the same: leave out --client.", method=method.name
+            )
         sent = {ALL: first_sent}
     elif not clients:
         raise ConfigError(
-            f"{method.name!r} sends each client something else, which tells of the others' data. Write a file for each "
-            f"device, and name its clients: --client ID, which may be repeated."
+            "{method!r} sends each client something else, which tells of the others' data. Write a file for each "
+            "device, and name its clients: --client ID, which may be repeated.",
+            method=method.name,
         )
     for client in clients:
         roster.index(client)
@@ -180,8 +184,9 @@ class Models:
         net = Net(net.module.to(device.compute))
         if names := _differing(method, net, published):
             raise ConfigError(
-                f"The experiment on this device is not the one that was published; what differs: {names}. Install the "
-                f"same versions of all packages."
+                "The experiment on this device is not the one that was published; what differs: {names}. Install the "
+                "same versions of all packages.",
+                names=names,
             )
         self.default = first_default(method, net, published.seed)
         source: Source = build_source(settings.data, settings.seed, config.parent)
@@ -201,8 +206,10 @@ class Models:
                 self._read(file, store, set(map(str, data.ids)))
         if self.newest > published.finished:
             raise RunError(
-                f"What was published is of {published.finished} rounds, and this device keeps values of round {self.newest}: "
-                f"it is older. Ask the server's owner for what it has now."
+                "What was published is of {finished} rounds, and this device keeps values of round {newest}: "
+                "it is older. Ask the server's owner for what it has now.",
+                finished=published.finished,
+                newest=self.newest,
             )
         self.text = _text(published.experiment, settings)
         first = next(iter(published.sent.values()))
@@ -268,8 +275,13 @@ class Models:
         for name in use:
             if name not in self.adapted:
                 raise ConfigError(
-                    f"Client {name!r} has no values of its own for round {self.published.round} of the run "
-                    f"{self.published.run}: {self._why(name)} Let it adapt: {ADAPT}."
+                    "Client {name!r} has no values of its own for round {round} of the run "
+                    "{run}: {why} Let it adapt: {adapt}.",
+                    name=name,
+                    round=self.published.round,
+                    run=self.published.run,
+                    why=self._why(name),
+                    adapt=ADAPT,
                 )
         found = replace(self.run, clients=chosen)
         found.fitted = {name: self.adapted[name] for name in use}

@@ -72,8 +72,11 @@ def roll_back(folder: Path, round: int) -> None:
     known = kept_rounds(folder)
     if round not in known:
         raise RunError(
-            f"{folder} does not keep round {round}; it keeps {known or 'none'}. Serve the run with keep_rounds=N to "
-            f"keep the last N."
+            "{folder} does not keep round {round}; it keeps {known}. Serve the run with keep_rounds=N to "
+            "keep the last N.",
+            folder=folder,
+            round=round,
+            known=known or "none",
         )
     place, info = folder / FOLDER / str(round), read_info(folder)
     with closing(RunDirectory(folder, info)) as directory:  # locked

@@ -139,8 +139,10 @@ class SecureFleet(Fleet):
             here = self._new(round, cohort)
             if here is None:
                 raise SecureSumError(
-                    f"The cohort of round {round} is {len(cohort)} client, and the sum of one is its own vector. Let "
-                    f"more clients take part in a round."
+                    "The cohort of round {round} is {count} client, and the sum of one is its own vector. Let "
+                    "more clients take part in a round.",
+                    round=round,
+                    count=len(cohort),
                 )
             keys = here.ask("keys", {"clients": str(len(cohort))})
             self._take_keys(here, self._exchanged(round, {client: [keys] for client in cohort}))
@@ -233,7 +235,9 @@ class SecureFleet(Fleet):
 
         def take(client: str, made: Mapping[str, str]) -> None:
             if client not in one.cohort:  # with more keys than were to begin the others would refuse the sum
-                raise SecureSumError(f"It is not in the cohort of round {one.round}, and was asked for none.")
+                raise SecureSumError(
+                    "It is not in the cohort of round {round}, and was asked for none.", round=one.round
+                )
             if client not in out:
                 one.server.add_keys(client, Keys.from_bytes(bytes.fromhex(made["keys"])))
 
@@ -352,7 +356,7 @@ def _ends_round() -> Iterator[None]:
     try:
         yield
     except SecureSumError as error:
-        raise RoundError(f"The round's secure sum failed. {error}") from error
+        raise RoundError("The round's secure sum failed. {why}", why=error) from error
 
 
 def _light(round: int, asks: Mapping[str, Sequence[Ask]]) -> dict[str, ClientOrder]:

@@ -140,7 +140,9 @@ def serve_run(
     goes_on = (out / "run.json").exists()
     if only and not goes_on:
         raise RunError(
-            f"{out} holds no run to {only}. Name the folder of a run whose devices keep their states."
+            "{out} holds no run to {only}. Name the folder of a run whose devices keep their states.",
+            out=out,
+            only=only,
         )
     with closing(_Serving(federation, transport, out, patience, poll, again)) as serving:
         serving.begin(goes_on)
@@ -169,7 +171,9 @@ class _Serving:
         """Meet the nodes, make or open the run's folder, and put all together."""
         info: Mapping[str, Any] = read_info(self.out) if goes_on else {"run": new_run_id()}
         if goes_on and "encoding" not in info:
-            raise RunError(f"{self.out} is a simulation, not a run across machines. Name another folder.")
+            raise RunError(
+                "{out} is a simulation, not a run across machines. Name another folder.", out=self.out
+            )
         self.older = older = older_for(self.federation.continue_from, self.out if goes_on else None)
         listed = self.federation.listed
         self.nodes = Nodes(
@@ -297,7 +301,9 @@ class _Serving:
         """Judge all clients with what they keep and what the server has, or let them adapt to it."""
         method = self._conductor.method
         if only == "adapt" and not method.adapt.phases:
-            raise ConfigError(f"{method.name!r} has no phases of adaptation, so there is nothing to adapt.")
+            raise ConfigError(
+                "{method!r} has no phases of adaptation, so there is nothing to adapt.", method=method.name
+            )
         if self._conductor.chosen is not None:
             self._conductor.server = self._conductor.chosen  # a run is of its best round
         drive = self._drive(None)
@@ -388,7 +394,9 @@ class _Serving:
         )
         if policy.mode == "buffered" and policy.buffer > len(trains):
             raise ConfigError(
-                f"rounds.buffer must be at most the {len(trains)} clients that train; got {policy.buffer}."
+                "rounds.buffer must be at most the {trains} clients that train; got {buffer}.",
+                trains=len(trains),
+                buffer=policy.buffer,
             )
         conductor.identity |= {
             "cohort": federation.cohort,

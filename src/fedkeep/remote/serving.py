@@ -82,7 +82,7 @@ def serve(
         client = one.client
         try:
             if client in unfit:
-                raise LostError(f"Client {client!r} takes no part: {UNFIT}")
+                raise LostError("Client {client!r} takes no part: {unfit}", client=client, unfit=UNFIT)
             _begin(one, work.attempt, job, store, on_missing, tell)
             begun[client] = one
         except Exception as error:  # noqa: BLE001 - also a function of the method; the others are served
@@ -195,7 +195,7 @@ def _begin(
     client, line = one.client, Line(one.version, one.attempt, one.share)
     place = job.data.ids.position(client)
     if place < 0:
-        raise LostError(f"Client {client!r} is not on this device.")
+        raise LostError("Client {client!r} is not on this device.", client=client)
     try:
         store.begin(Lines.of({place: line}))
     except MissingError as error:
@@ -307,8 +307,11 @@ def _adapted_before(work: Work, one: ClientOrder, store: DeviceStore, place: int
     attempt = work.attempt if one.adapt or found is None else found.attempt
     if found != Adapted(client, one.version, attempt, one.attempt, work.round):
         raise StoreError(
-            f"Client {client!r} has not adapted from version {one.version} in round {work.round}, or has adapted by a "
-            f"later order. Let it adapt first."
+            "Client {client!r} has not adapted from version {version} in round {round}, or has adapted by a "
+            "later order. Let it adapt first.",
+            client=client,
+            version=one.version,
+            round=work.round,
         )
     assert found is not None
     return store.adapted_values(found)

@@ -112,9 +112,12 @@ class Tally:
             for client in getattr(self.asked, one.name):
                 if most is not None and getattr(counted.get(client, Counts()), one.name) >= most:
                     raise RefusalError(
-                        f"This device's owner has agreed to at most {most} {one.name} of a client in this run, and "
-                        f"client {client!r} has had them. Sign a project of more rounds, or ask the owner for more "
-                        f"(device.{one.name})."
+                        "This device's owner has agreed to at most {most} {one} of a client in this run, and "
+                        "client {client!r} has had them. Sign a project of more rounds, or ask the owner for more "
+                        "(device.{one}).",
+                        most=most,
+                        one=one.name,
+                        client=client,
                     )
 
     def admits(self, split: Partition, clients: Sequence[str]) -> bool:

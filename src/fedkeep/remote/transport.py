@@ -147,8 +147,12 @@ class MemoryTransport:
         for node, kind, content in ready:
             if self.most_bytes is not None and len(content) > self.most_bytes:
                 raise ConfigError(
-                    f"The message {kind!r} to node {node!r} has {len(content):,} bytes, and this transport carries at "
-                    f"most {self.most_bytes:,}. Let a node have fewer clients, or take a smaller model."
+                    "The message {kind!r} to node {node!r} has {count:,} bytes, and this transport carries at "
+                    "most {most_bytes:,}. Let a node have fewer clients, or take a smaller model.",
+                    kind=kind,
+                    node=node,
+                    count=len(content),
+                    most_bytes=self.most_bytes,
                 )
         tickets = []
         for node, kind, content in ready:

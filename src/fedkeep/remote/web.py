@@ -104,11 +104,14 @@ def serve(
     """
     if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"A token has at least {LEAST_TOKEN} signs of ASCII without spaces; got {len(token)} signs."
+            "A token has at least {least_token} signs of ASCII without spaces; got {count} signs.",
+            least_token=LEAST_TOKEN,
+            count=len(token),
         )
     if host in ("", "0.0.0.0", "::"):
         raise ConfigError(
-            f"--host names one address of this machine, by which it is asked for; got {host!r}, which is all of them."
+            "--host names one address of this machine, by which it is asked for; got {host!r}, which is all of them.",
+            host=host,
         )
 
     class Handler(_Handler):
@@ -121,7 +124,10 @@ def serve(
         server: ThreadingHTTPServer = made((host, port), Handler)
     except OSError as error:
         raise ConfigError(
-            f"Nothing can listen at {host}:{port} ({error.strerror or error}). Name another with --port."
+            "Nothing can listen at {host}:{port} ({why}). Name another with --port.",
+            host=host,
+            port=port,
+            why=error.strerror or error,
         ) from error
     name = f"[{host}]" if ":" in host else host
     Handler.names = {f"{one}:{server.server_port}" for one in (*HERE, name)}
