@@ -152,8 +152,10 @@ class GridTransport:
             self._faulty = self.now() if self._faulty is None else self._faulty
             if self.now() > self._faulty + BORNE:
                 raise RunError(
-                    f"The link has answered nothing but faults for {BORNE:g} s ({first_line(error)}). Its log says "
-                    f"why. Mend it and give the same command again: the run goes on after its last finished round."
+                    "The link has answered nothing but faults for {borne:g} s ({why}). Its log says "
+                    "why. Mend it and give the same command again: the run goes on after its last finished round.",
+                    borne=BORNE,
+                    why=first_line(error),
                 ) from error
             return list(otherwise)
         self._faulty = None
@@ -163,8 +165,11 @@ class GridTransport:
         size = nbytes(packet.tensors)
         if size > self.limit:
             raise ConfigError(
-                f"A message of {size:,} bytes to node {node} is beyond the limit of {self.limit:,} bytes. Put fewer "
-                f"clients on a node, or train a smaller model."
+                "A message of {size:,} bytes to node {node} is beyond the limit of {limit:,} bytes. Put fewer "
+                "clients on a node, or train a smaller model.",
+                size=size,
+                node=node,
+                limit=self.limit,
             )
 
     def _refused(self, node: str) -> str:

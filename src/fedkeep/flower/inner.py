@@ -165,5 +165,6 @@ def refuse(why: str) -> NoReturn:
     from fedkeep.core.errors import RunError
 
     raise RunError(
-        f"This version of Flower loads apps in another way than 1.41 and 1.42 ({why}). Install one of these."
+        "This version of Flower loads apps in another way than 1.41 and 1.42 ({why}). Install one of these.",
+        why=why,
     )

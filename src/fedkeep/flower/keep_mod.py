@@ -95,7 +95,7 @@ def own_values(folder: str | Path, client: str | int = "node", record: str = "ar
     path = _path(expanded(folder), client)
     own = Own.read(path)
     if own is None:
-        raise StoreError(f"{path} is not there: nothing has been trained yet.")
+        raise StoreError("{path} is not there: nothing has been trained yet.", path=path)
     return {name: value for (key, name), value in own.values.items() if key == record}
 
 
@@ -110,11 +110,17 @@ def _globs(patterns: Iterable[str | type[nn.Module]], model: nn.Module | None) -
             yield pattern
             continue
         if model is None:
-            raise ConfigError(f"Which layers are {pattern.__name__} is known of a model alone: say model=.")
+            raise ConfigError(
+                "Which layers are {pattern} is known of a model alone: say model=.", pattern=pattern.__name__
+            )
         layers = {name for name, layer in model.named_modules() if isinstance(layer, pattern)}
         names = [name for name in model.state_dict() if name.rpartition(".")[0] in layers]
         if not names:
-            raise ConfigError(f"{type(model).__name__} has no {pattern.__name__} that holds anything.")
+            raise ConfigError(
+                "{model} has no {pattern} that holds anything.",
+                model=type(model).__name__,
+                pattern=pattern.__name__,
+            )
         yield from (name.replace("[", "[[]") for name in names)
 
 
@@ -126,7 +132,9 @@ def _check_matched(globs: Iterable[str], names: list[str]) -> None:
         near = did_you_mean(glob, [*layers, *names]) or f" Its arrays are {shown(names)}."
         if names and all(name.isdecimal() for name in names):
             near = " Its arrays are numbered, as in Flower's older API; keep() needs the names of message records."
-        raise ConfigError(f"keep: the pattern {glob!r} matches no array of the app.{near}")
+        raise ConfigError(
+            "keep: the pattern {glob!r} matches no array of the app.{near}", glob=glob, near=near
+        )
 
 
 @dataclass(frozen=True)
@@ -176,8 +184,10 @@ class Own:
                 raise ValueError("its checksum is not that of its content")
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise StoreError(
-                f"{path.name} in the folder of keep() is damaged: {error}. Restore it from a copy, or remove it to "
-                f"begin anew with the server's values."
+                "{path} in the folder of keep() is damaged: {why}. Restore it from a copy, or remove it to "
+                "begin anew with the server's values.",
+                path=path.name,
+                why=error,
             ) from error
         places: list[Place] = [(key, name) for key, name in about["places"]]
         found = {p: tensors["/".join(p)] for p in places}
@@ -191,9 +201,13 @@ class Own:
         if wanted != found:
             odd = min(wanted.items() ^ found.items())[0]
             raise StoreError(
-                f"{path.name} in the folder of keep() was kept for another model or other patterns: {odd!r} is "
-                f"{found.get(odd, 'not there')}, and the app has {wanted.get(odd, 'no such array')}. Name another "
-                f"folder."
+                "{path} in the folder of keep() was kept for another model or other patterns: {name!r} is "
+                "{got}, and the app has {wanted}. Name another "
+                "folder.",
+                path=path.name,
+                name=odd,
+                got=found.get(odd, "not there"),
+                wanted=wanted.get(odd, "no such array"),
             )
 
 
@@ -218,7 +232,9 @@ def _answered(
         with take_lock(path.with_suffix(".lock"), PATIENCE, PRIVATE_FILE):
             return _trained(globs, path, message, context, call_next, received)
     except Timeout as error:
-        raise BusyError(f"Another process trains with {path.name} of the folder of keep().") from error
+        raise BusyError(
+            "Another process trains with {path} of the folder of keep().", path=path.name
+        ) from error
 
 
 def _trained(
@@ -235,8 +251,9 @@ def _trained(
     again = own is not None and own.order == order
     if own is not None and again and own.node != context.node_id:
         raise StoreError(
-            f"Another node has trained this round with {path.name} of the folder of keep(). Give each node a folder of "
-            f"its own, or a partition-id in its configuration."
+            "Another node has trained this round with {path} of the folder of keep(). Give each node a folder of "
+            "its own, or a partition-id in its configuration.",
+            path=path.name,
         )
     values = {} if own is None else own.before if again else own.values
     _give(message, received, own, values, path)
@@ -246,11 +263,14 @@ def _trained(
     trained = _restore(reply, received, globs, values)
     if missing := sorted(received.keys() - trained.keys()):
         raise UploadError(
-            f"keep: the app's reply lacks {missing[0][1]!r}, so what was trained of it is not known. Let the app reply "
-            f"with all of model.state_dict()."
+            "keep: the app's reply lacks {client!r}, so what was trained of it is not known. Let the app reply "
+            "with all of model.state_dict().",
+            client=missing[0][1],
         )
     if name := nonfinite({place[1]: value for place, value in trained.items()}):
-        raise UploadError(f"keep: training made {name!r} NaN or infinite. What was kept before stays.")
+        raise UploadError(
+            "keep: training made {name!r} NaN or infinite. What was kept before stays.", name=name
+        )
     version = 1 if own is None else own.version + (not again)
     made = Own(trained, values, order, context.node_id, version)
     made.check_fits(received, path)
@@ -314,8 +334,10 @@ def _restore(
         telling = len(content) >= TELLING and bool((value != value.flatten()[0]).any())
         if telling and content not in sent and (where := _place_of(content, reply.content)):
             raise UploadError(
-                f"keep: the app's reply holds the private {place[1]!r} in {where!r} too. It was not sent. Name that "
-                f"array as well, or take it out of the reply."
+                "keep: the app's reply holds the private {place!r} in {where!r} too. It was not sent. Name that "
+                "array as well, or take it out of the reply.",
+                place=place[1],
+                where=where,
             )
     return trained
 

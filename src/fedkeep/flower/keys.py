@@ -59,7 +59,9 @@ def make_keys(folder: Path, *, hosts: Sequence[str], nodes: Sequence[str], days:
     for name in nodes:
         if not NAME.fullmatch(name) or name in RESERVED:
             raise ConfigError(
-                f"A node's name is letters, digits, '.', '_' and '-', and not {', '.join(RESERVED)}; got {name[:80]!r}."
+                "A node's name is letters, digits, '.', '_' and '-', and not {reserved}; got {name!r}.",
+                reserved=", ".join(RESERVED),
+                name=name,
             )
     names = [_host(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
     _check_there(folder, hosts)
@@ -81,20 +83,25 @@ def _check_there(folder: Path, hosts: Sequence[str]) -> None:
     if not certificate.exists():
         if authority.exists() and not own:
             raise ConfigError(
-                f"{authority} is there, and its key ca.key is not: it must sign the link's certificate. Bring the key "
-                f"back, or take another folder."
+                "{authority} is there, and its key ca.key is not: it must sign the link's certificate. Bring the key "
+                "back, or take another folder.",
+                authority=authority,
             )
         return
     if not authority.exists() and not own:
         raise ConfigError(
-            f"{certificate} is there, and the ca.pem of who signed it is not. Bring it back, or take another folder."
+            "{certificate} is there, and the ca.pem of who signed it is not. Bring it back, or take another folder.",
+            certificate=certificate,
         )
     there = _names_of(certificate)
     lacking = [host for host in hosts if str(_host(host).value).lower() not in map(str.lower, there)]
     if lacking:
         raise ConfigError(
-            f"{certificate} speaks for {', '.join(there)}, and not for {', '.join(map(repr, lacking))}. For another, "
-            f"move link.pem and link.key away and name all hosts; ca.key must be there to sign it."
+            "{certificate} speaks for {there}, and not for {lacking}. For another, "
+            "move link.pem and link.key away and name all hosts; ca.key must be there to sign it.",
+            certificate=certificate,
+            there=", ".join(there),
+            lacking=", ".join(map(repr, lacking)),
         )
 
 
@@ -172,7 +179,8 @@ def _host(host: str) -> x509.GeneralName:
         pass
     if not HOST.fullmatch(host):
         raise ConfigError(
-            f"A host is a name or an address in ASCII; got {host[:80]!r}. Leave out port and path."
+            "A host is a name or an address in ASCII; got {host!r}. Leave out port and path.",
+            host=host,
         )
     return x509.DNSName(host)
 
@@ -210,7 +218,7 @@ def _private(path: Path, make: Callable[[], _PrivateKey], form: PrivateFormat) -
 
 
 def _no_key(path: Path) -> ConfigError:
-    return ConfigError(f"{path} is no key that fedkeep made. Move it away, or take another folder.")
+    return ConfigError("{path} is no key that fedkeep made. Move it away, or take another folder.", path=path)
 
 
 def check_certificate(path: Path, now: datetime | None = None) -> None:
@@ -220,13 +228,18 @@ def check_certificate(path: Path, now: datetime | None = None) -> None:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begins:
         raise ConfigError(
-            f"The certificate {path} is valid from {begins:%Y-%m-%d %H:%M} UTC on, and this machine's clock says "
-            f"{now:%Y-%m-%d %H:%M}. Set the clock."
+            "The certificate {path} is valid from {begins:%Y-%m-%d %H:%M} UTC on, and this machine's clock says "
+            "{now:%Y-%m-%d %H:%M}. Set the clock.",
+            path=path,
+            begins=begins,
+            now=now,
         )
     if now > ends:
         raise ConfigError(
-            f"The certificate {path} expired at {ends:%Y-%m-%d %H:%M} UTC. Make new ones with fedkeep flower init in "
-            f"a new folder, or set this machine's clock if it is wrong."
+            "The certificate {path} expired at {ends:%Y-%m-%d %H:%M} UTC. Make new ones with fedkeep flower init in "
+            "a new folder, or set this machine's clock if it is wrong.",
+            path=path,
+            ends=ends,
         )
 
 
@@ -234,6 +247,6 @@ def _certificate_in(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"There is no certificate {path}: {error.strerror}.") from error
+        raise ConfigError("There is no certificate {path}: {why}.", path=path, why=error.strerror) from error
     except ValueError as error:
-        raise ConfigError(f"{path} is no certificate.") from error
+        raise ConfigError("{path} is no certificate.", path=path) from error

@@ -49,12 +49,14 @@ class Control:
         """
         for key, value in settings.items():
             if '"' in str(value):
-                raise ConfigError(f"{key} holds no quotation mark, for Flower's sake; got {value}.")
+                raise ConfigError(
+                    "{key} holds no quotation mark, for Flower's sake; got {value}.", key=key, value=value
+                )
         words = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
         done = self._flwr("run", str(project), "local", *(["--run-config", words] if words else []))
         found = re.search(r"Successfully started run (\d+)", done.stdout)
         if done.returncode or found is None:
-            raise RunError(f"The link does not start the run: {_said(done)}")
+            raise RunError("The link does not start the run: {said}", said=_said(done))
         return found.group(1)
 
     def state_of(self, run: str) -> str:
@@ -62,7 +64,7 @@ class Control:
         done = self._flwr("list", "--run-id", run, "local", "--format", "json")
         found = re.search(r'"status": *"([^"]*)"', done.stdout)
         if done.returncode or found is None:
-            raise RunError(f"The link does not say how the run is: {_said(done)}")
+            raise RunError("The link does not say how the run is: {said}", said=_said(done))
         return found.group(1)
 
     def stop_run(self, run: str) -> str:
@@ -78,7 +80,7 @@ class Control:
         """
         done = self._flwr("supernode", "register", str(key), "local")
         if done.returncode and "already in use" not in done.stdout + done.stderr:
-            raise RunError(f"The link does not take the key {key.name}: {_said(done)}")
+            raise RunError("The link does not take the key {key}: {said}", key=key.name, said=_said(done))
 
     def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -172,7 +174,8 @@ def check(keys: Path, port: int) -> None:
     check_certificate(keys / "ca.pem")
     if not (keys / "link.key").is_file():
         raise ConfigError(
-            f"There is no key {keys / 'link.key'}. Make keys with fedkeep flower init DIR --host HOST, or name their folder."
+            "There is no key {key}. Make keys with fedkeep flower init DIR --host HOST, or name their folder.",
+            key=keys / "link.key",
         )
 
 

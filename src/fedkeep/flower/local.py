@@ -76,13 +76,18 @@ class Local:
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = self.folder / "project" / "config.toml"
         if kept.exists() and kept.read_text(encoding="utf-8") != self.config_text:
-            raise ConfigError(f"{self.folder} holds another experiment. Name another folder with --out.")
+            raise ConfigError(
+                "{folder} holds another experiment. Name another folder with --out.", folder=self.folder
+            )
         for path in sorted((self.folder / "nodes").glob("*/node.toml")):
             clients, name = from_toml(path.read_text(encoding="utf-8"))["device"]["clients"], path.parent.name
             if clients != list(self.clients.get(name, ())):
                 raise ConfigError(
-                    f"{self.folder} holds a deployment in which {name} has {len(clients)} other clients, whose states "
-                    f"are there. Deploy to as many nodes as then, or name another folder with --out."
+                    "{folder} holds a deployment in which {name} has {count} other clients, whose states "
+                    "are there. Deploy to as many nodes as then, or name another folder with --out.",
+                    folder=self.folder,
+                    name=name,
+                    count=len(clients),
                 )
         make_keys(self.folder / "keys", hosts=[], nodes=list(self.clients))
         shutil.rmtree(self.folder / "project", ignore_errors=True)
@@ -171,7 +176,7 @@ def train(
     except BaseException as error:  # Ctrl-C too
         link.stop_run(run)
         if isinstance(error, EndedError):
-            raise EndedError(f"{error} {AGAIN}") from error
+            raise EndedError("{why} {again}", why=error, again=AGAIN) from error
         raise
 
 
@@ -221,13 +226,15 @@ def follow(
                 state, answered = link.state_of(number), time.monotonic()
             except RunError as error:
                 if time.monotonic() > answered + AWAY:
-                    raise RunError(f"{error} {AGAIN}") from error
+                    raise RunError("{why} {again}", why=error, again=AGAIN) from error
             if state == "finished:completed" and not status.exists():  # it is on another machine
                 return
             if state == "finished:stopped":
-                raise RunError(f"The training was stopped. {AGAIN}")
+                raise RunError("The training was stopped. {again}", again=AGAIN)
             if state.startswith("finished") and read_status(status).state not in ("finished", "failed"):
-                raise EndedError(f"The server app ended without a word ({state}); the link's log says more.")
+                raise EndedError(
+                    "The server app ended without a word ({state}); the link's log says more.", state=state
+                )
         time.sleep(LOOK)
 
 
@@ -283,7 +290,7 @@ def train_at(
             break
         except EndedError as error:
             if rounds_done(run) == before:
-                raise EndedError(f"{error} {AGAIN}") from error
+                raise EndedError("{why} {again}", why=error, again=AGAIN) from error
             say(f"{error} It is started again.")
             number = ""
     note.unlink(missing_ok=True)
@@ -301,7 +308,7 @@ def stop_at(link: Control, project: Path, note: Path) -> None:
     if not number or link.state_of(number).startswith("finished"):
         raise ConfigError("No training of {project} is on its way.", project=project)
     if fault := link.stop_run(number):
-        raise RunError(f"The link does not stop the training: {fault}")
+        raise RunError("The link does not stop the training: {fault}", fault=fault)
     note.unlink(missing_ok=True)
 
 
@@ -327,7 +334,9 @@ def _out_of(project: Path) -> str:
     try:
         return str(from_toml(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]["out"])
     except (OSError, KeyError, TypeError) as error:
-        raise ConfigError(f"{project} is no project of fedkeep flower: {first_line(error)}.") from error
+        raise ConfigError(
+            "{project} is no project of fedkeep flower: {why}.", project=project, why=first_line(error)
+        ) from error
 
 
 def troubles(run: Path) -> list[str]:
@@ -410,7 +419,9 @@ def share_out(clients: Sequence[str], nodes: int) -> dict[str, list[str]]:
     """
     if not 1 <= nodes <= len(clients):
         raise ConfigError(
-            f"There are {len(clients)} clients; wanted 1 to as many nodes, got --local {nodes}."
+            "There are {count} clients; wanted 1 to as many nodes, got --local {nodes}.",
+            count=len(clients),
+            nodes=nodes,
         )
     return {f"node-{k + 1}": list(clients[k::nodes]) for k in range(nodes)}
 

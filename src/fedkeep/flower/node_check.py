@@ -90,7 +90,9 @@ def _states(config: Path) -> str:
         part.unlink()
     except OSError as error:
         raise ConfigError(
-            f"{place} cannot be written: {error.strerror}. Name another in device.folder, or change its rights."
+            "{place} cannot be written: {why}. Name another in device.folder, or change its rights.",
+            place=place,
+            why=error.strerror,
         ) from error
     if place == folder and os.name == "posix" and folder.stat().st_mode & 0o077:
         return f"{folder} can be written; others may enter it until the first round"
@@ -112,7 +114,8 @@ def _model(node: Node, config: Config) -> str:
         halves = method.split.halves(module)
     except FedkeepError as error:
         raise ConfigError(
-            f"{first_line(error)} Ask the project's owner, or install what the model needs."
+            "{why} Ask the project's owner, or install what the model needs.",
+            why=first_line(error),
         ) from error
     initial = Net(module).initial()
     kept = sum(value.numel() for value in halves.private(initial).values())

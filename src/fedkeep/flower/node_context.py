@@ -31,8 +31,9 @@ def node_of(context: Context) -> Node:
         return _configured(Path(str(place)))
     if "partition-id" not in context.node_config:
         raise RefusalError(
-            f"This node has no configuration. Start it with fedkeep device run NODE.toml, or with --node-config "
-            f"'{NODE_CONFIG}=\"/path/of/node.toml\"'."
+            "This node has no configuration. Start it with fedkeep device run NODE.toml, or with --node-config "
+            "'{node_config}=\"/path/of/node.toml\"'.",
+            node_config=NODE_CONFIG,
         )
     settings = context.run_config
     number, count = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
@@ -52,7 +53,9 @@ def _simulated(config: Path, folder: Path, number: int, count: int) -> Node:
     clients = [str(client) for client in source.ids][number::count]
     if not clients:
         raise ConfigError(
-            f"There are {len(source.ids)} clients and {count} nodes; a node has at least one client."
+            "There are {clients} clients and {nodes} nodes; a node has at least one client.",
+            clients=len(source.ids),
+            nodes=count,
         )
     owner = f"supernode {number} of {count}"  # of another number it would have other clients
     terms = Terms(owner=owner, simulated_noise=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedkeep.core.errors import UploadError, shown
+from fedkeep.core.errors import UploadError
 from fedkeep.core.params import Params
 from fedkeep.flower.inner import nested_bytes
 from fedkeep.remote import Packet
@@ -75,12 +75,17 @@ def from_records(records: RecordDict) -> Packet:
     order = [OWN, *(f"{SHARED}-{n}" for n in range(len(files) - 1))]
     wanted = [f"{file}/{n}" for file in order for n in range(len(files.get(file, [b""])))]
     if list(records) != wanted:
-        raise UploadError(f"{STRANGE} it holds {shown(list(records))}.")
+        raise UploadError("{strange} it holds {records!r}.", strange=STRANGE, records=list(records))
     records.clear()
     for file, pieces in files.items():
         sizes = [len(piece) for piece in pieces]
         if any(size != PIECE for size in sizes[:-1]) or not 0 < sizes[-1] <= PIECE:
-            raise UploadError(f"{STRANGE} its pieces of {file!r} are of {shown(sizes)} bytes.")
+            raise UploadError(
+                "{strange} its pieces of {file!r} are of {sizes!r} bytes.",
+                strange=STRANGE,
+                file=file,
+                sizes=sizes,
+            )
     own, *beside = (_joined(pieces) for pieces in files.values())
     return Packet.from_bytes(own, beside)
 
@@ -107,8 +112,19 @@ def _content(name: str, record: ArrayRecord | ConfigRecord | MetricRecord) -> by
     """
     if not isinstance(record, ConfigRecord) or list(record) != [CONTENT]:
         kind = type(record).__name__
-        raise UploadError(f"{STRANGE} its record {shown(name)} is {kind} {shown(list(record))}.")
+        raise UploadError(
+            "{strange} its record {name!r} is {kind} {record!r}.",
+            strange=STRANGE,
+            name=name,
+            kind=kind,
+            record=list(record),
+        )
     content = record[CONTENT]
     if not isinstance(content, bytes):
-        raise UploadError(f"{STRANGE} its record {shown(name)} is of type {type(content).__name__}.")
+        raise UploadError(
+            "{strange} its record {name!r} is of type {got}.",
+            strange=STRANGE,
+            name=name,
+            got=type(content).__name__,
+        )
     return content

@@ -73,16 +73,26 @@ class Processes:
         began = time.monotonic()
         while wanted not in self.text(name):
             if self.running[name].poll() is not None:
-                raise RunError(f"{name} ended at once:\n{self.last(name)}")
+                raise RunError("{name} ended at once:\n{last}", name=name, last=self.last(name))
             if time.monotonic() > began + patience:
-                raise RunError(f"{name} was not ready after {patience:g} seconds:\n{self.last(name)}")
+                raise RunError(
+                    "{name} was not ready after {patience:g} seconds:\n{last}",
+                    name=name,
+                    patience=patience,
+                    last=self.last(name),
+                )
             time.sleep(0.1)
 
     def check(self) -> None:
         """Raise RunError if a process has ended."""
         for name, process in self.running.items():
             if process.poll() is not None:
-                raise RunError(f"{name} has ended (exit code {process.returncode}):\n{self.last(name)}")
+                raise RunError(
+                    "{name} has ended (exit code {returncode}):\n{last}",
+                    name=name,
+                    returncode=process.returncode,
+                    last=self.last(name),
+                )
 
     def text(self, name: str) -> str:
         """Return a log."""
@@ -184,7 +194,10 @@ def program(name: str) -> Path:
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise ConfigError(
-            f"There is no command {name} beside {sys.executable}. Install Flower: {installing('flower')}."
+            "There is no command {name} beside {executable}. Install Flower: {install}.",
+            name=name,
+            executable=sys.executable,
+            install=installing("flower"),
         )
     return path
 
@@ -198,7 +211,9 @@ def listed(paths: Iterable[Path]) -> str:
     for path in (found := list(map(str, paths))):
         if os.pathsep in path:
             raise ConfigError(
-                f"The path {path} holds a {os.pathsep!r}, which stands between two paths. Name another folder."
+                "The path {path} holds a {separator!r}, which stands between two paths. Name another folder.",
+                path=path,
+                separator=os.pathsep,
             )
     return os.pathsep.join(found)
 
@@ -220,9 +235,11 @@ def check_proxies() -> None:
     for scheme, proxy in urllib.request.getproxies_environment().items():
         if proxy.startswith("socks") and scheme != "no" and find_spec("socksio") is None:
             raise ConfigError(
-                f"The environment names a SOCKS proxy ({scheme}_proxy), for which Flower's requests need a package: "
-                f"pip install 'httpx[socks]'. Or take the variable out: env -u {scheme}_proxy -u "
-                f"{scheme.upper()}_PROXY fedkeep ..."
+                "The environment names a SOCKS proxy ({scheme}_proxy), for which Flower's requests need a package: "
+                "pip install 'httpx[socks]'. Or take the variable out: env -u {scheme}_proxy -u "
+                "{upper}_PROXY fedkeep ...",
+                scheme=scheme,
+                upper=scheme.upper(),
             )
 
 
@@ -242,7 +259,11 @@ def check_port(port: int, what: str, advice: str = "Name another with --port.") 
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise ConfigError(
-                f"The port {port}, which {what} wants, is in use ({error.strerror}). {advice}"
+                "The port {port}, which {what} wants, is in use ({why}). {advice}",
+                port=port,
+                what=what,
+                why=error.strerror,
+                advice=advice,
             ) from error
 
 
@@ -250,11 +271,12 @@ def check_reachable(address: str, patience: float = 3.0) -> None:
     """Raise ConfigError unless somebody listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
-        raise ConfigError(f"The link's address is host:port; got {address[:80]!r}.")
+        raise ConfigError("The link's address is host:port; got {address!r}.", address=address)
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=patience).close()
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(
-            f"There is no link at {address}: {getattr(error, 'strerror', None) or error}. Start it first, or check the "
-            f"address and the firewall."
+            "There is no link at {address}: {why}. Start it first, or check the address and the firewall.",
+            address=address,
+            why=getattr(error, "strerror", None) or error,
         ) from error

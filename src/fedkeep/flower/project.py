@@ -54,7 +54,7 @@ def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | N
         ConfigError: the folder holds something.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already and not an empty folder. Name another.")
+        raise ConfigError("{folder} is there already and not an empty folder. Name another.", folder=folder)
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     places = (run, devices) = (out or folder / "run").resolve(), folder / "devices"
@@ -111,13 +111,15 @@ def bundled(name: str) -> Path:
     """
     if PurePath(name).anchor or ".." in PurePath(name).parts:
         raise ConfigError(
-            f"config names a file of the project by its path there, without '..'; got {name!r}. Put the file into the "
-            f"project, and sign it again."
+            "config names a file of the project by its path there, without '..'; got {name!r}. Put the file into the "
+            "project, and sign it again.",
+            name=name,
         )
     for folder in [*sys.path, "."]:
         path = Path(folder) / name
         if path.is_file():
             return path
     raise ConfigError(
-        f"The project holds no file {name!r}. Name one of its files under tool.flwr.app.config."
+        "The project holds no file {name!r}. Name one of its files under tool.flwr.app.config.",
+        name=name,
     )

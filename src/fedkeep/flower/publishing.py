@@ -58,7 +58,10 @@ def publish(
     _check_covers({name: text.encode() for name, text in signed.contents.items()}, published, str(project))
     if _publisher(signed.contents, str(project)) != signer.public_key():
         raise ConfigError(
-            f"{project} names another key than {key} in {PUBLISHER}. Sign it again where publisher.pub is."
+            "{project} names another key than {key} in {publisher}. Sign it again where publisher.pub is.",
+            project=project,
+            key=key,
+            publisher=PUBLISHER,
         )
     tensors, about = _plain(published)
     header = json.dumps({"format": FORMAT, **about, "project": asdict(signed)})
@@ -101,7 +104,9 @@ def read_published(path: Path, trusted: Iterable[Path]) -> Published:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         header = json.loads(found["published"])
         if header["format"] != FORMAT:
-            raise RunError(f"{path} is of another fedkeep: its format is {header['format']!r}.")
+            raise RunError(
+                "{path} is of another fedkeep: its format is {got!r}.", path=path, got=header["format"]
+            )
         signature = base64.b64decode(found["signature"], validate=True)
         signed = Signed(**header["project"])
         contents = signed.check(trusted)
@@ -109,11 +114,14 @@ def read_published(path: Path, trusted: Iterable[Path]) -> Published:
             _publisher(signed.contents, str(path)), _statement(found["published"], tensors), signature
         ):
             raise RunError(
-                f"{path} is not what the run's server published: the key that the signed project names has not signed "
-                f"it, or it was changed since. Get it again."
+                "{path} is not what the run's server published: the key that the signed project names has not signed "
+                "it, or it was changed since. Get it again.",
+                path=path,
             )
         if nonfinite(tensors) is not None:
-            raise RunError(f"{path} holds a NaN or an infinity. Ask the server's owner for another round's.")
+            raise RunError(
+                "{path} holds a NaN or an infinity. Ask the server's owner for another round's.", path=path
+            )
         sent = {
             client: Sent.of({name: tensors[f"{number}/{name}"] for name in names})
             for number, (client, names) in enumerate(header["sent"].items())
@@ -124,7 +132,8 @@ def read_published(path: Path, trusted: Iterable[Path]) -> Published:
             raise ValueError("its run has no name")
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ConfigError(
-            f"There is no file {path}. It is what fedkeep flower publish has written."
+            "There is no file {path}. It is what fedkeep flower publish has written.",
+            path=path,
         ) from error
     except (
         OSError,
@@ -136,7 +145,9 @@ def read_published(path: Path, trusted: Iterable[Path]) -> Published:
         RecursionError,
     ) as error:
         raise RunError(
-            f"{path} is nothing that a run published, or is damaged: {first_line(error)}."
+            "{path} is nothing that a run published, or is damaged: {why}.",
+            path=path,
+            why=first_line(error),
         ) from error
     _check_covers(contents, published, str(path))
     return published
@@ -145,7 +156,8 @@ def read_published(path: Path, trusted: Iterable[Path]) -> Published:
 def _check_covers(contents: Mapping[str, bytes], published: Published, where: str) -> None:
     if published.experiment not in experiments_in(contents):
         raise RunError(
-            f"{where}: the run's experiment is not in the signed project. Name the project it was started from."
+            "{where}: the run's experiment is not in the signed project. Name the project it was started from.",
+            where=where,
         )
 
 
@@ -155,11 +167,13 @@ def _publisher(contents: Mapping[str, str], where: str) -> Ed25519PublicKey:
         key = load_ssh_public_key(json.loads(contents[PUBLISHER])["ed25519"].encode())
     except (KeyError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
         raise RunError(
-            f"{where}: the signed project names no key that publishes ({PUBLISHER}). Make keys with fedkeep flower init, "
-            f"and sign the project beside publisher.pub."
+            "{where}: the signed project names no key that publishes ({publisher}). Make keys with fedkeep flower init, "
+            "and sign the project beside publisher.pub.",
+            where=where,
+            publisher=PUBLISHER,
         ) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise RunError(f"{where}: the key in {PUBLISHER} is no Ed25519 key.")
+        raise RunError("{where}: the key in {publisher} is no Ed25519 key.", where=where, publisher=PUBLISHER)
     return key
 
 
@@ -180,8 +194,10 @@ def models_of(config: Path, file: Path | None, run: str | None = None) -> Models
         if not there:
             of = f" of the run {run}" if run else ""
             raise ConfigError(
-                f"{folder} has nothing yet that a server{of} published. Ask its owner for the file that fedkeep flower "
-                f"publish writes, and name it once: --published FILE."
+                "{folder} has nothing yet that a server{of} published. Ask its owner for the file that fedkeep flower "
+                "publish writes, and name it once: --published FILE.",
+                folder=folder,
+                of=of,
             )
         if len(there) > 1:
             dated = [
@@ -189,17 +205,25 @@ def models_of(config: Path, file: Path | None, run: str | None = None) -> Models
                 for one in there
             ]
             raise ConfigError(
-                f"{folder} has what was published of {len(there)} runs: {', '.join(dated)}. Name one with --run."
+                "{folder} has what was published of {count} runs: {dated}. Name one with --run.",
+                folder=folder,
+                count=len(there),
+                dated=", ".join(dated),
             )
         return Models(config, read_published(there[0], trusted))
     published = read_published(file, trusted)
     if run not in (None, published.run):
-        raise ConfigError(f"{file} is of the run {published.run}, and not of {run}.")
+        raise ConfigError(
+            "{file} is of the run {got}, and not of {run}.", file=file, got=published.run, run=run
+        )
     kept = folder / f"{published.run}{ENDING}"
     if kept.exists() and (before := read_published(kept, trusted).finished) > published.finished:
         raise RunError(
-            f"{file} was published after round {published.finished}, and this device has had what was published after "
-            f"round {before}: it is older. Leave out --published for that one."
+            "{file} was published after round {finished}, and this device has had what was published after "
+            "round {before}: it is older. Leave out --published for that one.",
+            file=file,
+            finished=published.finished,
+            before=before,
         )
     models = Models(config, published)
     private_folder(folder)

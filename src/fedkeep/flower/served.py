@@ -156,21 +156,27 @@ def without_data(path: Path, overrides: Sequence[str] = ()) -> str | None:
 
 def _check_run(config: Config, where: str) -> None:
     if config.run.hold_out:
-        raise ConfigError(f"{where}: run.hold_out: a run across machines holds no client out. Leave it out.")
+        raise ConfigError(
+            "{where}: run.hold_out: a run across machines holds no client out. Leave it out.", where=where
+        )
     if config.run.sampling == "poisson" and config.privacy is None:
         raise ConfigError(
-            f"{where}: run.sampling: 'poisson' across machines goes with a table [privacy] alone. Name another."
+            "{where}: run.sampling: 'poisson' across machines goes with a table [privacy] alone. Name another.",
+            where=where,
         )
     if config.personalization is not None:
         raise ConfigError(
-            f"{where}: personalization: not across machines. Leave the table out; fedkeep personalize has it."
+            "{where}: personalization: not across machines. Leave the table out; fedkeep personalize has it.",
+            where=where,
         )
     if config.ranking is not None:
         raise ConfigError(
-            f"{where}: ranking: not across machines. Devices judge their own examples alone; leave the table out."
+            "{where}: ranking: not across machines. Devices judge their own examples alone; leave the table out.",
+            where=where,
         )
     if config.run.metrics:
         raise ConfigError(
-            f"{where}: run.metrics: not across machines. They are made of how often each class was a label and was "
-            f"predicted, which devices do not tell. Leave it out."
+            "{where}: run.metrics: not across machines. They are made of how often each class was a label and was "
+            "predicted, which devices do not tell. Leave it out.",
+            where=where,
         )

@@ -113,20 +113,25 @@ def set_up(
     """
     project, keys = folder / PROJECT, folder / KEYS
     if wrong := sorted({PROJECT, KEYS, RUN} & set(nodes)):
-        raise ConfigError(f"A node is not called {wrong[0]!r}: the federation's folder has one of that name.")
+        raise ConfigError(
+            "A node is not called {name!r}: the federation's folder has one of that name.", name=wrong[0]
+        )
     if project.exists():
         if text is not None:
             write_whole(project / CONFIG, text.encode())
     elif text is None:
         raise ConfigError(
-            f"{folder} holds no project yet. Say which experiment, and which nodes: --config FILE --node NAME."
+            "{folder} holds no project yet. Say which experiment, and which nodes: --config FILE --node NAME.",
+            folder=folder,
         )
     elif folder.exists() and {path.name for path in folder.iterdir()} - {KEYS}:
-        raise ConfigError(f"{folder} is there already and not an empty folder. Name another.")
+        raise ConfigError("{folder} is there already and not an empty folder. Name another.", folder=folder)
     for name in renewed:
         if name in RESERVED or not (keys / f"{name}.pub").exists():
             raise ConfigError(
-                f"{keys} has no key of a node {name!r} that could be renewed. Add the node: --node."
+                "{keys} has no key of a node {name!r} that could be renewed. Add the node: --node.",
+                keys=keys,
+                name=name,
             )
     for name in renewed:
         (keys / f"{name}.pub").unlink()
@@ -165,7 +170,8 @@ def add_party(folder: Path, name: str, clients: Sequence[str] = ()) -> str:
     project, keys = folder / PROJECT, folder / KEYS
     if not (keys / "signer.key").exists() or not project.is_dir():
         raise ConfigError(
-            f"{folder} is no federation with keys. Set it up: fedkeep flower init {folder} --node NAME."
+            "{folder} is no federation with keys. Set it up: fedkeep flower init {folder} --node NAME.",
+            folder=folder,
         )
     path, table = project / CLIENTS, None
     if path.exists() != bool(clients):

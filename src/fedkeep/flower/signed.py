@@ -78,7 +78,9 @@ def _bundle(project: Path) -> bytes:
         try:
             return bundle_of(project)
         except (ValueError, OSError) as error:
-            raise ConfigError(f"{project} cannot be bundled by Flower: {first_line(error)}") from error
+            raise ConfigError(
+                "{project} cannot be bundled by Flower: {why}", project=project, why=first_line(error)
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ class Signed:
         bundle = _bundle(project)
         files, signature = _files(bundle), _signature(bundle)
         if signature is None:
-            raise ConfigError(f"{project} is not signed: fedkeep flower init, in the folder above it.")
+            raise ConfigError(
+                "{project} is not signed: fedkeep flower init, in the folder above it.", project=project
+            )
         wanted = {
             n: c.decode()
             for n, c in files.items()
@@ -148,9 +152,12 @@ def _check_no_run(project: Path, bundle: bytes) -> None:
             if PurePosixPath(name).name == "run.json" and _is_run(files.read(name)):
                 place = str(PurePosixPath(name).parent)
                 raise ConfigError(
-                    f"{project} holds the run {place!r}: every device would get the run's secrets, and the signature "
-                    f"would not fit after its next round. Name its folder in {project / '.gitignore'}, or keep runs "
-                    f"elsewhere."
+                    "{project} holds the run {place!r}: every device would get the run's secrets, and the signature "
+                    "would not fit after its next round. Name its folder in {file}, or keep runs "
+                    "elsewhere.",
+                    project=project,
+                    place=place,
+                    file=project / ".gitignore",
                 )
 
 
@@ -173,7 +180,7 @@ def check_signed(bundle: bytes, trusted: Iterable[Path]) -> dict[str, bytes]:
     try:
         files, signature = _files(bundle), _signature(bundle)
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, NotImplementedError, OSError) as error:
-        raise RunError(f"The bundle cannot be read: {first_line(error)}.") from error
+        raise RunError("The bundle cannot be read: {why}.", why=first_line(error)) from error
     if signature is None:
         raise RunError(
             "This device refuses a project that nobody has signed. Sign it with fedkeep flower init DIR, by "
@@ -244,7 +251,9 @@ def node_names(path: Path) -> dict[str, str]:
         found = json.loads(path.read_bytes())
         keys = {name: load_ssh_public_key(text.encode()) for name, text in found.items()}
     except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is damaged: {first_line(error)}. Sign the project again.") from error
+        raise ConfigError(
+            "{path} is damaged: {why}. Sign the project again.", path=path, why=first_line(error)
+        ) from error
     form = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo  # as Flower's link has them
     return {key.public_bytes(*form).hex(): name for name, key in keys.items()}
 
@@ -258,12 +267,15 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
     except OSError as error:
-        raise ConfigError(f"There is no key {path}: {error.strerror}.") from error
+        raise ConfigError("There is no key {path}: {why}.", path=path, why=error.strerror) from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is no private key in OpenSSH's form without a password.") from error
+        raise ConfigError(
+            "{path} is no private key in OpenSSH's form without a password.", path=path
+        ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(
-            f"{path} is no Ed25519 key; projects are signed by signer.key, publications by publisher.key."
+            "{path} is no Ed25519 key; projects are signed by signer.key, publications by publisher.key.",
+            path=path,
         )
     return key
 
@@ -277,11 +289,13 @@ def public_key(path: Path) -> Ed25519PublicKey:
     try:
         key = load_ssh_public_key(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"There is no key {path}: {error.strerror}.") from error
+        raise ConfigError("There is no key {path}: {why}.", path=path, why=error.strerror) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is no public key in OpenSSH's form.") from error
+        raise ConfigError("{path} is no public key in OpenSSH's form.", path=path) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise ConfigError(f"{path} is no Ed25519 key; a device trusts the signer.pub of a folder of keys.")
+        raise ConfigError(
+            "{path} is no Ed25519 key; a device trusts the signer.pub of a folder of keys.", path=path
+        )
     return key
 
 
@@ -303,24 +317,37 @@ def clients_by_node(text: str, nodes: Collection[str], where: str = CLIENTS) -> 
     table = content.get("clients")
     if set(content) != {"clients"} or not isinstance(table, Mapping) or not table:
         raise ConfigError(
-            f"{where}: wanted one table [clients], with a line for each node: north = ['anna', 'north-*']; got "
-            f"{', '.join(content) or 'nothing'}."
+            "{where}: wanted one table [clients], with a line for each node: north = ['anna', 'north-*']; got "
+            "{there}.",
+            where=where,
+            there=", ".join(content) or "nothing",
         )
     found, taken = dict[str, list[str]](), dict[str, str]()
     for node, names in table.items():
         if node not in nodes:
             raise ConfigError(
-                f"{where}: clients.{node}: no node of that name has a key; known are {', '.join(sorted(nodes)) or 'none'}."
-                f"{did_you_mean(node, nodes)} Add it: fedkeep flower init DIR --node {node}."
+                "{where}: clients.{node}: no node of that name has a key; known are {nodes}."
+                "{near} Add it: fedkeep flower init DIR --node {node}.",
+                where=where,
+                node=node,
+                nodes=", ".join(sorted(nodes)) or "none",
+                near=did_you_mean(node, nodes),
             )
         if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
             raise ConfigError(
-                f"{where}: clients.{node}: wanted a list of names and globs of clients; got {names!r}."
+                "{where}: clients.{node}: wanted a list of names and globs of clients; got {names!r}.",
+                where=where,
+                node=node,
+                names=names,
             )
         for name in names:
             if taken.setdefault(name, node) != node:
                 raise ConfigError(
-                    f"{where}: {name!r} is listed for {taken[name]} and for {node}. Take it out of one."
+                    "{where}: {name!r} is listed for {taken} and for {node}. Take it out of one.",
+                    where=where,
+                    name=name,
+                    taken=taken[name],
+                    node=node,
                 )
         found[node] = list(names)
     return found

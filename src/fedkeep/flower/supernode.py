@@ -149,7 +149,8 @@ class SuperNode:
         """
         if "'" in str(self.config):
             raise ConfigError(
-                f"A node configuration's path holds no quotation mark, for Flower's sake; got {self.config}."
+                "A node configuration's path holds no quotation mark, for Flower's sake; got {config}.",
+                config=self.config,
             )
         ours = {
             guard.TRUSTED: listed(map(self._beside, self.link.trusted)),
@@ -180,8 +181,12 @@ class SuperNode:
                 else ""
             )
             raise ConfigError(
-                f"The link at {self.link.address} is not the one that {self.link.certificate} speaks for, or speaks no "
-                f"TLS: {first_line(error)}.{through}"
+                "The link at {address} is not the one that {certificate} speaks for, or speaks no "
+                "TLS: {why}.{through}",
+                address=self.link.address,
+                certificate=self.link.certificate,
+                why=first_line(error),
+                through=through,
             ) from error
         check_clock(answer.headers.get("date", ""), time.time())
 
@@ -206,8 +211,12 @@ def check_clock(told: str, now: float) -> None:
     if not -BEHIND < ahead < AHEAD + 1:  # HTTP's time has whole seconds
         side = "ahead of" if ahead > 0 else "behind"
         raise ConfigError(
-            f"This machine's clock is {abs(ahead):.0f} seconds {side} the link's; Flower allows {AHEAD:.0f} ahead and "
-            f"{BEHIND:.0f} behind. Set the clock (timedatectl set-ntp true)."
+            "This machine's clock is {seconds:.0f} seconds {side} the link's; Flower allows {ahead:.0f} ahead and "
+            "{behind:.0f} behind. Set the clock (timedatectl set-ntp true).",
+            seconds=abs(ahead),
+            side=side,
+            ahead=AHEAD,
+            behind=BEHIND,
         )
 
 
@@ -215,17 +224,22 @@ def _check_key(path: Path) -> None:
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
     except OSError as error:
-        raise ConfigError(f"link.key: there is no key {path}: {error.strerror}.") from error
+        raise ConfigError(
+            "link.key: there is no key {path}: {why}.", path=path, why=error.strerror
+        ) from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"link.key: {path} is no private key in OpenSSH's form without a password."
+            "link.key: {path} is no private key in OpenSSH's form without a password.",
+            path=path,
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"link.key: {path} is no key on a NIST curve. Make one with fedkeep flower init.")
+        raise ConfigError(
+            "link.key: {path} is no key on a NIST curve. Make one with fedkeep flower init.", path=path
+        )
 
 
 def _check_trusted(path: Path) -> None:
     try:
         public_key(path)
     except ConfigError as error:
-        raise ConfigError(f"link.trusted: {error}") from error
+        raise ConfigError("link.trusted: {why}", why=error) from error
