@@ -99,7 +99,8 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
         raise ConfigError(
-            f"--epsilons wants numbers with commas between, e.g. 1,8, or none; got {text!r}."
+            "--epsilons wants numbers with commas between, e.g. 1,8, or none; got {text!r}.",
+            text=text,
         ) from error
 
 

@@ -218,7 +218,8 @@ def _names(text: str) -> list[str]:
     names = [word.strip() for word in text.split(",")] if text else []
     if "" in names or len(set(names)) < len(names):
         raise ConfigError(
-            f"--methods wants different names between commas, e.g. fedavg,furl; got {text[:80]!r}."
+            "--methods wants different names between commas, e.g. fedavg,furl; got {text!r}.",
+            text=text,
         )
     return names
 
@@ -236,7 +237,9 @@ def _seeds(text: str) -> list[int]:
     except ValueError:
         count = 0
     if not 1 <= count <= MOST_SEEDS:
-        raise ConfigError(f"--seeds wants how many seeds, e.g. 5, or which, e.g. 0,1,2; got {text[:80]!r}.")
+        raise ConfigError(
+            "--seeds wants how many seeds, e.g. 5, or which, e.g. 0,1,2; got {text!r}.", text=text
+        )
     return list(range(count))
 
 
@@ -308,11 +311,14 @@ def sweep(
     names = [found.config.method.kind] if methods is None else _names(methods)
     for one in ranges or []:
         if "=" not in one:
-            raise ConfigError(f"--range wants KEY=RANGE, e.g. {EXAMPLE}; got {one[:80]!r}.")
+            raise ConfigError(
+                "--range wants KEY=RANGE, e.g. {example}; got {one!r}.", example=EXAMPLE, one=one
+            )
     given = parse_overrides(ranges or [])
     if space is None and not given:
         raise ConfigError(
-            f"Nothing is to be searched. Give a range (in quotes), e.g. {EXAMPLE}, or a file of ranges: --space FILE."
+            "Nothing is to be searched. Give a range (in quotes), e.g. {example}, or a file of ranges: --space FILE.",
+            example=EXAMPLE,
         )
     spaces = sweeps.read_space(space, given, names)
     made = sweeps.plan(
@@ -429,8 +435,9 @@ def parse_seeds(text: str | None) -> list[int] | None:
         seeds = [int(word) for word in text.split(",")]
     except ValueError as error:
         raise ConfigError(
-            f"--seeds wants whole numbers between commas, e.g. 0,1,2; got {text[:80]!r}."
+            "--seeds wants whole numbers between commas, e.g. 0,1,2; got {text!r}.",
+            text=text,
         ) from error
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds names a seed twice: {text!r}.")
+        raise ConfigError("--seeds names a seed twice: {text!r}.", text=text)
     return seeds

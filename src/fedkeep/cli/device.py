@@ -85,7 +85,7 @@ def status(
     if damaged:
         raise typer.Exit(2)
     if client is not None and not shown:
-        raise ConfigError(f"{folder} keeps nothing of client {client!r}.")
+        raise ConfigError("{folder} keeps nothing of client {client!r}.", folder=folder, client=client)
 
 
 def _show(file: DeviceFile, client: str | None) -> bool:
@@ -453,8 +453,9 @@ def _token(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"There is no token in {path}. Write one there, for its owner alone: "
-            f"(umask 077; openssl rand -hex 24 > {path})"
+            "There is no token in {path}. Write one there, for its owner alone: "
+            "(umask 077; openssl rand -hex 24 > {path})",
+            path=path,
         ) from error
 
 
@@ -500,7 +501,8 @@ def export(
     if not kept:
         if not place.is_file():
             raise ConfigError(
-                f"A whole model wants the device's configuration, node.toml; got {place}. Or say --kept."
+                "A whole model wants the device's configuration, node.toml; got {place}. Or say --kept.",
+                place=place,
             )
         _export_models(place, out, published, client, run, adapted=adapted, onnx=onnx, peft=peft)
     elif onnx or peft or published is not None or len(client or ()) != 1:
@@ -548,10 +550,17 @@ def _export_kept(place: Path, out: Path, client: str, run: str | None, adapted: 
             if file.versions(client) or client in file.adapted():
                 there.append(name)
     if not there:
-        raise ConfigError(f"{folder} keeps nothing of client {client!r}.{_near(folder, run, client)}")
+        raise ConfigError(
+            "{folder} keeps nothing of client {client!r}.{near}",
+            folder=folder,
+            client=client,
+            near=_near(folder, run, client),
+        )
     if len(there) > 1:
         raise ConfigError(
-            f"Client {client!r} has states of the runs {', '.join(there)}. Name one with --run."
+            "Client {client!r} has states of the runs {there}. Name one with --run.",
+            client=client,
+            there=", ".join(there),
         )
     (name,) = there
     with _opened(folder, name) as file:
@@ -581,12 +590,18 @@ def _kept(file: DeviceFile, client: str) -> tuple[dict[str, Any], Params, str]:
             else "Let it adapt first: fedkeep device adapt."
         )
         raise ConfigError(
-            f"No round of the run {file.run} trains {what}: it is {client!r}'s own only after it has adapted. {mend}"
+            "No round of the run {run} trains {what}: it is {client!r}'s own only after it has adapted. {mend}",
+            run=file.run,
+            what=what,
+            client=client,
+            mend=mend,
         )
     versions = file.versions(client)
     if not versions:
         raise ConfigError(
-            f"Client {client!r} has not trained in the run {file.run}. It has adapted: --adapted."
+            "Client {client!r} has not trained in the run {run}. It has adapted: --adapted.",
+            client=client,
+            run=file.run,
         )
     version = ([v for v in versions if v.accepted] or versions)[-1]
     about = {
@@ -603,7 +618,9 @@ def _adapted_to(file: DeviceFile, client: str) -> tuple[dict[str, Any], Params, 
     found = file.adapted().get(client)
     if found is None:
         raise ConfigError(
-            f"Client {client!r} has not adapted in the run {file.run}. Let it: fedkeep device adapt."
+            "Client {client!r} has not adapted in the run {run}. Let it: fedkeep device adapt.",
+            client=client,
+            run=file.run,
         )
     about = {"adapted": True, "version": found.version, "round": found.round}
     return about, file.adapted_values(found), f"adapted after round {found.round}"
@@ -626,7 +643,9 @@ def backup(
 
     folder = _folder(place)
     if out.exists() and (not out.is_dir() or out.samefile(folder)):
-        raise ConfigError(f"{out} is no other folder than that of the states, or a file. Name another.")
+        raise ConfigError(
+            "{out} is no other folder than that of the states, or a file. Name another.", out=out
+        )
     for name in _runs(folder, run):
         _check_whole(folder, name)
         to = file_of(out, name)
@@ -687,7 +706,8 @@ def _folder(place: Path) -> Path:
     folder = states_folder(place) if place.is_file() else place
     if not folder.is_dir():
         raise ConfigError(
-            f"There is no folder of private states {folder}. Name it, or the device's configuration file."
+            "There is no folder of private states {folder}. Name it, or the device's configuration file.",
+            folder=folder,
         )
     return folder
 
@@ -701,9 +721,13 @@ def _runs(folder: Path, run: str | None) -> Sequence[str]:
     if run in runs:
         return [run]
     if not runs:
-        raise ConfigError(f"{folder} keeps no private states.")
+        raise ConfigError("{folder} keeps no private states.", folder=folder)
     raise ConfigError(
-        f"{folder} keeps nothing of the run {run!r}; it keeps {', '.join(runs)}.{did_you_mean(str(run), runs)}"
+        "{folder} keeps nothing of the run {run!r}; it keeps {runs}.{near}",
+        folder=folder,
+        run=run,
+        runs=", ".join(runs),
+        near=did_you_mean(str(run), runs),
     )
 
 
@@ -721,8 +745,10 @@ def _check_whole(folder: Path, run: str) -> None:
     if run not in _whole(folder, [run]):
         left = ", ".join(path.name for path in files_of(file_of(folder, run)))
         raise StoreError(
-            f"The file of the run {run!r} is gone, and {left} is left of it. Restore the file from a copy, or forget "
-            f"the run."
+            "The file of the run {run!r} is gone, and {left} is left of it. Restore the file from a copy, or forget "
+            "the run.",
+            run=run,
+            left=left,
         )
 
 
@@ -750,7 +776,12 @@ def _check_known(folder: Path, runs: Sequence[str], clients: set[str]) -> None:
     known = _clients(folder, runs)
     summing = {c for c in clients for name in runs if sum_of(file_of(folder, name), c).exists()}
     for client in sorted(clients - known - summing):
-        raise ConfigError(f"{folder} keeps nothing of client {client!r}.{did_you_mean(client, known)}")
+        raise ConfigError(
+            "{folder} keeps nothing of client {client!r}.{near}",
+            folder=folder,
+            client=client,
+            near=did_you_mean(client, known),
+        )
 
 
 def _write_new(path: Path, content: bytes) -> None:
@@ -760,7 +791,7 @@ def _write_new(path: Path, content: bytes) -> None:
     try:
         handle = os.open(path, NEW_FILE, 0o600)
     except FileExistsError as error:
-        raise ConfigError(f"{path} is there already. Name another file, or remove it.") from error
+        raise ConfigError("{path} is there already. Name another file, or remove it.", path=path) from error
     try:
         with open(handle, "wb") as file:
             file.write(content)

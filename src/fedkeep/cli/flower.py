@@ -138,7 +138,8 @@ def register(
     names = list(named_keys(keys))
     if not names:
         raise ConfigError(
-            f"{keys} holds no node's public key. Make some: fedkeep flower init DIR --node NAME."
+            "{keys} holds no node's public key. Make some: fedkeep flower init DIR --node NAME.",
+            keys=keys,
         )
     with tempfile.TemporaryDirectory(prefix="fedkeep-") as home:
         control = Control(Path(home), link, keys / "ca.pem")
@@ -224,7 +225,7 @@ def train(
         given["out"] = str(Path(given["out"]).absolute())
     ca = project.parent / "keys" / "ca.pem" if certificate is None else certificate
     if not ca.is_file():
-        raise ConfigError(f"There is no certificate {ca}. Name the authority's with --certificate.")
+        raise ConfigError("There is no certificate {ca}. Name the authority's with --certificate.", ca=ca)
     if not stop and (signer := ca.with_name("signer.pub")).exists():
         try:
             Signed.of(project).check([signer])
@@ -462,8 +463,11 @@ def move(
     keys = {name: key for key, name in _node_names(run, project).items()}
     if to not in keys:
         raise ConfigError(
-            f"The project knows no node {to!r}; it knows {', '.join(sorted(keys)) or 'none'}.{did_you_mean(to, keys)} Add "
-            f"it: fedkeep flower init DIR --node NAME."
+            "The project knows no node {to!r}; it knows {keys}.{near} Add "
+            "it: fedkeep flower init DIR --node NAME.",
+            to=to,
+            keys=", ".join(sorted(keys)) or "none",
+            near=did_you_mean(to, keys),
         )
     move_to(run, client, keys[to])
     say(f"{', '.join(client)}: of {to} now. Give the command again that started the run.")

@@ -133,7 +133,9 @@ def explained(asked: str) -> list[tuple[str, KeyTable | Key, str]]:
         return [(name, *known[name]) for name in found]
     near = _near(asked, known)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise ConfigError(f"There is no key, table or kind {asked[:80]!r}.{hint} All tables: fedkeep explain.")
+    raise ConfigError(
+        "There is no key, table or kind {asked!r}.{hint} All tables: fedkeep explain.", asked=asked, hint=hint
+    )
 
 
 def keys_meant(asked: str) -> list[str]:

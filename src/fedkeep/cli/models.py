@@ -85,7 +85,7 @@ def check_asked(client: str | None, user: str | None, shared: bool, out: Path | 
         raise ConfigError("--client names the model of every row. Leave out --user and --shared.")
     if out is not None and (out.is_dir() or not out.parent.is_dir()):  # before minutes of work are lost
         fault = f"{out} is a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise ConfigError(f"--out wants a file in a folder that is there; {fault}.")
+        raise ConfigError("--out wants a file in a folder that is there; {fault}.", fault=fault)
 
 
 def write_predictions(found: Sequence[Predicted], out: Path | None, as_json: bool) -> None:
@@ -209,7 +209,9 @@ def recommend(
     later = [name for name in client or () if name in loaded.fitted and loaded.data.ids.position(name) < 0]
     if new is None and later:
         raise ConfigError(
-            f"{later[0]!r} came after training, and {run} does not keep which items it has. Name the file: --new FILE."
+            "{later!r} came after training, and {run} does not keep which items it has. Name the file: --new FILE.",
+            later=later[0],
+            run=run,
         )
     if new is not None:
         loaded = of_file(loaded, run, new, "train")  # nothing is left to look for

@@ -87,7 +87,8 @@ def parse_k(text: str) -> list[int | None]:
     for word in (w.strip() for w in text.split(",")):
         if word != "all" and not re.fullmatch("[0-9]{1,18}", word):
             raise ConfigError(
-                f"--k wants whole numbers and 'all' between commas, e.g. 0,5,all; got {word[:80]!r}."
+                "--k wants whole numbers and 'all' between commas, e.g. 0,5,all; got {word!r}.",
+                word=word,
             )
         ks.append(None if word == "all" else int(word))
     return ks
@@ -140,7 +141,8 @@ def _held_out(run: Run, folder: Path, ks: list[int | None], *, asked: bool) -> N
 
     if not len(run.held_out):
         raise ConfigError(
-            f"No user was held out of {folder}. Name users with --client ID, or train with --set run.hold_out=0.1."
+            "No user was held out of {folder}. Name users with --client ID, or train with --set run.hold_out=0.1.",
+            folder=folder,
         )
     if asked:
         _say_of_few(run, run.held_out, ks)

@@ -49,10 +49,11 @@ def prepare(
 
     for path in (out, summary):
         if path is not None and path.exists():
-            raise ConfigError(f"{path} is there already. Name another file, or remove it.")
+            raise ConfigError("{path} is there already. Name another file, or remove it.", path=path)
     if out is not None and summary is not None and out.resolve() == summary.resolve():
         raise ConfigError(
-            f"--out and --summary both name {out}. Give the encoding and the summary a file each."
+            "--out and --summary both name {out}. Give the encoding and the summary a file each.",
+            out=out,
         )
     found, secure = (_merged(named), False) if merge else _of_config(named, data, overrides)
     encoding = Encoding.of(found)
@@ -70,7 +71,9 @@ def _of_config(named: list[str], data: Path | None, overrides: list[str] | None)
     from fedkeep.experiments.build import build_source
 
     if len(named) > 1:
-        raise ConfigError(f"Wanted one configuration; got {len(named)}. To add summaries up, say --merge.")
+        raise ConfigError(
+            "Wanted one configuration; got {count}. To add summaries up, say --merge.", count=len(named)
+        )
     found = find_config(named[0], overrides)
     config = found.config
     source = build_source(config.data, config.seed, found.data_folder(data))
@@ -83,12 +86,14 @@ def _merged(named: list[str]) -> Summary:
     found: dict[str, Summary] = {}
     for name in named:
         if name in found:
-            raise ConfigError(f"{name} is named twice. Each device's summary counts once.")
+            raise ConfigError("{name} is named twice. Each device's summary counts once.", name=name)
         found[name] = Summary.from_json(Path(name).read_bytes(), name)
     inside, refused = agreeing(found)
     for name, why in refused.items():
         raise DataError(
-            f"{name} does not fit the other summaries: {why}. Give all devices the same settings of data."
+            "{name} does not fit the other summaries: {why}. Give all devices the same settings of data.",
+            name=name,
+            why=why,
         )
     return inside
 

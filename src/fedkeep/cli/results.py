@@ -56,11 +56,15 @@ def evaluate(
 
     if split not in SPLITS:
         raise DataError(
-            f"--split wants one of {', '.join(SPLITS)}; got {split!r}.{did_you_mean(split, SPLITS)}"
+            "--split wants one of {splits}; got {split!r}.{near}",
+            splits=", ".join(SPLITS),
+            split=split,
+            near=did_you_mean(split, SPLITS),
         )
     if out is not None and (out.suffix not in (".parquet", ".csv") or not out.parent.is_dir()):
         raise ConfigError(
-            f"--out wants a file that ends in .parquet or .csv, in a folder that is there; got {out}."
+            "--out wants a file that ends in .parquet or .csv, in a folder that is there; got {out}.",
+            out=out,
         )
     loaded = at_round(load_run(run, data_folder=data, device=device), round)
     warn_of_unfinished([run])
@@ -92,8 +96,12 @@ def of_file(run: Run, folder: Path, file: Path, split: Literal["train", "test"] 
     found = run.on(rows)
     if lacking := [client for client in found.held_out if client not in found.fitted]:
         raise ConfigError(
-            f"{lacking[0]!r} of {file} has no values of its own yet. Fit them first: fedkeep personalize {folder} --new FILE"
-            f"{'' if split == 'train' else ', of other rows'}."
+            "{name!r} of {file} has no values of its own yet. Fit them first: fedkeep personalize {folder} --new FILE"
+            "{of_others}.",
+            name=lacking[0],
+            file=file,
+            folder=folder,
+            of_others="" if split == "train" else ", of other rows",
         )
     found.clients = SomeIds(rows.ids, np.arange(len(rows)))
     return found
@@ -229,8 +237,11 @@ def budget(
     terms, shown = ledger.terms, ledger.terms.delta if delta is None else delta
     if delta is not None and not 0 < delta * terms.clients < 1:
         raise ConfigError(
-            f"--delta must lie between 0 and 1 / N = {1 / terms.clients:.3g} for N = {terms.clients:,} clients; got "
-            f"{delta:g}. A larger one would allow to publish a client."
+            "--delta must lie between 0 and 1 / N = {share:.3g} for N = {clients:,} clients; got "
+            "{delta:g}. A larger one would allow to publish a client.",
+            share=1 / terms.clients,
+            clients=terms.clients,
+            delta=delta,
         )
     by = cast("Accountant", accountant or terms.accountant)
     rows = [

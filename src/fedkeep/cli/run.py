@@ -139,12 +139,15 @@ def _as_a_job(found: Found, folder: Path, data: Path | None, on: str, slurm: str
 
     cell = Cell(found.label, found.config, folder, data)
     if cell.begun and not resume:
-        raise RunError(f"{folder} holds a run. Go on with it by --resume, or name another folder: --out DIR.")
+        raise RunError(
+            "{folder} holds a run. Go on with it by --resume, or name another folder: --out DIR.",
+            folder=folder,
+        )
     cell.check()
     beside = folder.with_name(f"{folder.name}-job")  # its own folder must be empty when it begins
     run_long_jobs([cell], on=place_of(on, beside, None, slurm), stand=lambda cell: cell.stand)
     if (fault := folder / FAULT).exists():
-        raise RunError(f"{folder}: {fault.read_text(encoding='utf-8').strip()}")
+        raise RunError("{folder}: {fault}", folder=folder, fault=fault.read_text(encoding="utf-8").strip())
     return load_run(folder, data_folder=data)
 
 

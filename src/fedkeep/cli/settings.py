@@ -201,7 +201,9 @@ def find_config(
     try:
         is_run, is_file, is_folder = (path / "run.json").is_file(), path.is_file(), path.is_dir()
     except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise ConfigError(f"There is no configuration {named[:80]!r}: {error.strerror}.") from error
+        raise ConfigError(
+            "There is no configuration {got!r}: {why}.", got=named, why=error.strerror
+        ) from error
     if is_run:
         config, text = run_folder_config(path)
         if changes:
@@ -219,9 +221,13 @@ def find_config(
     names = builtin_names()
     if key not in names and resume:
         raise ConfigError(
-            f"There is no run to resume in {named[:80]!r}: "
-            f"{'it is a folder without one' if is_folder else 'there is no such folder'}.{near_path(path)} To begin one: "
-            f"fedkeep run CONFIG --out {named[:80]}."
+            "There is no run to resume in {got!r}: "
+            "{why}.{near} To begin one: "
+            "fedkeep run CONFIG --out {folder}.",
+            got=named,
+            why="it is a folder without one" if is_folder else "there is no such folder",
+            near=near_path(path),
+            folder=named[:80],
         )
     if key not in names and is_folder:
         read_info(path)
@@ -254,7 +260,11 @@ def needs(module: str, name: str, extra: str) -> Callable[[Callable[P, None]], C
         @functools.wraps(command)
         def checked(*args: P.args, **settings: P.kwargs) -> None:
             if importlib.util.find_spec(module) is None:
-                raise ConfigError(f"This command needs {name}, which is not installed: {installing(extra)}.")
+                raise ConfigError(
+                    "This command needs {name}, which is not installed: {install}.",
+                    name=name,
+                    install=installing(extra),
+                )
             command(*args, **settings)
 
         return checked

@@ -41,15 +41,25 @@ def start(
 
     if table.suffix == ".toml":
         raise ConfigError(
-            f"{table} is a configuration, no table. To train it: fedkeep run {shlex.quote(str(table))}"
+            "{table} is a configuration, no table. To train it: fedkeep run {quoted}",
+            table=table,
+            quoted=shlex.quote(str(table)),
         )
     table = table if table.name not in ("", "..") else table.resolve()
     path = out or table.with_name(f"{table.name.split('.')[0]}.toml")
     if path.exists():
         other = path.with_name(f"{path.stem}-2.toml")
-        raise ConfigError(f"{path} is there already. Remove it, or write another beside it: --out {other}")
+        raise ConfigError(
+            "{path} is there already. Remove it, or write another beside it: --out {other}",
+            path=path,
+            other=other,
+        )
     if path.resolve().parent != table.resolve().parent:
-        raise ConfigError(f"--out wants a file in {table.resolve().parent}, beside the data; got {path}.")
+        raise ConfigError(
+            "--out wants a file in {folder}, beside the data; got {path}.",
+            folder=table.resolve().parent,
+            path=path,
+        )
     if table.is_dir() and (whole := folder_toml(table)) is not None:
         text, lines = whole
         write_whole(path, text.encode())
