@@ -90,7 +90,9 @@ class Seen:
         """
         found = load_verified(folder / FILE, sha256)
         if "examples" not in found:
-            raise RunError(f"{folder} is of an older fedkeep: go on with that one, or begin a new run.")
+            raise RunError(
+                "{folder} is of an older fedkeep: go on with that one, or begin a new run.", folder=folder
+            )
         ids = found["ids"].numpy().tobytes().decode().split("\0")
         return cls(found["examples"].numpy().view(np.uint64), found["parts"].numpy(), ids)
 

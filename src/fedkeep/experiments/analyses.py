@@ -82,7 +82,8 @@ def user_vectors(run: Run, clients: Iterable[str | int]) -> np.ndarray:
     parts = [v.unsqueeze(-1).flatten(1) for v in values.values() if v.is_floating_point()]
     if not parts:
         raise ConfigError(
-            f"The run of {run.method.name!r} has no private parameters, so there is nothing to map."
+            "The run of {method!r} has no private parameters, so there is nothing to map.",
+            method=run.method.name,
         )
     return torch.cat(parts, 1).numpy()
 
@@ -324,7 +325,9 @@ def _written(folder: Path, info: Mapping[str, Any], analyses: Mapping[str, Any])
     before, of = read_sealed_analyses(path)
     if of and of.get("run") != about["run"]:
         raise RunError(
-            f"{path} is of another run than {folder / 'run.json'}. Delete it, or restore the run's own."
+            "{path} is of another run than {file}. Delete it, or restore the run's own.",
+            path=path,
+            file=folder / "run.json",
         )
     kept = before if of == about else {}
     all_of_it = {**kept, **analyses}

@@ -134,7 +134,8 @@ def attack(
     people = [str(data.ids[c]) for c in np.sort(drawn)]
     if len(people) < 3:
         raise ConfigError(
-            f"Attacks want at least 3 clients with training examples; these data have {len(people)}."
+            "Attacks want at least 3 clients with training examples; these data have {people}.",
+            people=len(people),
         )
     say(f"Watching {len(people)} clients ...")
     seen = views(
@@ -237,7 +238,9 @@ def shadowed(
             scores[model][k, there] = a.confidence(summed[there] / tokens[there])
     for model, who in models.items():
         if np.isnan(scores[model]).any():
-            raise ConfigError(f"Membership: {who} gives an attacked example no loss that is a number.")
+            raise ConfigError(
+                "Membership: {who} gives an attacked example no loss that is a number.", who=who
+            )
         own = used[model]
         others = (~inside[:, own]).sum(1)
         left_out = f", of {own.sum():,} examples that opted in" if own.sum() < len(own) else ""

@@ -224,7 +224,11 @@ def multiplier(wanted: float, rate: float, rounds: int, delta: float) -> float:
         spent = epsilon({Release(rate=rate, noise=middle): max(rounds, 1)}, delta, "rdp")
         low, high = (low, middle) if spent <= wanted else (middle, high)
     if high == MOST_NOISE:
-        raise ConfigError(f"No noise up to {MOST_NOISE:,g} comes to ε = {wanted:g}. Ask for a larger ε.")
+        raise ConfigError(
+            "No noise up to {most_noise:,g} comes to ε = {wanted:g}. Ask for a larger ε.",
+            most_noise=MOST_NOISE,
+            wanted=wanted,
+        )
     return high
 
 

@@ -159,8 +159,12 @@ def _check_sizes(options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         got, exact = options.get(name), name in ("features", "step_features", "channels", "side")
         if isinstance(got, int) and (got < wanted or (exact and got != wanted)):
             raise ConfigError(
-                f"model.{name}: wanted {'' if exact else 'at least '}{wanted}, as the data have; got {got}. Leave it "
-                f"out to take the data's."
+                "model.{name}: wanted {at_least}{wanted}, as the data have; got {got}. Leave it "
+                "out to take the data's.",
+                name=name,
+                at_least="" if exact else "at least ",
+                wanted=wanted,
+                got=got,
             )
 
 
@@ -176,23 +180,29 @@ def start_from_vectors(
     tables = [name for name, column in declared(model).lookup.items() if column == "text"]
     if len(tables) != 1:
         raise ConfigError(
-            f"model.word_vectors: {type(model).__name__} declares no table, or several, for the column 'text' in "
-            f"`lookup`, so it is not known which to fill."
+            "model.word_vectors: {model} declares no table, or several, for the column 'text' in "
+            "`lookup`, so it is not known which to fill.",
+            model=type(model).__name__,
         )
     entry = encoding.meta.get("vocabulary")
     vocabulary = data_room.vocabulary_from(entry) if isinstance(entry, Mapping) else None
     if not isinstance(vocabulary, data_room.WordVocabulary):
         kind = entry.get("kind") if isinstance(entry, Mapping) else entry
         raise ConfigError(
-            f"model.word_vectors: the data's vocabulary must be one of words; it is {kind!r}. Say "
-            'tokens = "word" under [preparation]; words are then counted.'
+            "model.word_vectors: the data's vocabulary must be one of words; it is {kind!r}. Say "
+            'tokens = "word" under [preparation]; words are then counted.',
+            kind=kind,
         )
     table = model.get_parameter(tables[0])
     vectors = data_room.read_word_vectors(path, vocabulary.symbols)
     if vectors.width != table.shape[1]:
         raise ConfigError(
-            f"model.word_vectors: the vectors of {path.name} have {vectors.width} numbers each, but {tables[0]!r} is "
-            f"{table.shape[1]} wide. Set model.embedding_dim = {vectors.width}."
+            "model.word_vectors: the vectors of {path} have {width} numbers each, but {name!r} is "
+            "{wide} wide. Set model.embedding_dim = {width}.",
+            path=path.name,
+            width=vectors.width,
+            name=tables[0],
+            wide=table.shape[1],
         )
     with torch.no_grad():
         table.copy_(torch.from_numpy(vectors.table(vocabulary, seed, scale)))
@@ -201,7 +211,7 @@ def start_from_vectors(
 def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str, int]) -> nn.Module:
     """Make a model; options that are tables with a ``kind`` are models themselves, e.g. a mixture's experts."""
     if not isinstance(kind, str):
-        raise ConfigError(f"{place}.kind: wanted a name; got {kind!r}.")
+        raise ConfigError("{place}.kind: wanted a name; got {kind!r}.", place=place, kind=kind)
     make = _maker(kind, place)
     wanted = inspect.signature(make).parameters
     given: dict[str, Any] = {name: value for name, value in sizes.items() if name in wanted}
@@ -230,7 +240,13 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
     ) as error:
         why = first_line(error, 1000).rstrip(".")
         shown = str({n: options.get(n, v) for n, v in checked.items()})[:400]
-        raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {why}.") from error
+        raise ConfigError(
+            "{place}: {kind!r} cannot be made of {value}: {why}.",
+            place=place,
+            kind=kind,
+            value=shown,
+            why=why,
+        ) from error
 
 
 def memory() -> int:
@@ -246,7 +262,9 @@ def _maker(kind: str, place: str) -> Callable[..., nn.Module]:
     is_class = isinstance(found, type) and issubclass(found, nn.Module)
     if not (is_class or says_it_returns(found, nn.Module)):
         raise ConfigError(
-            f"{place}.kind: {kind!r} is no class of torch.nn.Module, nor a function that says `-> torch.nn.Module`."
+            "{place}.kind: {kind!r} is no class of torch.nn.Module, nor a function that says `-> torch.nn.Module`.",
+            place=place,
+            kind=kind,
         )
     return found  # type: ignore[no-any-return]
 
@@ -277,7 +295,9 @@ def method_maker(kind: str, place: str = "method.kind") -> Callable[..., Method]
         )
     found = imported(place, kind)
     if not says_it_returns(found, Method):
-        raise ConfigError(f"{place}: {kind!r} is no function that says `-> fedkeep.Method`.")
+        raise ConfigError(
+            "{place}: {kind!r} is no function that says `-> fedkeep.Method`.", place=place, kind=kind
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -289,9 +309,15 @@ def _made(kind: str, make: Callable[..., Method], options: Mapping[str, Any]) ->
         if not is_own(kind):
             raise
         why = f"{type(error).__name__}: {first_line(error, 1000).rstrip('.')}"
-        raise ConfigError(f"method.kind: {kind!r} makes no method of this table: {why}.") from error
+        raise ConfigError(
+            "method.kind: {kind!r} makes no method of this table: {why}.", kind=kind, why=why
+        ) from error
     if not isinstance(made, Method):
-        raise ConfigError(f"method.kind: {kind!r} must return a fedkeep.Method; got a {type(made).__name__}.")
+        raise ConfigError(
+            "method.kind: {kind!r} must return a fedkeep.Method; got a {got}.",
+            kind=kind,
+            got=type(made).__name__,
+        )
     return made
 
 
@@ -305,12 +331,13 @@ def build_method(config: MethodConfig) -> Method:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(make).parameters.values())
     if not takes_any and "local" not in accepted(make):
         raise ConfigError(
-            f"method.kind: {config.kind!r} takes no argument `local`, the phase that the loss and the optimiser of the "
-            f"configuration go into. Give it one: `local: Phase = Phase()`."
+            "method.kind: {kind!r} takes no argument `local`, the phase that the loss and the optimiser of the "
+            "configuration go into. Give it one: `local: Phase = Phase()`.",
+            kind=config.kind,
         )
     has_server = "server" in accepted(make)
     if config.server_optimizer is not None and not has_server:
-        raise ConfigError(f"method.server_optimizer: {config.kind!r} has no server optimiser.")
+        raise ConfigError("method.server_optimizer: {kind!r} has no server optimiser.", kind=config.kind)
     also = LOCAL | (SERVER if has_server else {})
     given = {"local", "server", "loss", "optimizer", "server_optimizer", "adapt"}
     options = check_options("method", make, config.options, given, also, MethodConfig)
@@ -323,7 +350,7 @@ def build_method(config: MethodConfig) -> Method:
     try:
         options["local"] = local.but(loss=loss, **settings)
     except MethodError as error:
-        raise ConfigError(f"method: {error}") from error
+        raise ConfigError("method: {why}", why=error) from error
     said: dict[str, Any] = {}
     if (weighting := options.pop("weighting", None)) is not None:
         said["reduce"] = WeightedMean(by=weighting)
@@ -358,8 +385,10 @@ def _reducing(method: Method, config: ReduceConfig) -> Method:
     """
     if type(method.server.reduce) is not WeightedMean:
         raise ConfigError(
-            f"method.reduce: {method.name!r} reduces uploads in a way of its own, by "
-            f"{type(method.server.reduce).__name__}. Leave the table out."
+            "method.reduce: {method!r} reduces uploads in a way of its own, by "
+            "{reduce}. Leave the table out.",
+            method=method.name,
+            reduce=type(method.server.reduce).__name__,
         )
     check_choice("method.reduce.kind must be", config.kind, REDUCTIONS)
     make = REDUCTIONS[config.kind]
@@ -413,8 +442,10 @@ def run_config(
         )
         if made is not None and (lines := differences(asked, made, "personalization")):
             raise ConfigError(
-                f"{out} was made with another protocol of personalisation: {'; '.join(lines)}. Leave it as it is, or take "
-                f"a new folder."
+                "{out} was made with another protocol of personalisation: {lines}. Leave it as it is, or take "
+                "a new folder.",
+                out=out,
+                lines="; ".join(lines),
             )
     settings = config.run
     if workers is not None:
@@ -554,9 +585,11 @@ def usual_model(encoding: Encoding) -> str:
     if found is None or deep or len(tasks) > 1 or not (tasks[0].kind.axes == 1 or tasks[0].kind.several):
         columns = ", ".join(n for n in encoding.columns if n != "label")
         raise ConfigError(
-            f"model.kind: there is no usual model for the columns {columns} and the task "
-            f"{' and '.join(task.kind.name for task in tasks)}. Name one: `fedkeep list` shows the built-in ones; your own is "
-            f"'package.module:Class'."
+            "model.kind: there is no usual model for the columns {columns} and the task "
+            "{tasks}. Name one: `fedkeep list` shows the built-in ones; your own is "
+            "'package.module:Class'.",
+            columns=columns,
+            tasks=" and ".join(task.kind.name for task in tasks),
         )
     return found
 
@@ -619,10 +652,14 @@ def _own_term(kind: str, label: str) -> terms.Term:
             found = found(label) if "label" in inspect.signature(found).parameters else found()
         except (TypeError, ValueError) as error:
             why = first_line(error, 1000).rstrip(".")
-            raise ConfigError(f"method.loss.kind: {kind!r} makes no term: {why}.") from error
+            raise ConfigError(
+                "method.loss.kind: {kind!r} makes no term: {why}.", kind=kind, why=why
+            ) from error
     if not isinstance(found, terms.Term):
         raise ConfigError(
-            f"method.loss.kind: {kind!r} must be a fedkeep.methods.terms.Term, or make one; got a {type(found).__name__}."
+            "method.loss.kind: {kind!r} must be a fedkeep.methods.terms.Term, or make one; got a {got}.",
+            kind=kind,
+            got=type(found).__name__,
         )
     return found
 
@@ -645,8 +682,11 @@ def check_loss(
     label, task = encoding.columns.get(config.label), _kind_of(encoding, config.label)
     if config.kind == "cross_entropy" and label is not None and label.dtype.kind == "f":
         raise ConfigError(
-            f"method.loss: 'cross_entropy' wants classes, but the column {config.label!r} holds {label.dtype}. For "
-            f"numbers as labels say method.loss.kind = {usual_kind(whole=False).loss if task is None else task.loss!r}."
+            "method.loss: 'cross_entropy' wants classes, but the column {label!r} holds {dtype}. For "
+            "numbers as labels say method.loss.kind = {loss!r}.",
+            label=config.label,
+            dtype=label.dtype,
+            loss=usual_kind(whole=False).loss if task is None else task.loss,
         )
     if config.kind == "cross_entropy" and task is not None and task.loss != config.kind:
         raise ConfigError(
@@ -659,5 +699,7 @@ def check_loss(
     weights, known = config.class_weights, "classes" in inspect.signature(make).parameters
     if weights is not None and known and isinstance(classes, int) and len(weights) != classes:
         raise ConfigError(
-            f"method.loss.class_weights: wanted {classes} numbers, one for each class; got {len(weights)}."
+            "method.loss.class_weights: wanted {classes} numbers, one for each class; got {count}.",
+            classes=classes,
+            count=len(weights),
         )

@@ -155,13 +155,21 @@ class Cell:
         lines = differences(_settings(describe(self.config.model_dump())), _settings(info.get("config")))
         if lines:
             raise ConfigError(
-                f"{self.folder.parent.parent} holds another comparison: {self.name} was run with other settings "
-                f"({'; '.join(lines[:3])}). Name another folder with --out, or delete {self.folder}."
+                "{outer} holds another comparison: {name} was run with other settings "
+                "({lines}). Name another folder with --out, or delete {folder}.",
+                outer=self.folder.parent.parent,
+                name=self.name,
+                lines="; ".join(lines[:3]),
+                folder=self.folder,
             )
         if (there := numerics_of(info)) != NUMERICS:
             raise ConfigError(
-                f"{self.name} was run by a fedkeep whose numbers may differ from this one's (NUMERICS {there} there, "
-                f"{NUMERICS} here). Delete {self.folder}, and it is run again, or name another folder with --out."
+                "{name} was run by a fedkeep whose numbers may differ from this one's (NUMERICS {there} there, "
+                "{numerics} here). Delete {folder}, and it is run again, or name another folder with --out.",
+                name=self.name,
+                there=there,
+                numerics=NUMERICS,
+                folder=self.folder,
             )
 
     def __call__(self, *, alone: bool, progress: bool | None) -> None:
@@ -291,8 +299,11 @@ def plan(
         lines = differences(build_data(config, folder).fingerprint(), data.fingerprint())
         if lines:
             raise ConfigError(
-                f"{_named(config)} is on other data than {_named(first)} ({lines[0]}). One table compares methods on "
-                f"the same data; ``plans`` takes several data sets."
+                "{config} is on other data than {first} ({line}). One table compares methods on "
+                "the same data; ``plans`` takes several data sets.",
+                config=_named(config),
+                first=_named(first),
+                line=lines[0],
             )
     settled = source.settled(data)
     every = list(methods) == [EVERY]
@@ -315,7 +326,12 @@ def plan(
         left_out = ()
     if misfits[1:]:
         listed = "".join(f"\n- {error}" for error in misfits)
-        raise ConfigError(f"{len(misfits)} of {len(chosen)} methods do not fit:{listed}")
+        raise ConfigError(
+            "{count} of {chosen} methods do not fit:{listed}",
+            count=len(misfits),
+            chosen=len(chosen),
+            listed=listed,
+        )
     if misfits:
         raise misfits[0]
     if len(variants) < 2:
@@ -389,7 +405,9 @@ def plans(
     kinds = list(methods) or list(dict.fromkeys(c.method.kind for own in sets.values() for _, c, _ in own))
     several = len(sets) > 1
     if several and (before := _plan_in(out)) is not None and "data_sets" not in before:
-        raise ConfigError(f"{out} holds a comparison on one data set. Name another folder with --out.")
+        raise ConfigError(
+            "{out} holds a comparison on one data set. Name another folder with --out.", out=out
+        )
     return [
         plan(
             [config for _, config, _ in own],
@@ -489,7 +507,7 @@ def found(plan: Plan) -> Found:
         )
     groups = sorted(configurations(runs), key=lambda g: left.index(g.runs[0].name))
     if not groups:
-        raise RunError(f"No method is left to compare. {' '.join(notes)}")
+        raise RunError("No method is left to compare. {notes}", notes=" ".join(notes))
     counting = None
     if plan.references and any(task.kind.counting is None for task in tasks_in(plan.data.meta)):
         notes.append("Counting is left out: it counts a user's labels, and each token has one here.")
@@ -531,12 +549,17 @@ def read_groups(path: Path) -> dict[str, dict[str, str]]:
     first, *others = table.columns
     if not others:
         raise ConfigError(
-            f"{path} has one column, {first!r}. Wanted a row a user: a column of ids, and one or more with the user's group."
+            "{path} has one column, {first!r}. Wanted a row a user: a column of ids, and one or more with the user's group.",
+            path=path,
+            first=first,
         )
     users = table.each(first, ID)
     if twice := [user for user, n in Counter(users).items() if n > 1]:
         raise ConfigError(
-            f"{path} names {twice[0]!r} more than once in its column {first!r}. Wanted a row a user."
+            "{path} names {twice!r} more than once in its column {first!r}. Wanted a row a user.",
+            path=path,
+            twice=twice[0],
+            first=first,
         )
     return {name: {u: g for u, g in zip(users, table.each(name, GROUP), strict=True) if g} for name in others}
 
@@ -544,14 +567,18 @@ def read_groups(path: Path) -> dict[str, dict[str, str]]:
 def _check_groups(plan: Plan) -> None:
     if plan.groups and plan.metric in CLASS_METRICS:
         raise ConfigError(
-            f"{plan.metric} is over all examples, so groups of users have none of their own. Leave out --groups."
+            "{metric} is over all examples, so groups of users have none of their own. Leave out --groups.",
+            metric=plan.metric,
         )
     known = set(plan.data.ids)
     for name, group in plan.groups.items():
         if not known & group.keys():
             raise ConfigError(
-                f"--groups: its first column must hold users' ids as the data have them, such as {plan.data.ids[0]!r}; it "
-                f"holds {next(iter(group), None)!r}, so no user has a {name!r}."
+                "--groups: its first column must hold users' ids as the data have them, such as {client!r}; it "
+                "holds {member!r}, so no user has a {name!r}.",
+                client=plan.data.ids[0],
+                member=next(iter(group), None),
+                name=name,
             )
 
 
@@ -669,7 +696,7 @@ def _rehearse(config: Config, data: FederatedData, folder: Path | None) -> Ahead
     try:
         return ahead_of(simulation_of(config, data, folder), config)
     except FedkeepError as error:
-        raise ConfigError(f"{config.name}: {error}") from error
+        raise ConfigError("{name}: {why}", name=config.name, why=error) from error
 
 
 def _chosen(configs: Sequence[Config], methods: Sequence[str], references: bool) -> Iterator[Config]:
@@ -677,8 +704,10 @@ def _chosen(configs: Sequence[Config], methods: Sequence[str], references: bool)
     for config in configs[1:]:
         if config.method.kind not in kinds:
             raise ConfigError(
-                f"The method of {_named(config)} is {config.method.kind!r}, which --methods does not name. Name it, or "
-                f"leave the configuration out."
+                "The method of {config} is {method!r}, which --methods does not name. Name it, or "
+                "leave the configuration out.",
+                config=_named(config),
+                method=config.method.kind,
             )
     every = [*kinds, *(r for r in REFERENCES if references and r not in kinds)]
     by_kind = {kind: [c for c in configs if c.method.kind == kind] for kind in every}
@@ -698,8 +727,9 @@ def _unused(name: str, used: set[str]) -> str:
 def _check_judged(config: Config, seeds: Sequence[int], metric: str | None) -> None:
     if metric in CLASS_METRICS and metric not in (config.run.metrics or ()):
         raise ConfigError(
-            f"--metric {metric} wants every run's predicted classes. Add --set \"run.metrics=['{metric}']\", or "
-            f"metrics = ['{metric}'] under [run]."
+            "--metric {metric} wants every run's predicted classes. Add --set \"run.metrics=['{metric}']\", or "
+            "metrics = ['{metric}'] under [run].",
+            metric=metric,
         )
     if config.run.evaluate_every == 0:
         raise ConfigError(
@@ -717,7 +747,9 @@ def _check_folder(plan: Plan) -> None:
     if (before := _plan_in(out)) is None:
         return
     if "data_sets" in before:
-        raise ConfigError(f"{out} holds a comparison on several data sets. Name another folder with --out.")
+        raise ConfigError(
+            "{out} holds a comparison on several data sets. Name another folder with --out.", out=out
+        )
     try:
         lines = differences(json.loads(json.dumps(_about(plan)))["data"], before["data"])
         other = bool(before["tune"]) != bool(plan.trials)
@@ -725,12 +757,13 @@ def _check_folder(plan: Plan) -> None:
         raise _damaged(out) from error
     if lines:
         raise ConfigError(
-            f"{out} holds another comparison: its data are others ({'; '.join(lines[:3])}). Name another folder with "
-            f"--out."
+            "{out} holds another comparison: its data are others ({lines}). Name another folder with --out.",
+            out=out,
+            lines="; ".join(lines[:3]),
         )
     if other:
         had = "with trials (--tune)" if before["tune"] else "without trials"
-        raise ConfigError(f"{out} holds a comparison {had}. Name another folder with --out.")
+        raise ConfigError("{out} holds a comparison {had}. Name another folder with --out.", out=out, had=had)
     if plan.trials and not plan.chosen:  # the methods' settings are not known yet
         cells = [cell for own in plan.trials.values() for cell, _ in own]
     else:
@@ -744,7 +777,9 @@ def _plan_in(out: Path) -> dict[str, Any] | None:
     if not out.exists():
         return None
     if not out.is_dir() or (not is_free(out) and not (out / PLAN).exists()):
-        raise ConfigError(f"{out} is not empty and holds no comparison. Name another folder with --out.")
+        raise ConfigError(
+            "{out} is not empty and holds no comparison. Name another folder with --out.", out=out
+        )
     if not (out / PLAN).exists():
         return None
     try:
@@ -757,7 +792,7 @@ def _plan_in(out: Path) -> dict[str, Any] | None:
 
 
 def _damaged(out: Path) -> RunError:
-    return RunError(f"{out / PLAN} is damaged. Restore it, or name another folder with --out.")
+    return RunError("{file} is damaged. Restore it, or name another folder with --out.", file=out / PLAN)
 
 
 def _about(plan: Plan) -> dict[str, Any]:

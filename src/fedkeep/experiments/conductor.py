@@ -350,10 +350,13 @@ def check_judging(method: Method, shared: bool, adapted: bool) -> None:
     """Raise ConfigError where the method has no shared part that predicts, or no adaptation, and it is to be judged."""
     if shared and method.predict_shared is None:
         raise ConfigError(
-            f"evaluate_shared: the shared part of {method.name!r} cannot predict alone. Leave it out."
+            "evaluate_shared: the shared part of {method!r} cannot predict alone. Leave it out.",
+            method=method.name,
         )
     if adapted and not method.adapt.phases:
-        raise ConfigError(f"evaluate_adapted: {method.name!r} has no phases of adaptation. Leave it out.")
+        raise ConfigError(
+            "evaluate_adapted: {method!r} has no phases of adaptation. Leave it out.", method=method.name
+        )
 
 
 def named_metrics(names: Sequence[str], tasks: Sequence[Task]) -> tuple[str, ...]:
@@ -365,10 +368,12 @@ def named_metrics(names: Sequence[str], tasks: Sequence[Task]) -> tuple[str, ...
     for name in names:
         check_choice("metrics must be of", name, CLASS_METRICS)
     if len(set(names)) < len(names):
-        raise ConfigError(f"metrics names one twice: {list(names)}.")
+        raise ConfigError("metrics names one twice: {there}.", there=list(names))
     if names and not any(task.kind.has_classes for task in tasks):
         raise ConfigError(
-            f"metrics: {names[0]} is of classes, and the data's task is {tasks[0].kind.name!r}. Leave it out."
+            "metrics: {name} is of classes, and the data's task is {task!r}. Leave it out.",
+            name=names[0],
+            task=tasks[0].kind.name,
         )
     return tuple(names)
 
@@ -384,9 +389,13 @@ def check_cohorts(method: Method, sampler: Sampler) -> None:
     rest = sampler.count % sampler.cohort if sampler.mode == "shuffled" else 0
     if sampler.mode == "poisson" or (rest or sampler.cohort) < LEAST:
         raise ConfigError(
-            f"Secure sums want at least {LEAST} clients in every cohort; of {sampler.count} clients, {sampler.cohort} "
-            f"a round, with sampling {sampler.mode!r}, one may be smaller. Take another cohort, or sampling = "
-            f"'independent'."
+            "Secure sums want at least {least} clients in every cohort; of {count} clients, {cohort} "
+            "a round, with sampling {mode!r}, one may be smaller. Take another cohort, or sampling = "
+            "'independent'.",
+            least=LEAST,
+            count=sampler.count,
+            cohort=sampler.cohort,
+            mode=sampler.mode,
         )
 
 
@@ -412,8 +421,9 @@ def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, centralised: bool =
         )
     if sampler.mode != "poisson":
         raise ConfigError(
-            f"A budget wants a cohort that is drawn client by client: sampling must be 'poisson'; got "
-            f"{sampler.mode!r}. No other sampling has an ε that is known to hold."
+            "A budget wants a cohort that is drawn client by client: sampling must be 'poisson'; got "
+            "{mode!r}. No other sampling has an ε that is known to hold.",
+            mode=sampler.mode,
         )
     privacy.check_clients(sampler.count)
     if privacy.budget is not None:
@@ -439,7 +449,9 @@ def ledger_of(terms: Terms | None, directory: RunDirectory | None) -> Ledger | N
         return None if terms is None else Ledger(terms)
     known = marks(directory.read_info(), directory.extra)
     if directory.round and not known:
-        raise RunError(f"{directory.folder / 'commit.json'} knows of no ledger. Restore the run from a copy.")
+        raise RunError(
+            "{file} knows of no ledger. Restore the run from a copy.", file=directory.folder / "commit.json"
+        )
     ledger = Ledger.open(directory.folder / FILE, directory.id, terms, known)
     ledger.bind = directory.charged
     return ledger

@@ -273,7 +273,9 @@ def read_text(path: Path, advice: str = "") -> str:
             content = file.read(LONGEST_FILE + 1)
         if len(content) > LONGEST_FILE:
             raise ConfigError(
-                f"The configuration {path} is longer than {LONGEST_FILE >> 20} MiB. Is it the right file?"
+                "The configuration {path} is longer than {most} MiB. Is it the right file?",
+                path=path,
+                most=LONGEST_FILE >> 20,
             )
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -306,7 +308,7 @@ def parse_config(
     try:
         check_bounds(content)
     except ValueError as error:  # a key of many parts, or a text that is no TOML
-        raise ConfigError(f"{where} with --set is no configuration: {error}.") from error
+        raise ConfigError("{where} with --set is no configuration: {why}.", where=where, why=error) from error
     given = ", ".join(_short(f"{key} = {value}") for key, value in (overrides or {}).items())
     found: Config = made_of(Config, content, f"{where} with {given}" if given else where)
     return found
@@ -325,7 +327,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
             "{where} is no valid TOML: {why}.{line}", where=where, why=error, line=_line_of(text, str(error))
         ) from error
     except ValueError as error:
-        raise ConfigError(f"{where} is no configuration: {error}.") from error
+        raise ConfigError("{where} is no configuration: {why}.", where=where, why=error) from error
 
 
 def _line_of(text: str, why: str) -> str:
@@ -348,7 +350,9 @@ def parse_overrides(given: list[str]) -> dict[str, str]:
     for one in given:
         key, sign, value = one.partition("=")
         if not sign or not key.strip():
-            raise ConfigError(f"--set wants key=value, e.g. --set run.epochs=2; got {_short(one)!r}.")
+            raise ConfigError(
+                "--set wants key=value, e.g. --set run.epochs=2; got {name!r}.", name=_short(one)
+            )
         overrides[key.strip()] = value.strip()
     return overrides
 
@@ -360,7 +364,7 @@ def toml_value(key: str, text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     except ValueError as error:
-        raise ConfigError(f"--set {_short(key)}: {error}.") from error
+        raise ConfigError("--set {key}: {why}.", key=_short(key), why=error) from error
     return found["value"] if list(found) == ["value"] else text
 
 
@@ -369,7 +373,9 @@ def _set(content: dict[str, Any], key: str, value: Any) -> None:
     for table in tables:
         inner = content.setdefault(table, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {_short(key)}: {_short(table)!r} is a value, not a table.")
+            raise ConfigError(
+                "--set {key}: {table!r} is a value, not a table.", key=_short(key), table=_short(table)
+            )
         content = inner
     content[last] = value
 
@@ -380,14 +386,15 @@ def _parts(key: str) -> list[str]:
         found: Any = from_toml(f"{key} = 0")
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
-            f'--set {_short(key)}: not a key of TOML; quote a pattern, as in rates."head.*"=0.1.'
+            '--set {key}: not a key of TOML; quote a pattern, as in rates."head.*"=0.1.',
+            key=_short(key),
         ) from error
     except ValueError as error:
-        raise ConfigError(f"--set {_short(key)}: {error}.") from error
+        raise ConfigError("--set {key}: {why}.", key=_short(key), why=error) from error
     parts: list[str] = []
     while isinstance(found, dict):
         if len(found) != 1:
-            raise ConfigError(f"--set {_short(key)}: wanted one key.")
+            raise ConfigError("--set {key}: wanted one key.", key=_short(key))
         ((part, found),) = found.items()
         parts.append(part)
     return parts

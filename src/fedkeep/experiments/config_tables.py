@@ -180,13 +180,16 @@ def check_options(
             elsewhere = _deeper(key, table, what)
             whose = function.__name__.removeprefix("raw_")
             raise ConfigError(
-                f"{what}.{key[:80]}: {_unknown(key, [*known, *_fields(table)], elsewhere, what, whose)}"
+                "{what}.{key}: {why}",
+                what=what,
+                key=key[:80],
+                why=_unknown(key, [*known, *_fields(table)], elsewhere, what, whose),
             )
         checked[key] = _fitted(f"{what}.{key}", hints.get(key, Any), value)
     empty = inspect.Parameter.empty
     needed = [n for n in known if n in parameters and parameters[n].default is empty and n not in options]
     if needed:
-        raise ConfigError(f"{what}: missing {', '.join(needed)}.")
+        raise ConfigError("{what}: missing {needed}.", what=what, needed=", ".join(needed))
     return checked
 
 

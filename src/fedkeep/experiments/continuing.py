@@ -73,8 +73,9 @@ class Ancestor:
         """
         if self.charged is None:
             raise ConfigError(
-                f"continue_from: the run {self.run} has no differential privacy, or noise from a seed, so no ε holds for "
-                f"what it released, nor for a run that continues it. Continue one that has, or begin a new run."
+                "continue_from: the run {run} has no differential privacy, or noise from a seed, so no ε holds for "
+                "what it released, nor for a run that continues it. Continue one that has, or begin a new run.",
+                run=self.run,
             )
         kinds = ((Release(rate=rate, noise=noise), int(count)) for rate, noise, count in self.charged)
         return replace(terms, carried=tuple(kinds))
@@ -144,15 +145,18 @@ class Before(Ancestor):
             info = directory.read_info()
             if "seen" not in info:
                 raise RunError(
-                    f"{folder} is a federation's run: what its clients keep is on devices. Continue it there: "
-                    f"continue_from in the project's [run]."
+                    "{folder} is a federation's run: what its clients keep is on devices. Continue it there: "
+                    "continue_from in the project's [run].",
+                    folder=folder,
                 )
             seen = Seen.read(folder, info["seen"])
             versions = VersionLedger(len(seen.ids))
             store = SqliteStore.there(folder / "private", seen.ids, directory.id)
             state = directory.recover(versions, store)
             if state is None:
-                raise RunError(f"{folder} has finished no round to continue from. Run it first.")
+                raise RunError(
+                    "{folder} has finished no round to continue from. Run it first.", folder=folder
+                )
             charged = charged_of(directory)
         return cls(
             run=directory.id,
@@ -247,7 +251,10 @@ def grown(was: Mapping[str, int], now: Mapping[str, int]) -> Grown:
     for name, (size, less) in found.items():
         if less < size:
             raise ConfigError(
-                f"continue_from: the data have {less} {name}, and had {size}. Name all of them, e.g. in label_names."
+                "continue_from: the data have {less} {name}, and had {size}. Name all of them, e.g. in label_names.",
+                less=less,
+                name=name,
+                size=size,
             )
     return found
 
@@ -366,4 +373,6 @@ def encoding_in(folder: Path) -> Encoding | None:
     try:
         return Encoding.from_json(path.read_bytes(), str(path))
     except OSError as error:
-        raise RunError(f"Cannot read {path}: {error.strerror}. Restore the run from a copy.") from error
+        raise RunError(
+            "Cannot read {path}: {why}. Restore the run from a copy.", path=path, why=error.strerror
+        ) from error

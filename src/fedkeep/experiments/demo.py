@@ -68,7 +68,8 @@ def demo_folder(given: Path | None) -> Path:
     if given is not None:
         if given.exists() and (not given.is_dir() or any(given.iterdir())):
             raise RunError(
-                f"{given} already exists and is not empty. Name another folder, or leave --out away."
+                "{given} already exists and is not empty. Name another folder, or leave --out away.",
+                given=given,
             )
         return given
     folder, number = DEFAULT_FOLDER, 1

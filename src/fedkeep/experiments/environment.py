@@ -36,8 +36,10 @@ def check_device(device: str) -> None:
         if str(device).partition(":")[0] not in DEVICES:
             reason = f"the devices are {', '.join(DEVICES)}"
         raise ConfigError(
-            f"The device {device!r} cannot be used: {reason}. Use device = 'cpu', or for NVIDIA's GPUs 'cuda' with a torch "
-            "that was built for it (fedkeep doctor)."
+            "The device {device!r} cannot be used: {why}. Use device = 'cpu', or for NVIDIA's GPUs 'cuda' with a torch "
+            "that was built for it (fedkeep doctor).",
+            device=device,
+            why=reason,
         ) from error
 
 

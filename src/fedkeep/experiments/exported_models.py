@@ -102,8 +102,9 @@ class Exported:
 
         if not (text := self.info["config"]):
             raise ConfigError(
-                f"{self.folder} comes from a run without a configuration, so its module is not known here. Load its "
-                f"models in Python: fedkeep.load_model({str(self.folder)!r}, ID, model=MyModule())."
+                "{folder} comes from a run without a configuration, so its module is not known here. Load its "
+                "models in Python: fedkeep.load_model('{folder}', ID, model=MyModule()).",
+                folder=self.folder,
             )
         return parse_config(text, f"{self.folder / INFO}")
 
@@ -118,8 +119,9 @@ class Exported:
 
         if not self.info["encoding"]:
             raise ConfigError(
-                f"{self.folder} keeps no encoding: its models were trained on numbers that your program made. Make "
-                f"numbers of new examples as it did."
+                "{folder} keeps no encoding: its models were trained on numbers that your program made. Make "
+                "numbers of new examples as it did.",
+                folder=self.folder,
             )
         return Encoding.from_json(self.info["encoding"], f"The encoding in {self.folder / INFO}")
 
@@ -148,8 +150,10 @@ class Exported:
         if not self.info["config"] and (lines := differences(wanted, layout(found), "model")):
             shown = "\n  ".join(lines[:8])
             raise ConfigError(
-                f"The {type(bare).__name__} that was given is another module than was trained:\n  {shown}\n"
-                f"Give one that is made as it was for the run."
+                "The {got} that was given is another module than was trained:\n  {value}\n"
+                "Give one that is made as it was for the run.",
+                got=type(bare).__name__,
+                value=shown,
             )
         check_tensors(path, wanted, layout(found), found)
         return as_module(bare, method, values)
@@ -173,22 +177,28 @@ class Exported:
         assert method is not None
         if method.predict_shared is None:
             raise MethodError(
-                f"The shared part of {method.name!r} cannot predict alone. Take clients' own models (--client ID), or "
-                f"fit new clients': fedkeep personalize RUN --client ID."
+                "The shared part of {method!r} cannot predict alone. Take clients' own models (--client ID), or "
+                "fit new clients': fedkeep personalize RUN --client ID.",
+                method=method.name,
             )
         begins = first_kept(method, Net(bare))
         if config.model.word_vectors and set(begins) & {
             n for n, c in declared(bare).lookup.items() if c == "text"
         }:
             raise ConfigError(
-                f"The private part began as the vectors of {config.model.word_vectors}, which {self.folder} does not "
-                f"hold. Take clients' own models (--client ID)."
+                "The private part began as the vectors of {word_vectors}, which {folder} does not "
+                "hold. Take clients' own models (--client ID).",
+                word_vectors=config.model.word_vectors,
+                folder=self.folder,
             )
         values = self._shared | begins
         if missing := [n for n in tensors_of(bare) if n not in values]:
             raise MethodError(
-                f"{self.folder} holds no shared value of {missing[0]!r}: clients of {method.name!r} are sent different "
-                f"ones. Take clients' own models (--client ID)."
+                "{folder} holds no shared value of {name!r}: clients of {method!r} are sent different "
+                "ones. Take clients' own models (--client ID).",
+                folder=self.folder,
+                name=missing[0],
+                method=method.name,
             )
         known = {n: v for n, v in values.items() if is_state(n) or n in tensors_of(bare)}
         return as_module(bare, method.but(predict=method.predict_shared), known)
@@ -204,17 +214,20 @@ class Exported:
             model, method = self._given
             if model is None:
                 raise ConfigError(
-                    f"{self.folder} comes from a run without a configuration, so its module is not known here: give "
-                    f"it, load_model(..., model=MyModule())."
+                    "{folder} comes from a run without a configuration, so its module is not known here: give "
+                    "it, load_model(..., model=MyModule()).",
+                    folder=self.folder,
                 )
             if self.info["predicts"] and method is None:
                 raise ConfigError(
-                    f"{self.info['method']!r} predicts in a way of its own: give the method of the run too, "
-                    f"load_model(..., model=MyModule(), method=methods.{self.info['method']}(...))."
+                    "{method!r} predicts in a way of its own: give the method of the run too, "
+                    "load_model(..., model=MyModule(), method=methods.{method}(...)).",
+                    method=self.info["method"],
                 )
             if method is not None and (lines := differences(self.info["predicts"], told_of(method))):
                 raise ConfigError(
-                    f"The method that was given predicts otherwise than the run's: {'; '.join(lines[:8])}."
+                    "The method that was given predicts otherwise than the run's: {lines}.",
+                    lines="; ".join(lines[:8]),
                 )
             return model, method
         from fedkeep.experiments.build import build_method, build_model, settled

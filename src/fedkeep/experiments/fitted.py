@@ -43,7 +43,7 @@ def write_fitted(folder: Path, round: int, fitted: Mapping[str, Params]) -> None
         try:
             private_folder(part)
         except OSError as error:
-            raise RunError(f"Cannot make the folder {part}: {error.strerror}.") from error
+            raise RunError("Cannot make the folder {part}: {why}.", part=part, why=error.strerror) from error
         for client, values in fitted.items():
             content = save({n: v.detach().cpu().contiguous().clone() for n, v in values.items()})
             known[client] = hashlib.sha256(content).hexdigest()
@@ -81,7 +81,11 @@ def _known(folder: Path, run: str, round: int, tell: bool = False) -> dict[str, 
         return {}
     info = read_sealed(path)
     if info["run"] != run:
-        raise RunError(f"{path} is of another run than run.json beside it. Delete the folder {path.parent}.")
+        raise RunError(
+            "{path} is of another run than run.json beside it. Delete the folder {parent}.",
+            path=path,
+            parent=path.parent,
+        )
     if info["round"] == round:
         return dict(info["clients"])
     if tell:

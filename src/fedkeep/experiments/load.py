@@ -38,27 +38,31 @@ def run_folder_config(folder: Path) -> tuple[Config, str]:
     info = read_info(folder)
     if info.get("engine") == "remote":
         raise RunError(
-            f"{folder} is a federation's run: examples and private values are on its devices, not here. fedkeep report "
-            f"and fedkeep budget read this folder; fedkeep flower publish lets devices predict, evaluate and export. "
-            f"For everything in one place, run the same configuration with fedkeep run."
+            "{folder} is a federation's run: examples and private values are on its devices, not here. fedkeep report "
+            "and fedkeep budget read this folder; fedkeep flower publish lets devices predict, evaluate and export. "
+            "For everything in one place, run the same configuration with fedkeep run.",
+            folder=folder,
         )
     path = folder / "config.toml"
     kept = str(info.get("config_text") or "")
     if not path.exists() and not kept:
         raise RunError(
-            f"{folder} keeps no config.toml: it was not made from a configuration, so its model is not known here. "
-            f"Give it: fedkeep.load_run({str(folder)!r}, model=..., method=..., data=...)."
+            "{folder} keeps no config.toml: it was not made from a configuration, so its model is not known here. "
+            "Give it: fedkeep.load_run('{folder}', model=..., method=..., data=...).",
+            folder=folder,
         )
     try:
         config, text = read_config(path) if path.exists() else (parse_config(kept, str(path)), kept)
         before = Config.model_validate(info.get("config"), strict=False)
     except (ConfigError, ValueError) as error:
-        raise RunError(f"{folder} is damaged: {error}") from error
+        raise RunError("{folder} is damaged: {why}", folder=folder, why=error) from error
     lines = differences(config.model_dump(mode="json"), before.model_dump(mode="json"))
     if lines:
         shown = "\n  ".join(lines[:8])
         raise RunError(
-            f"{path} was changed after the run was made:\n  {shown}\nRestore it, or start another run."
+            "{path} was changed after the run was made:\n  {value}\nRestore it, or start another run.",
+            path=path,
+            value=shown,
         )
     return config, text
 
@@ -119,7 +123,9 @@ def simulation_in(
     if lines:
         shown = "\n  ".join(lines[:4])
         raise RunError(
-            f"The data differ from those that {folder} was made with:\n  {shown}\nName the same with --data DIR."
+            "The data differ from those that {folder} was made with:\n  {value}\nName the same with --data DIR.",
+            folder=folder,
+            value=shown,
         )
     engine = "auto" if config.run.centralised else "sequential"
     here = replace(config.run, engine=engine, workers=None, device=device, trackers=())
@@ -150,7 +156,10 @@ def _of_python(folder: Path, model: nn.Module, method: Method, data: FederatedDa
         shown = "\n  ".join(lines[:8])
         hint = " with the same first values (torch.manual_seed)" if "initial_sha256" in shown else ""
         raise RunError(
-            f"{folder} was made with another model, method or data:\n  {shown}\nGive the same{hint}."
+            "{folder} was made with another model, method or data:\n  {value}\nGive the same{hint}.",
+            folder=folder,
+            value=shown,
+            hint=hint,
         )
     return simulation.read(folder)
 
@@ -175,8 +184,9 @@ def rows_of_run(folder: Path, data: FederatedData, file: Path) -> FederatedData:
     agreed = data.meta.get("encoded_by")
     if "path" not in config.data.options or agreed is None:
         raise ConfigError(
-            f"The run's reader {config.data.reader!r} does not read a file that could be exchanged. Read it in Python: "
-            f"run.fit(rows=data)."
+            "The run's reader {reader!r} does not read a file that could be exchanged. Read it in Python: "
+            "run.fit(rows=data).",
+            reader=config.data.reader,
         )
     table = config.data.model_dump(exclude_unset=True) | {"path": file.name, "split": None}
     table.pop("test_path", None)

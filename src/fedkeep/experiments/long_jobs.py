@@ -137,7 +137,10 @@ def _run_elsewhere(
     on.leave(False)
     for name, error in faults.items():
         raise RunError(
-            f"{name}: {error}{f' {len(faults) - 1} more failed.' if faults.keys() - {name} else ''}"
+            "{name}: {why}{more}",
+            name=name,
+            why=error,
+            more=f" {len(faults) - 1} more failed." if faults.keys() - {name} else "",
         )
 
 

@@ -92,19 +92,25 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
         calls = _calls(model, few)
         if "__len__" in calls and "specialized" in str(error):
             raise MethodError(
-                f"{who} cannot be written as ONNX: it calls len() on a tensor, a number that stays as it was. Say "
-                f"x.shape[0] or x.size(0) in place of len(x), or leave out --onnx."
+                "{who} cannot be written as ONNX: it calls len() on a tensor, a number that stays as it was. Say "
+                "x.shape[0] or x.size(0) in place of len(x), or leave out --onnx.",
+                who=who,
             ) from error
         if PACKS in calls:
             raise MethodError(
-                f"{who} cannot be written as ONNX: it calls pack_padded_sequence, which makes shapes of lengths. Give "
-                f"lengths to fedkeep.nn.GRU or LSTM, layer(x, lengths), or leave out --onnx."
+                "{who} cannot be written as ONNX: it calls pack_padded_sequence, which makes shapes of lengths. Give "
+                "lengths to fedkeep.nn.GRU or LSTM, layer(x, lengths), or leave out --onnx.",
+                who=who,
             ) from error
         why = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" …").rstrip(".")
-        raise MethodError(f"{who} cannot be written as ONNX: {why}. Leave out --onnx.") from error
+        raise MethodError(
+            "{who} cannot be written as ONNX: {why}. Leave out --onnx.", who=who, why=why
+        ) from error
     for by in off:
         if not by <= TOLERANCE:
-            raise MethodError(f"{who} as ONNX gives other numbers than torch, by {by:.1e}. Leave out --onnx.")
+            raise MethodError(
+                "{who} as ONNX gives other numbers than torch, by {by:.1e}. Leave out --onnx.", who=who, by=by
+            )
 
 
 def _calls(model: nn.Module, columns: Params) -> set[str]:

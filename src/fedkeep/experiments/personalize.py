@@ -72,8 +72,12 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
     fault = misfit(wanted, server)
     if fault:
         raise MethodError(
-            f"The federated values of this run of {run.method.name!r} don't fit {method.name!r} on "
-            f"{type(module).__name__}: {fault}. Take the model that the run was made with, and the prefix of its names."
+            "The federated values of this run of {trained!r} don't fit {method!r} on "
+            "{module}: {fault}. Take the model that the run was made with, and the prefix of its names.",
+            trained=run.method.name,
+            method=method.name,
+            module=type(module).__name__,
+            fault=fault,
         )
     default = first_default(method, net, run.private.default.seed)
     first = first_global(method, net, run.data)
@@ -210,10 +214,12 @@ def cold_start(
     chosen = SomeIds(run.data.ids, named.positions[run.data.counts(split)[named.positions] > 0])
     if not chosen:
         raise ConfigError(
-            f"None of the {len(named)} clients has {split} examples, so there is no cold start."
+            "None of the {count} clients has {split} examples, so there is no cold start.",
+            count=len(named),
+            split=split,
         )
     if any(not (k is None or (isinstance(k, Integral) and k >= 0)) for k in ks):
-        raise ConfigError(f"k must be a whole number from 0 on, or None for all; got {list(ks)}.")
+        raise ConfigError("k must be a whole number from 0 on, or None for all; got {ks}.", ks=list(ks))
     task, records = tasks_in(run.data.meta)[0], list[Record]()
     pooled, each = list[float](), list[tuple[float, ...]]()
     with make_progress(progress, "cold start", len(ks) * len(chosen)) as bar:
@@ -285,8 +291,11 @@ class Protocol:
             check_choice("The optimiser of personalisation must be", self.optimizer, get_args(Kind))
         if not (self.ratio >= 0 and self.steps >= 1 and self.every >= 1 and self.steps % self.every == 0):
             raise ConfigError(
-                f"Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least "
-                f"1; got ratio {self.ratio}, steps {self.steps} and every {self.every}."
+                "Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least "
+                "1; got ratio {ratio}, steps {steps} and every {every}.",
+                ratio=self.ratio,
+                steps=self.steps,
+                every=self.every,
             )
 
 
@@ -362,7 +371,8 @@ def personalization_curve(
     chosen = SomeIds(run.data.ids, named[np.array(labels, np.int64) > 0])
     if not len(chosen):
         raise ConfigError(
-            f"No client has {split} examples with a label of the first task, so there is no personalisation curve."
+            "No client has {split} examples with a label of the first task, so there is no personalisation curve.",
+            split=split,
         )
     ways = {OWN: run.method.predict, **(predicts or {})}
     found: dict[str, dict[str, tuple[float, ...]]] = {way: {} for way in ways}
@@ -389,7 +399,9 @@ def check_task(data: FederatedData) -> None:
     """Raise ConfigError unless the data's task has an accuracy."""
     task = tasks_in(data.meta)[0]
     if not task.kind.has_classes:
-        raise ConfigError(f"The personalisation curve measures accuracy; this task is a {task.kind.name}.")
+        raise ConfigError(
+            "The personalisation curve measures accuracy; this task is a {task}.", task=task.kind.name
+        )
 
 
 def add_curve(run: Run, protocol: Protocol, progress: bool | None = None) -> None:
@@ -406,7 +418,8 @@ def add_curve(run: Run, protocol: Protocol, progress: bool | None = None) -> Non
         records, of = read_sealed_records(path)
         if of.get("run") != about["run"]:
             raise RunError(
-                f"{path} is of another run than run.json beside it. Delete it, or restore the run's own."
+                "{path} is of another run than run.json beside it. Delete it, or restore the run's own.",
+                path=path,
             )
         if of.get("round") == run.round:
             run.history += records

@@ -232,7 +232,7 @@ def _error(future: Future[None]) -> FedkeepError | None:
     except FedkeepError as error:
         return error
     except (BrokenExecutor, CancelledError) as error:
-        return LostError(f"Its worker is gone: {error or type(error).__name__}.")
+        return LostError("Its worker is gone: {why}.", why=error or type(error).__name__)
     return None
 
 
@@ -270,7 +270,9 @@ class RayTasks(Executor):
         there = ray.cluster_resources()
         found, a_gpu = int(there.get("GPU", 0)), 1
         if gpus and not found:
-            raise ConfigError(f"--on {named}: no machine of this cluster has a GPU. Say device = 'cpu'.")
+            raise ConfigError(
+                "--on {named}: no machine of this cluster has a GPU. Say device = 'cpu'.", named=named
+            )
         if gpus:
             a_gpu = math.ceil((count or found) / found)
         self.slots = found * a_gpu if gpus else max(1, int(there.get("CPU", 1)))
@@ -461,11 +463,13 @@ class Slurm:
         if log.exists():
             said = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
         if path.exists():
-            return RunError(f"Its job of Slurm, {one.id}, failed:\n{said}")
+            return RunError("Its job of Slurm, {id}, failed:\n{said}", id=one.id, said=said)
         if not log.exists():
             said = f"{self.folder} has nothing of it: does its node see that folder?"
         return LostError(
-            f"Its job of Slurm, {one.id}, ended without a word: killed, out of time or memory.\n{said}"
+            "Its job of Slurm, {id}, ended without a word: killed, out of time or memory.\n{said}",
+            id=one.id,
+            said=said,
         )
 
 

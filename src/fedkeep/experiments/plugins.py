@@ -51,8 +51,12 @@ def points(group: str, own: Mapping[str, Any]) -> dict[str, EntryPoint]:
         if point.name in own or point.name in found:
             first = described(found[point.name]) if point.name in found else "fedkeep itself"
             raise ConfigError(
-                f"Two {group.removeprefix('fedkeep.')} are named {point.name!r}: one of {first} and one of "
-                f"{described(point)}. Uninstall one of the packages, or rename its entry point."
+                "Two {group} are named {point!r}: one of {first} and one of "
+                "{package}. Uninstall one of the packages, or rename its entry point.",
+                group=group.removeprefix("fedkeep."),
+                point=point.name,
+                first=first,
+                package=described(point),
             )
         found[point.name] = point
     return found
@@ -107,7 +111,10 @@ def _files() -> dict[str, Traversable]:
             folders[described(point)] = resources.files(point.value)
         except (ImportError, TypeError) as error:
             raise ConfigError(
-                f"The configurations {point.name!r} of {described(point)} cannot be found: {error}."
+                "The configurations {point!r} of {package} cannot be found: {why}.",
+                point=point.name,
+                package=described(point),
+                why=error,
             ) from error
     found: dict[str, Traversable] = {}
     owner: dict[str, str] = {}
@@ -115,8 +122,11 @@ def _files() -> dict[str, Traversable]:
         for name, file in _named(folder, ""):
             if name in found:
                 raise ConfigError(
-                    f"Two configurations are named {name!r}: one of {owner[name]} and one of {whose}. Uninstall one "
-                    f"of the packages, or rename its file."
+                    "Two configurations are named {name!r}: one of {owner} and one of {whose}. Uninstall one "
+                    "of the packages, or rename its file.",
+                    name=name,
+                    owner=owner[name],
+                    whose=whose,
                 )
             found[name], owner[name] = file, whose
     return found
@@ -141,7 +151,10 @@ def builtin_text(name: str) -> str:
     if wanted not in files:
         names = sorted(files)
         raise ConfigError(
-            f"There is no built-in configuration {name!r}; there are {', '.join(names)}.{near_names(wanted, names)}"
+            "There is no built-in configuration {name!r}; there are {names}.{near}",
+            name=name,
+            names=", ".join(names),
+            near=near_names(wanted, names),
         )
     return files[wanted].read_text(encoding="utf-8")
 
@@ -187,10 +200,21 @@ class Offered(Mapping[str, T]):
         try:
             found = point.load()
         except (ImportError, AttributeError) as error:
-            raise ConfigError(f"{name!r} of {described(point)} cannot be imported: {error}.") from error
+            raise ConfigError(
+                "{name!r} of {package} cannot be imported: {why}.",
+                name=name,
+                package=described(point),
+                why=error,
+            ) from error
         if not isinstance(found, self._kind):
             wanted, got = self._kind.__name__, type(found).__name__
-            raise ConfigError(f"{name!r} of {described(point)}: wanted {wanted}; got {got}.")
+            raise ConfigError(
+                "{name!r} of {package}: wanted {wanted}; got {got}.",
+                name=name,
+                package=described(point),
+                wanted=wanted,
+                got=got,
+            )
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -228,7 +252,9 @@ def imported(place: str, kind: str) -> Any:
             hint = " Name the folder of the file in PYTHONPATH."
             if not f"{module}.".startswith(f"{error.name}."):
                 hint = f" {module} imports it. Install it, or name the folder of its file in PYTHONPATH."
-        raise ConfigError(f"{place}: {kind!r} cannot be imported: {error}.{hint}") from error
+        raise ConfigError(
+            "{place}: {kind!r} cannot be imported: {why}.{hint}", place=place, kind=kind, why=error, hint=hint
+        ) from error
 
 
 def says_it_returns(found: Any, kind: type) -> bool:

@@ -186,6 +186,11 @@ def _check_known(table: Table, owners: Sequence[str | None], exported: Exported)
         else:
             advice += "; or say --shared to predict such rows by the shared part alone"
         raise RunError(
-            f"{table.where(row)}: {exported.name} holds no model of {owner!r}{more}."
-            f"{did_you_mean(str(owner), known)} {advice}."
+            "{place}: {exported} holds no model of {owner!r}{more}.{near} {advice}.",
+            place=table.where(row),
+            exported=exported.name,
+            owner=owner,
+            more=more,
+            near=did_you_mean(str(owner), known),
+            advice=advice,
         )

@@ -137,7 +137,9 @@ def full_ranking(
             per_client.setdefault(metric, []).append(value)
     if not found:
         raise DataError(
-            f"None of the {len(clients)} clients has an item in the split {split!r} that it has not seen before."
+            "None of the {count} clients has an item in the split {split!r} that it has not seen before.",
+            count=len(clients),
+            split=split,
         )
     train = data.counts("train")
     return FullRanking(
@@ -165,7 +167,11 @@ def recommended(data: FederatedData, clients: SomeIds, models: Models, n: int = 
     items = items_of(data)
     check_whole({"n": n})
     if not 1 <= n <= items:
-        raise ConfigError(f"n must be a whole number from 1 to {items}, the number of items; got {n}.")
+        raise ConfigError(
+            "n must be a whole number from 1 to {items}, the number of items; got {count}.",
+            items=items,
+            count=n,
+        )
     names = data.meta.get("item_ids") or range(items)
     rows: list[dict[str, Any]] = []
     for name, place in zip(map(str, clients), clients.positions.tolist(), strict=True):
@@ -212,7 +218,11 @@ def check_ks(ks: Sequence[int], items: int) -> None:
     """Raise ConfigError unless lists have lengths from 1 to the number of items."""
     check_whole({f"ks[{place}]": k for place, k in enumerate(ks)})
     if not ks or min(ks) < 1 or max(ks) > items:
-        raise ConfigError(f"ks must be whole numbers from 1 to {items}, the number of items; got {list(ks)}.")
+        raise ConfigError(
+            "ks must be whole numbers from 1 to {items}, the number of items; got {ks}.",
+            items=items,
+            ks=list(ks),
+        )
 
 
 def asked_of(

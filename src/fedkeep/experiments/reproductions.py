@@ -64,7 +64,9 @@ class Request:
         """
         for pattern in self.only:
             if not any(fnmatchcase(run, pattern) for run in runs):
-                raise ConfigError(f"No run matches {pattern!r}. The runs are: {', '.join(runs)}.")
+                raise ConfigError(
+                    "No run matches {pattern!r}. The runs are: {runs}.", pattern=pattern, runs=", ".join(runs)
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,20 +106,29 @@ def reproduce(name: str, request: Request) -> Path:
     """
     known = reproductions()
     if not known:
-        raise ConfigError(f"There is no reproduction {name!r}: none is installed. {INSTALL_PAPERS}")
+        raise ConfigError(
+            "There is no reproduction {name!r}: none is installed. {install_papers}",
+            name=name,
+            install_papers=INSTALL_PAPERS,
+        )
     if name not in known:
         raise ConfigError(
-            f"There is no reproduction {name!r}.{instead_of(name, known)} They run one at a time, e.g. fedkeep "
-            f"reproduce {next(iter(known))}."
+            "There is no reproduction {name!r}.{near} They run one at a time, e.g. fedkeep "
+            "reproduce {known}.",
+            name=name,
+            near=instead_of(name, known),
+            known=next(iter(known)),
         )
     if request.only and not known[name].in_pieces:
         pieces = ", ".join(other for other in known if known[other].in_pieces)
-        raise ConfigError(f"{name} cannot be run in pieces; these can: {pieces or 'none'}.")
+        raise ConfigError(
+            "{name} cannot be run in pieces; these can: {pieces}.", name=name, pieces=pieces or "none"
+        )
     tables = known[name].changes
     for key in request.changes:
         if key.partition(".")[0] not in tables:
             which = f"settings of the tables {', '.join(tables)}" if tables else "no settings"
-            raise ConfigError(f"{name} lets {which} be changed; got {key[:80]!r}.")
+            raise ConfigError("{name} lets {which} be changed; got {key!r}.", name=name, which=which, key=key)
     if isinstance(request.on, Slurm):
         request = replace(request, on=_Pieces(request.on, name, request))
     return known[name].run(request)

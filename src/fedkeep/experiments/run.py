@@ -77,14 +77,21 @@ def _check_metrics(metrics: object) -> None:
     """Raise ConfigError unless metrics are functions by name that take two arguments."""
     wanted = "metrics must be {name: function(outputs, labels)}"
     if not isinstance(metrics, Mapping | None):
-        raise ConfigError(f"{wanted}; got {textwrap.shorten(repr(metrics), 80)}.")
+        raise ConfigError("{wanted}; got {got}.", wanted=wanted, got=textwrap.shorten(repr(metrics), 80))
     for name, function in (metrics or {}).items():
         if not callable(function):
-            raise ConfigError(f"{wanted}; {name!r} is {textwrap.shorten(repr(function), 80)}.")
+            raise ConfigError(
+                "{wanted}; {name!r} is {got}.",
+                wanted=wanted,
+                name=name,
+                got=textwrap.shorten(repr(function), 80),
+            )
         try:
             inspect.signature(function).bind(None, None)
         except TypeError as error:
-            raise ConfigError(f"{wanted}; {name!r} does not take both: {error}.") from error
+            raise ConfigError(
+                "{wanted}; {name!r} does not take both: {why}.", wanted=wanted, name=name, why=error
+            ) from error
         except ValueError:  # a function of C says nothing of its arguments
             continue
 
@@ -93,8 +100,10 @@ def _measured(name: str, metric: Metric, outputs: np.ndarray, labels: np.ndarray
     found = metric(outputs, labels)
     if isinstance(found, str | bytes) or found is None or np.size(found) != 1:
         raise ConfigError(
-            f"metrics must be {{name: function(outputs, labels)}}, and return a number; {name!r} returned "
-            f"{textwrap.shorten(repr(found), 80)}."
+            "metrics must be {{name: function(outputs, labels)}}, and return a number; {name!r} returned "
+            "{got}.",
+            name=name,
+            got=textwrap.shorten(repr(found), 80),
         )
     return float(found)
 
@@ -218,8 +227,10 @@ class Run:
         chosen = self.members(clients)
         if not self.data.counts(split)[chosen.positions].any():
             raise DataError(
-                f"There is nothing to judge: none of the {len(chosen)} clients has an example in the split {split!r}. "
-                f"Hold some out, e.g. data.split_per_user((0.8, 0.1, 0.1)), or name another split."
+                "There is nothing to judge: none of the {count} clients has an example in the split {split!r}. "
+                "Hold some out, e.g. data.split_per_user((0.8, 0.1, 0.1)), or name another split.",
+                count=len(chosen),
+                split=split,
             )
         model, device = self._at(stage, chosen)
         out: dict[str, float] = {}
@@ -314,13 +325,15 @@ class Run:
             return clients
         if isinstance(clients, str | int | np.integer):
             raise DataError(
-                f"Wanted the ids of clients; got one, {clients!r}. Put it into a list: [{clients!r}]."
+                "Wanted the ids of clients; got one, {clients!r}. Put it into a list: [{clients!r}].",
+                clients=clients,
             )
         found = np.array([self.data.index(c) for c in clients], np.int64)
         numbers, times = np.unique(found, return_counts=True)
         if (twice := numbers[times > 1]).size:
             raise DataError(
-                f"Wanted different clients; {self.data.ids[int(twice[0])]!r} is named more than once."
+                "Wanted different clients; {client!r} is named more than once.",
+                client=self.data.ids[int(twice[0])],
             )
         return SomeIds(self.data.ids, found)
 
@@ -516,7 +529,7 @@ class Run:
         method, before = self.method, self.before if stage == "before" else ""
         if stage == "shared" or before == "shared":
             if method.predict_shared is None:
-                raise MethodError(f"The shared part of {method.name!r} cannot predict alone.")
+                raise MethodError("The shared part of {method!r} cannot predict alone.", method=method.name)
             stage, method = "shared", method.but(predict=method.predict_shared)
         return as_module(self.net.module, method, self.values(client, stage=stage))
 
@@ -607,14 +620,18 @@ class Run:
                 return self.method.server.sent(self.whole, name)
             except DataError as error:
                 raise MethodError(
-                    f"The server of {self.method.name!r} has a part for each client that trained, and none for "
-                    f"{name!r}. Train a method that sends all clients the same."
+                    "The server of {method!r} has a part for each client that trained, and none for "
+                    "{name!r}. Train a method that sends all clients the same.",
+                    method=self.method.name,
+                    name=name,
                 ) from error
         found = self.published.get(name, self.published.get(ALL))
         if found is None:
             raise ConfigError(
-                f"What was published is for {', '.join(map(repr, self.published))}, and not for {name!r}. Ask the server's "
-                f"owner for it: fedkeep flower publish RUN --client {name}."
+                "What was published is for {published}, and not for {name!r}. Ask the server's "
+                "owner for it: fedkeep flower publish RUN --client {name}.",
+                published=", ".join(map(repr, self.published)),
+                name=name,
             )
         return found
 
@@ -760,7 +777,9 @@ def export_models(
     config = _config_text(run) if config is None else config
     _check(run, chosen)
     if out.exists():
-        raise RunError(f"{out} already exists; it is not overwritten. Move it, or name another folder.")
+        raise RunError(
+            "{out} already exists; it is not overwritten. Move it, or name another folder.", out=out
+        )
     part = beside(out.absolute())
     try:
         (part / "clients").mkdir(parents=True)
@@ -776,7 +795,7 @@ def export_models(
         os.rename(part, out)
         sync_folder(out.absolute().parent)
     except OSError as error:
-        raise RunError(f"Cannot write {out}: {error.strerror or error}.") from error
+        raise RunError("Cannot write {out}: {why}.", out=out, why=error.strerror or error) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return chosen
@@ -804,8 +823,9 @@ def _check(run: Run, chosen: Sequence[str]) -> None:
     late = set(chosen) & set(run.held_out) - set(run.fitted)
     for client in late if run.method.adapt.phases else ():  # without a phase it has what it ever will
         raise ConfigError(
-            f"{client!r} was held out of federation, so it has no values of its own yet. Fit them on its examples: "
-            f"run.fit([{client!r}]), on the command line fedkeep personalize RUN --client {client}."
+            "{client!r} was held out of federation, so it has no values of its own yet. Fit them on its examples: "
+            "run.fit([{client!r}]), on the command line fedkeep personalize RUN --client {client}.",
+            client=client,
         )
     _warn_of_untrained(run, [client for client in chosen if client not in run.fitted])
 

@@ -91,7 +91,9 @@ class RunDirectory:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"Cannot make the run's folder {folder}: {error.strerror}. Name another: --out FOLDER, in Python out=..."
+                "Cannot make the run's folder {folder}: {why}. Name another: --out FOLDER, in Python out=...",
+                folder=folder,
+                why=error.strerror,
             ) from error
         content = {**info, "format": FORMAT, "run": run_id or new_run_id(), "numerics": NUMERICS}
         run = cls(folder, content)
@@ -137,14 +139,19 @@ class RunDirectory:
             told = [line for line in lines if not line.startswith("rounds: ")]  # which may be another
             shown = "\n  ".join(told[:8])
             raise RunError(
-                f"{folder} is a run of another configuration, so it cannot be resumed with this one:\n  {shown}\n"
-                f"Use the settings it was made with, or name another folder."
+                "{folder} is a run of another configuration, so it cannot be resumed with this one:\n  {value}\n"
+                "Use the settings it was made with, or name another folder.",
+                folder=folder,
+                value=shown,
             )
         there = numerics_of(info)
         if identity is not None and there != NUMERICS and (other_length or info.get("status") != "finished"):
             raise RunError(
-                f"{folder} was begun by a fedkeep whose numbers may differ from this one's (NUMERICS {there} there, "
-                f"{NUMERICS} here), so it does not go on with this one. Go on with that one, or name another folder."
+                "{folder} was begun by a fedkeep whose numbers may differ from this one's (NUMERICS {there} there, "
+                "{numerics} here), so it does not go on with this one. Go on with that one, or name another folder.",
+                folder=folder,
+                there=there,
+                numerics=NUMERICS,
             )
         self.last = read_commit(folder, info)
         if identity is not None and other_length:
@@ -274,7 +281,9 @@ class RunDirectory:
                     path.unlink()
         except OSError as error:
             raise RunError(
-                f"Cannot write to {self.folder}: {error.strerror or error}. A run must be writable to go on with it."
+                "Cannot write to {folder}: {why}. A run must be writable to go on with it.",
+                folder=self.folder,
+                why=error.strerror or error,
             ) from error
 
     def commit(
@@ -360,16 +369,21 @@ class RunDirectory:
             with open(path, "ab") as file:
                 if file.tell() != before.size:
                     raise RunError(
-                        f"{path} was changed while the run went on: wanted {before.size} bytes, found {file.tell()}. "
-                        f"Restore the run from a copy, then resume."
+                        "{path} was changed while the run went on: wanted {before} bytes, found {size}. "
+                        "Restore the run from a copy, then resume.",
+                        path=path,
+                        before=before.size,
+                        size=file.tell(),
                     )
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise RunError(
-                f"Cannot write {path}: {error.strerror or error}. Nothing was lost: the last finished round is kept. "
-                f"Free some space or check the rights, then resume."
+                "Cannot write {path}: {why}. Nothing was lost: the last finished round is kept. "
+                "Free some space or check the rights, then resume.",
+                path=path,
+                why=error.strerror or error,
             ) from error
         self._hashes[name] = found
         return Extent(before.size + len(content), found.hexdigest())
@@ -457,11 +471,14 @@ def locked(folder: Path) -> FileLock:
         return take_lock(folder / "lock")
     except Timeout as error:
         raise RunError(
-            f"{folder} is in use by another process. Wait for it, or name another folder."
+            "{folder} is in use by another process. Wait for it, or name another folder.",
+            folder=folder,
         ) from error
     except OSError as error:
         advice = "" if error.errno in NO_LOCKS else " It must be writable to go on with it."
-        raise RunError(f"Cannot lock {folder}: {error.strerror or error}.{advice}") from error
+        raise RunError(
+            "Cannot lock {folder}: {why}.{advice}", folder=folder, why=error.strerror or error, advice=advice
+        ) from error
 
 
 def of_length(
@@ -486,24 +503,36 @@ def of_length(
     before, rounds = info["identity"]["rounds"], identity["rounds"]
     if rounds < last.round:
         raise RunError(
-            f"{folder} has finished {last.round} rounds already, so it cannot end after {rounds}. Name at least "
-            f"{last.round}, or another folder."
+            "{folder} has finished {round} rounds already, so it cannot end after {rounds}. Name at least "
+            "{round}, or another folder.",
+            folder=folder,
+            round=last.round,
+            rounds=rounds,
         )
     every = identity["evaluate_every"]
     waits = rounds == last.extra.get("pending")  # to be judged with the next round's training
     ends = last.round and last.round in (before, rounds)
     if every and ends and (waits or last.round % every):
         raise RunError(
-            f"{folder} is a run of {before} rounds and has finished {last.round}, so it cannot end after {rounds}: "
-            f"with evaluate_every = {every}, a run of {rounds} judges round {last.round} otherwise. Name another "
-            f"folder."
+            "{folder} is a run of {before} rounds and has finished {round}, so it cannot end after {rounds}: "
+            "with evaluate_every = {every}, a run of {rounds} judges round {round} otherwise. Name another "
+            "folder.",
+            folder=folder,
+            before=before,
+            round=last.round,
+            rounds=rounds,
+            every=every,
         )
     places = list(_scheduled(identity))
     if places:
         raise RunError(
-            f"{folder} is a run of {before} rounds and cannot be continued to {rounds}: the learning rate of "
-            f"{' and '.join(places)} follows the run's length, so its rounds so far would have been others. Only a "
-            f"constant schedule can be continued; name another folder."
+            "{folder} is a run of {before} rounds and cannot be continued to {rounds}: the learning rate of "
+            "{places} follows the run's length, so its rounds so far would have been others. Only a "
+            "constant schedule can be continued; name another folder.",
+            folder=folder,
+            before=before,
+            rounds=rounds,
+            places=" and ".join(places),
         )
     old = ("analyses", "error")  # of a run that ended elsewhere
     kept = {key: value for key, value in info.items() if key not in old}

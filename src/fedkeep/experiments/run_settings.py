@@ -110,12 +110,15 @@ class RunSettings:
             object.__setattr__(self, "hold_out", tuple(self.hold_out))
         elif isinstance(self.hold_out, str) or not 0 <= self.hold_out < 1:
             raise ConfigError(
-                f"hold_out must be a fraction in [0, 1), or a list of clients' ids; got {self.hold_out!r}."
+                "hold_out must be a fraction in [0, 1), or a list of clients' ids; got {hold_out!r}.",
+                hold_out=self.hold_out,
             )
         for name, names in (("trackers", self.trackers), ("metrics", self.metrics)):
             if isinstance(names, str):
                 raise ConfigError(
-                    f"{name} must be a list of names; got one, {names!r}. Put it into a list: [{names!r}]."
+                    "{name} must be a list of names; got one, {names!r}. Put it into a list: [{names!r}].",
+                    name=name,
+                    names=names,
                 )
             object.__setattr__(self, name, None if names is None else tuple(names))
         if self.centralised and (self.engine not in ("auto", "sequential") or self.workers not in (None, 1)):

@@ -665,10 +665,17 @@ def check_engine(name: str, workers: int | None, device: str) -> None:
     if name not in (*ENGINES, "auto"):
         gpu = " To compute on a GPU say device = 'cuda'." * (name in ("gpu", "cuda"))
         raise ConfigError(
-            f"engine: there is no engine {name!r}.{instead_of(name, ['auto', *ENGINES])}{gpu} auto takes the one that it expects to be fastest."
+            "engine: there is no engine {name!r}.{near}{gpu} auto takes the one that it expects to be fastest.",
+            name=name,
+            near=instead_of(name, ["auto", *ENGINES]),
+            gpu=gpu,
         )
     if workers not in (None, 1) and name not in ("workers", "auto"):  # one process is what every engine has
-        raise ConfigError(f"workers={workers} is for engine='workers' or 'auto'; the engine is {name!r}.")
+        raise ConfigError(
+            "workers={workers} is for engine='workers' or 'auto'; the engine is {name!r}.",
+            workers=workers,
+            name=name,
+        )
     if name == "workers":
         processes.gpus_of(device)
 

@@ -158,7 +158,9 @@ def _division(settings: DataConfig) -> dict[str, Any]:
     """
     if isinstance(settings.split, str):
         raise DataError(
-            f"data.split names {settings.split!r}, but the reader {settings.reader!r} gave no split. Leave it out."
+            "data.split names {split!r}, but the reader {reader!r} gave no split. Leave it out.",
+            split=settings.split,
+            reader=settings.reader,
         )
     return settings.split or {}
 
@@ -201,7 +203,9 @@ def build_source(settings: DataConfig, seed: int, folder: Path | None = None) ->
     if fewer := _subset(settings):
         if not isinstance(made, FederatedData | Raw):
             raise ConfigError(
-                f"data.{next(iter(fewer))}: the reader {settings.reader!r} gives no clients to choose from."
+                "data.{name}: the reader {reader!r} gives no clients to choose from.",
+                name=next(iter(fewer)),
+                reader=settings.reader,
             )
         given = check_options("data", subset, fewer, ("data",))
         made = subset(made, **given)
@@ -223,7 +227,9 @@ def read_source(
         if not isinstance(place, str):
             wanted = "missing" if place is None else f"wanted a path as text; got {place!r}"
             raise ConfigError(
-                f"data.{reader.argument}: {wanted}. It says where in the folder of data to read."
+                "data.{argument}: {wanted}. It says where in the folder of data to read.",
+                argument=reader.argument,
+                wanted=wanted,
             )
         path = located(f"The reader {settings.reader!r}", place, folder)
         # a reader of one's own may say that it takes a text
@@ -233,8 +239,10 @@ def read_source(
     if isinstance(settings.split, str):
         if "split" not in inspect.signature(reader.read).parameters:
             raise ConfigError(
-                f"data.split: the reader {settings.reader!r} has no column of splits to name; got {settings.split!r}. "
-                f"To divide its examples write a table, e.g. split = {{ fractions = [0.8, 0.1, 0.1] }}."
+                "data.split: the reader {reader!r} has no column of splits to name; got {split!r}. "
+                "To divide its examples write a table, e.g. split = {{ fractions = [0.8, 0.1, 0.1] }}.",
+                reader=settings.reader,
+                split=settings.split,
             )
         options["split"] = settings.split
     if _takes_seed(reader):
@@ -260,14 +268,17 @@ def _partitioned(
         if not isinstance(made, ImageSet):
             return made
         raise ConfigError(
-            f"data.partition: missing. The reader {settings.reader!r} gives images that belong to no client; divide "
-            f"them by one of the kinds {', '.join(PARTITIONS)}."
+            "data.partition: missing. The reader {reader!r} gives images that belong to no client; divide "
+            "them by one of the kinds {partitions}.",
+            reader=settings.reader,
+            partitions=", ".join(PARTITIONS),
         )
     divide = named("data.partition.kind", "partition", given.kind, PARTITIONS)
     if not isinstance(made, ImageSet | Raw):
         raise ConfigError(
-            f"data.partition: the reader {settings.reader!r} gives examples that belong to clients already. Leave "
-            f"the table out."
+            "data.partition: the reader {reader!r} gives examples that belong to clients already. Leave "
+            "the table out.",
+            reader=settings.reader,
         )
     dealt: FederatedData | Raw = divide(
         made.pooled() if isinstance(made, Raw) else made,
@@ -284,7 +295,13 @@ def named(place: str, what: str, name: str, table: Mapping[str, T], hint: Callab
     """
     if name not in table:
         instead = did_you_mean(name, table) or f" There are {', '.join(table)}.{hint()}"
-        raise ConfigError(f"{place}: there is no {what} {name!r}.{instead}")
+        raise ConfigError(
+            "{place}: there is no {what} {name!r}.{instead}",
+            place=place,
+            what=what,
+            name=name,
+            instead=instead,
+        )
     return table[name]
 
 
@@ -300,18 +317,24 @@ def located(what: str, place: str, folder: Path | None) -> Path:
             return path
         if folder is None:
             raise DataError(
-                f"{what} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
-                f"{str(path)!r} is looked up in it."
+                "{what} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
+                "'{path}' is looked up in it.",
+                what=what,
+                path=path,
             )
         if not folder.is_dir():
             fault = "is no folder" if folder.exists() else "does not exist"
             raise DataError(
-                f"The folder of data {folder} {fault}. Name another with --data DIR or FEDKEEP_DATA."
+                "The folder of data {folder} {fault}. Name another with --data DIR or FEDKEEP_DATA.",
+                folder=folder,
+                fault=fault,
             )
         # --data may name the data set's own folder
         return folder if not (folder / path).exists() and folder.name == path.name else folder / path
     except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise DataError(f"{what}: cannot look up {place[:80]!r}: {error.strerror}.") from error
+        raise DataError(
+            "{what}: cannot look up {place!r}: {why}.", what=what, place=place, why=error.strerror
+        ) from error
 
 
 GROUP = "fedkeep.readers"
@@ -381,7 +404,8 @@ def reader_named(name: str) -> Reader:
         return found
     if not any(says_it_returns(found, kind) for kind in (FederatedData, ImageSet, Raw, Ready)):
         raise ConfigError(
-            f"data.reader: {name!r} is no function that says `-> FederatedData`, `-> ImageSet` or `-> Raw`."
+            "data.reader: {name!r} is no function that says `-> FederatedData`, `-> ImageSet` or `-> Raw`.",
+            name=name,
         )
     places = [n for n in ("path", "folder") if n in inspect.signature(found).parameters]
     return Reader(found, places[0] if places else None)

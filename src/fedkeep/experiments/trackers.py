@@ -255,7 +255,8 @@ def named_tracker(given: str | Tracker) -> Tracker:
     if not isinstance(given, str):
         if not isinstance(given, Tracker) or isinstance(given, type):
             raise ConfigError(
-                f"trackers: wanted a name, or an object with started, recorded and finished; got {given!r}."
+                "trackers: wanted a name, or an object with started, recorded and finished; got {given!r}.",
+                given=given,
             )
         return given
     module, colon, kind = given.partition(":")
@@ -263,11 +264,15 @@ def named_tracker(given: str | Tracker) -> Tracker:
         try:
             return named_tracker(getattr(importlib.import_module(module), kind)())
         except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise ConfigError(f"run.trackers: {given!r} cannot be made: {first_line(error)}.") from error
+            raise ConfigError(
+                "run.trackers: {given!r} cannot be made: {why}.", given=given, why=first_line(error)
+            ) from error
     check_choice("run.trackers wants package.module:Class,", given, STORES)
     if importlib.util.find_spec(given) is None:
         raise ConfigError(
-            f"The tracker {given!r} needs a package that is not installed: {installing(given)}."
+            "The tracker {given!r} needs a package that is not installed: {install}.",
+            given=given,
+            install=installing(given),
         )
     return STORES[given]()
 
@@ -283,7 +288,8 @@ def named_trackers(given: Sequence[str | Tracker]) -> dict[str, Tracker]:
         name = str(getattr(one, "name", type(one).__qualname__))
         if name in found:
             raise ConfigError(
-                f"Two trackers have the name {name!r}. Give each an attribute `name` of its own."
+                "Two trackers have the name {name!r}. Give each an attribute `name` of its own.",
+                name=name,
             )
         found[name] = one
     return found

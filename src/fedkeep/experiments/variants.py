@@ -103,7 +103,7 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
         note = f"{name}: {found}." if found else ""
         _try(config, model, method, data)
     except FedkeepError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        raise ConfigError("{name}: {why}", name=name, why=error) from error
     except (
         TypeError,
         ValueError,
@@ -111,7 +111,10 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
         KeyError,
     ) as error:  # a method that wants another kind of model
         raise ConfigError(
-            f"{name}: {first_line(error)} It does not fit the model {config.model.kind!r}."
+            "{name}: {why} It does not fit the model {model!r}.",
+            name=name,
+            why=first_line(error),
+            model=config.model.kind,
         ) from error
     federated = not config.run.centralised
     private = bool(method.split.personal(dict(module.state_dict())))

@@ -65,9 +65,10 @@ def worth_of(
     """
     if metric in CLASS_METRICS:
         raise ConfigError(
-            f"{metric} has no value for a single example, so no user is told apart by it. Choose accuracy or loss; "
-            f"gains in {metric} over all examples stand in fedkeep report and in --json, of runs with "
-            f"run.metrics = ['{metric}']."
+            "{metric} has no value for a single example, so no user is told apart by it. Choose accuracy or loss; "
+            "gains in {metric} over all examples stand in fedkeep report and in --json, of runs with "
+            "run.metrics = ['{metric}'].",
+            metric=metric,
         )
     groups = configurations([read_run(Path(folder)) for folder in runs])
     named = [reference_side(g) for g in configurations([read_run(Path(folder)) for folder in against])]
@@ -106,8 +107,9 @@ def _personal(groups: Sequence[Configuration]) -> list[Configuration]:
     found = subjects(groups)
     if not found:
         raise ConfigError(
-            f"None of these runs personalises: {', '.join(g.label for g in groups)}. Name a run of another method, or "
-            f"what to compare with by --against RUN."
+            "None of these runs personalises: {groups}. Name a run of another method, or "
+            "what to compare with by --against RUN.",
+            groups=", ".join(g.label for g in groups),
         )
     return found
 
@@ -137,8 +139,10 @@ def counting_side(side: Side, folder: Path | None = None) -> Side:
         if lines:
             shown = "\n  ".join(lines[:4])
             raise RunError(
-                f"The data differ from those that {run.folder} was made with:\n  {shown}\n"
-                f"Name the same with --data DIR."
+                "The data differ from those that {folder} was made with:\n  {value}\n"
+                "Name the same with --data DIR.",
+                folder=run.folder,
+                value=shown,
             )
         runs.append(replace(run, examples=counted(data, kept(run))))
     kinds = [task.kind for task in tasks_in(data.meta)] if data is not None else []

@@ -174,9 +174,10 @@ class TextSummary(ColumnSummary):
         if self.open:
             if not kept:
                 raise DataError(
-                    f"No {CALLED[self.tokens]} are left to number: nobody has a text to train on, or fewer clients have "
-                    f"each than wanted, all in all (preparation.clients_a_word) or on a device (its clients_a_word, by "
-                    f"default 2). Hash them, with preparation.tokens = 'unicode_words', or let devices tell more."
+                    "No {tokens} are left to number: nobody has a text to train on, or fewer clients have "
+                    "each than wanted, all in all (preparation.clients_a_word) or on a device (its clients_a_word, by "
+                    "default 2). Hash them, with preparation.tokens = 'unicode_words', or let devices tell more.",
+                    tokens=CALLED[self.tokens],
                 )
             symbols = COUNTED[self.tokens].from_counts(kept, self.size).symbols
         size = self.size if symbols is None else len(symbols) + 2

@@ -209,7 +209,7 @@ def _check(sweep: Sweep, method: str, values: Mapping[str, Any], data: Federated
         config = sweep.config(method, values)
         return ahead_of(simulation_of(config, data, sweep.folder), config)
     except FedkeepError as error:
-        raise ConfigError(f"The space does not fit {method}: {error}") from error
+        raise ConfigError("The space does not fit {method}: {why}", method=method, why=error) from error
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def held(sweep: Sweep) -> Iterator[None]:
     """Hold the sweep's folder, which is made, or was made for this sweep."""
     out, path = sweep.out, sweep.out / PLAN
     if out.exists() and not path.exists() and not (out.is_dir() and is_free(out, "lock")):
-        raise RunError(f"{out} is not empty and holds no sweep. Name another folder with --out.")
+        raise RunError("{out} is not empty and holds no sweep. Name another folder with --out.", out=out)
     out.mkdir(parents=True, exist_ok=True)
     lock = locked(out)
     try:
@@ -240,11 +240,15 @@ def _check_same(out: Path, about: Mapping[str, Any]) -> None:
     try:
         before = json.loads((out / PLAN).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunError(f"{out / PLAN} is damaged. Restore it, or name another folder with --out.") from error
+        raise RunError(
+            "{file} is damaged. Restore it, or name another folder with --out.", file=out / PLAN
+        ) from error
     lines = [line.replace(" in the run,", " there,") for line in differences(about, before)]
     if lines:
         shown = "\n  ".join(lines[:8])
         raise RunError(
-            f"{out} holds another sweep, so it cannot go on with this one:\n  {shown}\nUse the space and settings it "
-            f"was made with, or name another folder with --out."
+            "{out} holds another sweep, so it cannot go on with this one:\n  {value}\nUse the space and settings it "
+            "was made with, or name another folder with --out.",
+            out=out,
+            value=shown,
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from fedkeep.core.errors import ConfigError, did_you_mean, shown, warn
+from fedkeep.core.errors import ConfigError, did_you_mean, warn
 from fedkeep.experiments.build import offered_methods
 from fedkeep.experiments.config import parse_toml, read_text
 from fedkeep.experiments.plugins import is_own
@@ -141,12 +141,21 @@ def read_space(path: Path | None, given: Mapping[str, str], methods: Sequence[st
     own = content.pop(OWN, {})
     if not isinstance(own, Mapping) or not all(isinstance(one, Mapping) for one in own.values()):
         raise ConfigError(
-            f"{where}: {OWN}: wanted tables of methods, e.g. [{OWN}.fedprox.method]; got {shown(own)}."
+            "{where}: {own}: wanted tables of methods, e.g. [{own}.fedprox.method]; got {got!r}.",
+            where=where,
+            own=OWN,
+            got=own,
         )
     known = offered_methods()
     for name in own:
         if not is_own(name) and name not in known:
-            raise ConfigError(f"{where}: {OWN}.{name}: there is no such method.{did_you_mean(name, known)}")
+            raise ConfigError(
+                "{where}: {own}.{name}: there is no such method.{near}",
+                where=where,
+                own=OWN,
+                name=name,
+                near=did_you_mean(name, known),
+            )
     shared = dict(_leaves(content))
     for key, text in given.items():
         try:
@@ -169,21 +178,29 @@ def read_space(path: Path | None, given: Mapping[str, str], methods: Sequence[st
                 ranges[key] = _range(f"{where}: {key}", value)
             elif key not in alone:
                 raise ConfigError(
-                    f"{where}: {key}: wanted a range, e.g. {{ low = 0.01, high = 1.0, log = true }} or {{ choices = "
-                    f"[1, 2] }}; got {shown(value)}. What does not vary stands in the configuration."
+                    "{where}: {key}: wanted a range, e.g. {{ low = 0.01, high = 1.0, log = true }} or {{ choices = "
+                    "[1, 2] }}; got {value!r}. What does not vary stands in the configuration.",
+                    where=where,
+                    key=key,
+                    value=value,
                 )
             else:
                 fixed[key] = value_text(value)
         for key in (*ranges, *fixed):
             if inner := next((other for other in (*ranges, *fixed) if other.startswith(f"{key}.")), None):
                 raise ConfigError(
-                    f"{where}: {key} is chosen whole, and {inner} in it apart: one would undo the other. Give "
-                    f"ranges of keys, or choices of tables that hold all."
+                    "{where}: {key} is chosen whole, and {inner} in it apart: one would undo the other. Give "
+                    "ranges of keys, or choices of tables that hold all.",
+                    where=where,
+                    key=key,
+                    inner=inner,
                 )
         if not ranges:
             raise ConfigError(
-                f"{where}: the space of {method} is empty: nothing is to be chosen. Give a range, e.g. "
-                f"method.optimizer.learning_rate = {{ low = 0.01, high = 1.0, log = true }}."
+                "{where}: the space of {method} is empty: nothing is to be chosen. Give a range, e.g. "
+                "method.optimizer.learning_rate = {{ low = 0.01, high = 1.0, log = true }}.",
+                where=where,
+                method=method,
             )
         found[method] = Space(ranges=ranges, fixed=fixed)
     return found
@@ -219,17 +236,26 @@ def _check_key(where: str, key: str) -> None:
     table = key.partition(".")[0]
     if key in KINDS:
         raise ConfigError(
-            f"{where}: {key}: a sweep keeps to its kinds. Name methods with --methods; sweep models apart."
+            "{where}: {key}: a sweep keeps to its kinds. Name methods with --methods; sweep models apart.",
+            where=where,
+            key=key,
         )
     if key.startswith("method.adapt."):
         raise ConfigError(
-            f"{where}: {key}: a sweep chooses by valid during training, and adapting afterwards is not seen there."
+            "{where}: {key}: a sweep chooses by valid during training, and adapting afterwards is not seen there.",
+            where=where,
+            key=key,
         )
     if (table in TABLES and key != table) or key in SINGLE:
         return
     raise ConfigError(
-        f"{where}: {key}: a sweep chooses settings of the tables {', '.join(TABLES)}, and {' and '.join(SINGLE)}: what "
-        f"is judged, and how long, is the same for all trials.{did_you_mean(table, TABLES)}"
+        "{where}: {key}: a sweep chooses settings of the tables {tables}, and {files}: what "
+        "is judged, and how long, is the same for all trials.{near}",
+        where=where,
+        key=key,
+        tables=", ".join(TABLES),
+        files=" and ".join(SINGLE),
+        near=did_you_mean(table, TABLES),
     )
 
 
@@ -239,24 +265,38 @@ def _range(place: str, given: Mapping[str, Any]) -> Range:
         if name not in known:
             near = did_you_mean(name, known)
             raise ConfigError(
-                f"{place}: unknown key {name!r} of a range.{near} Known here: {', '.join(known)}."
+                "{place}: unknown key {name!r} of a range.{near} Known here: {known}.",
+                place=place,
+                name=name,
+                near=near,
+                known=", ".join(known),
             )
     if "choices" in given:
         choices = given["choices"]
         if len(given) > 1:
-            raise ConfigError(f"{place}: wanted either choices or low and high; got {shown(dict(given))}.")
+            raise ConfigError(
+                "{place}: wanted either choices or low and high; got {given!r}.",
+                place=place,
+                given=dict(given),
+            )
         if not isinstance(choices, list) or not choices:
             raise ConfigError(
-                f"{place}: the range is empty: choices wants a list of values; got {shown(choices)}."
+                "{place}: the range is empty: choices wants a list of values; got {choices!r}.",
+                place=place,
+                choices=choices,
             )
         try:
             texts = {json.dumps(c) for c in choices}
         except TypeError as error:  # a date
             raise ConfigError(
-                f"{place}: choices: wanted numbers, texts, truth values, lists or tables; got {shown(choices)}."
+                "{place}: choices: wanted numbers, texts, truth values, lists or tables; got {choices!r}.",
+                place=place,
+                choices=choices,
             ) from error
         if len(texts) < len(choices):
-            raise ConfigError(f"{place}: choices names a value twice: {shown(choices)}.")
+            raise ConfigError(
+                "{place}: choices names a value twice: {choices!r}.", place=place, choices=choices
+            )
         found = Range(choices=tuple(choices))
     else:
         found = _between(place, given)
@@ -269,18 +309,26 @@ def _between(place: str, given: Mapping[str, Any]) -> Range:
     low, high, step, log = (given.get(name) for name in ("low", "high", "step", "log"))
     for name, value in (("low", low), ("high", high), ("step", 1 if step is None else step)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"{place}: {name}: wanted a number; got {shown(value)}.")
+            raise ConfigError(
+                "{place}: {name}: wanted a number; got {value!r}.", place=place, name=name, value=value
+            )
     if log is not None and not isinstance(log, bool):
-        raise ConfigError(f"{place}: log: wanted true or false; got {shown(log)}.")
+        raise ConfigError("{place}: log: wanted true or false; got {log!r}.", place=place, log=log)
     assert low is not None
     assert high is not None
     if low > high:
-        raise ConfigError(f"{place}: the range is empty: low is {low}, high is {high}.")
+        raise ConfigError(
+            "{place}: the range is empty: low is {low}, high is {high}.", place=place, low=low, high=high
+        )
     if log and low <= 0:
-        raise ConfigError(f"{place}: by the logarithm, low must be above 0; got {low}.")
+        raise ConfigError("{place}: by the logarithm, low must be above 0; got {low}.", place=place, low=low)
     if step is not None and (log or step <= 0):
-        raise ConfigError(f"{place}: step: wanted a number above 0, and none with log; got {step}.")
+        raise ConfigError(
+            "{place}: step: wanted a number above 0, and none with log; got {step}.", place=place, step=step
+        )
     found = Range(low=low, high=high, log=bool(log), step=step)
     if found.whole and isinstance(step, float):
-        raise ConfigError(f"{place}: step: wanted a whole number between whole numbers; got {step}.")
+        raise ConfigError(
+            "{place}: step: wanted a whole number between whole numbers; got {step}.", place=place, step=step
+        )
     return found

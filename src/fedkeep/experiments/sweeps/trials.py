@@ -140,7 +140,7 @@ class TrialJob:
             best = summarize(made.history, sweep.metric, lower_is_better(sweep.metric))
             value = math.nan if best is None else best.valid.get(sweep.metric, math.nan)
             if not math.isfinite(value):
-                raise NonFiniteError(f"{sweep.metric} on valid was never a number.")
+                raise NonFiniteError("{metric} on valid was never a number.", metric=sweep.metric)
             valid.append(value)
             trial.set_user_attr("valid", list(valid))
 
