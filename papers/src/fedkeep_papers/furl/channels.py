@@ -206,7 +206,8 @@ def source_of(data: Path | None) -> tuple[tuple[str, str], ...]:
     """
     if data is None:
         raise DataError(
-            f"{NAME} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
+            "{name} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA.",
+            name=NAME,
         )
     folder = data / "zulip_channels"
     return tuple((n, sha256(folder / n)) for n in ("messages.jsonl.gz", "channels.tsv"))

@@ -194,7 +194,9 @@ def outcome(folder: Path) -> Outcome:
             metric, math.nan, math.nan, math.nan, math.nan, curve, fault.read_text(encoding="utf-8").strip()
         )
     if not valid:
-        raise RunError(f"{folder} holds no evaluation on 'valid'; run it with evaluate_every above 0.")
+        raise RunError(
+            "{folder} holds no evaluation on 'valid'; run it with evaluate_every above 0.", folder=folder
+        )
     best = max(valid, key=lambda r: (r.value, -r.round))
     test = next(r.value for r in aggregates if r.split == "test" and r.round == best.round)
     curve = tuple((r.epoch, r.value) for r in valid)

@@ -125,7 +125,8 @@ def read(scene: Scene, request: Request) -> FederatedData:
     """
     if scene.needs_data and request.data is None:
         raise DataError(
-            f"The scene {scene.name} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
+            "The scene {scene} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA.",
+            scene=scene.name,
         )
     first = next(iter(specs_of(scene, request, Path(), {}).values()))
     return build_data(first.resolved(), first.data)

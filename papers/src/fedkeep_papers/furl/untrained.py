@@ -102,8 +102,12 @@ def by_id(data: FederatedData, row: Scored, ids: Sequence[str] = ()) -> Users:
     own = judged_ids(data)
     if len(row.users) != len(own) or (ids and tuple(ids) != own):
         raise DataError(
-            f"Wanted accuracies of these {len(own)} users: {', '.join(own[:3])}, …; got those of {len(row.users)}: "
-            f"{', '.join(ids[:3]) or 'ids are not kept'}, …. Delete the cell of furl-channels to compute it again."
+            "Wanted accuracies of these {count} users: {own}, …; got those of {users}: "
+            "{ids}, …. Delete the cell of furl-channels to compute it again.",
+            count=len(own),
+            own=", ".join(own[:3]),
+            users=len(row.users),
+            ids=", ".join(ids[:3]) or "ids are not kept",
         )
     return dict(zip(own, row.users, strict=True))
 

@@ -61,7 +61,9 @@ def raw_zulip_channels(
     messages, channels = Path(folder) / "messages.jsonl.gz", Path(folder) / "channels.tsv"
     if max_length < 1 or (limit_users is not None and limit_users < 1):
         raise DataError(
-            f"Wanted max_length and limit_users of at least 1; got {max_length} and {limit_users}."
+            "Wanted max_length and limit_users of at least 1; got {max_length} and {limit_users}.",
+            max_length=max_length,
+            limit_users=limit_users,
         )
     names = _channel_names(channels)
     keep_characters = max_length if tokens == "characters" else None
@@ -110,15 +112,25 @@ def _channel_names(path: Path) -> list[str]:
         cells = line.split("\t")
         if number == 1:
             if cells != HEADER:
-                raise DataError(f"{path}, line 1: wanted the header {HEADER}; got {cells}.")
+                raise DataError(
+                    "{path}, line 1: wanted the header {header}; got {cells}.",
+                    path=path,
+                    header=HEADER,
+                    cells=cells,
+                )
             continue
         if len(cells) != len(HEADER) or cells[0] != str(len(names)):
             raise DataError(
-                f"{path}, line {number}: wanted label {len(names)} and {len(HEADER)} cells; got {cells}."
+                "{path}, line {number}: wanted label {count} and {wanted} cells; got {cells}.",
+                path=path,
+                number=number,
+                count=len(names),
+                wanted=len(HEADER),
+                cells=cells,
             )
         names.append(f"{cells[1]}/{cells[2]}")
     if not names:
-        raise DataError(f"{path} lists no channel. Fetch it again.")
+        raise DataError("{path} lists no channel. Fetch it again.", path=path)
     return names
 
 
@@ -129,17 +141,37 @@ def _messages(path: Path, labels: int, channels: Path, keep: int | None) -> dict
             # type(...) and not isinstance: true is no integer here
             if type(entry.get(name)) is not kind:
                 got = f"got {entry[name]!r}" if name in entry else f"it has only {sorted(entry)}"
-                raise DataError(f"{path}, line {number}: wanted {name!r} to be {kind.__name__}; {got}.")
+                raise DataError(
+                    "{path}, line {number}: wanted {name!r} to be {wanted}; {got}.",
+                    path=path,
+                    number=number,
+                    name=name,
+                    wanted=kind.__name__,
+                    got=got,
+                )
             if kind is int and not abs(entry[name]) < 1 << 63:
-                raise DataError(f"{path}, line {number}: wanted {name!r} below 2^63; got {entry[name]}.")
+                raise DataError(
+                    "{path}, line {number}: wanted {name!r} below 2^63; got {got}.",
+                    path=path,
+                    number=number,
+                    name=name,
+                    got=entry[name],
+                )
         if not 0 <= entry["label"] < labels:
             raise DataError(
-                f"{path}, line {number}: label {entry['label']} is not in {channels.name}, which lists 0 to "
-                f"{labels - 1}."
+                "{path}, line {number}: label {label} is not in {channels}, which lists 0 to {last}.",
+                path=path,
+                number=number,
+                label=entry["label"],
+                channels=channels.name,
+                last=labels - 1,
             )
         if entry["split"] not in SPLITS:
             raise DataError(
-                f"{path}, line {number}: wanted the split 'train', 'valid' or 'test'; got {entry['split']!r}."
+                "{path}, line {number}: wanted the split 'train', 'valid' or 'test'; got {split!r}.",
+                path=path,
+                number=number,
+                split=entry["split"],
             )
         entry["text"] = entry["text"][:keep]
         for name, values in rows.items():

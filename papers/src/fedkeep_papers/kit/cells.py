@@ -156,7 +156,11 @@ class Slot(Generic[R]):
             raise self._damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
     def _damaged(self, fault: str) -> RunError:
-        return RunError(f"{self.file} holds no finished cell: {fault}. Delete it, and it is computed again.")
+        return RunError(
+            "{file} holds no finished cell: {fault}. Delete it, and it is computed again.",
+            file=self.file,
+            fault=fault,
+        )
 
 
 def runs_of(results: Path) -> Path:

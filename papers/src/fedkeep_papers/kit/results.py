@@ -79,7 +79,9 @@ def over_seeds(
         value = mean if values else None
         return Row(scene, method, metric, value, std, tuple(sorted(values)), published, scale, commit)
     except ValueError as error:
-        raise ConfigError(f"Result {scene}, {method}, {metric}: {error}.") from error
+        raise ConfigError(
+            "Result {scene}, {method}, {metric}: {why}.", scene=scene, method=method, metric=metric, why=error
+        ) from error
 
 
 def write_results(
@@ -108,13 +110,15 @@ def write_results(
         ConfigError: the name, a row twice, no row, or a figure that doesn't exist.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise ConfigError(f"Results want a name of letters, digits, '-' and '_'; got {name!r}.")
+        raise ConfigError("Results want a name of letters, digits, '-' and '_'; got {name!r}.", name=name)
     problem = _problem(rows)
     if problem:
-        raise ConfigError(f"Results {name!r}: {problem}.")
+        raise ConfigError("Results {name!r}: {problem}.", name=name, problem=problem)
     for figure in figures:
         if not figure.is_file():
-            raise ConfigError(f"Results {name!r}: the figure {figure} doesn't exist.")
+            raise ConfigError(
+                "Results {name!r}: the figure {figure} doesn't exist.", name=name, figure=figure
+            )
     folder.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join("  " + json.dumps(asdict(row), ensure_ascii=False, allow_nan=False) for row in rows)
     write_whole(folder / f"{name}.json", f"[\n{lines}\n]\n".encode())

@@ -236,8 +236,11 @@ class Book:
             )
             if mine != theirs:
                 raise ConfigError(
-                    f"{self.name} sets {key} itself, here to {value}; changed by --set, its rows would not be what "
-                    f"they say. Leave it out, or train a single run with it: fedkeep run."
+                    "{name} sets {key} itself, here to {value}; changed by --set, its rows would not be what "
+                    "they say. Leave it out, or train a single run with it: fedkeep run.",
+                    name=self.name,
+                    key=key,
+                    value=value,
                 )
         return (*scene.overrides, *scene.scales[self.scale], *own, *scene.changes, ("seed", str(seed)))
 

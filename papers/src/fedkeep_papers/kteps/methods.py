@@ -286,8 +286,10 @@ def fedfusion(
         return plain
     if not math.isfinite(gamma) or (gamma and operator == "conv"):
         raise MethodError(
-            f"gamma is where the weight of received features starts, a finite number, and 0 by 'conv', which has no "
-            f"such weight; got {gamma:g} with operator {operator!r}."
+            "gamma is where the weight of received features starts, a finite number, and 0 by 'conv', which has no "
+            "such weight; got {gamma:g} with operator {operator!r}.",
+            gamma=gamma,
+            operator=operator,
         )
     phase = local.but(loss=KeptFusionLoss(local.loss, train_received))
     start = start_as_received if reset_local else None
@@ -319,7 +321,7 @@ class BothLosses(Around):
 
     def __post_init__(self) -> None:
         if not 0 <= self.general < math.inf:
-            raise MethodError(f"general must be a number of at least 0; got {self.general}.")
+            raise MethodError("general must be a number of at least 0; got {general}.", general=self.general)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         mixed, general = mixture_and_general(net, params, batch)

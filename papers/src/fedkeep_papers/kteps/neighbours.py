@@ -156,11 +156,15 @@ def nearest(table: Tensor, row: int, k: int, similarity: Similarity = "cosine") 
     """
     if similarity not in ("cosine", "inner") or k < 1:
         raise ConfigError(
-            f"Neighbours want a similarity 'cosine' or 'inner' and k of at least 1; got {similarity!r} and {k}."
+            "Neighbours want a similarity 'cosine' or 'inner' and k of at least 1; got {similarity!r} and {k}.",
+            similarity=similarity,
+            k=k,
         )
     if table.dim() != 2 or not 0 <= row < len(table) or not bool(torch.isfinite(table).all()):
         raise DataError(
-            f"Neighbours want a finite table (n, d) and a row of it; got shape {tuple(table.shape)}, row {row}."
+            "Neighbours want a finite table (n, d) and a row of it; got shape {got}, row {row}.",
+            got=tuple(table.shape),
+            row=row,
         )
     exact = table.detach().double()
     if similarity == "cosine":
@@ -181,8 +185,11 @@ def common_neighbours(
     """
     if len(first) != len(second) or not ks:
         raise DataError(
-            f"Common neighbours want two tables of the same rows and some k; got {len(first)} and {len(second)} rows, "
-            f"k {list(ks)}."
+            "Common neighbours want two tables of the same rows and some k; got {count} and {second} rows, "
+            "k {ks}.",
+            count=len(first),
+            second=len(second),
+            ks=list(ks),
         )
     a, b = (nearest(table, row, max(ks), similarity) for table in (first, second))
     return {k: len(set(a[:k]) & set(b[:k])) for k in ks}

@@ -57,7 +57,9 @@ def raw_tang(
     """
     corpora = dict(LEVELS if levels is None else levels)
     if not corpora or any(number < CLASSES or number % CLASSES for number in corpora.values()):
-        raise DataError(f"Wanted corpora with 5, 10, 15, … levels of rating each; got {corpora}.")
+        raise DataError(
+            "Wanted corpora with 5, 10, 15, … levels of rating each; got {corpora}.", corpora=corpora
+        )
     files = {
         (name, split): _find(Path(folder), name, split) for name in corpora for split in ("train", "test")
     }
@@ -91,8 +93,12 @@ def _find(folder: Path, name: str, split: str) -> Path:
     found = [n for n in inside if pattern.fullmatch(n)]
     if len(found) != 1:
         raise DataError(
-            f"Wanted one {split} file of {name!r} in {folder}, e.g. {name}-{split}.txt.ss; got {found or inside}. "
-            f"Put it there, or name other corpora with levels."
+            "Wanted one {split} file of {name!r} in {folder}, e.g. {name}-{split}.txt.ss; got {found}. "
+            "Put it there, or name other corpora with levels.",
+            split=split,
+            name=name,
+            folder=folder,
+            found=found or inside,
         )
     return folder / found[0]
 
@@ -102,9 +108,19 @@ def _reviews(path: Path, levels: int) -> Iterator[tuple[int, str]]:
         cells = line.split("\t\t", len(FIELDS) - 1)
         if len(cells) != len(FIELDS):
             raise DataError(
-                f"{path}, line {number}: wanted {', '.join(FIELDS)} with two tabs between them; got {line[:80]!r}."
+                "{path}, line {number}: wanted {fields} with two tabs between them; got {line!r}.",
+                path=path,
+                number=number,
+                fields=", ".join(FIELDS),
+                line=line,
             )
         rating = cells[2].strip()
         if not (rating.isascii() and rating.isdigit() and len(rating) < 10 and 1 <= int(rating) <= levels):
-            raise DataError(f"{path}, line {number}: wanted a rating of 1 to {levels}; got {cells[2]!r}.")
+            raise DataError(
+                "{path}, line {number}: wanted a rating of 1 to {levels}; got {got!r}.",
+                path=path,
+                number=number,
+                levels=levels,
+                got=cells[2],
+            )
         yield int(rating), cells[3]

@@ -70,7 +70,8 @@ def variants(request: Request) -> Path:
     others = [name for name in found if VARIANTS[name].overrides]
     if not waits and not others:
         raise RunError(
-            f"Training broke down for every variant; {book.folder} says why. There is none to choose."
+            "Training broke down for every variant; {folder} says why. There is none to choose.",
+            folder=book.folder,
         )
     best = None if waits else max(others, key=lambda name: found[name])
     cells = {"KTEPS": book.cells(book.fdu, "KTEPS"), FEDAVG: book.cells(book.fdu, FEDAVG)}

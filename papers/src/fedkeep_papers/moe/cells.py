@@ -84,8 +84,11 @@ class Work:
             counts = self.data().counts(split)
             if not counts.all():
                 raise ConfigError(
-                    f"{int((counts == 0).sum())} of {len(counts)} clients have no {split} images, so they have no "
-                    f"accuracy there. Give each client some, e.g. --set data.partition.{split}=100."
+                    "{count} of {counts} clients have no {split} images, so they have no "
+                    "accuracy there. Give each client some, e.g. --set data.partition.{split}=100.",
+                    count=int((counts == 0).sum()),
+                    counts=len(counts),
+                    split=split,
                 )
 
     def compute(self, variant: Variant) -> Result:

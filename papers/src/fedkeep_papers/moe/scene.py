@@ -57,7 +57,11 @@ class Scene:
     def __post_init__(self) -> None:
         check_choice("A scene's clients opt out by", self.by, ("client", "example", "class"))
         if self.dataset not in MODELS and not self.changes:
-            raise ConfigError(f"The scenes' data sets are {list(MODELS)}; got {self.dataset!r}.")
+            raise ConfigError(
+                "The scenes' data sets are {models}; got {dataset!r}.",
+                models=list(MODELS),
+                dataset=self.dataset,
+            )
 
     @property
     def slug(self) -> str:
@@ -244,7 +248,8 @@ def changed(scene: Scene, changes: Mapping[str, str]) -> Scene:
 def varied(key: str) -> ConfigError:
     """Return what is said of a setting that is not the same for all rows."""
     return ConfigError(
-        f"--set {key}: rows differ by it, so it can't be one value for all. Leave it out; --only chooses among rows."
+        "--set {key}: rows differ by it, so it can't be one value for all. Leave it out; --only chooses among rows.",
+        key=key,
     )
 
 

@@ -55,8 +55,9 @@ class Variant:
         check_choice("A local expert's architecture must be", self.expert, EXPERTS)
         if self.kind == "fine_tuned" or self.local_init == "finetuned":
             raise ConfigError(
-                f"A local expert that starts from the global one has its architecture; got {self.expert!r} as another. "
-                f"Train it from scratch: local_init='scratch'."
+                "A local expert that starts from the global one has its architecture; got {expert!r} as another. "
+                "Train it from scratch: local_init='scratch'.",
+                expert=self.expert,
             )
 
     def settings(self) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def found_of(folder: Path) -> Found:
     ]
     valid, test = ({r.round: r.value for r in records if r.split == split} for split in ("valid", "test"))
     if not valid or not test:
-        raise RunError(f"{folder} holds no accuracies on 'valid' and 'test'.")
+        raise RunError("{folder} holds no accuracies on 'valid' and 'test'.", folder=folder)
     best, chosen = (max(split, key=lambda n, of=split: (of[n], -n)) for split in (test, valid))  # type: ignore[misc]
     environment = read_info(folder).get("environment") or {}
     return Found(test[best], test[chosen], best, chosen, environment)

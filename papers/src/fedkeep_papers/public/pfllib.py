@@ -64,7 +64,10 @@ def divided(
     labels = images.labels[:limit]
     if clients < 1 or not alpha > 0 or not 0 <= valid < 1:
         raise DataError(
-            f"Wanted clients ≥ 1, alpha > 0 and valid in [0, 1); got {clients}, {alpha} and {valid}."
+            "Wanted clients ≥ 1, alpha > 0 and valid in [0, 1); got {clients}, {alpha} and {valid}.",
+            clients=clients,
+            alpha=alpha,
+            valid=valid,
         )
     for attempt in range(ATTEMPTS):
         own = _dealt(labels, images.classes, clients, alpha, numpy_generator(seed, "pfllib", round=attempt))
@@ -72,7 +75,9 @@ def divided(
             break
     else:
         raise DataError(
-            f"{ATTEMPTS} draws left one of {clients} clients with fewer than two images. Take fewer."
+            "{attempts} draws left one of {clients} clients with fewer than two images. Take fewer.",
+            attempts=ATTEMPTS,
+            clients=clients,
         )
     rows, owner, split = [], [], []
     for client, mine in enumerate(own):
