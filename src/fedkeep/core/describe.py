@@ -54,7 +54,7 @@ def describe(value: Any, at: str = "") -> Any:
     if isinstance(value, type) or inspect.isroutine(value):
         found = _named(value, at)
         return found["kind"] if len(found) == 1 else found
-    raise ConfigError(_undescribed(at, f"a {type(value).__qualname__}"))
+    raise _undescribed(at, "a {got}", got=type(value).__qualname__)
 
 
 def _named(value: Any, at: str) -> dict[str, str]:
@@ -68,7 +68,7 @@ def _named(value: Any, at: str) -> dict[str, str]:
     written = [f for f in functions if inspect.isfunction(f) and not _generated(f)]
     closed = [f for f in written if _closes_over_values(f)]
     if "<lambda>" in name or closed or not whole:
-        raise ConfigError(_undescribed(at, f"the function {name!r}, which cannot be imported by its name"))
+        raise _undescribed(at, "the function {name!r}, which cannot be imported by its name", name=name)
     try:
         source = inspect.getsource(value)
     except (OSError, TypeError):  # typed in, not read from a file
@@ -92,11 +92,15 @@ def _closes_over_values(function: Any) -> bool:
     return any(name != "__class__" for name in function.__code__.co_freevars)
 
 
-def _undescribed(at: str, what: str) -> str:
-    return (
-        f"{at or 'It'} is {what}, so a run that is resumed or a device could not tell whether it has the same. Wanted: "
-        f"plain values, frozen dataclasses of plain values, or functions defined at the top of a module. Put what it "
-        f"computes into such a function, and its settings into the fields of a frozen dataclass with __call__."
+def _undescribed(at: str, what: str, /, **facts: Any) -> ConfigError:
+    return ConfigError(
+        "{place} is "
+        + what
+        + ", so a run that is resumed or a device could not tell whether it has the same. Wanted: "
+        "plain values, frozen dataclasses of plain values, or functions defined at the top of a module. Put what it "
+        "computes into such a function, and its settings into the fields of a frozen dataclass with __call__.",
+        place=at or "It",
+        **facts,
     )
 
 

@@ -140,6 +140,11 @@ class UploadError(FedkeepError):
     """An upload was refused: its names, shapes or values are wrong."""
 
 
+def refused_upload(client: str, fault: str, /, **facts: Any) -> UploadError:
+    """Return the error that refuses a client's upload; ``fault`` is a sentence with the facts' names in braces."""
+    return UploadError("The upload of client {client!r} was refused: " + fault, client=client, **facts)
+
+
 class FailedError(UploadError):
     """A function of the method, or the model, failed on a device; asked again it fails again."""
 
@@ -342,5 +347,10 @@ def needing(
     try:
         yield
     except ImportError as error:
-        missing = f"{who} needs {package}, which is not installed: {installing(extra)}.{otherwise}"
-        raise kind(missing) from error
+        raise kind(
+            "{who} needs {package}, which is not installed: {install}.{otherwise}",
+            who=who,
+            package=package,
+            install=installing(extra),
+            otherwise=otherwise,
+        ) from error

@@ -201,7 +201,7 @@ def completed(
     kind = KINDS.get(str(name))
     axes = 1 if kind is None else kind.axes
     if isinstance(label, Ragged) or (label is not None and label.ndim != axes):
-        raise DataError(_wrong_axes(label, kind))
+        raise _wrong_axes(label, kind)
     if label is not None:
         whole = label.dtype.kind == "i"
         if whole and classes is None and (kind is None or kind.close):
@@ -239,16 +239,21 @@ def completed(
     return meta
 
 
-def _wrong_axes(label: Column, kind: Kind | None) -> str:
+def _wrong_axes(label: Column, kind: Kind | None) -> DataError:
     got = "a ragged column" if isinstance(label, Ragged) else f"shape {label.shape}"
     shape = ("(examples,)", "(examples, labels)", "(examples, height, width)")[
         0 if kind is None else kind.axes - 1
     ]
     task = "" if kind is None else f", as meta['task'] is {kind.name!r}"
-    return (
-        f"Wanted labels of the shape {shape}{task}; got {got}. Pad rows of tokens to one length with labels of {IGNORED}; name "
-        f"the column otherwise; or say meta['task'] = {listed(kind for kind in KINDS.values() if kind.axes > 1)}. Labels of "
-        f"several kinds are a column and a task each: meta['tasks'], with the loss terms.multi_task."
+    return DataError(
+        "Wanted labels of the shape {wanted}{task}; got {got}. Pad rows of tokens to one length with labels of {ignored}; "
+        "name the column otherwise; or say meta['task'] = {kinds}. Labels of several kinds are a column and a task each: "
+        "meta['tasks'], with the loss terms.multi_task.",
+        wanted=shape,
+        task=task,
+        got=got,
+        ignored=IGNORED,
+        kinds=listed(kind for kind in KINDS.values() if kind.axes > 1),
     )
 
 

@@ -15,6 +15,7 @@ from fedkeep.core.errors import (
     UploadError,
     check_choice,
     check_range,
+    refused_upload,
 )
 
 Policy = Literal["stop", "skip"]
@@ -60,10 +61,9 @@ class Faults:
     def check_weight(self, weight: float, client: str) -> None:
         """Raise UploadError if an upload weighs more than any client can."""
         if weight > self.heaviest:
-            raise UploadError(
-                "The upload of client {client!r} was refused: its weight is {weight:g}; at most {heaviest:g} examples "
-                "are taken.",
-                client=client,
+            raise refused_upload(
+                client,
+                "its weight is {weight:g}; at most {heaviest:g} examples are taken.",
                 weight=weight,
                 heaviest=self.heaviest,
             )

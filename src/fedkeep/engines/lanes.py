@@ -257,7 +257,7 @@ READS_HIDDEN = (
     "examples='opted_in', or leave those parameters out of the federated phase's loss."
 )
 READS_EARLIER = (
-    "{} private {}, which an earlier run that this one goes on with trained on opted-out examples too, so these would "
+    "{what} private {names}, which an earlier run that this one goes on with trained on opted-out examples too, so these would "
     "influence what leaves the client. Begin with new private values, or train that run with examples='opted_in'."
 )
 READS_NAN = (
@@ -269,10 +269,10 @@ READS_NAN = (
 
 def reads_hidden(net: Net) -> MethodError:
     """Return the error of a federated phase that reads what opted-out examples made, in this run or before it."""
-    what = READS_EARLIER.format(
-        "A phase that trains federated parameters may not read", sorted(net.opted_out)
-    )
-    return MethodError(what if net.opted_out else READS_HIDDEN)
+    if not net.opted_out:
+        return MethodError(READS_HIDDEN)
+    what = "A phase that trains federated parameters may not read"
+    return MethodError(READS_EARLIER, what=what, names=sorted(net.opted_out))
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def hidden(lanes: Lanes) -> Hidden:
     """
     earlier = lanes.net.opted_out & lanes.params.keys()
     if earlier and (lanes.client.start or lanes.client.finish):
-        raise MethodError(READS_EARLIER.format("Hooks (start, finish) see", sorted(earlier)))
+        raise MethodError(READS_EARLIER, what="Hooks (start, finish) see", names=sorted(earlier))
     if "opted_in" not in lanes.data.columns and not earlier:
         return Hidden()
     split, trainable = lanes.split, sorted(lanes.trainable)

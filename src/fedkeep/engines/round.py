@@ -18,6 +18,7 @@ from fedkeep.core.errors import (
     UploadError,
     check_choice,
     check_range,
+    refused_upload,
 )
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params, check_finite, misfit, mistyped, nbytes, prefixed, under
@@ -355,22 +356,14 @@ def decode(
     reports = Params()
     if method.server.reduce.masked:
         if not 0 <= upload.weight < float("inf"):
-            raise UploadError(
-                "The upload of client {client!r} was refused: its weight is {weight}.",
-                client=client,
-                weight=upload.weight,
-            )
+            raise refused_upload(client, "its weight is {weight}.", weight=upload.weight)
         return upload, reports
     if method.upload:
         check_rows(upload, start, client)
         try:
             tensors, reports = method.chain().decode(upload.deltas, upload.cut(start), links)
         except (UploadError, KeyError, RuntimeError) as error:
-            raise UploadError(
-                "The upload of client {client!r} was refused: it cannot be decoded ({error}).",
-                client=client,
-                error=error,
-            ) from error
+            raise refused_upload(client, "it cannot be decoded ({why}).", why=error) from error
         upload = upload.but(tensors)
     check_upload(upload, start, client)
     return upload, reports

@@ -147,7 +147,7 @@ def made_of(kind: Any, content: Any, where: str, place: str = "", usual: Mapping
         return TypeAdapter(table).validate_python(content)
     except ValidationError as error:
         lines = [f"  {line}" for line in fault_lines(error, kind, content, place)]
-        raise ConfigError("\n".join([f"{where}:", *lines])) from None
+        raise ConfigError("{file}:\n{faults}", file=where, faults="\n".join(lines)) from None
 
 
 def check_options(
@@ -203,7 +203,7 @@ def _fitted(place: str, wanted: Any, value: Any) -> Any:
     except ValidationError as error:
         (first, *_) = fault_lines(error, wanted, value, place)
         if not isinstance(value, list | Mapping) and _fits(adapter, [value]):
-            first = f"{first} Write a list: [{shown(value)}]."
+            raise ConfigError("{fault} Write a list: [{got!r}].", fault=first, got=value) from error
         raise ConfigError(first) from error
 
 

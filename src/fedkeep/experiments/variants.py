@@ -157,7 +157,7 @@ def all_fitted(
         try:
             yield kind, fitted(with_method(config, kind), data, folder)
         except ConfigError as error:
-            yield kind, ConfigError(str(error).removeprefix(f"{kind}: "))
+            yield kind, ConfigError(str(error).removeprefix(kind + ": "))
 
 
 def every_method(*configs: Config) -> list[str]:

@@ -175,10 +175,14 @@ def add_party(folder: Path, name: str, clients: Sequence[str] = ()) -> str:
         )
     path, table = project / CLIENTS, None
     if path.exists() != bool(clients):
+        if path.exists():
+            raise ConfigError(
+                "{path} lists clients by node: say whose {name!r} are, with --client.", path=path, name=name
+            )
         raise ConfigError(
-            f"{path} lists clients by node: say whose {name!r} are, with --client."
-            if path.exists()
-            else f"{project} lists no clients by node, so it is not said which are {name!r}'s. Leave --client out."
+            "{project} lists no clients by node, so it is not said which are {name!r}'s. Leave --client out.",
+            project=project,
+            name=name,
         )
     if clients:
         listed = clients_by_node(read_text(path), named_keys(keys), str(path))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import UploadError
+from fedkeep.core.errors import UploadError, refused_upload
 from fedkeep.core.params import SERVER, Params, State, under
 from fedkeep.kernels.values import Summand, exact, fold, mean
 from fedkeep.split import Upload
@@ -170,11 +170,8 @@ class MeansByGroup(RunningMean):
         """
         number = int(upload.deltas[self.group])
         if not 0 <= number < self.groups:
-            raise UploadError(
-                "The upload of client {client!r} was refused: its group is {number}, of {groups}.",
-                client=client,
-                number=number,
-                groups=self.groups,
+            raise refused_upload(
+                client, "its group is {number}, of {groups}.", number=number, groups=self.groups
             )
         return upload
 

@@ -153,10 +153,13 @@ class Buffered:
         oldest = self.fleet.policy.oldest
         if answer.upload is None or oldest is None or age <= oldest:
             return answer
-        reason = (
-            f"The upload of client {answer.client!r} is {age} versions old; the oldest taken are {oldest}."
+        fault = LateError(
+            "The upload of client {client!r} is {age} versions old; the oldest taken are {oldest}.",
+            client=answer.client,
+            age=age,
+            oldest=oldest,
         )
-        return Answer(client=answer.client, fault=LateError(reason))
+        return Answer(client=answer.client, fault=fault)
 
 
 def check_buffered(method: Method) -> None:

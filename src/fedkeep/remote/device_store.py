@@ -250,7 +250,7 @@ class DeviceStore(MemoryStore):
             there = _version(rows, line.attempt)
             if there is None:
                 late = max((made.attempt - (not made.accepted) for made in rows), default=0)
-                raise MissingError(self._not_there(who, line, rows), late)
+                raise self._not_there(who, line, rows, late)
             row, values = there, self.file.values(there)
         if row.accepted:
             return _Begun(line, values)
@@ -277,7 +277,7 @@ class DeviceStore(MemoryStore):
             )
         return self.file.values(parent)
 
-    def _not_there(self, client: str, line: Line, rows: Sequence[Version]) -> str:
+    def _not_there(self, client: str, line: Line, rows: Sequence[Version], late: int) -> MissingError:
         def told(version: Version) -> str:
             how = "accepted" if version.accepted else "staged"
             return f"{version.version} (round {version.round}, {how})"
@@ -288,9 +288,17 @@ class DeviceStore(MemoryStore):
         if rows and line.version < min(row.version for row in rows):
             mend = "The server knows less than the device: give it the newer folder of its run again"
             start = "default values: 'anew'"
-        return (
-            f"The order wants version {line.version}{same} of what client {client!r} keeps in the run {self.run!r}; "
-            f"this device has {there}. {mend}, or let the client start from {start} (on_missing)."
+        return MissingError(
+            "The order wants version {version}{same} of what client {client!r} keeps in the run {run!r}; "
+            "this device has {there}. {mend}, or let the client start from {start} (on_missing).",
+            late,
+            version=line.version,
+            same=same,
+            client=client,
+            run=self.run,
+            there=there,
+            mend=mend,
+            start=start,
         )
 
     def stage(self, client: int, params: Mapping[str, Tensor], attempt: int, round: int = 0) -> None:

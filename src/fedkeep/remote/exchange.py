@@ -363,7 +363,9 @@ class Exchange:
         for client in orders:
             self._refusals[client] = self._refusals.get(client, 0) + 1
             if self._refusals[client] >= MOST_REFUSALS:
-                error = kind(f"Client {client!r}: its node refused the order: {reason}")
+                error = kind(
+                    "Client {client!r}: its node refused the order: {why}", client=client, why=reason
+                )
                 self._settle(client, Answer(client=client, fault=error))
         self.nodes.ask_anew(node)
 

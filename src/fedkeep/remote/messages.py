@@ -238,7 +238,7 @@ def message_of(packet: Packet, kind: type[M], split: Split | None = None) -> M:
     """
     said, parts = dict(packet.header), _Parts(split)
     if (got := said.pop("kind", None)) != kind.kind:
-        raise malformed(shown(got, 20), f"it should be {kind.kind!r}")
+        raise malformed(shown(got, 20), "it should be {wanted!r}", wanted=kind.kind)
     parts.read(kind.kind, packet.tensors)
     try:
         text = json.dumps(said, allow_nan=False)
@@ -246,20 +246,20 @@ def message_of(packet: Packet, kind: type[M], split: Split | None = None) -> M:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "header"
-        raise malformed(kind.kind, f"{place}: {first['msg']}") from error
+        raise malformed(kind.kind, "{place}: {why}", place=place, why=first["msg"]) from error
     except (TypeError, ValueError, RecursionError) as error:
-        raise malformed(kind.kind, first_line(error)) from error
+        raise malformed(kind.kind, "{why}", why=first_line(error)) from error
     if fault := parts.left() or message.fault():
-        raise malformed(kind.kind, fault)
+        raise malformed(kind.kind, "{fault}", fault=fault)
     return message
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
-def malformed(message: str, fault: str) -> UploadError:
-    """Return the error that a message is refused with."""
-    return UploadError("A message {message!r} was refused: {fault}.", message=message, fault=fault)
+def malformed(message: str, fault: str, /, **facts: Any) -> UploadError:
+    """Return the error that a message is refused with; ``fault`` is a sentence with the facts' names in braces."""
+    return UploadError("A message {message!r} was refused: " + fault + ".", message=message, **facts)
 
 
 class _Parts:
@@ -308,26 +308,34 @@ class _Parts:
             if full == "losses" and value.dtype == torch.float64 and value.dim() == 1:
                 self.losses = value.tolist()
             elif not name:
-                raise malformed(kind, f"the tensor {shown(full)} has no place in it")
+                raise malformed(kind, "the tensor {name!r} has no place in it", name=full)
             else:
                 self._unread.setdefault((what, number), {}).setdefault(half, {})[name] = value
 
     def take(self, what: str, number: int, *halves: str) -> list[Params]:
         """Return what ``put`` took in; numbers stand in the order of their first mention."""
         if number != self._count[what]:
-            raise malformed(self.kind, f"{what} should be number {self._count[what]}, is {number}")
+            raise malformed(
+                self.kind,
+                "{what} should be number {wanted}, is {number}",
+                what=what,
+                wanted=self._count[what],
+                number=number,
+            )
         self._count[what] += 1
         found = self._unread.pop((what, str(number)), {})
         if wrong := found.keys() - set(halves):
             name = f"{what}/{number}/{min(wrong)}/"
-            raise malformed(self.kind, f"the tensor {shown(name)}… has no place in it")
+            raise malformed(self.kind, "the tensor {name!r}… has no place in it", name=name)
         return [found.get(half, {}) for half in halves]
 
     def take_loss(self, number: int) -> float:
         """Return what ``put_loss`` took in."""
         if number != self._count["losses"] or number >= len(self.losses):
             raise malformed(
-                self.kind, f"losses should be float64 numbers, one for each answer; {number} is not there"
+                self.kind,
+                "losses should be float64 numbers, one for each answer; {number} is not there",
+                number=number,
             )
         self._count["losses"] += 1
         return self.losses[number]
@@ -363,9 +371,9 @@ def _read_sent(number: int, parts: _Parts) -> Sent:
     params, state = parts.take("sent", number, "params", "state")
     sent = Sent(params=params, state=state)
     if wrong := [name for name in params if is_state(name)]:
-        raise malformed(parts.kind, f"the parameter {wrong[0]!r} has the name of a state")
+        raise malformed(parts.kind, "the parameter {name!r} has the name of a state", name=wrong[0])
     if (name := nonfinite(sent.flat)) is not None:
-        raise malformed(parts.kind, f"{name!r} holds a NaN or an infinity")
+        raise malformed(parts.kind, "{name!r} holds a NaN or an infinity", name=name)
     parts.sent.append(sent)
     return sent
 
@@ -752,7 +760,7 @@ def _read_result(header: ResultHeader, parts: _Parts) -> tuple[Partition, Judged
     task, models = Task(KINDS[header.task], header.label, header.name), header.models
     (tensors,) = parts.take("judged", header.columns, "columns")
     if len(set(models)) < len(models):
-        raise _refused(f"a model stands twice in {list(models)}")
+        raise _refused("a model stands twice in {models}", models=list(models))
     examples: tuple[Judgement, ...] = ()
     table = None
     if header.leaves == "examples":
@@ -778,7 +786,7 @@ def _table(task: Task, models: tuple[Model, ...], clients: Sequence[str], tensor
         "scores": (k, m, 2, BINS if task.kind.ranks_scores else 0),
     }
     if fault := difference_of_names(shapes, tensors):
-        raise _refused(fault)
+        raise _refused("{fault}", fault=fault)
     for name, shape in shapes.items():
         value = tensors[name]
         _check(name, value, shape, torch.int64 if name in WHOLE else torch.float64)
@@ -794,46 +802,52 @@ def _table(task: Task, models: tuple[Model, ...], clients: Sequence[str], tensor
 def _examples(task: Task, models: int, clients: int, tensors: Params) -> tuple[Judgement, ...]:
     wanted = [f"{m}/{name}" for m in range(models) for name in EXAMPLE]
     if fault := difference_of_names(wanted, tensors):
-        raise _refused(fault)
+        raise _refused("{fault}", fault=fault)
     count = len(tensors["0/client"]) if tensors["0/client"].dim() else -1
     for name in wanted:
         value, column = tensors[name], name.partition("/")[2]
         if column == "label" and value.dtype in NO_LABELS:
-            raise _refused(f"{shown(name)} should be real numbers, is {value.dtype}")
+            raise _refused("{name!r} should be real numbers, is {dtype}", name=name, dtype=value.dtype)
         kind = {"client": torch.int64, "row": torch.int64, "label": value.dtype}
         _check(name, value, (count,), kind.get(column, torch.float64))
         if column == "loss":
             _check_range(name, value, at_least_0=True)
         elif column == "score" and (fault := task.kind.score_fault(value)):
-            raise _refused(f"{shown(name)} {fault}")
+            raise _refused("{name!r} {fault}", name=name, fault=fault)
     found = []
     for m in range(models):
         columns = [tensors[f"{m}/{name}"].numpy() for name in EXAMPLE]
         if count and not (columns[0].min() >= 0 and columns[0].max() < clients):
-            raise _refused(f"an example is of none of the {clients} clients")
+            raise _refused("an example is of none of the {clients} clients", clients=clients)
         found.append(Judgement.joined(task, [columns]))
     return tuple(found)
 
 
 def _check(name: str, value: torch.Tensor, shape: tuple[int, ...], kind: torch.dtype) -> None:
     if tuple(value.shape) != shape or value.dtype != kind:
-        got = f"{tuple(value.shape)} {value.dtype}"
-        raise _refused(f"{shown(name)} should be {shape} {kind}, is {got}")
+        raise _refused(
+            "{name!r} should be {shape} {kind}, is {got} {got_dtype}",
+            name=name,
+            shape=shape,
+            kind=kind,
+            got=tuple(value.shape),
+            got_dtype=value.dtype,
+        )
 
 
 def _check_range(name: str, value: torch.Tensor, *, at_least_0: bool) -> None:
     """Raise UploadError at a number that comes of no examples; a model that diverged has NaN and infinity."""
     if at_least_0 and bool((value < 0).any()):
-        raise _refused(f"{shown(name)} holds a number below 0")
+        raise _refused("{name!r} holds a number below 0", name=name)
     if value.is_floating_point():
         if bool(((value.abs() > MOST) & ~value.isinf()).any()):
-            raise _refused(f"{shown(name)} holds a number beyond {MOST:g}")
+            raise _refused("{name!r} holds a number beyond {most:g}", name=name, most=MOST)
     elif bool((value > MOST_WHOLE).any()):
-        raise _refused(f"{shown(name)} holds a number beyond 2^53")
+        raise _refused("{name!r} holds a number beyond 2^53", name=name)
 
 
-def _refused(fault: str) -> UploadError:
-    return UploadError("A result of judging was refused: {fault}.", fault=fault)
+def _refused(fault: str, /, **facts: Any) -> UploadError:
+    return UploadError("A result of judging was refused: " + fault + ".", **facts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedkeep.core.errors import LostError, RoundError, SecureSumError, UploadError
+from fedkeep.core.errors import LostError, RoundError, SecureSumError, refused_upload
 from fedkeep.core.params import Params
 from fedkeep.engines import Answer, Order
 from fedkeep.methods import Global, Method, Reduced, SecureMean, SecureSums, Sent
@@ -268,12 +268,10 @@ class SecureFleet(Fleet):
             asked = self._sum.ready.union(() if self._next is None else self._next.cohort)
             if answer.fault is not None and answer.client in asked:
                 return answer
-            reason = f"Client {answer.client!r} sent no shares of this sum."
+            text = "Client {client!r} sent no shares of this sum."
             if answer.client in self._left_out(self._sum):
-                reason = (
-                    f"Client {answer.client!r} is left out: its shares are wrong, or it says so of others."
-                )
-            return Answer(client=answer.client, fault=LostError(reason))
+                text = "Client {client!r} is left out: its shares are wrong, or it says so of others."
+            return Answer(client=answer.client, fault=LostError(text, client=answer.client))
         assert self.vectors is not None
         values = answer.upload.deltas.get(VECTOR)
         wanted = (self.vectors.size,), self.vectors.ring.signed.name
@@ -283,8 +281,8 @@ class SecureFleet(Fleet):
             fault = f"it is no masked vector of {wanted}"
         if not fault:
             return answer
-        reason = f"The upload of client {answer.client!r} was refused: {fault}."
-        return Answer(client=answer.client, loss=answer.loss, fault=UploadError(reason))
+        refused = refused_upload(answer.client, "{fault}.", fault=fault)
+        return Answer(client=answer.client, loss=answer.loss, fault=refused)
 
     def _vector(self, upload: Upload) -> np.ndarray:
         assert self.vectors is not None

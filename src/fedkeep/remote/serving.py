@@ -181,8 +181,8 @@ def _steps(
                 if isinstance(error, WrongShareError):
                     made[client]["masked"] = dict.fromkeys(error.dealers, "")
                 kind = LostError if isinstance(error, StoreError) else UploadError
-                reason = f"Client {client!r} took no step of the secure sum. Its own log says why."
-                answers[client] = ClientAnswer(client=client, fault=kind(reason))
+                text = "Client {client!r} took no step of the secure sum. Its own log says why."
+                answers[client] = ClientAnswer(client=client, fault=kind(text, client=client))
     for text in masking.lost:
         tell(text)
     return made
@@ -255,14 +255,18 @@ def _broken(client: str, fault: Fault, tell: Tell) -> Fault:
     what = (
         "training broke down to NaN or infinity" if kind is NonFiniteError else "there is no upload that fits"
     )
-    return kind(f"Client {client!r}: {what}. Its own log says more.")
+    return kind("Client {client!r}: {what}. Its own log says more.", client=client, what=what)
 
 
 def _failed(client: str, error: Exception, tell: Tell) -> ClientAnswer:
     """Return the answer of a client at whom the method or the model failed; the error's text stays on the device."""
     tell(f"Client {client!r}: {type(error).__name__}: {error}{place_of(error)}")
-    said = f"Client {client!r}: its device failed with {kind_of(error)}. Its own log says more."
-    return ClientAnswer(client=client, fault=FailedError(said))
+    fault = FailedError(
+        "Client {client!r}: its device failed with {kind}. Its own log says more.",
+        client=client,
+        kind=kind_of(error),
+    )
+    return ClientAnswer(client=client, fault=fault)
 
 
 def _adapted(

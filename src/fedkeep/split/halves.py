@@ -120,9 +120,7 @@ def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()
     kept, still = tuple(private), tuple(frozen)
     for pattern in (*kept, *still):
         if not any(fnmatchcase(name, pattern) for name in everything):
-            raise SplitError(
-                _no_match(module, pattern, everything, "private" if pattern in kept else "frozen")
-            )
+            raise _no_match(module, pattern, everything, "private" if pattern in kept else "frozen")
     for name in everything:
         if matches(name, kept) and matches(name, still):
             mine, theirs = (next(p for p in patterns if fnmatchcase(name, p)) for patterns in (kept, still))
@@ -181,22 +179,28 @@ def power_vectors(layer: nn.Module) -> list[str]:
     return [f"{hook.name}_{vector}" for hook in hooks for vector in "uv"]
 
 
-def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor], half: str) -> str:
+def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor], half: str) -> SplitError:
+    about = {"half": half, "pattern": pattern, "module": type(module).__name__}
     passing = [n for n, _ in module.named_buffers() if n not in tensors and fnmatchcase(n, pattern)]
     if passing:
-        return (
-            f"The {half} pattern {pattern!r} matches only buffers of {type(module).__name__} that are not persistent "
-            f"({passing}); these are neither kept nor sent. Drop the pattern, or register them with persistent=True."
+        return SplitError(
+            "The {half} pattern {pattern!r} matches only buffers of {module} that are not persistent ({passing}); these are "
+            "neither kept nor sent. Drop the pattern, or register them with persistent=True.",
+            **about,
+            passing=passing,
         )
     if pattern.startswith("type:"):
-        return (
-            f"The {half} pattern {pattern!r} names layers by their type, which a method finds in its model. Ask "
-            f"method.fitted(model).split."
+        return SplitError(
+            "The {half} pattern {pattern!r} names layers by their type, which a method finds in its model. Ask "
+            "method.fitted(model).split.",
+            **about,
         )
-    return (
-        f"The {half} pattern {pattern!r} matches no parameter of {type(module).__name__}."
-        f"{did_you_mean(pattern, tensors) or f' Its parameters are {list(tensors)}; a pattern is a name, or one with *.'}"
-        f"{' In a configuration it is method.private.' * (half == 'private')}"
+    there = f" Its parameters are {list(tensors)}; a pattern is a name, or one with *."
+    return SplitError(
+        "The {half} pattern {pattern!r} matches no parameter of {module}.{instead}{key}",
+        **about,
+        instead=did_you_mean(pattern, tensors) or there,
+        key=" In a configuration it is method.private." * (half == "private"),
     )
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import SplitError, UploadError
+from fedkeep.core.errors import SplitError, UploadError, refused_upload
 from fedkeep.core.net import every_tensor, tensors_of
 from fedkeep.core.params import CLIENT, Params, difference_of_names, is_state, nbytes, nonfinite
 from fedkeep.split.halves import Half, Halves, divide, matches
@@ -266,7 +266,7 @@ def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) ->
     if not fault and not 0 <= upload.weight < float("inf"):
         fault = f"its weight is {upload.weight}"
     if fault:
-        raise _refused(client, fault)
+        raise refused_upload(client, "{fault}.", fault=fault)
 
 
 def check_rows(upload: Upload, received: Mapping[str, Tensor], client: str) -> None:
@@ -277,11 +277,7 @@ def check_rows(upload: Upload, received: Mapping[str, Tensor], client: str) -> N
     """
     fault = _fault_of_rows(upload.rows, received)
     if fault:
-        raise _refused(client, fault)
-
-
-def _refused(client: str, fault: str) -> UploadError:
-    return UploadError("The upload of client {client!r} was refused: {fault}.", client=client, fault=fault)
+        raise refused_upload(client, "{fault}.", fault=fault)
 
 
 def _fault_of_rows(rows: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> str:

@@ -133,13 +133,13 @@ class Slot(Generic[R]):
         try:
             content = json.loads(self.file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise self._damaged(str(error)) from error
+            raise self._damaged("{why}", why=error) from error
         entries = content if self.shared else [content]
         if not isinstance(entries, list):
-            raise self._damaged(f"wanted a list of results; got {type(content).__name__}")
+            raise self._damaged("wanted a list of results; got {got}", got=type(content).__name__)
         for entry in entries:
             if not isinstance(entry, dict) or "settings" not in entry:
-                raise self._damaged(f"wanted an object with settings; got {json.dumps(entry)[:40]}")
+                raise self._damaged("wanted an object with settings; got {got}", got=json.dumps(entry)[:40])
         return entries
 
     def _is_mine(self, entry: Mapping[str, Any]) -> bool:
@@ -148,19 +148,17 @@ class Slot(Generic[R]):
     def _decoded(self, entry: Mapping[str, Any]) -> R:
         missing = [f.name for f in fields(self.kind) if f.name not in entry and f.metadata != LATER]
         if missing:
-            raise self._damaged(f"it lacks {', '.join(missing)}")
+            raise self._damaged("it lacks {missing}", missing=", ".join(missing))
         try:
             return TypeAdapter(self.kind).validate_python(entry)
         except ValidationError as error:
             first = error.errors()[0]
-            raise self._damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            place = ".".join(map(str, first["loc"]))
+            raise self._damaged("{place}: {why}", place=place, why=first["msg"]) from error
 
-    def _damaged(self, fault: str) -> RunError:
-        return RunError(
-            "{file} holds no finished cell: {fault}. Delete it, and it is computed again.",
-            file=self.file,
-            fault=fault,
-        )
+    def _damaged(self, fault: str, /, **facts: Any) -> RunError:
+        text = "{file} holds no finished cell: " + fault + ". Delete it, and it is computed again."
+        return RunError(text, file=self.file, **facts)
 
 
 def runs_of(results: Path) -> Path:

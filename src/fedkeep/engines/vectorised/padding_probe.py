@@ -117,8 +117,8 @@ class Leftovers:
             self._raise(name)
 
     def _raise(self, name: str) -> NoReturn:
-        reason = f"forward keeps {name!r} from one mini-batch to the next"
-        raise MethodError(reason) from RuntimeError(reason)
+        error = MethodError("forward keeps {name!r} from one mini-batch to the next", name=name)
+        raise error from RuntimeError(str(error))
 
 
 def _same(old: object, value: Tensor) -> bool:
