@@ -10,7 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from torch import Tensor, nn
 import fedkeep
 from fedkeep.core.errors import ConfigError, DataError, MethodError
 from fedkeep.core.params import Params
-from fedkeep.data import FederatedData
+from fedkeep.data import FederatedData, read_table
+from fedkeep.data.preparation import Encoding, Rules
+from fedkeep.data.readers import raw_table, tables
 from fedkeep.engines.tally import tallied
 from fedkeep.experiments.worth import counted, counted_rows
 from fedkeep.methods import fedavg, terms
@@ -303,6 +305,14 @@ class Known(nn.Module):
         return self.outputs[number]
 
 
+def write_table(path: Path, table: Table) -> None:
+    x, noise = np.random.default_rng(0).standard_normal((2, 240, 2))
+    columns = {"a": x[:, 0], "b": x[:, 1], **table.columns(x, noise)}
+    lines = [[f"u{n % 8}", *map(str, cells)] for n, cells in enumerate(zip(*columns.values(), strict=True))]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["user", *columns], *lines])
+
+
 def data_of(kind: str, row: Row, label: Any = None, **meta: Any) -> FederatedData:
     trained, test = np.asarray(row.trained), np.asarray(row.label if label is None else label)
     every = np.concatenate([trained[:2], test[:2], trained[2:], test[2:]])
@@ -367,6 +377,49 @@ def test_a_task_is_judged_kept_counted_and_shown(kind: str, engine: Any, tmp_pat
 
 
 @pytest.mark.parametrize("kind", TASKS)
+def test_a_copy_of_a_record_under_another_name_is_the_same_task(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "copied", replace(KINDS[kind], name="copied"))  # type: ignore[arg-type]
+    row, table = TASKS[kind], TASKS[kind].table
+    run = run_of("copied", row)
+    assert run.evaluate("test") == run_of(kind, row).evaluate("test")
+    assert run.examples().kind.name == "copied"
+    if table is None:
+        return
+    monkeypatch.setattr(tables, "TASKS", (kind, "copied"))
+    settings = tomllib.loads(table.settings)
+    write_table(tmp_path / "t.csv", table)
+    one, other = (
+        read_table(tmp_path / "t.csv", features=["a", "b"], label=settings["label"], task=task)
+        for task in (kind, "copied")
+    )
+    of_encoding = ("encoding", "encoded_by")
+    found, wanted = ({n: v for n, v in data.meta.items() if n not in of_encoding} for data in (other, one))
+    assert found == wanted | {"task": "copied"}
+    assert np.array_equal(other.columns["label"], one.columns["label"])  # type: ignore[arg-type]
+
+
+def test_a_task_that_wants_its_numbers_as_they_are_gets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "TASKS", ("plain",))
+    for kind in ("regression", "multi_output"):
+        monkeypatch.setitem(KINDS, "plain", replace(KINDS[kind], name="plain", standardised=False))  # type: ignore[arg-type]
+        table = TASKS[kind].table
+        assert table is not None
+        write_table(tmp_path / "t.csv", table)
+        label = tomllib.loads(table.settings)["label"]
+        raw = raw_table(tmp_path / "t.csv", features=["a", "b"], label=label, task="plain")
+        for rules in (Rules(), Rules(standardise=True)):
+            encoding = Encoding.of(raw.summary(rules))
+            assert "units" not in encoding.meta
+            with pytest.warns(UserWarning, match="reaches"):
+                data = raw.encoded(encoding)
+            assert np.asarray(data.columns["label"]).max() > 1000
+
+
+@pytest.mark.parametrize("kind", TASKS)
 def test_what_counting_gives(kind: str) -> None:
     row, data = TASKS[kind], data_of(kind, TASKS[kind])
     (task,) = tasks_in(data.meta)
@@ -426,11 +479,7 @@ def test_a_table_goes_through_training_and_judging_to_predictions(
     table = TASKS[kind].table
     assert table is not None
     monkeypatch.chdir(tmp_path)
-    x, noise = np.random.default_rng(0).standard_normal((2, 240, 2))
-    columns = {"a": x[:, 0], "b": x[:, 1], **table.columns(x, noise)}
-    lines = [[f"u{n % 8}", *map(str, cells)] for n, cells in enumerate(zip(*columns.values(), strict=True))]
-    with Path("t.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["user", *columns], *lines])
+    write_table(Path("t.csv"), table)
     Path("t.toml").write_text(CONFIG.format(settings=table.settings), encoding="utf-8")
     for command in (
         "check t.toml",

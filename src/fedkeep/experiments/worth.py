@@ -197,7 +197,9 @@ def counted_rows(
         ConfigError: such labels are not counted.
     """
     if task.kind.counting is None:
-        raise ConfigError("Counting labels is no reference for tokens; compare with another run.")
+        raise ConfigError(
+            f"Counting labels is no reference for the task {task.kind.name!r}; compare with another run."
+        )
     train = data.split_rows("train")
     label: Array = task.judged(np.asarray(data.columns[task.label]))
     known_label = ~np.isnan(label) if label.dtype.kind == "f" else label >= 0

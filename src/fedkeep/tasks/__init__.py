@@ -89,7 +89,9 @@ def row_of(kind: str | None) -> str | None:
     Args:
         kind: a kind's name; None: nobody says it, and each label of the row is there or not.
     """
-    return MULTI_LABEL.name if kind is None else KINDS[kind].row
+    if kind is None:
+        return MULTI_LABEL.name
+    return kind if KINDS[kind].several else KINDS[kind].row
 
 
 def of_classes(axes: int) -> Kind:

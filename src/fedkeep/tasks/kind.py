@@ -213,6 +213,10 @@ def _no_fault(score: Tensor) -> str:
     return ""
 
 
+def _right_of(loss: Array, right: Array) -> Array:
+    return right
+
+
 def _mean_of(truth: Array, label: Array) -> float:
     return float(truth.mean())
 
@@ -247,7 +251,8 @@ class Kind:
         metrics: the metrics, by name, in the order of records.
         shown: the metrics that only this kind has or that have words of their own.
         headline: the metric that chooses the best round.
-        client_metric: the metric of each client: the share of right answers, else the root of the mean loss.
+        client_metric: the metric of each client.
+        of_client: from clients' mean losses and shares of right answers the values of that metric.
         ranks_scores: whether metrics want the order of all scores, so that tallies hold bins of them.
         score_fault: says what is wrong with scores that came from a device; empty where nothing is.
         kept_score, kept_label: how a run keeps results: the type of scores, and whether labels stand beside them.
@@ -259,6 +264,7 @@ class Kind:
         trait: what a user is known by.
         says: from outputs (rows, …) and names of classes what ``fedkeep predict`` says; None: it can't.
         from_table: whether a table's reader takes it.
+        standardised: whether labels that are numbers can be learned in standard deviations from their mean.
     """
 
     name: str
@@ -288,6 +294,7 @@ class Kind:
     shown: tuple[Metric, ...]
     headline: Metric
     client_metric: str = "accuracy"
+    of_client: Callable[[Array, Array], Array] = _right_of
     ranks_scores: bool = False
     score_fault: Callable[[Tensor], str] = _no_fault
     kept_score: type[np.generic]
@@ -302,6 +309,7 @@ class Kind:
     trait: Trait = Trait()
     says: Callable[[Tensor, Sequence[str]], list[Said]] | None = None
     from_table: bool = False
+    standardised: bool = True
 
     @property
     def sets(self) -> bool:
@@ -317,11 +325,6 @@ class Kind:
     def keeps_classes(self) -> bool:
         """Whether labels and predicted classes are kept beside the results where ``run.metrics`` wants them."""
         return self.has_classes and not self.kept_label
-
-    def of_client(self, loss: Array, right: Array) -> Array:
-        """Return the values of ``client_metric`` from clients' mean losses and shares of right answers."""
-        found: Array = np.sqrt(loss) if self.right is None else right
-        return found
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,6 @@ MULTI_LABEL = Kind(
     unlike_classes="several for each example, yes or no",
     where="where each example has a row of 0 and 1",
     several=True,
-    row="multi_label",
     close=False,
     size=width,
     values=_yes_or_no,

@@ -72,6 +72,11 @@ def _squares(results: Any) -> tuple[Array]:
     return (results.loss,)
 
 
+def _root_of_loss(loss: Array, right: Array) -> Array:
+    found: Array = np.sqrt(loss)
+    return found
+
+
 def _metrics(means: Means) -> dict[str, float]:
     return {"loss": means.loss, "rmse": math.sqrt(means.loss), "mae": means.gain}
 
@@ -105,6 +110,7 @@ REGRESSION = Kind(
     shown=(RMSE, MAE),
     headline=RMSE,
     client_metric="rmse",
+    of_client=_root_of_loss,
     kept_score=np.float64,
     counting=Counting(name="each user's mean label", found=_mean_label),
     pooled=(PooledMetric("rmse", rmse_pooled, _squares, lower=True),),

@@ -93,25 +93,32 @@ class Features(RawColumn):
 
 @dataclass(frozen=True, kw_only=True)
 class Target(RawColumn):
-    """A raw column of numbers to predict: float64 (rows,), within float32's range; ``standardise`` as of `Features`."""
+    """A raw column of numbers to predict: float64 (rows,), within float32's range; ``standardise`` as of `Features`.
+
+    ``in_units``: their task wants them as they are, whatever the rules say.
+    """
 
     kind: ClassVar[str] = "target"
     values: NDArray[np.floating[Any]]
     standardise: bool = True
+    in_units: bool = False
 
     def summary(self, rules: Rules, counted: Counted) -> TargetSummary:
         """Sum the numbers of the rows to train on, and their squares, where they are to be standardised."""
+        rules = replace(rules, standardise=False) if self.in_units else rules
         return TargetSummary(**_sums([self.values], self.standardise, rules, counted))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Targets(Features):
-    """Several numbers to predict, none of them missing; as of `Features`."""
+    """Several numbers to predict, none of them missing; as of `Features`, and ``in_units`` as of `Target`."""
 
     kind: ClassVar[str] = "targets"
+    in_units: bool = False
 
     def summary(self, rules: Rules, counted: Counted) -> TargetsSummary:
         """Sum the numbers of the rows to train on, and their squares, where they are to be standardised."""
+        rules = replace(rules, standardise=False) if self.in_units else rules
         return TargetsSummary(names=self.names, **_sums(self.values.T, self.standardise, rules, counted))
 
 

@@ -522,13 +522,13 @@ def _labels(
 ) -> RawColumn:
     kind = KINDS.get(str(task if isinstance(name, str) else row_of(task)))
     if kind is not None and kind.several and not kind.whole and name:
-        return _targets(table, names_in(name), standardise)
+        return _targets(table, names_in(name), standardise, not kind.standardised)
     if not isinstance(name, str):
         if not name or kind is None or label_names is not None:
             raise DataError(
                 "Several columns as label are a row of labels of an example, each by its column's name, and want a task "
                 "of such: {tasks}; got the columns {columns}, task={task!r} and label_names={label_names!r}.",
-                tasks=listed(kind for kind in KINDS.values() if kind.from_table and kind.row),
+                tasks=listed(kind for kind in KINDS.values() if kind.from_table and row_of(kind.name)),
                 columns=list(name),
                 task=task,
                 label_names=label_names,
@@ -537,7 +537,7 @@ def _labels(
     if kind is not None and not kind.whole:
         values = numbers_of(table, name, _NUMERIC_LABEL)
         table.single(values[:, None], [name])
-        return Target(values=values, standardise=standardise)
+        return Target(values=values, standardise=standardise, in_units=not kind.standardised)
     names = None if label_names is None else tuple(map(str, label_names))
     if kind is not None and kind.sets:
         if not separator:
@@ -547,14 +547,14 @@ def _labels(
     return Labels(values=table.repeated(name, cells), names=names, task=task)
 
 
-def _targets(table: Table, names: Sequence[str], standardise: bool) -> Targets:
+def _targets(table: Table, names: Sequence[str], standardise: bool, in_units: bool) -> Targets:
     """Return columns of numbers to predict; DataError of all bad ones at once."""
     faults = Faults()
     columns = [faults.within(lambda n=name: numbers_of(table, n, _NUMERIC_LABEL)) for name in names]  # type: ignore[misc]
     faults.check()
     values = np.stack(columns, axis=1)
     table.single(values, names)
-    return Targets(names=tuple(names), values=values, standardise=standardise)
+    return Targets(names=tuple(names), values=values, standardise=standardise, in_units=in_units)
 
 
 def _about_numbers(task: str | None) -> About:
