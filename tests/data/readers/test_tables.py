@@ -248,7 +248,7 @@ def test_a_bad_number(tmp_path: Path, cell: Any, task: str | None) -> None:
         ("time", "2025-11-22", "or all of it as dates"),
         ("time", True, "astype(int)"),
         ("split", "tain", "Did you mean 'train'?"),
-        ("label", 0.5, "'regression' where each example is a number; or name all classes in label_names."),
+        ("label", 0.5, "'regression' where each example is a number"),
     ],
 )
 def test_what_to_do_about_a_bad_cell(tmp_path: Path, column: str, cell: Any, advice: str) -> None:
