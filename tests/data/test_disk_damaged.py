@@ -83,7 +83,6 @@ def test_a_column_of_another_length(tmp_path: Path) -> None:
             b"{",
             "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
         ),
-        (b"{}", "KeyError: 'format'"),
         (
             json.dumps(seal({"format": 2, "columns": 3})).encode(),
             "AttributeError: 'int' object has no attribute 'items'",
@@ -94,12 +93,6 @@ def test_a_column_of_another_length(tmp_path: Path) -> None:
 def test_the_description_is_damaged(tmp_path: Path, content: bytes, reason: str) -> None:
     assert broken(tmp_path, "data.json", content) == (
         f"{tmp_path / 'data' / 'data.json'} is damaged ({reason}). Save the data again."
-    )
-
-
-def test_a_format_of_the_future(tmp_path: Path) -> None:
-    assert broken(tmp_path, "data.json", json.dumps({"format": 3}).encode()) == (
-        f"{tmp_path / 'data' / 'data.json'} has format 3; this version reads 2. Save the data again."
     )
 
 

@@ -142,7 +142,6 @@ def test_a_ledger_of_another_run_or_of_other_terms_is_refused(tmp_path: Path) ->
         {"release": {"rate": 2.0, "noise": 1.0}},
         {"delta": "x"},
         {"carried": [[{"rate": 0.5, "noise": 1.0}, -1]]},
-        {"format": 9},
         {"more": 1},
         {"accountant": "x"},
     ],

@@ -66,6 +66,6 @@ def test_a_file_of_another_form_is_named_and_left_as_it_is(
     assert len(files) == len(SITES)
     monkeypatch.setattr(device_file, "FORMAT", device_file.FORMAT + 1)
     for path in files:
-        with pytest.raises(StoreError, match="of another fedkeep. Read it with that one"):
+        with pytest.raises(StoreError, match="of an older fedkeep: forget it, or read it with that one"):
             DeviceFile(path, path.parts[-3])
     assert {path: path.read_bytes() for path in files} == files

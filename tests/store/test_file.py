@@ -38,19 +38,6 @@ from tests.store.build import (
 from tests.tiny import files
 
 
-def test_a_store_of_another_fedkeep_is_named(tmp_path: Path) -> None:
-    FILE.at_rest(tmp_path / "a", 1)
-    FILE.sql(tmp_path / "a", """UPDATE about SET content = '{"format": 4, "clients": 7}'""")
-    with raises(
-        StoreError,
-        text=(
-            f"The private store {tmp_path / 'a'} is of another fedkeep: wanted the format 5, found 4. Run it again, or read "
-            f"it with that fedkeep."
-        ),
-    ):
-        sqlite(tmp_path / "a")
-
-
 def test_a_store_that_was_there_begins_before_it_is_used(tmp_path: Path) -> None:
     FILE.at_rest(tmp_path / "a", 1)
     store = sqlite(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""JSON files that vouch for themselves: an object whose key ``seal`` is a checksum of all the rest.
+"""JSON files that vouch for themselves, by a key ``seal``, a checksum of all the rest; and formats of all that is on disk.
 
 A seal finds damage and hasty edits, not malice: whoever changes a file on purpose can seal it again.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import RunError
+from fedkeep.core.errors import FedkeepError, RunError
 
 FORMAT = 4
 """The format of run folders. Folders of another format are named and not read."""
@@ -61,8 +61,9 @@ def read_sealed(path: Path) -> dict[str, Any]:
         RunError: the file cannot be read, is of another format, or is not as it was written.
     """
     content = read_json(path)
-    if "seal" not in content or content.get("format") != FORMAT:
-        _check_format(path, content.get("format"))
+    check_format(path, content.get("format"), FORMAT)
+    if "seal" not in content:
+        raise RunError("{file} is damaged: it has no checksum. Restore the run from a copy.", file=path)
     if not is_sealed(content):
         raise RunError(
             "{file} is damaged or was edited: its checksum is not that of its content. Restore the run "
@@ -72,20 +73,32 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key != "seal"}
 
 
-def _check_format(path: Path, found: Any) -> None:
-    if found == FORMAT:
-        raise RunError("{file} is damaged: it has no checksum. Restore the run from a copy.", file=path)
-    older = found is None or (type(found) is int and 0 <= found < FORMAT)
-    what = "no format" if found is None else f"the format {found!r}"
-    todo = (
-        "It is of an older fedkeep: run it again, or read it with that one." if older else "Update fedkeep."
-    )
-    raise RunError(
-        "{file} has {what}; this fedkeep reads format {format}. {todo}",
-        file=path,
+def check_format(
+    what: Path | str,
+    found: Any,
+    reads: int,
+    error: type[FedkeepError] = RunError,
+    *,
+    anew: str = "run it again",
+) -> None:
+    """Raise where something on a disk is of another format than this fedkeep reads.
+
+    Args:
+        what: a file, or what it is, for the message.
+        found: its format; None: it says none.
+        reads: the only format that is read.
+        error: the kind of error.
+        anew: how to have it in this fedkeep's format, where it is of an older one.
+    """
+    if type(found) is int and found == reads:
+        return
+    older = found is None or (type(found) is int and 0 <= found < reads)
+    raise error(
+        "{what} has {got}; this fedkeep reads format {reads}. {todo}",
         what=what,
-        format=FORMAT,
-        todo=todo,
+        got="no format" if found is None else f"the format {found!r}",
+        reads=reads,
+        todo=f"It is of an older fedkeep: {anew}, or read it with that one." if older else "Update fedkeep.",
     )
 
 

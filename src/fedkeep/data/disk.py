@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.files import sync_folder
-from fedkeep.core.sealed import is_sealed, seal
+from fedkeep.core.sealed import check_format, is_sealed, seal
 from fedkeep.data.arrays import read_npy
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.ids import Ids, PackedIds, RangeIds
@@ -137,13 +137,7 @@ def load(folder: Path, mmap: bool) -> Parts:
         about = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(about, dict) or not isinstance(about.get("meta", {}), dict):
             raise TypeError("wanted an object, with an object 'meta'")
-        if about["format"] != FORMAT:
-            raise DataError(
-                "{file} has format {about!r}; this version reads {FORMAT}. Save the data again.",
-                file=path,
-                about=about["format"],
-                FORMAT=FORMAT,
-            )
+        check_format(path, about.get("format"), FORMAT, DataError, anew="save the data again")
         if not is_sealed(about):
             raise DataError(
                 "{file} is damaged or was edited: its checksum is not that of its content. Save the data "

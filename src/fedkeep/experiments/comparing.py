@@ -30,6 +30,7 @@ from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, RoundError, RunError
 from fedkeep.core.files import is_free, write_whole
 from fedkeep.core.run_files import numerics_of, read_commit, read_info
+from fedkeep.core.sealed import check_format
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.cells import CLASS, ID
 from fedkeep.data.readers.load import load_table
@@ -74,6 +75,8 @@ TUNED = (
 )
 GROUP = replace(CLASS, read=lambda cell: "" if cell in (None, "") else CLASS.read(cell))
 """A group's name, or nothing."""
+FORMAT = 1
+"""Of a comparison's folder."""
 PLAN, TRIALS, FAULT, TRIED = "compare.json", "tuned.json", "fault.txt", "trials"
 
 
@@ -456,7 +459,7 @@ def run_all(
     out.mkdir(parents=True, exist_ok=True)
     write_whole(
         out / PLAN,
-        (json.dumps({"format": 1, "data_sets": [p.among for p in plans]}, indent=1) + "\n").encode(),
+        (json.dumps({"format": FORMAT, "data_sets": [p.among for p in plans]}, indent=1) + "\n").encode(),
     )
     made = {plan.among: each for plan, (each, _) in zip(plans, _run(plans, jobs, progress, on), strict=True)}
     return made, write_across(made, out)
@@ -788,6 +791,7 @@ def _plan_in(out: Path) -> dict[str, Any] | None:
         raise _damaged(out) from error
     if not isinstance(before, dict):
         raise _damaged(out)
+    check_format(out / PLAN, before.get("format"), FORMAT, anew="compare again in another folder")
     return before
 
 
@@ -797,7 +801,7 @@ def _damaged(out: Path) -> RunError:
 
 def _about(plan: Plan) -> dict[str, Any]:
     return {
-        "format": 1,
+        "format": FORMAT,
         "data": plan.data.fingerprint(),
         "methods": [v.config.name for v in plan.variants],
         "seeds": list(plan.seeds),

@@ -46,7 +46,7 @@ from fedkeep.core.files import (
 )
 from fedkeep.core.locks import take_lock
 from fedkeep.core.params import Params, nonfinite
-from fedkeep.core.sealed import is_sealed, seal
+from fedkeep.core.sealed import check_format, is_sealed, seal
 
 FORMAT = 1
 BEFORE = "before:"
@@ -180,7 +180,14 @@ class Own:
             with safe_open(path, "pt") as file:
                 about: dict[str, Any] = json.loads((file.metadata() or {})["fedkeep"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if not is_sealed(about) or about["format"] != FORMAT or about["digest"] != digest(tensors):
+            check_format(
+                f"{path.name} in the folder of keep()",
+                about.get("format"),
+                FORMAT,
+                StoreError,
+                anew="remove it to begin anew with the server's values",
+            )
+            if not is_sealed(about) or about["digest"] != digest(tensors):
                 raise ValueError("its checksum is not that of its content")
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise StoreError(

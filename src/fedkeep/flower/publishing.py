@@ -25,6 +25,7 @@ from fedkeep.core.describe import digest
 from fedkeep.core.errors import ConfigError, RunError, first_line
 from fedkeep.core.files import PRIVATE_FILE, private_folder, write_whole
 from fedkeep.core.params import Params, nonfinite
+from fedkeep.core.sealed import check_format
 from fedkeep.flower.served import experiments_in
 from fedkeep.flower.signed import PUBLISHER, Signed, is_signed, private_key
 from fedkeep.flower.supernode import trusted_by
@@ -103,10 +104,7 @@ def read_published(path: Path, trusted: Iterable[Path]) -> Published:
             found = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         header = json.loads(found["published"])
-        if header["format"] != FORMAT:
-            raise RunError(
-                "{path} is of another fedkeep: its format is {got!r}.", path=path, got=header["format"]
-            )
+        check_format(path, header.get("format"), FORMAT, anew="publish it again")
         signature = base64.b64decode(found["signature"], validate=True)
         signed = Signed(**header["project"])
         contents = signed.check(trusted)

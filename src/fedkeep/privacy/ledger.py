@@ -24,6 +24,7 @@ from typing import Any, get_args
 
 from fedkeep.core.errors import BudgetError, ConfigError, RunError
 from fedkeep.core.files import sync_folder, whole_or_error
+from fedkeep.core.sealed import check_format
 from fedkeep.privacy.accounting import Accountant, Release, epsilon, rounds_within
 
 FILE = "budget.jsonl"
@@ -291,6 +292,8 @@ def _parsed(path: Path, content: bytes, run: str) -> Ledger:
             )
         entries.append(entry)
         head = hashlib.sha256(line).hexdigest()
+    if entries:
+        check_format(path, entries[0].get("format"), FORMAT)
     try:
         ledger = Ledger(_terms(entries[0], run), path, [_round(e) for e in entries[1:]], head)
         ledger._size = len(content)
@@ -305,8 +308,6 @@ def _parsed(path: Path, content: bytes, run: str) -> Ledger:
 
 def _terms(entry: Mapping[str, Any], run: str) -> Terms:
     """Return the terms of a first line; ValueError, KeyError, TypeError: it is none of this run."""
-    if entry["format"] != FORMAT:
-        raise ValueError(f"wanted format {FORMAT}, got {entry['format']!r}")
     if entry["run"] != run:
         raise ValueError(f"wanted the run {run}, got {entry['run']!r}")
     fields = {

@@ -57,6 +57,7 @@ from fedkeep.core.files import (
 )
 from fedkeep.core.locks import take_lock
 from fedkeep.core.params import Params, difference_of_names, nonfinite
+from fedkeep.core.sealed import check_format
 from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat
 from fedkeep.store.version_file import INSERT, TABLE, Version, VersionFile, inserted
@@ -313,11 +314,8 @@ class DeviceFile(VersionFile):
         if zlib.crc32(str(content).encode()) != crc:
             raise ValueError("what it says of itself does not fit its checksum")
         found = json.loads(content)
-        if found.pop("format") != FORMAT:
-            raise StoreError(
-                "The private state of the run {run!r} is of another fedkeep. Read it with that one, or forget it.",
-                run=self.run,
-            )
+        what = f"The private state of the run {self.run!r}"
+        check_format(what, found.pop("format", None), FORMAT, StoreError, anew="forget it")
         about = About(**found)
         if about.run != self.run:
             raise StoreError(

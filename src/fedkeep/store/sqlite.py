@@ -32,6 +32,7 @@ import torch
 from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.files import private_folder
 from fedkeep.core.params import Params
+from fedkeep.core.sealed import check_format
 from fedkeep.store.base import Default, PrivateStore, Staged
 from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat, hash_of_ids
@@ -156,11 +157,7 @@ class SqliteStore(PrivateStore):
         found, wanted = json.loads(content), self._about()
         if not isinstance(found, dict):
             raise ValueError(f"{FILE} should say what it holds; got {type(found).__name__}")
-        if found.get("format") != FORMAT:
-            raise StoreError(
-                f"The private store {self.folder} is of another fedkeep: wanted the format {FORMAT}, found "
-                f"{found.get('format')!r}. Run it again, or read it with that fedkeep."
-            )
+        check_format(f"The private store {self.folder}", found.get("format"), FORMAT, StoreError)
         if found.get("run") != self.run:
             raise StoreError(
                 f"The private store {self.folder} belongs to the run {found.get('run')!r}, not to {self.run!r}. "

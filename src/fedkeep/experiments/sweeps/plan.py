@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, RunError
 from fedkeep.core.files import is_free, write_whole
+from fedkeep.core.sealed import check_format
 from fedkeep.data import FederatedData
 from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.build import ahead_of, build_data, simulation_of
@@ -27,6 +28,8 @@ from fedkeep.version import NUMERICS
 if TYPE_CHECKING:
     import optuna
 
+FORMAT = 1
+"""Of a sweep's folder."""
 PLAN, JOURNAL = "sweep.json", "journal.log"
 Prune = Literal["median", "halving", "none"]
 """The rule by which a trial ends early."""
@@ -131,6 +134,7 @@ class Sweep:
             config["run"].pop("workers")
             config["run"].pop("trackers")
         return {
+            "format": FORMAT,
             "space": {m: s.plain() for m, s in self.spaces.items()},
             "seeds": list(self.seeds),
             "prune": self.prune,
@@ -243,6 +247,8 @@ def _check_same(out: Path, about: Mapping[str, Any]) -> None:
         raise RunError(
             "{file} is damaged. Restore it, or name another folder with --out.", file=out / PLAN
         ) from error
+    found = before.get("format") if isinstance(before, dict) else None
+    check_format(out / PLAN, found, FORMAT, anew="sweep again in another folder")
     lines = [line.replace(" in the run,", " there,") for line in differences(about, before)]
     if lines:
         shown = "\n  ".join(lines[:8])
