@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.same_bits CHECKOUT [--only TEXT …] [--jobs 2]`` runs every method one client after the other, in
 workers, vectorised, as chosen and centralised, in memory and in a folder; methods that adapt; differential privacy; secure
-sums; runs that are killed after a round and resumed. CHECKOUT is a clone of another commit whose kernels are built. For each
+sums; runs that are killed after a round and resumed; and four methods between nodes with stores on the disk, each message in
+Flower's form, there and back. CHECKOUT is a clone of another commit whose kernels are built. For each
 run it compares the server's values, every client's, and all records but times. Digests are of one machine and are not kept;
 ``results/same-bits.json`` says which runs were equal, which were not, and which the other commit has not.
 """
@@ -28,6 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ADAPTING = ("fine_tuned", "mixture", "fedbabu", "furl", "per_fedavg")
 KILLED = ("furl", "fedrep", "scaffold", "kteps_star", "mixture", "pfedhn")
 PRIVATE = ("fedavg", "furl", "fedper", "ditto", "mixture")
+DEPLOYED = ("furl", "fedrep", "scaffold", "kteps_star")
+NODES = 3
 ENGINES = ("sequential", "workers", "vectorised", "auto")
 PLAIN_MEANS = ("apfl", "fedbn", "fedrep", "ifca", "mr_mtl", "per_fedavg", "pfedme")
 COMMON = {"rounds": 3, "cohort": 4, "seed": 3, "evaluate_every": 1, "progress": False}
@@ -46,11 +49,6 @@ def digest(tensors: dict[str, Any]) -> str:
 def told(run: Any) -> dict[str, str]:
     """Return the digests of a run: its server's values, its clients' and its records."""
     run = run.last if isinstance(run.last, type(run)) else run  # an older fedkeep's run is of its last round
-    lines = sorted(
-        f"{r.round} {r.split} {r.client} {r.metric} {r.value!r} {r.n}"
-        for r in run.history
-        if r.split not in ("time", "traffic")
-    )
     # What clients kept in the rounds: in later checkouts a method's last step is taken when it is asked for.
     stage = {"stage": "before"} if "stage" in inspect.signature(run.parameters).parameters else {}
     clients = {
@@ -61,8 +59,18 @@ def told(run: Any) -> dict[str, str]:
     return {
         "server": digest({**run.server, **{f"state/{n}": v for n, v in run.state.items()}}),
         "clients": digest(clients),
-        "records": hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16],
+        "records": digest_of_records(run.history),
     }
+
+
+def digest_of_records(records: Sequence[Any]) -> str:
+    """Return a digest of records, but of times and bytes, in any order."""
+    lines = sorted(
+        f"{r.round} {r.split} {r.client} {r.metric} {r.value!r} {r.n}"
+        for r in records
+        if r.split not in ("time", "traffic")
+    )
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -131,6 +139,8 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
         for engine in ("sequential", "vectorised"):
             yield f"{name} {engine} noise", lambda n=name, e=engine: told(noisy(n, trained, e))
             yield f"{name} {engine} secure", lambda n=name, e=engine: told(summed(n, e))
+    for name in DEPLOYED:
+        yield f"{name} flower", lambda n=name: deployed(n)
     yield (
         "fedavg sequential momentum",
         lambda: told(
@@ -193,6 +203,30 @@ def summed(name: str, engine: str) -> Any:
         DATA,
         **{**COMMON, "engine": engine},
     )
+
+
+def deployed(name: str, kind: str = "float32") -> dict[str, str]:
+    """Train a case of the conformance table on Flower's nodes, in this process; return its digests."""
+    from benchmarks.flower_cases import FOLDER, GridTransport, client, kept, node
+    from fedkeep.remote.server import serve_run
+    from tests.engines.test_conformance import CASES
+    from tests.flower.loopback import Loopback, context
+    from tests.remote.federations import federation
+    from tests.remote.test_conformance import server_of
+
+    CASES[name] = replace(CASES[name], method=with_defaults_named(CASES[name].method))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[FOLDER] = folder
+        nodes = [context(7 + k, **{"partition-id": k, "num-partitions": NODES}) for k in range(NODES)]
+        out, grid = Path(folder) / "run", GridTransport(Loopback(client, nodes))
+        history = serve_run(federation(name, kind), grid, out, progress=False, poll=0.01)
+        found = {
+            "server": digest(server_of(out)),
+            "clients": digest(kept(name, kind, out, NODES)),
+            "records": digest_of_records(history),
+        }
+        node.cache_clear()
+    return found
 
 
 class Kill:
