@@ -33,7 +33,7 @@ from fedkeep.engines.adapt import (
     own_split,
     starting,
 )
-from fedkeep.engines.client_step import ClientToTrain, Engine, FirstMoves, Job
+from fedkeep.engines.client_step import ClientResult, ClientToTrain, Engine, FirstMoves, Job
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.first_values import defaults
 from fedkeep.engines.judge import Asked, ExamplesOf, Way, judge, outputs_and_labels
@@ -90,6 +90,9 @@ class Answer:
     upload: Upload | None = None
     loss: float = float("nan")
     fault: Fault | None = None
+
+
+AnyOrder = TypeVar("AnyOrder", bound=Order)
 
 
 def paired(orders: Sequence[A], answers: Iterator[B]) -> Iterator[tuple[A, B]]:
@@ -208,6 +211,25 @@ class LocalDevice:
         self._round = self._attempt = 0  # in which they trained
         self._first_moves = FirstMoves()
 
+    def results(self, orders: Sequence[AnyOrder]) -> Iterator[tuple[AnyOrder, ClientResult]]:
+        """Train clients; return an iterator over what comes of each as it is ready, in the order of ``orders``.
+
+        Nothing is staged, and of no group is judged whether it moves.
+
+        Raises:
+            ConfigError: the orders are of several rounds, or of several parts of the run.
+        """
+        if len(times := sorted({(o.round, o.progress) for o in orders})) > 1:
+            got = " and ".join(map(str, times))
+            raise ConfigError(
+                "Orders that are trained together must have one round and one progress; got {got}.", got=got
+            )
+        flat: dict[int, Params] = {}
+        work = [
+            ClientToTrain(self._position(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders
+        ]
+        return paired(orders, self.engine.train(self.job, work, *times[0]))
+
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         """Train clients; the answers come as they are ready, in the order of ``orders``.
 
@@ -220,22 +242,13 @@ class LocalDevice:
         self._trained = {}
         if not orders:
             return
-        flat: dict[int, Params] = {}
-        work = [
-            ClientToTrain(self._position(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders
-        ]
-        if len(times := sorted({(o.round, o.progress) for o in orders})) > 1:
-            got = " and ".join(map(str, times))
-            raise ConfigError(
-                "Orders that are trained together must have one round and one progress; got {got}.", got=got
-            )
-        round, progress = times[0]
+        round = orders[0].round
         self._round = round
         self._attempt = round + 1 << NONCE_BITS | secrets.randbits(NONCE_BITS)
         # Not held by a name: a round that is broken off lets go of it at once, and the engine ends what still runs.
         # Nor counted by enumerate, which holds on to what it gave last while the next client is trained.
         done, moves = 0, list[Moves]()
-        for order, result in paired(orders, self.engine.train(self.job, work, round, progress)):
+        for order, result in self.results(orders):
             done += 1  # noqa: SIM113
             notify = None if result.clients else self.job.after_step
             if result.kept is not None and result.clients:

@@ -15,9 +15,8 @@ from fedkeep.core.errors import (
     UploadError,
 )
 from fedkeep.core.params import Params
-from fedkeep.engines import Adaptation, ClientToTrain, Engine, Job, Judged, LocalDevice, Order
+from fedkeep.engines import Adaptation, Engine, Job, Judged, LocalDevice, Order
 from fedkeep.engines.client_step import FirstMoves
-from fedkeep.engines.device import paired
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.judge import ExamplesOf
 from fedkeep.methods import Sent
@@ -100,7 +99,7 @@ def serve(
     training = [one for one in begun.values() if one.train and one.client not in failed]
     if masking is not None:
         training = _without_answered(training, masking, work.attempt, answers, tell)
-    for answer, kept in _trained(training, job, engine, work.round, tell, judges_moves):
+    for answer, kept in _trained(training, device, tell, judges_moves):
         answers[answer.client] = answer
         if kept is not None:
             try:
@@ -217,7 +216,7 @@ def _begin(
 
 
 def _trained(
-    orders: Sequence[ClientOrder], job: Job, engine: Engine, round: int, tell: Tell, judges_moves: bool
+    orders: Sequence[ClientOrder], device: LocalDevice, tell: Tell, judges_moves: bool
 ) -> list[tuple[ClientAnswer, Params | None]]:
     """Return the answer of each client, and what it would keep.
 
@@ -225,18 +224,16 @@ def _trained(
     """
     if not orders:
         return []
-    flat: dict[int, Params] = {}
-    work = [ClientToTrain(job.data.index(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders]
     found = []
     try:
-        results = list(paired(orders, engine.train(job, work, round, orders[0].progress)))
+        results = list(device.results(orders))
     except Exception as error:  # noqa: BLE001 - a function of the method or the model
         if len(orders) == 1:
             return [(_failed(orders[0].client, error, tell), None)]
-        return [each for one in orders for each in _trained([one], job, engine, round, tell, judges_moves)]
+        return [each for one in orders for each in _trained([one], device, tell, judges_moves)]
     try:
         if judges_moves:
-            FirstMoves().judge(job, round, [result.moves for _, result in results])
+            FirstMoves().judge(device.job, orders[0].round, [result.moves for _, result in results])
     except MethodError as error:
         return [(_failed(one.client, error, tell), None) for one in orders]
     for one, result in results:
