@@ -21,10 +21,10 @@ from unittest.mock import patch
 import torch
 
 from fedkeep.core.errors import FedkeepError
-from fedkeep.engines.device import NONCE_BITS
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
 from fedkeep.store.sqlite import FILE as STORE
+from fedkeep.store.versions import NONCE_BITS
 
 ROUNDS = 6
 PATIENCE = 20

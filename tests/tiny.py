@@ -34,11 +34,11 @@ from fedkeep.engines import (
     first_kept,
     run_round,
 )
-from fedkeep.engines.device import NONCE_BITS
 from fedkeep.engines.faults import Faults
 from fedkeep.methods import RunningMean, Sent
 from fedkeep.split import Upload
 from fedkeep.store import Default, MemoryStore
+from fedkeep.store.versions import NONCE_BITS
 
 
 def parts(train: int, valid: int = 0, test: int = 0) -> list[str]:

@@ -21,10 +21,10 @@ from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.core.records import read_records
 from fedkeep.core.run_files import read_info
 from fedkeep.data import toy
-from fedkeep.engines.device import NONCE_BITS
 from fedkeep.methods import fedavg
 from fedkeep.models import Linear
 from fedkeep.store.database import Database
+from fedkeep.store.versions import NONCE_BITS
 from tests.experiments.runs import run, stopped
 from tests.tiny import Logits, interrupt, lasting
 

@@ -6,6 +6,7 @@ import pytest
 
 from fedkeep.core.errors import RunError
 from fedkeep.store import VersionLedger
+from fedkeep.store.versions import CLOCK_NONCE_BITS, NONCE_BITS, new_attempt
 
 
 def noted(by_share: bool = False) -> VersionLedger:
@@ -56,3 +57,11 @@ def test_lines_are_written_until_they_are_committed() -> None:
 def test_damage_is_named(content: str) -> None:
     with pytest.raises(RunError, match=r"ledger\.jsonl is damaged"):
         VersionLedger(6).read(content.encode())
+
+
+@pytest.mark.parametrize(("number", "bits"), [(5, NONCE_BITS), (2**41 - 2, CLOCK_NONCE_BITS)])
+def test_names_of_attempts_ascend_and_those_of_one_number_differ(number: int, bits: int) -> None:
+    made, later = ([new_attempt(one, bits) for _ in range(9)] for one in (number, number + 1))
+    assert len(set(made)) > 1
+    assert [name >> bits for name in made] == [number] * 9
+    assert max(made) < min(later) <= max(later) < 2**63

@@ -7,7 +7,6 @@ transport is another one.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -45,16 +44,11 @@ from fedkeep.methods.client import accepted
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import Default, MemoryStore, PrivateStore, VersionLedger
+from fedkeep.store.versions import new_attempt
 from fedkeep.tasks.results import MODELS, Model
 
 A = TypeVar("A")
 B = TypeVar("B")
-
-NONCE_BITS = 31
-"""Of the name of an attempt, drawn anew for each; the bits above count rounds from 1.
-
-So what was staged by a process that was killed, or by one that goes on with another copy of the run, has another name.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +238,7 @@ class LocalDevice:
             return
         round = orders[0].round
         self._round = round
-        self._attempt = round + 1 << NONCE_BITS | secrets.randbits(NONCE_BITS)
+        self._attempt = new_attempt(round + 1)
         # Not held by a name: a round that is broken off lets go of it at once, and the engine ends what still runs.
         # Nor counted by enumerate, which holds on to what it gave last while the next client is trained.
         done, moves = 0, list[Moves]()

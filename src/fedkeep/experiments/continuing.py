@@ -28,7 +28,6 @@ from fedkeep.data import FederatedData
 from fedkeep.data.alike import respelled
 from fedkeep.data.preparation import Encoding
 from fedkeep.data.seen import Seen
-from fedkeep.engines.device import NONCE_BITS
 from fedkeep.experiments.conductor import checkpoint
 from fedkeep.experiments.environment import code_of
 from fedkeep.experiments.run_directory import RunDirectory
@@ -38,6 +37,7 @@ from fedkeep.privacy.ledger import FILE as LEDGER
 from fedkeep.privacy.ledger import marks
 from fedkeep.report.wording import count
 from fedkeep.store import PrivateStore, SqliteStore, VersionLedger
+from fedkeep.store.versions import NONCE_BITS
 
 if TYPE_CHECKING:
     from fedkeep.experiments.run import Run

@@ -38,7 +38,6 @@ from fedkeep.engines import (
     first_default,
     job_of,
 )
-from fedkeep.engines.device import NONCE_BITS
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.lanes import made_of_all
 from fedkeep.engines.rehearsal import fit, model_warnings, told_head
@@ -64,6 +63,7 @@ from fedkeep.methods import Global, Method
 from fedkeep.methods.usual import usual_of
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.store import Default, MemoryStore, PrivateStore, VersionLedger
+from fedkeep.store.versions import NONCE_BITS
 from fedkeep.tasks import tasks_in
 
 

@@ -6,7 +6,6 @@ examples, stands in them only where clients accept by it.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,14 +18,10 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.data.ids import Ids, check_ids
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.store import Line, VersionLedger
+from fedkeep.store.versions import CLOCK_NONCE_BITS, new_attempt
 
 AHEAD = 600_000
 """Milliseconds of attempts that are kept free at a time: ten minutes."""
-NONCE_BITS = 20
-"""Of the number of an attempt, drawn anew for each; the bits above are the clock's milliseconds.
-
-So a server that goes on with another copy of a run gives its attempts other names.
-"""
 
 
 class Attempts:
@@ -46,7 +41,7 @@ class Attempts:
         if self.last > self.free:
             self.free = self.last + AHEAD
             self.directory.write_info({**self.directory.read_info(), "attempts": self.free})
-        return self.last << NONCE_BITS | secrets.randbits(NONCE_BITS)
+        return new_attempt(self.last, CLOCK_NONCE_BITS)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ arrays, of which only pages that are written take memory. No private value is in
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,6 +17,18 @@ import numpy as np
 from fedkeep.core.errors import RunError
 
 ClientIndices = Sequence[int] | np.ndarray
+NONCE_BITS = 31
+"""Of the name of an attempt, drawn anew for each, below the number of its round from 1.
+
+So what was staged by a process that was killed, or by one that goes on with another copy of the run, has another name.
+"""
+CLOCK_NONCE_BITS = 20
+"""Of one whose name has the clock's milliseconds in place of a round: these take 41 bits of the 63, and tell apart, too."""
+
+
+def new_attempt(number: int, bits: int = NONCE_BITS) -> int:
+    """Return the name of a new attempt, in [1, 2⁶³): a number of at least 1 that ascends, and a nonce below it."""
+    return number << bits | secrets.randbits(bits)
 
 
 class Line(NamedTuple):
