@@ -135,6 +135,44 @@ def test_where_the_link_returns_fewer_tickets_than_messages_those_are_of_the_fir
     assert "did not take the message to node 8" in replies[tickets[1]].reason
 
 
+def many(monkeypatch, *faulty):
+    """Send 20 messages, of whose groups the numbered ones meet a fault; return carrier, tickets and the groups' nodes."""
+    nodes = range(100, 120)
+    grid = Loopback(echo, [context(node) for node in nodes])
+    carrier, groups, push = GridTransport(grid), [], grid.push_messages
+
+    def pushed(messages):
+        groups.append([message.metadata.dst_node_id for message in messages])
+        if len(groups) - 1 in faulty:
+            httpx.Response(500, request=httpx.Request("POST", "https://link")).raise_for_status()
+        return push(messages)
+
+    monkeypatch.setattr(grid, "push_messages", pushed)
+    model = torch.randn(100)
+    packets = [(str(node), Packet({"kind": "work", "to": node}, {"w": model})) for node in nodes]
+    return carrier, carrier.send(packets), groups
+
+
+def test_messages_are_pushed_a_few_at_a_time_so_that_their_objects_follow_them_soon(monkeypatch):
+    """Flower tells all nodes of a push of their messages, and pushes what is in these afterwards, one after the other."""
+    carrier, tickets, groups = many(monkeypatch)
+    assert groups == [list(range(100, 108)), list(range(108, 116)), list(range(116, 120))]
+    replies = carrier.receive(tickets)
+    assert [reply.ticket for reply in replies] == tickets
+    assert [reply.packet.header["node"] for reply in replies] == list(map(str, range(100, 120)))
+
+
+def test_a_fault_at_some_messages_loses_no_others(monkeypatch):
+    carrier, tickets, groups = many(monkeypatch, 1)
+    assert len(groups) == 3
+    replies = {reply.ticket: reply for reply in carrier.receive(tickets)}
+    for ticket, node in zip(tickets, range(100, 120), strict=True):
+        if node in groups[1]:
+            assert f"did not take the message to node {node};" in replies[ticket].reason
+        else:
+            assert replies[ticket].packet.header["node"] == str(node)
+
+
 def test_a_ticket_of_our_own_is_not_asked_of_the_link(monkeypatch):
     carrier, grid = transport()
     asked, pull = [], grid.pull_messages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import httpx
@@ -20,6 +21,9 @@ ASK = "query"
 """The type of every message: one ClientApp function answers all of them."""
 LIMIT = 2_147_483_647
 """Bytes of one message: Flower's limit for what it sends in one piece (``MAX_PROTOBUF_STREAM_MESSAGE_LENGTH``)."""
+GROUP = 8
+"""Messages that are pushed at a time. Flower tells all their nodes of them first and pushes what is in them afterwards, one
+after the other; until then a node asks for it in vain, and each time costs the link as much as any request."""
 POLL = 0.2  # seconds between two looks for replies
 Answer = TypeVar("Answer")
 BORNE = 600.0  # seconds in which the link may answer every request with a fault of its own
@@ -87,7 +91,7 @@ class GridTransport:
         return self._keys.get(node, "")
 
     def send(self, messages: Iterable[tuple[str, Packet]]) -> list[str]:
-        """Push packets, all in one go.
+        """Push packets, a few at a time.
 
         Raises:
             ConfigError: one is beyond the limit, so that no device would ever get it.
@@ -106,8 +110,14 @@ class GridTransport:
             )
             for (node, packet), records in zip(named, to_records(p for _, p in named), strict=True)
         ]
-        tickets: list[str | None] = [*self._asked(lambda: self.grid.push_messages(made))] if made else []
-        tickets += [None] * (len(made) - len(tickets))  # Flower returns [] where a proxy found them too large
+        tickets: list[str | None] = []
+        while made:
+            group, made = made[:GROUP], made[GROUP:]  # what was pushed is held no longer
+            pushed = self._asked(partial(self.grid.push_messages, group))
+            tickets += pushed
+            tickets += [None] * (
+                len(group) - len(pushed)
+            )  # Flower returns [] where a proxy found them too large
         for ticket, (node, _) in zip(tickets, named, strict=True):
             if ticket:
                 self._sent[ticket] = self._number(node)
