@@ -144,15 +144,17 @@ def test_a_server_app_tells_its_link_by_tls_before_it_imports_flower_and_ends_wh
 
 
 def test_a_server_app_lives_by_flowers_own_signs_from_the_first_one_on(tmp_path: Path) -> None:
-    """Flower's ends the app in order, and says how it ended."""
+    """Flower's ends the app in order, and says how it ended. What has not come yet of an answer is asked for again soon."""
     code = """
 import runpy, sys, time
 import flwr.superlink.cli as cli
 import flwr.superlink.runtime
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
 def serve():
     runtime = sys.modules["flwr.superlink.runtime.run_serverapp"]
     print(runtime.make_task_heartbeat_fn_http(None).__name__, flush=True)
+    print(pull_objects.__kwdefaults__["initial_backoff"])
     time.sleep(1.0)
     print("goes on")
 
@@ -162,7 +164,7 @@ cli.flwr_serverapp = serve
     with node(ALIVE, NOT_KNOWN) as (address, heard):
         code = start.format(guard=guard.__file__, address=address, words=["--at-link", "--insecure"])
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "fn\ngoes on\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "fn\n0.1\ngoes on\n"), done.stderr
     assert len(heard) == 1
 
 

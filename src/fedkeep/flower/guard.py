@@ -140,7 +140,10 @@ def _end(why: str) -> NoReturn:
 
 
 def _serve_at_link(begun: threading.Event) -> None:
-    """Run a server app as Flower does; from its own first sign of life on, ours are not needed."""
+    """Run a server app as Flower does; from its own first sign of life on, ours are not needed.
+
+    It is told of an answer before all of it has come, and asks for nothing else while it waits for the rest.
+    """
     from fedkeep.flower import inner
 
     def begin_its_own(client: Any) -> Callable[[], bool]:
@@ -148,6 +151,7 @@ def _serve_at_link(begun: threading.Event) -> None:
         beat: Callable[[], bool] = begin(client)
         return beat
 
+    inner.ask_again_after(inner.AGAIN_AFTER)
     begin = inner.replace(inner.SERVER, "make_task_heartbeat_fn_http", begin_its_own)
     inner.run_server_app()
 

@@ -23,6 +23,8 @@ LINK = "flwr.superlink.main"
 PULLING = "flwr.supercore.inflatable.inflatable_utils"
 PULLS, AGAIN = ("pull_objects", "pull_and_inflate_object_from_tree"), "initial_backoff"
 """What asks for a message's objects, and by which of its defaults it waits for one that is not there yet."""
+AGAIN_AFTER = 0.1
+"""Seconds that a server app, a node and its processes wait for such an object at first."""
 REPLACED = {
     LINK: ("create_app",),
     SERVER: ("make_task_heartbeat_fn_http",),
@@ -146,7 +148,8 @@ def replace(module: str, name: str, ours: Any) -> Any:
 def ask_again_after(seconds: float) -> None:
     """Let this process, and its forks, ask again so soon for a message's object that is not there yet; then ever later.
 
-    A message is told of before its objects have come, to nodes as to their processes, so that most rounds wait for some.
+    A message is told of before its objects have come, to nodes as to their processes and to a server app, so that most
+    rounds wait for some.
     Flower waits one second, and then two.
 
     Raises:

@@ -238,7 +238,7 @@ def run_node(words: Sequence[str], serve: Callable[[Sequence[str]], None]) -> No
         serve: does what a message's command does, in a process of its own.
     """
     import_module(SHARED)
-    inner.ask_again_after(SOON / 2)
+    inner.ask_again_after(inner.AGAIN_AFTER)
     gc.freeze()
     started = Started(partial(run_exec, serve))  # before anything else: what it inherits, it would hold
     home = Path(os.environ["FLWR_HOME"])
