@@ -205,10 +205,9 @@ def measured(
     with (
         {"slurm": slurm, "ray": ray}[name](home / "place") as named,
         killing(made.out, kills, np.random.default_rng(0), pause=3.0) as killed,
+        contextlib.closing(place(named, made.out, most=2)) as on,  # else Ray's cluster cannot be shut down
     ):
-        on = place(named, made.out, most=2)
         seconds, said = compute(made, on)
-        on.leave(False)  # else Ray's cluster cannot be shut down
     there = digests(made)
     other = sorted(cell for cell, found in there.items() if found != here[cell])
     return {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import stat
 import sys
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,9 +29,38 @@ from fedkeep.experiments.reproductions import Reproduction, Request, reproduce
 from fedkeep.experiments.sweeps.space import Range, Space
 from fedkeep.experiments.sweeps.trials import TrialJob
 from fedkeep.report.runs import read_run
-from tests.commands import call
+from tests.commands import call, succeeded
 from tests.experiments.test_comparing import TOY
 from tests.refusals import raises
+
+
+def in_fresh_processes() -> Executor:
+    """Processes that have imported what they need, and no threads of this one's."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedkeep.experiments.job", __name__])
+    return ProcessPoolExecutor(2, context)
+
+
+@pytest.mark.parametrize("tune", [0, 1])
+def test_a_comparison_in_processes_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("toy.toml").write_text(TOY)
+    words = (
+        "compare",
+        "toy.toml",
+        "--methods",
+        "furl,fedavg",
+        "--no-references",
+        "--seeds",
+        1,
+        "--tune",
+        tune,
+    )
+    found = succeeded(call(*words, "--out", "c", "--on", f"{__name__}:in_fresh_processes"))
+    assert Path("c/report.html").exists()
+    assert found.stdout.splitlines()[:-2] == call(*words, "--out", "here").stdout.splitlines()[:-2]
 
 
 @dataclass(frozen=True)
@@ -100,6 +131,7 @@ def test_of_jobs_that_fail_the_first_is_told_after_the_others_are_done(tmp_path:
 class Losing:
     """A place that loses every job but counts how often it was sent; each comes ``further`` before."""
 
+    goes_on = True
     further: dict[str, int] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
     left: list[bool] = field(default_factory=list)
@@ -117,6 +149,8 @@ class Losing:
     def leave(self, cancel: bool) -> str:
         self.left.append(cancel)
         return ""
+
+    def close(self) -> None: ...
 
 
 def test_a_job_that_is_lost_thrice_more_is_given_up(tmp_path: Path) -> None:
@@ -146,6 +180,38 @@ def test_an_interruption_leaves_jobs_and_an_error_cancels_them(tmp_path: Path) -
     with pytest.raises(OSError, match="full"):
         elsewhere(on, [Errand("a", tmp_path)])
     assert on.left == [False, True]
+
+
+class Interrupted(Losing):
+    """A place at which Ctrl-C is pressed."""
+
+    def ended(self) -> list[tuple[str, Any]]:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("bars", [True, False])
+@pytest.mark.parametrize("answer", ["y", "n"])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_on_a_terminal_an_interruption_asks_what_becomes_of_jobs_that_can_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bars: bool, answer: str, goes_on: bool
+) -> None:
+    there, here = pytest.importorskip("pty").openpty()
+    with os.fdopen(here, "r") as stdin, os.fdopen(os.dup(here), "w") as stderr:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stderr", stderr)
+        os.write(there, f"{answer}\n".encode())
+        on = Interrupted()
+        on.goes_on = goes_on
+        with pytest.raises(KeyboardInterrupt):
+            run_long_jobs([Errand("a", tmp_path)], 1, bars, on=on)
+        assert on.left == [goes_on and answer == "y"]
+        shown = b""
+        while b"over" not in shown:
+            stderr.write("over")
+            stderr.flush()
+            shown += os.read(there, 1 << 16)
+        assert (b"Cancel the jobs" in shown) == goes_on
+    os.close(there)
 
 
 @pytest.mark.parametrize("named", ["cluster", "ray//x", f"{__name__}:missing", f"{__name__}:no_executor"])
@@ -245,14 +311,14 @@ def test_jobs_of_an_earlier_call_are_followed_and_not_sent_again(tmp_path: Path,
     jobs = [Errand("a", tmp_path), Errand("b", tmp_path)]
     first = Slurm(tmp_path / "slurm", [], None)
     first.send(jobs)
-    assert "scancel 1" in first.leave(False)
+    assert first.leave(False) == "2 jobs of Slurm go on. To end them: scancel 1"
     later = Slurm(tmp_path / "slurm", [], None)
     assert later.states() == {"a": "running", "b": "running"}
     later.send(jobs)
     assert len(cluster.calls) == 1
     (tmp_path / "slurm" / "a.ended").write_text("0")
     assert later.ended() == [("a", None)]
-    later.leave(True)
+    assert later.leave(True) == "1 job of Slurm is cancelled."
     assert (cluster.home / "cancelled").read_text().split() == ["1_1"]
 
 
@@ -354,6 +420,14 @@ def test_the_status_of_each_run(tmp_path: Path) -> None:
     assert rows[0] == (first.name, "finished", "2 of 2")
     assert rows[1] == (second.name, "waiting", "")
     assert {state for _, state, _ in rows[2:]} == {"not begun"}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_asking_for_the_status_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("toy.toml").write_text(TOY)
+    succeeded(call("compare", "toy.toml", "--on", "slurm", "--status"))
+    assert not Path("comparisons").exists()
 
 
 @pytest.mark.slow
@@ -461,6 +535,23 @@ def test_a_job_of_a_reproduction_computes_its_run_alone(tmp_path: Path, cluster:
     assert not (out / "table.md").exists()
 
 
+@pytest.mark.usefixtures("cluster")
+def test_a_reproduction_elsewhere_has_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Request]()
+
+    def one(request: Request) -> Path:
+        asked.append(request)
+        return request.out
+
+    known = {"one": Reproduction(about="a table", run=one)}
+    monkeypatch.setattr(reproductions, "reproductions", lambda: known)
+    monkeypatch.chdir(tmp_path)
+    for on in ("local", "slurm", f"{__name__}:in_threads"):
+        succeeded(call("reproduce", "one", "--out", "o", "--data", "d", "--on", on))
+    whole = (tmp_path / "o", tmp_path / "d")
+    assert [(r.out, r.data) for r in asked] == [(Path("o"), Path("d")), whole, whole]
+
+
 @pytest.mark.usefixtures("mine")
 def test_a_piece_of_a_reproduction_is_read_as_it_was_written(tmp_path: Path) -> None:
     request = Request(Path("data"), tmp_path, "full", [3], 2, only=("a*",), changes={"run.rounds": "3"})
@@ -472,11 +563,24 @@ def test_a_piece_of_a_reproduction_is_read_as_it_was_written(tmp_path: Path) -> 
     assert not again.request.wants("b")
 
 
+class Task:
+    """A function as a task of Ray's double, which takes none once its cluster was left."""
+
+    def __init__(self, cluster: ARay, function: Any) -> None:
+        self.cluster, self.function = cluster, function
+
+    def remote(self, *args: Any) -> Any:
+        if self.cluster.shut:
+            raise RuntimeError("Ray is not initialized.")
+        return SimpleNamespace(future=lambda: ThreadPoolExecutor(1).submit(self.function, *args))
+
+
 class ARay:
     """A double of Ray's module: of a cluster of eight cores and some GPUs."""
 
     def __init__(self, gpus: int) -> None:
         self.there, self.asked = {"CPU": 8.0} | ({"GPU": float(gpus)} if gpus else {}), dict[str, Any]()
+        self.shut = False
 
     def is_initialized(self) -> bool:
         return True
@@ -486,7 +590,40 @@ class ARay:
 
     def remote(self, **options: Any) -> Any:
         self.asked = options
-        return lambda function: function
+        return lambda function: Task(self, function)
+
+    def shutdown(self) -> None:
+        self.shut = True
+
+
+@pytest.fixture
+def a_ray(monkeypatch: pytest.MonkeyPatch) -> ARay:
+    """Ray's double, in place of the module."""
+    double, errors = ARay(0), ModuleType("ray.exceptions")
+    errors.__dict__.update(
+        RayError=type("RayError", (Exception,), {}), RayTaskError=type("E", (Exception,), {})
+    )
+    monkeypatch.setitem(sys.modules, "ray", double)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", errors)
+    return double
+
+
+def test_a_comparison_leaves_the_place_when_all_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_ray: ARay
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("toy.toml").write_text(TOY)
+    succeeded(call("compare", "toy.toml", "--seeds", 1, "--tune", 1, "--out", "c", "--on", "ray"))
+    assert a_ray.shut
+    assert len([*Path("c/runs").iterdir()]) == len([*Path("c/trials").iterdir()]) == 3
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_reproduction_leaves_the_place_after_its_last_wave(tmp_path: Path, a_ray: ARay) -> None:
+    (tmp_path / "out").mkdir()
+    succeeded(call("reproduce", "mine", "--out", tmp_path / "out", "--on", "ray"))
+    assert a_ray.shut
+    assert (tmp_path / "out" / "c").exists()
 
 
 @pytest.mark.parametrize(

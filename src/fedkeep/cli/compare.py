@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -129,9 +130,9 @@ def compare(
         groups=grouped,
     )
     several = len(plans) > 1
-    place = place_of(on, folder, jobs, slurm)
     if status:
-        _show_status(comparing.status(plans, {} if place is None else place.states()), plans)
+        with place_of(on, folder, jobs, slurm) as place:
+            _show_status(comparing.status(plans, {} if place is None else place.states()), plans)
         return
     for plan in plans:
         tried = f", after {tune} trials of each" if tune else ""
@@ -145,7 +146,7 @@ def compare(
         )
     seconds = sum(plan.seconds for plan in plans) / (jobs or 1)
     ask_if_long(seconds, f"This comparison would take at least {duration(seconds)}, by its runs.", yes)
-    with may_stop("runs"):
+    with may_stop("runs"), place_of(on, folder, jobs, slurm) as place:
         if several:
             all_of, page = comparing.run_all(plans, jobs or 1, on=place)
         else:
@@ -340,8 +341,8 @@ def sweep(
     )
     if found.config.privacy is not None:
         complain("Note: every trial spends its own ε, and the choice among them is counted in none.")
-    with may_stop("trials"):
-        sweeps.run(made, jobs or 1, on=place_of(on, made.out, jobs, slurm))
+    with may_stop("trials"), place_of(on, made.out, jobs, slurm) as place:
+        sweeps.run(made, jobs or 1, on=place)
     results = sweeps.results(made)
     path = sweeps.write(made, results)
     shown = sweeps.table(made, results)
@@ -407,8 +408,9 @@ def reproduce(
     from fedkeep.experiments.build import data_folder
     from fedkeep.experiments.config import parse_overrides
 
+    out = seen_from(on, out)
     request = reproductions.Request(
-        data_folder(data),
+        seen_from(on, data_folder(data)),
         out,
         scale.value,
         parse_seeds(seeds),
@@ -416,10 +418,9 @@ def reproduce(
         only=tuple(only or ()),
         finished=finished,
         changes=parse_overrides(settings or []),
-        on=place_of(on, out, jobs, slurm),
     )
-    with may_stop("runs"):
-        path = reproductions.reproduce(name, request)
+    with may_stop("runs"), place_of(on, out, jobs, slurm) as place:
+        path = reproductions.reproduce(name, replace(request, on=place))
     say(f"Results: {path}")
 
 

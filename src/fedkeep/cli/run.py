@@ -145,7 +145,8 @@ def _as_a_job(found: Found, folder: Path, data: Path | None, on: str, slurm: str
         )
     cell.check()
     beside = folder.with_name(f"{folder.name}-job")  # its own folder must be empty when it begins
-    run_long_jobs([cell], on=place_of(on, beside, None, slurm), stand=lambda cell: cell.stand)
+    with place_of(on, beside, None, slurm) as place:
+        run_long_jobs([cell], on=place, stand=lambda cell: cell.stand)
     if (fault := folder / FAULT).exists():
         raise RunError("{folder}: {fault}", folder=folder, fault=fault.read_text(encoding="utf-8").strip())
     return load_run(folder, data_folder=data)

@@ -6,7 +6,8 @@ import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
@@ -111,8 +112,9 @@ def ask_if_long(seconds: float, told: str, yes: bool) -> None:
         ask(f"{told} Begin?", f"{told} Fewer rounds, passes or runs take less.", yes)
 
 
-def place_of(on: str, folder: Path, jobs: int | None, slurm: str = "") -> Place | None:
-    """Return the place that ``--on`` names; None: this machine.
+@contextmanager
+def place_of(on: str, folder: Path, jobs: int | None, slurm: str = "") -> Iterator[Place | None]:
+    """Yield the place that ``--on`` names, and close it then; None: this machine.
 
     Raises:
         ConfigError: there is no such place, or it cannot be reached from here.
@@ -120,8 +122,10 @@ def place_of(on: str, folder: Path, jobs: int | None, slurm: str = "") -> Place 
     from fedkeep.experiments.places import place
 
     if on == "local" and not slurm:
-        return None
-    return place(on, folder, most=jobs, options=slurm)
+        yield None
+        return
+    with closing(place(on, folder, most=jobs, options=slurm)) as made:
+        yield made
 
 
 Folder = TypeVar("Folder", Path, Path | None)

@@ -47,7 +47,7 @@ def run_long_jobs(
         finished: called after every job.
         kind: of a job; those of one kind take about as long.
         later: the kinds of jobs that come after these, whose time is told too.
-        on: where they run; None: here.
+        on: where they run, which stays open for more; None: here.
         stand: how far a job has come that runs elsewhere, as its folder tells.
 
     Raises:
@@ -128,13 +128,12 @@ def _run_elsewhere(
                 if finished is not None:
                     finished()
     except BaseException as stop:
-        cancel = not isinstance(stop, KeyboardInterrupt) or _asked_to_cancel()
+        board.close()  # bars stand in the way of a question
+        cancel = not isinstance(stop, KeyboardInterrupt) or (on.goes_on and _asked_to_cancel())
         if said := on.leave(cancel):
-            board.say(said)
+            _say(said)
         raise
-    finally:
-        board.close()
-    on.leave(False)
+    board.close()
     for name, error in faults.items():
         raise RunError(
             "{name}: {why}{more}",

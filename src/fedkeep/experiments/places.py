@@ -73,7 +73,11 @@ class Written(Protocol):
 
 
 class Place(Protocol):
-    """Takes jobs, and says of each how it ended."""
+    """Takes jobs, and says of each how it ended; whoever made it closes it."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether jobs may go on without the process that sent them."""
 
     def send(self, jobs: Sequence[LongJob]) -> None:
         """Let jobs run; of those that run there already, none is sent again.
@@ -93,6 +97,9 @@ class Place(Protocol):
 
     def leave(self, cancel: bool) -> str:
         """Wait for nothing any more, and return what to say of jobs that go on; ``cancel``: none does."""
+
+    def close(self) -> None:
+        """Take no more jobs."""
 
 
 def place(named: str, folder: Path, *, most: int | None = None, options: str = "") -> Place:
@@ -190,6 +197,8 @@ class Futures:
         most: as for ``place``.
     """
 
+    goes_on = False
+
     def __init__(self, make: Callable[[], Executor], most: int | None) -> None:
         self._make, self._most = make, most
         self._executor = make()
@@ -221,9 +230,15 @@ class Futures:
         }
 
     def leave(self, cancel: bool) -> str:
-        """Let the executor end; its jobs end with the process that made it."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Begin none of those that wait; what runs ends with the process that made the executor."""
+        self._waiting.clear()
+        for one in self._sent:
+            one.cancel()
         return ""
+
+    def close(self) -> None:
+        """Let the executor end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _error(future: Future[None]) -> FedkeepError | None:
@@ -352,6 +367,8 @@ class Slurm:
         ConfigError: Slurm's commands are not here.
     """
 
+    goes_on = True
+
     def __init__(self, folder: Path, options: Sequence[str], most: int | None) -> None:
         if missing := [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]:
             raise ConfigError(
@@ -359,7 +376,6 @@ class Slurm:
                 missing=missing[0],
             )
         self.folder, self.options, self.most = folder, options, most
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._sent: dict[str, _Sent] = {}
         if self._book.exists():
             known: dict[str, str] = json.loads(self._book.read_text(encoding="utf-8"))
@@ -371,6 +387,7 @@ class Slurm:
         Raises:
             ConfigError: Slurm refuses them, or one cannot be written as a file.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._look()
         new = []
         for job in jobs:
@@ -406,10 +423,16 @@ class Slurm:
         ids = [one.id for one in self._sent.values() if one.state != "over"]
         if not ids:
             return ""
+        one = len(ids) == 1
+        count = "1 job of Slurm" if one else f"{len(ids)} jobs of Slurm"
         if cancel:
             _called(["scancel", *ids])
-            return f"{len(ids)} jobs of Slurm are cancelled."
-        return f"{len(ids)} jobs of Slurm go on. End them with: scancel {' '.join(sorted({i.partition('_')[0] for i in ids}))}"
+            return f"{count} {'is' if one else 'are'} cancelled."
+        numbers = sorted({id.partition("_")[0] for id in ids})
+        return f"{count} {'goes' if one else 'go'} on. To end {'it' if one else 'them'}: scancel {' '.join(numbers)}"
+
+    def close(self) -> None:
+        """Do nothing: jobs go on."""
 
     @property
     def _book(self) -> Path:

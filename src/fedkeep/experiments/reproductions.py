@@ -191,6 +191,7 @@ class _One:
 
     name: str
     alone: bool
+    goes_on = False
 
     def send(self, jobs: Sequence[LongJob]) -> None:
         for job in jobs:
@@ -207,3 +208,5 @@ class _One:
 
     def leave(self, cancel: bool) -> str:
         return ""
+
+    def close(self) -> None: ...
