@@ -16,11 +16,10 @@ from fedkeep.core.files import leftovers, sync_folder
 from fedkeep.methods.client import by_share
 from fedkeep.remote.device_file import About, DeviceFile, create, file_of, remove, runs_in
 from fedkeep.remote.device_store import STAGED, DeviceStore, MissingError
-from fedkeep.store import Default, Line, Named, database
+from fedkeep.store import Line, Named, database
 from fedkeep.store.version_file import Version
 from tests.refusals import raises
 from tests.remote.device_states import (
-    DEFAULT,
     OWNER,
     RUN,
     begun,
@@ -42,12 +41,6 @@ FIRST = Line()
 
 
 class TestVersions:
-    def test_a_new_client_begins_with_the_default(self, tmp_path: Path) -> None:
-        store = fresh(tmp_path, default=Default(DEFAULT.initial, ("normal", 1.0), seed=3))
-        wanted = Default(DEFAULT.initial, ("normal", 1.0), seed=3)("a")
-        assert torch.equal(begun(store, "a")["user"], wanted["user"])
-        assert rows(store) == []
-
     def test_what_was_staged_is_accepted_when_the_next_order_names_it(self, tmp_path: Path) -> None:
         store = fresh(tmp_path)
         trained(store, 1, FIRST, 7)
@@ -115,13 +108,6 @@ class TestVersions:
         for round in range(1, 8):
             trained(store, round, FIRST, round)
         assert [attempt for _, attempt, _ in rows(store)] == [10 * r for r in range(8 - STAGED, 8)]
-
-    def test_clients_do_not_meet(self, tmp_path: Path) -> None:
-        store = fresh(tmp_path)
-        for number, client in enumerate("abc", 1):
-            stage(store, client, values(number), round=1, attempt=10)
-        store.flush()
-        assert [plain(begun(store, c, Line(1, 10)))[1] for c in "cab"] == [3, 1, 2]
 
     def test_what_is_staged_must_have_the_names_that_are_kept(self, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=r"other names than are kept: missing \['client/count'\]"):

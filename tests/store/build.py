@@ -17,7 +17,7 @@ from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
 from fedkeep.remote.device_file import About, create, file_of
 from fedkeep.remote.device_store import DeviceStore
-from fedkeep.store import Default, Lines, MemoryStore, PrivateStore, SqliteStore, VersionLedger
+from fedkeep.store import Default, Lines, MemoryStore, Named, PrivateStore, SqliteStore, VersionLedger
 from fedkeep.store.database import Database
 from fedkeep.store.rows import RowFormat
 from tests.tiny import files
@@ -158,17 +158,40 @@ class Kind:
         found: Database = store._file.database
         return found
 
-    def train(self, store: PrivateStore, round: int, rounds: Rounds = SMALL) -> None:
-        """Let a round happen: a simulation's ledger names it before the flush, a device hears of it in the next round."""
-        store.begin(lines_after(round - 1, rounds))
-        self.write(store, *rounds.of(round), round)
+    def train(
+        self, store: Any, round: int, rounds: Rounds = SMALL, *, best: int = 0, flush: bool = True
+    ) -> None:
+        """Let a round happen: a simulation's ledger names it before the flush, a device hears of it in the next round.
 
-    def write(self, store: PrivateStore, clients: Sequence[int], params: Params, attempt: int) -> None:
+        So it does of the ``best`` round.
+        """
+        store.begin(lines_after(round - 1, rounds))
+        if self is DEVICE and 0 < best < round:
+            for client, line in lines_after(best, rounds).by_client().items():
+                assert store.name(client, None, Named(best, line.version, line.attempt), round) == ""
+        self.write(store, *rounds.of(round), round, flush=False)
+        if self is FILE and best == round:
+            store.mark()
+        if flush:
+            store.flush()
+
+    def write(
+        self, store: Any, clients: Sequence[int], params: Params, attempt: int, flush: bool = True
+    ) -> None:
         """Make durable what clients have staged in an attempt, which counts already in a simulation."""
         stage(store, clients, params, attempt)
         if self is FILE:
             store.begin(lines(dict.fromkeys(clients, attempt)))
-        store.flush()
+        if flush:
+            store.flush()
+
+    def at_best(self, folder: Path, round: int, best: int, rounds: Rounds) -> dict[str, Any]:
+        """Return what counted after the best round, read after another; to a device a server may go back."""
+        if self is DEVICE:
+            return self.state(folder, best, rounds)
+        store = sqlite(folder, initial=rounds.initial)
+        store.begin(lines_after(round, rounds), lines_after(best, rounds))
+        return numbers(store.marked())
 
     def trained(self, folder: Path, round: int, rounds: Rounds = SMALL) -> Any:
         """Return a store after so many rounds."""

@@ -13,8 +13,11 @@ from fedkeep.core.errors import StoreError
 from fedkeep.store import database
 from tests.store.build import (
     CLIENTS,
+    DEVICE,
     FILE,
+    IDS,
     KINDS,
+    LARGE,
     Kind,
     count,
     expected,
@@ -23,7 +26,6 @@ from tests.store.build import (
     lines_after,
     numbers,
     of_round,
-    sqlite,
     stage,
     untouched,
     values,
@@ -170,31 +172,29 @@ def test_interrupted_inside_a_flush_nothing_is_written(
     assert kind.state(killed(tmp_path / "a"), 3) == expected(3)
 
 
-@pytest.mark.parametrize("mark", [1, 3, 6])
-def test_what_counted_at_the_mark_outlives_any_kill_and_goes_after_the_next_mark(
-    tmp_path: Path, mark: int
+@KINDS
+@pytest.mark.parametrize("best", [1, 3, 6])
+def test_the_versions_of_the_best_round_outlive_any_kill_and_go_after_the_next_best(
+    tmp_path: Path, kind: Kind, best: int
 ) -> None:
-    store = sqlite(tmp_path / "a")
-    for round in range(1, 9):
-        count(store, *of_round(round), round)
-        if round in (mark, 8):
-            store.mark()
-        if mark <= round < 8:
-            for flushed in (False, True):
-                if flushed:
-                    store.flush()
-                again = sqlite(killed(tmp_path / "a"))
-                if flushed or round > mark:
-                    again.begin(lines_after(round - (not flushed)), lines_after(mark))
-                    assert numbers(again.marked()) == expected(mark)
-                    assert numbers(again) == expected(round - (not flushed))
-        store.flush()
-    for round in (9, 10):
-        count(store, *of_round(round), round)
-        store.flush()
-    store.rest()
-    named = [
-        {c: max(r for r in range(1, n + 1) if c in of_round(r)[0]) for c in range(CLIENTS)}
-        for n in (8, 9, 10)
-    ]
-    assert {*FILE.versions(tmp_path / "a")} <= {pair for one in named for pair in one.items()}
+    folder = tmp_path / "a"
+    store = kind.open(folder, initial=LARGE.initial)
+    for round in range(1, 15):
+        now = 8 if round >= 8 else best if round >= best else 0
+        kind.train(store, round, LARGE, best=now, flush=False)
+        for flushed in (False, True):
+            if flushed:
+                store.flush()
+            last = round if flushed else round - 1
+            if best <= last < 8:
+                assert kind.at_best(killed(folder), last, best, LARGE) == expected(best, LARGE)
+                assert kind.state(killed(folder), last, LARGE) == expected(last, LARGE)
+    assert kind.at_best(killed(folder), 14, 8, LARGE) == expected(8, LARGE)
+    kind.rest(store)
+    for client in range(CLIENTS):
+        took_part = [r for r in range(1, 15) if client in LARGE.of(r)[0]]
+        needed = {max(r for r in took_part if r <= now) for now in (8, 13, 14)}
+        if kind is DEVICE:  # the last accepted version, one before it, and what is staged
+            needed.update(took_part[-3 if 14 in took_part else -2 :])
+        name = client if kind is FILE else IDS[client]
+        assert {attempt for who, attempt in kind.versions(folder) if who == name} == needed
