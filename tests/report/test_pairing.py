@@ -193,8 +193,8 @@ def test_a_metric_without_a_value_for_an_example_is_refused(folder: Callable[...
     with raises(
         ConfigError,
         text=(
-            "mae has no value for a single example, so clients can't be compared by it. Choose loss, the squared error; the "
-            "gain in RMSE stands in the report too."
+            "mae has no value for a single example, so clients can't be compared by it. Choose loss, the squared error; "
+            "gains in RMSE stand in the report too."
         ),
     ):
         check_metric("mae", REGRESSION)

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from fedkeep.engines.tally import tallied
 from fedkeep.experiments.worth import counted, counted_rows
 from fedkeep.methods import fedavg, terms
 from fedkeep.report.page import write_report
-from fedkeep.tasks import KINDS, tasks_in
+from fedkeep.tasks import KINDS, Kind, tasks_in
 from fedkeep.tasks.results import read_examples
 from tests.commands import call, succeeded
 
@@ -380,7 +380,7 @@ def test_a_task_is_judged_kept_counted_and_shown(kind: str, engine: Any, tmp_pat
 def test_a_copy_of_a_record_under_another_name_is_the_same_task(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(KINDS, "copied", replace(KINDS[kind], name="copied"))  # type: ignore[arg-type]
+    monkeypatch.setitem(cast("dict[str, Kind]", KINDS), "copied", replace(KINDS[kind], name="copied"))
     row, table = TASKS[kind], TASKS[kind].table
     run = run_of("copied", row)
     assert run.evaluate("test") == run_of(kind, row).evaluate("test")
@@ -397,7 +397,7 @@ def test_a_copy_of_a_record_under_another_name_is_the_same_task(
     of_encoding = ("encoding", "encoded_by")
     found, wanted = ({n: v for n, v in data.meta.items() if n not in of_encoding} for data in (other, one))
     assert found == wanted | {"task": "copied"}
-    assert np.array_equal(other.columns["label"], one.columns["label"])  # type: ignore[arg-type]
+    assert np.array_equal(*(np.asarray(data.columns["label"]) for data in (one, other)))
 
 
 def test_a_task_that_wants_its_numbers_as_they_are_gets_them(
@@ -405,7 +405,9 @@ def test_a_task_that_wants_its_numbers_as_they_are_gets_them(
 ) -> None:
     monkeypatch.setattr(tables, "TASKS", ("plain",))
     for kind in ("regression", "multi_output"):
-        monkeypatch.setitem(KINDS, "plain", replace(KINDS[kind], name="plain", standardised=False))  # type: ignore[arg-type]
+        monkeypatch.setitem(
+            cast("dict[str, Kind]", KINDS), "plain", replace(KINDS[kind], name="plain", standardised=False)
+        )
         table = TASKS[kind].table
         assert table is not None
         write_table(tmp_path / "t.csv", table)

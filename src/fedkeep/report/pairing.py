@@ -20,14 +20,22 @@ from fedkeep.metrics.worth.pooled import (
 )
 from fedkeep.report.groups import Configuration
 from fedkeep.report.runs import RunFiles
-from fedkeep.tasks import Kind
+from fedkeep.report.wording import inline, metric_inline
+from fedkeep.tasks import KINDS, Kind
+from fedkeep.tasks.kind import LOSS
 from fedkeep.tasks.results import Examples, Model, Results
 
 Ints = np.ndarray[Any, Any]
 METRICS = ("accuracy", "loss", *CLASS_METRICS)
 """What models are compared by. The last have no value for a single example, and every client a share in them."""
 LEAST_OF_A_CLASS = 5
-POOLED = ("auc", "rmse", "mae", "accuracy_user_mean", "ndcg10")
+POOLED = frozenset(
+    metric.name
+    for kind in KINDS.values()
+    for metric in kind.shown
+    if metric.name not in (*METRICS, kind.right_name)
+)
+"""Metrics of tasks that have no value for a single example."""
 REFERENCES = {
     "local": "local training alone",
     "fine_tuned": "FedAvg with fine-tuning",
@@ -239,9 +247,10 @@ def check_metric(metric: str, kind: Kind) -> None:
         ConfigError: they can't.
     """
     if metric in POOLED:
-        choose = "accuracy or loss; gains in pooled accuracy, AUC and RMSE stand in the report too"
-        if kind.right is None:
-            choose = "loss, the squared error; the gain in RMSE stands in the report too"
+        loss = "loss" if kind.loss_words == LOSS.words else f"loss, the {inline(kind.loss_words)}"
+        choose = loss if kind.right is None else f"accuracy or {loss}"
+        if gains := ", ".join(metric_inline(one.name) for one in kind.pooled):
+            choose += f"; gains in {gains} stand in the report too"
         raise ConfigError(
             "{metric} has no value for a single example, so clients can't be compared by it. Choose {choose}.",
             metric=metric,

@@ -1,6 +1,6 @@
 """What a task is: `Kind`, a frozen record of all that sets one kind of task apart, and `Task`, one that data have.
 
-A new kind is a file beside this one with its record, and its line in ``KINDS``.
+A new kind is a file beside this one with its record, its line in ``KINDS``, and its row in the tests' table of tasks.
 """
 
 from __future__ import annotations

@@ -506,12 +506,6 @@ def _holds_numbers(table: Table, label: str, ratings: bool) -> bool:
     )
 
 
-_NUMERIC_LABEL = (
-    " With task = 'regression' a label is a number: correct it, or say task = 'multiclass' for labels that are classes, in a "
-    "configuration under [data]."
-)
-
-
 def _labels(
     table: Table,
     name: str | Sequence[str],
@@ -521,8 +515,12 @@ def _labels(
     standardise: bool,
 ) -> RawColumn:
     kind = KINDS.get(str(task if isinstance(name, str) else row_of(task)))
+    advice = (
+        f" With task = {task!r} a label is a number: correct it, or say task = {usual_kind(whole=True).name!r} for labels "
+        f"that are classes, in a configuration under [data]."
+    )
     if kind is not None and kind.several and not kind.whole and name:
-        return _targets(table, names_in(name), standardise, not kind.standardised)
+        return _targets(table, names_in(name), standardise, not kind.standardised, advice)
     if not isinstance(name, str):
         if not name or kind is None or label_names is not None:
             raise DataError(
@@ -535,7 +533,7 @@ def _labels(
             )
         return _columns_of_labels(table, tuple(name), kind)
     if kind is not None and not kind.whole:
-        values = numbers_of(table, name, _NUMERIC_LABEL)
+        values = numbers_of(table, name, advice)
         table.single(values[:, None], [name])
         return Target(values=values, standardise=standardise, in_units=not kind.standardised)
     names = None if label_names is None else tuple(map(str, label_names))
@@ -547,10 +545,10 @@ def _labels(
     return Labels(values=table.repeated(name, cells), names=names, task=task)
 
 
-def _targets(table: Table, names: Sequence[str], standardise: bool, in_units: bool) -> Targets:
+def _targets(table: Table, names: Sequence[str], standardise: bool, in_units: bool, advice: str) -> Targets:
     """Return columns of numbers to predict; DataError of all bad ones at once."""
     faults = Faults()
-    columns = [faults.within(lambda n=name: numbers_of(table, n, _NUMERIC_LABEL)) for name in names]  # type: ignore[misc]
+    columns = [faults.within(lambda n=name: numbers_of(table, n, advice)) for name in names]  # type: ignore[misc]
     faults.check()
     values = np.stack(columns, axis=1)
     table.single(values, names)
