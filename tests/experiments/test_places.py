@@ -8,16 +8,17 @@ import multiprocessing
 import os
 import stat
 import sys
+from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.experiments import long_jobs, places, reproductions, sweeps
+from fedkeep.experiments import job, long_jobs, places, reproductions, sweeps
 from fedkeep.experiments.comparing import Cell, Plan, plan, run, status
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.job import main
@@ -80,7 +81,16 @@ class Errand:
         (self.folder / self.name).write_text(f"{os.getpid()} {alone} {progress}")
 
     def to_plain(self) -> dict[str, Any]:
-        return {"name": self.name}
+        return {"name": self.name, "folder": str(self.folder), "does": self.does}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Errand:
+        return cls(plain["name"], Path(plain["folder"]), plain["does"])
+
+
+@pytest.fixture(autouse=True)
+def errands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "KINDS", {**job.KINDS, "Errand": Errand})
 
 
 def in_processes() -> Executor:
@@ -118,6 +128,37 @@ def test_a_job_whose_worker_dies_is_sent_again(tmp_path: Path, capsys: pytest.Ca
     elsewhere(Futures(in_processes, None), [Errand("a", tmp_path, "die"), Errand("b", tmp_path)])
     assert all((tmp_path / name).exists() for name in "ab")
     assert "a is lost, and is sent again." in capsys.readouterr().err
+
+
+class Writing(ThreadPoolExecutor):
+    """Notes what crosses, and lets it come from a fedkeep of another version, or from a folder that is not here."""
+
+    crossed: ClassVar[list[Any]] = []
+    version: str | None = None
+    here: str | None = None
+
+    def submit(self, fn: Callable[..., Any], /, name: str, here: str, text: bytes) -> Future[Any]:
+        self.crossed.append([name, here, json.loads(text)])
+        about = json.loads(text)
+        about["installed"]["fedkeep"] = self.version or about["installed"]["fedkeep"]
+        return super().submit(fn, name, self.here or here, json.dumps(about).encode())
+
+
+def test_what_an_executor_is_given_is_text_and_is_checked_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [Errand("a", tmp_path)]
+    elsewhere(Futures(Writing, None), jobs)
+    ((name, here, about),) = Writing.crossed
+    assert (name, here, about["kind"], about["job"]) == ("a", os.getcwd(), "Errand", jobs[0].to_plain())
+    monkeypatch.setattr(Writing, "version", "0.0.1")
+    with raises(RunError, name="a") as raised:
+        elsewhere(Futures(Writing, None), jobs)
+    assert "The job a is of fedkeep 0.0.1" in str(raised.value)
+    monkeypatch.setattr(Writing, "version", None)
+    monkeypatch.setattr(Writing, "here", str(tmp_path / "nowhere"))
+    with pytest.raises(RunError, match="does not see .*nowhere"):
+        elsewhere(Futures(Writing, None), jobs)
 
 
 def test_of_jobs_that_fail_the_first_is_told_after_the_others_are_done(tmp_path: Path) -> None:
@@ -293,7 +334,7 @@ def test_slurm_takes_all_jobs_as_one_array(tmp_path: Path, cluster: Cluster) -> 
     (call,) = cluster.calls
     assert {"--array=0-2%2", "--time=10", "--partition=gpu", "--requeue"} <= {*call}
     written = json.loads((tmp_path / "slurm" / "among,b.json").read_text())
-    assert (written["kind"], written["job"]) == ("Errand", {"name": "among/b"})
+    assert (written["kind"], written["job"]["name"]) == ("Errand", "among/b")
 
 
 def test_a_job_that_vanishes_is_sent_again_and_one_that_fails_is_not(
@@ -580,16 +621,20 @@ class ARay:
 
     def __init__(self, gpus: int) -> None:
         self.there, self.asked = {"CPU": 8.0} | ({"GPU": float(gpus)} if gpus else {}), dict[str, Any]()
-        self.shut = False
+        self.shut, self.begun = False, True
 
     def is_initialized(self) -> bool:
-        return True
+        return self.begun
+
+    def init(self, address: str | None, **_: Any) -> None:
+        raise ConnectionError(f"nothing at {address}")
 
     def cluster_resources(self) -> dict[str, float]:
         return self.there
 
     def remote(self, **options: Any) -> Any:
         self.asked = options
+        assert options["max_calls"] == 0  # a process keeps data and model, on GPUs too
         return lambda function: Task(self, function)
 
     def shutdown(self) -> None:
@@ -636,6 +681,15 @@ def test_a_task_of_ray_has_a_gpu_or_a_share_of_one(
     monkeypatch.setitem(sys.modules, "ray", double)
     assert RayTasks("ray", gpus > 0, count).slots == slots
     assert double.asked["num_gpus"] == share
+
+
+@pytest.mark.parametrize(("named", "address"), [("ray", "auto"), ("ray://h:1", "ray://h:1")])
+def test_no_cluster_of_ray_is_told_and_none_is_begun(a_ray: ARay, named: str, address: str) -> None:
+    a_ray.begun = False
+    with raises(ConfigError, named=named, why=f"nothing at {address}") as raised:
+        RayTasks(named)
+    assert "ray start --head" in str(raised.value)
+    assert "RAY_AUTH_MODE=token" in str(raised.value)
 
 
 def test_a_cluster_of_ray_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

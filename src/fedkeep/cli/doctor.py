@@ -37,6 +37,10 @@ EXTRAS = {
     "papers": "fedkeep_papers",
 }
 """A module of each extra."""
+RAY = (
+    "it pickles objects between its processes, and its ports ask for nothing unless RAY_AUTH_MODE=token: keep them inside "
+    "the cluster"
+)
 MEGABYTES = 16
 SLOW = 20.0
 """Megabytes a second below which saving each round costs more than many a round."""
@@ -148,5 +152,5 @@ def _extras() -> Iterator[Finding]:
             found = version("scikit-learn" if module == "sklearn" else module)
         except PackageNotFoundError:
             found = "there"
-        note = "its ports ask for no password: keep them inside the cluster" if extra == "ray" else ""
+        note = RAY if extra == "ray" else ""
         yield Finding(extra, f"{module} {found}", do=note)

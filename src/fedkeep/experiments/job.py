@@ -22,15 +22,24 @@ KINDS: dict[str, type[Cell | Piece | TrialJob]] = {kind.__name__: kind for kind 
 
 
 def main(file: Path) -> None:
-    """Compute the job of a file, with as many threads as Slurm gives it.
+    """Compute the job of a file, as ``compute`` does, with as many threads as Slurm gives it."""
+    torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
+    compute(file.read_bytes(), f"The job {file.name}")
+
+
+def compute(text: bytes, what: str) -> None:
+    """Compute a job.
+
+    Args:
+        text: JSON, as `places` writes it.
+        what: for messages.
 
     Raises:
         ConfigError: it was written with another fedkeep, Python or torch.
         FedkeepError: the job's own.
     """
-    about = json.loads(file.read_text(encoding="utf-8"))
-    check_installed(about.get("installed", {}), f"The job {file.name}")
-    torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
+    about = json.loads(text)
+    check_installed(about.get("installed", {}), what)
     KINDS[about["kind"]].from_plain(about["job"])(alone=False, progress=False)
 
 

@@ -3,9 +3,9 @@
 A place is named by a text: ``slurm``; ``ray``, or ``ray://HOST:PORT``; or ``package.module:function``, a function without
 arguments that returns an executor. In processes of this machine jobs run without any, see ``long_jobs``.
 
-Of Slurm nothing but ``sbatch``, ``squeue`` and ``scancel`` is used. A job is a file of JSON in a folder that all nodes
-share, read by ``fedkeep.experiments.job``, so nothing is unpickled. Ray and executors hand jobs over by their own means,
-most by pickling, among processes that trust each other.
+A job crosses as JSON, read by ``fedkeep.experiments.job`` where the same versions are installed: for Slurm a file in a folder
+that all nodes share, for Ray and executors a text. These hand Python objects over by pickling, among processes that
+trust each other. Of Slurm nothing but ``sbatch``, ``squeue`` and ``scancel`` is used.
 
 The shared folder must be one where a file that is renamed is there whole, and under its new name alone, for whoever
 looks next on any node, and where one process at a time gets a lock on a file (NFS 4 does both).
@@ -189,6 +189,19 @@ def _compute(job: LongJob) -> None:
     job(alone=False, progress=False)
 
 
+def _compute_written(name: str, here: str, text: bytes) -> None:
+    from fedkeep.experiments.job import compute  # which knows all kinds of jobs, and they know places
+
+    if not Path(here).is_dir():
+        raise RunError(
+            "{machine} does not see {folder}. Call from a folder that all machines share.",
+            machine=platform.node(),
+            folder=here,
+        )
+    os.chdir(here)  # names in a configuration hold from there
+    compute(text, f"The job {name}")
+
+
 class Futures:
     """The workers of an executor.
 
@@ -210,11 +223,16 @@ class Futures:
         self._waiting += jobs
         while self._waiting and (self._most is None or len(self._sent) < self._most):
             try:
-                future = self._executor.submit(_compute, self._waiting[0])
+                future = self._submitted(self._waiting[0])
             except BrokenExecutor:
                 self._executor = self._make()
                 continue
             self._sent[future] = self._waiting.pop(0).name
+
+    def _submitted(self, job: LongJob) -> Future[None]:
+        if not isinstance(job, Written):
+            return self._executor.submit(_compute, job)
+        return self._executor.submit(_compute_written, job.name, os.getcwd(), _written(job))
 
     def ended(self) -> list[tuple[str, FedkeepError | None]]:
         """Return which jobs have ended; one whose worker died is lost."""
@@ -268,19 +286,23 @@ class RayTasks(Executor):
             import ray
         self._ray = ray
         if not ray.is_initialized():
+            from ray.exceptions import RayError
+
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Tip: ", FutureWarning)  # of Ray, to its developers
                     ray.init(
-                        address=None if named == "ray" else named,
+                        address="auto" if named == "ray" else named,  # else Ray begins one of its own
                         log_to_driver=False,
                         logging_level="error",
                     )
-            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            except (ConnectionError, RuntimeError, ValueError, TimeoutError, RayError) as error:
                 raise ConfigError(
-                    "--on {named}: there is no Ray cluster: {why}. Begin one with ray start --head.",
+                    "--on {named}: no Ray cluster was found: {why}. Begin one: ray start --head; or name one: --on "
+                    "ray://HOST:PORT. If it asks for a token, set RAY_AUTH_MODE=token, and put the token into "
+                    "~/.ray/auth_token.",
                     named=named,
-                    why=error,
+                    why=first_line(error).rstrip(". "),
                 ) from error
         there = ray.cluster_resources()
         found, a_gpu = int(there.get("GPU", 0)), 1
@@ -292,7 +314,9 @@ class RayTasks(Executor):
             a_gpu = math.ceil((count or found) / found)
         self.slots = found * a_gpu if gpus else max(1, int(there.get("CPU", 1)))
         """How many tasks run at a time."""
-        self._remote = functools.cache(ray.remote(max_retries=0, num_gpus=1 / a_gpu if gpus else 0))
+        share = 1 / a_gpu if gpus else 0
+        # By default Ray ends a process after one task on a GPU, and with it data and model.
+        self._remote = functools.cache(ray.remote(max_retries=0, max_calls=0, num_gpus=share))
 
     def hold(self, value: bytes) -> Any:
         """Return what stands for bytes in arguments, so that they go to each machine once."""

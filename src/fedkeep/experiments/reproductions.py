@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from fedkeep.core.errors import ConfigError, FedkeepError, instead_of
-from fedkeep.experiments.places import LongJob, Place, Slurm, State
+from fedkeep.experiments.places import LongJob, Place, State
 from fedkeep.experiments.plugins import INSTALL_PAPERS, Offered
 
 GROUP = "fedkeep.reproductions"
@@ -129,7 +129,7 @@ def reproduce(name: str, request: Request) -> Path:
         if key.partition(".")[0] not in tables:
             which = f"settings of the tables {', '.join(tables)}" if tables else "no settings"
             raise ConfigError("{name} lets {which} be changed; got {key!r}.", name=name, which=which, key=key)
-    if isinstance(request.on, Slurm):
+    if request.on is not None:
         request = replace(request, on=_Pieces(request.on, name, request))
     return known[name].run(request)
 
