@@ -214,6 +214,50 @@ def test_nothing_is_unpickled() -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
+def test_an_errors_sentence_is_plain_and_its_facts_fill_it() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        for folder in (SOURCE, ROOT / "papers" / "src")
+        for path in folder.rglob("*.py")
+    }
+    classes = [n for nodes in found.values() for n in nodes if isinstance(n, ast.ClassDef)]
+    errors, before = {"FedkeepError"}, 0
+    while len(errors) > before:
+        before = len(errors)
+        errors |= {c.name for c in classes if any(ast.unparse(base) in errors for base in c.bases)}
+    assert {"ConfigError", "RuleError", "WrongShareError"} <= errors  # the search finds what it looks for
+    functions = [(name, n) for name, nodes in found.items() for n in nodes if isinstance(n, ast.FunctionDef)]
+    makers = {f.name for _, f in functions if f.args.kwarg is not None and f.args.kwarg.arg == "facts"} - {
+        "__init__"
+    }
+    filled = {
+        f"{name}:{call.lineno}"
+        for name, function in functions
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call)
+        and getattr(call.func, "attr", getattr(call.func, "id", "")) in {*errors, *makers, "error", "kind"}
+        and any(is_filled(text, function) for text in call.args)
+    }
+    assert filled == set(), "name what an error is about: Error('... {column!r} ...', column=name)"
+
+
+def is_filled(text: ast.expr, function: ast.FunctionDef) -> bool:
+    """Tell whether a text is an f-string or made by ``format``, or a name that the function gives to one."""
+    match text:
+        case ast.JoinedStr() | ast.Call(func=ast.Attribute(attr="format")):
+            return True
+        case ast.IfExp(body=one, orelse=other) | ast.BinOp(left=one, right=other):
+            return is_filled(one, function) or is_filled(other, function)
+        case ast.Name(id=name):
+            return any(
+                isinstance(n.value, ast.JoinedStr) and name in map(ast.unparse, n.targets)
+                for n in ast.walk(function)
+                if isinstance(n, ast.Assign)
+            )
+        case _:
+            return False
+
+
 def test_the_package_says_that_it_is_typed_and_which_version_it_is() -> None:
     import fedkeep
 

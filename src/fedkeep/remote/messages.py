@@ -760,7 +760,7 @@ def _read_result(header: ResultHeader, parts: _Parts) -> tuple[Partition, Judged
     task, models = Task(KINDS[header.task], header.label, header.name), header.models
     (tensors,) = parts.take("judged", header.columns, "columns")
     if len(set(models)) < len(models):
-        raise _refused("a model stands twice in {models}", models=list(models))
+        raise _refused_result("a model stands twice in {models}", models=list(models))
     examples: tuple[Judgement, ...] = ()
     table = None
     if header.leaves == "examples":
@@ -786,15 +786,15 @@ def _table(task: Task, models: tuple[Model, ...], clients: Sequence[str], tensor
         "scores": (k, m, 2, BINS if task.kind.ranks_scores else 0),
     }
     if fault := difference_of_names(shapes, tensors):
-        raise _refused("{fault}", fault=fault)
+        raise _refused_result("{fault}", fault=fault)
     for name, shape in shapes.items():
         value = tensors[name]
         _check(name, value, shape, torch.int64 if name in WHOLE else torch.float64)
         _check_range(name, value, at_least_0=name in WHOLE or name in POSITIVE)
     if bool((tensors["right"] > tensors["count"][:, None]).any()):
-        raise _refused("'right' is more than 'count'")
+        raise _refused_result("'right' is more than 'count'")
     if bool(((tensors["people"] == 0) & (tensors["count"] > 0)).any()):
-        raise _refused("'count' tells of examples of nobody")
+        raise _refused_result("'count' tells of examples of nobody")
     columns: dict[str, Any] = {name: tensors[name].numpy() for name in ROWS}
     return Tallies(task=task, models=models, clients=tuple(clients), **columns)
 
@@ -802,30 +802,30 @@ def _table(task: Task, models: tuple[Model, ...], clients: Sequence[str], tensor
 def _examples(task: Task, models: int, clients: int, tensors: Params) -> tuple[Judgement, ...]:
     wanted = [f"{m}/{name}" for m in range(models) for name in EXAMPLE]
     if fault := difference_of_names(wanted, tensors):
-        raise _refused("{fault}", fault=fault)
+        raise _refused_result("{fault}", fault=fault)
     count = len(tensors["0/client"]) if tensors["0/client"].dim() else -1
     for name in wanted:
         value, column = tensors[name], name.partition("/")[2]
         if column == "label" and value.dtype in NO_LABELS:
-            raise _refused("{name!r} should be real numbers, is {dtype}", name=name, dtype=value.dtype)
+            raise _refused_result("{name!r} should be real numbers, is {dtype}", name=name, dtype=value.dtype)
         kind = {"client": torch.int64, "row": torch.int64, "label": value.dtype}
         _check(name, value, (count,), kind.get(column, torch.float64))
         if column == "loss":
             _check_range(name, value, at_least_0=True)
         elif column == "score" and (fault := task.kind.score_fault(value)):
-            raise _refused("{name!r} {fault}", name=name, fault=fault)
+            raise _refused_result("{name!r} {fault}", name=name, fault=fault)
     found = []
     for m in range(models):
         columns = [tensors[f"{m}/{name}"].numpy() for name in EXAMPLE]
         if count and not (columns[0].min() >= 0 and columns[0].max() < clients):
-            raise _refused("an example is of none of the {clients} clients", clients=clients)
+            raise _refused_result("an example is of none of the {clients} clients", clients=clients)
         found.append(Judgement.joined(task, [columns]))
     return tuple(found)
 
 
 def _check(name: str, value: torch.Tensor, shape: tuple[int, ...], kind: torch.dtype) -> None:
     if tuple(value.shape) != shape or value.dtype != kind:
-        raise _refused(
+        raise _refused_result(
             "{name!r} should be {shape} {kind}, is {got} {got_dtype}",
             name=name,
             shape=shape,
@@ -838,15 +838,15 @@ def _check(name: str, value: torch.Tensor, shape: tuple[int, ...], kind: torch.d
 def _check_range(name: str, value: torch.Tensor, *, at_least_0: bool) -> None:
     """Raise UploadError at a number that comes of no examples; a model that diverged has NaN and infinity."""
     if at_least_0 and bool((value < 0).any()):
-        raise _refused("{name!r} holds a number below 0", name=name)
+        raise _refused_result("{name!r} holds a number below 0", name=name)
     if value.is_floating_point():
         if bool(((value.abs() > MOST) & ~value.isinf()).any()):
-            raise _refused("{name!r} holds a number beyond {most:g}", name=name, most=MOST)
+            raise _refused_result("{name!r} holds a number beyond {most:g}", name=name, most=MOST)
     elif bool((value > MOST_WHOLE).any()):
-        raise _refused("{name!r} holds a number beyond 2^53", name=name)
+        raise _refused_result("{name!r} holds a number beyond 2^53", name=name)
 
 
-def _refused(fault: str, /, **facts: Any) -> UploadError:
+def _refused_result(fault: str, /, **facts: Any) -> UploadError:
     return UploadError("A result of judging was refused: " + fault + ".", **facts)
 
 

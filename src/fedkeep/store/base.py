@@ -99,8 +99,11 @@ class PrivateStore(ABC):
 
     def _missing(self, client: int, attempt: int) -> StoreError:
         return StoreError(
-            f"The private values of client {str(self.ids[client])!r} that the run counts, those of attempt {attempt}, "
-            f"are not here; those of attempt {self._attempt[client]} are. Restore the whole run from one copy."
+            "The private values of client {client!r} that the run counts, those of attempt {attempt}, "
+            "are not here; those of attempt {there} are. Restore the whole run from one copy.",
+            client=str(self.ids[client]),
+            attempt=attempt,
+            there=self._attempt[client],
         )
 
     @abstractmethod
@@ -136,7 +139,9 @@ class Default:
                 n: torch.full_like(v, rule) if self._ruled(n, v) else v for n, v in self.initial.items()
             }
         elif rule != "model":
-            raise ConfigError(f"private_init must be a number, ('normal', std) or 'model'; got {rule!r}.")
+            raise ConfigError(
+                "private_init must be a number, ('normal', std) or 'model'; got {rule!r}.", rule=rule
+            )
 
     def __call__(self, client: str) -> Params:
         """Return the default values of the client of this id, by name."""

@@ -176,8 +176,10 @@ def check_row(values: int) -> None:
         most = sql.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - BESIDE
     if values > most:
         raise StoreError(
-            f"A client's private values take {values} bytes, and a private store holds at most {most} for each client. "
-            f"Make fewer parameters private; a simulation may keep them in memory alone instead (without out)."
+            "A client's private values take {values} bytes, and a private store holds at most {most} for each client. "
+            "Make fewer parameters private; a simulation may keep them in memory alone instead (without out).",
+            values=values,
+            most=most,
         )
 
 

@@ -52,7 +52,12 @@ class RowFormat:
             value = params[name].detach().cpu()
             if value.dtype != dtype or tuple(value.shape) != (clients, *shape):
                 raise StoreError(
-                    f"Private {name!r} should be {(clients, *shape)} {dtype}; got {tuple(value.shape)} {value.dtype}."
+                    "Private {name!r} should be {wanted} {wanted_dtype}; got {got} {got_dtype}.",
+                    name=name,
+                    wanted=(clients, *shape),
+                    wanted_dtype=dtype,
+                    got=tuple(value.shape),
+                    got_dtype=value.dtype,
                 )
             if size:
                 flat = value.contiguous().reshape(clients, -1).view(torch.uint8)

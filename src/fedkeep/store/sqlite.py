@@ -93,7 +93,9 @@ class SqliteStore(PrivateStore):
             self._ready = self._open(create)
         except (OSError, TypeError, ValueError, RecursionError, sqlite3.Error) as error:
             raise StoreError(
-                f"Cannot open the private store {folder}: {error}. Restore it from a copy."
+                "Cannot open the private store {folder}: {why}. Restore it from a copy.",
+                folder=folder,
+                why=error,
             ) from error
 
     @classmethod
@@ -105,7 +107,7 @@ class SqliteStore(PrivateStore):
         """
         path = folder / FILE
         if not path.exists():
-            raise StoreError(f"The private store {folder} is missing. Restore it from a copy.")
+            raise StoreError("The private store {folder} is missing. Restore it from a copy.", folder=folder)
         try:
             database = Database(path)
             (content,) = database.query("SELECT content FROM about").fetchone() or ("",)
@@ -116,7 +118,9 @@ class SqliteStore(PrivateStore):
             }
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, sqlite3.Error) as error:
             raise StoreError(
-                f"The private store's {path} is damaged: {error}. Restore it from a copy."
+                "The private store's {path} is damaged: {why}. Restore it from a copy.",
+                path=path,
+                why=error,
             ) from error
         return cls(folder, Default(initial), ids, run=run, write=False)
 
@@ -124,10 +128,11 @@ class SqliteStore(PrivateStore):
         """Open or make the file; return whether it is new."""
         new = not self.path.exists()
         if new and logs_of(self.path):
-            raise StoreError(f"The private store's {self.path} is missing; restore it from a copy.")
+            raise StoreError("The private store's {path} is missing; restore it from a copy.", path=self.path)
         if new and not create:
             raise StoreError(
-                f"The private store {self.folder} is missing, but the run has finished rounds. Restore it from a copy."
+                "The private store {folder} is missing, but the run has finished rounds. Restore it from a copy.",
+                folder=self.folder,
             )
         if new and not self.writable:
             return True
@@ -160,13 +165,19 @@ class SqliteStore(PrivateStore):
         check_format(f"The private store {self.folder}", found.get("format"), FORMAT, StoreError)
         if found.get("run") != self.run:
             raise StoreError(
-                f"The private store {self.folder} belongs to the run {found.get('run')!r}, not to {self.run!r}. "
-                f"Restore this run's own store from a copy."
+                "The private store {folder} belongs to the run {got!r}, not to {run!r}. "
+                "Restore this run's own store from a copy.",
+                folder=self.folder,
+                got=found.get("run"),
+                run=self.run,
             )
         if found != wanted:
             raise StoreError(
-                f"The private store {self.folder} was made for other private parameters or clients: "
-                f"wanted {wanted}, found {found}. Use the model and data that it was made with."
+                "The private store {folder} was made for other private parameters or clients: "
+                "wanted {wanted}, found {found}. Use the model and data that it was made with.",
+                folder=self.folder,
+                wanted=wanted,
+                found=found,
             )
 
     def mark(self) -> None:
@@ -207,7 +218,9 @@ class SqliteStore(PrivateStore):
                     self._file.database.begin_to_write()
             except sqlite3.Error as error:
                 raise RunError(
-                    f"Cannot write {self.path}: {error}. A run must be writable to go on with it."
+                    "Cannot write {path}: {why}. A run must be writable to go on with it.",
+                    path=self.path,
+                    why=error,
                 ) from error
         self._ready = True
 
@@ -334,8 +347,10 @@ class SqliteStore(PrivateStore):
                 file.add(added)
         except sqlite3.Error as error:
             raise RunError(
-                f"Cannot write {self.path}: {error}. Nothing was lost: the last finished round is kept. Free some "
-                f"space or check the rights, then resume."
+                "Cannot write {path}: {why}. Nothing was lost: the last finished round is kept. Free some "
+                "space or check the rights, then resume.",
+                path=self.path,
+                why=error,
             ) from error
         self._number[clients] = numbers
         self._next, self._written, self._obsolete, self._flushed = numbers.stop, {}, [], True
@@ -350,31 +365,42 @@ class SqliteStore(PrivateStore):
 
     def _opened(self) -> VersionFile:
         if self._file is None:
-            raise StoreError(f"The private store {self.folder} was opened to be read, and is not there.")
+            raise StoreError(
+                "The private store {folder} was opened to be read, and is not there.", folder=self.folder
+            )
         return self._file
 
     def _unreadable(self, error: Exception) -> StoreError:
-        return StoreError(f"The private store's {self.path} is damaged: {error}. Restore it from a copy.")
+        return StoreError(
+            "The private store's {path} is damaged: {why}. Restore it from a copy.", path=self.path, why=error
+        )
 
     def _check_writable(self) -> None:
         if not self.writable:
             raise StoreError(
-                f"The private store {self.folder} was opened to be read; nothing is written to it."
+                "The private store {folder} was opened to be read; nothing is written to it.",
+                folder=self.folder,
             )
 
     def _check(self, clients: ClientIndices) -> np.ndarray:
         if not self._ready:
             raise StoreError(
-                f"The private store {self.folder} was there before: call begin(lines) before it is used."
+                "The private store {folder} was there before: call begin(lines) before it is used.",
+                folder=self.folder,
             )
         if os.getpid() != self._process:
             raise StoreError(
-                f"The private store {self.folder} is of the process {self._process}; open it anew in this one."
+                "The private store {folder} is of the process {process}; open it anew in this one.",
+                folder=self.folder,
+                process=self._process,
             )
         index = np.asarray(clients, np.int64).reshape(-1)
         if len(index) and (index.min() < 0 or index.max() >= self.clients):
             raise StoreError(
-                f"Client indices must be in 0 .. {self.clients - 1}; got {int(index.min())} .. {int(index.max())}."
+                "Client indices must be in 0 .. {last}; got {low} .. {high}.",
+                last=self.clients - 1,
+                low=int(index.min()),
+                high=int(index.max()),
             )
         return index
 

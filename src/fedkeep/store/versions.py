@@ -171,5 +171,6 @@ class VersionLedger:
                 self._note(clients, found["attempt"], found.get("shares"))
         except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
             raise RunError(
-                f"The run's ledger.jsonl is damaged: {error}. Restore the run from a copy."
+                "The run's ledger.jsonl is damaged: {why}. Restore the run from a copy.",
+                why=error,
             ) from error

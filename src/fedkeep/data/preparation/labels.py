@@ -34,12 +34,12 @@ class LabelError(DataError):
 
     Attributes:
         label: the label.
-        why: what is wrong with it.
+        why: what is wrong with it; a sentence with the names of facts in braces, read back with the facts in it.
     """
 
-    def __init__(self, label: str, why: str) -> None:
-        super().__init__(f"Labels: {why}")
-        self.label, self.why = label, why
+    def __init__(self, label: str, why: str, /, **facts: Any) -> None:
+        super().__init__("Labels: " + why, label=label, **facts)
+        self.label, self.why = label, str(self).removeprefix("Labels: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,15 +160,13 @@ class LabelSummary(ColumnSummary):
             return LabelCode(task=self.task, names=tuple(sorted(set(self.words))), integers=False)
         for word in self.words:
             if len(word) > 18 or word.startswith("-"):
-                raise LabelError(
-                    word, f"wanted a label of 0 or more, of at most 18 digits; got {shown(word)}."
-                )
+                raise LabelError(word, "wanted a label of 0 or more, of at most 18 digits; got {label!r}.")
         numbers = np.asarray(self.words).astype(np.int64)
         largest = self.words[int(numbers.argmax())]
         try:
             check_close(numbers, lambda _: "", "label_names, the labels in the order of their numbers")
         except DataError as error:
-            raise LabelError(largest, str(error).removeprefix(": ")) from None
+            raise LabelError(largest, "{why}", why=str(error).removeprefix(": ")) from None
         names = tuple(map(str, range(int(numbers.max()) + 1)))
         return LabelCode(task=self.task, names=names, integers=True)
 
@@ -182,23 +180,25 @@ class LabelSummary(ColumnSummary):
             word = self.words[int(np.isnan(numbers).argmax())]
             raise LabelError(
                 word,
-                f"the others are numbers, and {shown(word)} says that one is missing. Drop such rows, or name every "
-                f"class in label_names.",
+                "the others are numbers, and {label!r} says that one is missing. Drop such rows, or name every "
+                "class in label_names.",
             )
         first = dict[float, str]()
         for word, number in zip(self.words, numbers.tolist(), strict=True):
             if (other := first.setdefault(number, word)) != word:
                 raise LabelError(
                     word,
-                    f"wanted each number as label written in one way; got {shown(other)} and {shown(word)}, which are "
-                    f"equal. Write one of them everywhere, or name every class in label_names.",
+                    "wanted each number as label written in one way; got {other!r} and {label!r}, which are "
+                    "equal. Write one of them everywhere, or name every class in label_names.",
+                    other=other,
                 )
         if self.task is None and np.isfinite(numbers).all() and (numbers % 1).any():
             word = self.words[int((numbers % 1 > 0).argmax())]
             raise LabelError(
                 word,
-                f"wanted classes as labels; got numbers with decimals, such as {shown(word)}. Say which task: [data] "
-                f"task = {listed_for_cells()}; or name all classes in label_names.",
+                "wanted classes as labels; got numbers with decimals, such as {label!r}. Say which task: [data] "
+                "task = {tasks}; or name all classes in label_names.",
+                tasks=listed_for_cells(),
             )
 
     def reveals(self) -> str:
@@ -319,9 +319,7 @@ class LabelCode(Code):
             return self
         if self.integers:
             if not all(word.isascii() and word.isdigit() and len(word) <= 9 for word in new):
-                raise LabelError(
-                    new[0], f"wanted whole numbers as labels, as there were; got {shown(new[0])}."
-                )
+                raise LabelError(new[0], "wanted whole numbers as labels, as there were; got {label!r}.")
             names = tuple(map(str, range(max(map(int, new)) + 1)))
         else:
             names = (*self.names, *new)
@@ -329,8 +327,10 @@ class LabelCode(Code):
         if (was := self.meta("label")["task"]) != (now := found.meta("label")["task"]):
             raise LabelError(
                 new[0],
-                f"with {shown(new[0])} the task is {now}, and was {was}, which another model answers. Begin a new run, or "
-                f"name all labels in label_names from the beginning.",
+                "with {label!r} the task is {now}, and was {was}, which another model answers. Begin a new run, or "
+                "name all labels in label_names from the beginning.",
+                now=now,
+                was=was,
             )
         return found
 
