@@ -17,16 +17,19 @@ from tests.refusals import raises
 
 
 class Code(NamedTuple):
-    """What fedkeep's files define and call: each class's first base, classes with an ``__init__``, calls with keywords."""
+    """What fedkeep's files define and call: each class's first base, classes with an ``__init__``, calls with keywords, and
+    constants that are texts.
+    """
 
     bases: dict[str, str]
     own: set[str]
     calls: list[tuple[Path, str, ast.Call]]
+    texts: dict[str, str]
 
 
 @functools.cache
 def code() -> Code:
-    found = Code({}, set(), [])
+    found = Code({}, set(), [], {})
     for path in Path(fedkeep.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
@@ -36,9 +39,11 @@ def code() -> Code:
                     if any(getattr(inner, "name", "") == "__init__" for inner in node.body):
                         found.own.add(node.name)
                 case ast.Call(func=ast.Name(id=name), keywords=[_, *_]) if re.search(
-                    "[Ee]rror$|^reading$", name
+                    "[Ee]rror$|^(reading|kind|refused_upload|malformed|_refused_result|_undescribed)$", name
                 ):
                     found.calls.append((path, name, node))
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+                    found.texts[name] = text
     return found
 
 
@@ -94,15 +99,25 @@ def test_a_path_that_is_not_there_is_told_a_near_one(tmp_path: Path) -> None:
     assert some_of(iter("abcd"), 2) == "'a', 'b'"
 
 
+def _said(node: ast.AST) -> str:
+    """Return what a constant says, or the name of one."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return code().texts.get(name, "")
+        case _:
+            return ""
+
+
 def test_a_sentence_with_facts_names_each_once() -> None:
     """It is a plain text with all its names: else an error would fail on its way, or format a user's braces."""
-    errors_with_facts = in_the_code().keys() - code().own | {"error", "reading"}
+    of_others = {"refused_upload", "malformed", "_refused_result", "_undescribed"}
+    errors_with_facts = in_the_code().keys() - code().own | {"error", "reading", "kind"} | of_others
     found = 0
     for path, name, call in code().calls:
-        if name in errors_with_facts and not (
-            path.name == "errors.py" and ast.unparse(call.args[0]) == "text"
-        ):
-            text = ast.literal_eval(call.args[0])  # an f-string is no literal
+        if name in errors_with_facts:
+            text = "".join(map(_said, (n for arg in call.args for n in ast.walk(arg))))
             named = {
                 re.split(r"[.\[]", field)[0] for _, field, _, _ in string.Formatter().parse(text) if field
             }
