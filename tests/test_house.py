@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import re
@@ -214,7 +215,9 @@ def test_nothing_is_unpickled() -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-def test_an_errors_sentence_is_plain_and_its_facts_fill_it() -> None:
+@functools.cache
+def errors_made() -> list[tuple[str, ast.FunctionDef, ast.Call]]:
+    """Return each call that makes an error of fedkeep, or takes its sentence, with its file and function."""
     found = {
         path.relative_to(ROOT).as_posix(): list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         for folder in (SOURCE, ROOT / "papers" / "src")
@@ -227,18 +230,33 @@ def test_an_errors_sentence_is_plain_and_its_facts_fill_it() -> None:
         errors |= {c.name for c in classes if any(ast.unparse(base) in errors for base in c.bases)}
     assert {"ConfigError", "RuleError", "WrongShareError"} <= errors  # the search finds what it looks for
     functions = [(name, n) for name, nodes in found.items() for n in nodes if isinstance(n, ast.FunctionDef)]
-    makers = {f.name for _, f in functions if f.args.kwarg is not None and f.args.kwarg.arg == "facts"} - {
-        "__init__"
-    }
-    filled = {
-        f"{name}:{call.lineno}"
+    takes = {f.name for _, f in functions if f.args.kwarg is not None and f.args.kwarg.arg == "facts"}
+    makers = {*errors, *takes, "error", "kind"} - {"__init__"}
+    return [
+        (name, function, call)
         for name, function in functions
         for call in ast.walk(function)
-        if isinstance(call, ast.Call)
-        and getattr(call.func, "attr", getattr(call.func, "id", "")) in {*errors, *makers, "error", "kind"}
-        and any(is_filled(text, function) for text in call.args)
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", getattr(call.func, "id", "")) in makers
+    ]
+
+
+def test_an_errors_sentence_is_plain_and_its_facts_fill_it() -> None:
+    filled = {
+        f"{name}:{call.lineno}"
+        for name, function, call in errors_made()
+        if any(is_filled(text, function) for text in call.args)
     }
     assert filled == set(), "name what an error is about: Error('... {column!r} ...', column=name)"
+
+
+def test_an_errors_sentence_stands_in_one_place() -> None:
+    places: dict[str, set[tuple[str, int]]] = {}
+    for name, _, call in errors_made():
+        for text in call.args:
+            if isinstance(text, ast.Constant) and isinstance(text.value, str) and len(text.value) > 15:
+                places.setdefault(text.value, set()).add((name, call.lineno))
+    assert len(places) > 1000
+    assert {text: where for text, where in places.items() if len(where) > 1} == {}
 
 
 def is_filled(text: ast.expr, function: ast.FunctionDef) -> bool:

@@ -27,7 +27,7 @@ from fedkeep.cli.models import (
 )
 from fedkeep.cli.output import EveryOption, OnceOption, complain, fresh, looks, metrics_table, say, show_table
 from fedkeep.cli.results import show_clients
-from fedkeep.cli.settings import YesOption, ask, needs_flower
+from fedkeep.cli.settings import YesOption, ask, in_the_way, needs_flower
 from fedkeep.core.errors import BusyError, ConfigError, StoreError, did_you_mean
 from fedkeep.report.wording import size
 
@@ -85,7 +85,13 @@ def status(
     if damaged:
         raise typer.Exit(2)
     if client is not None and not shown:
-        raise ConfigError("{folder} keeps nothing of client {client!r}.", folder=folder, client=client)
+        raise _nothing_of(client, folder)
+
+
+def _nothing_of(client: str, folder: Path, near: str = "") -> ConfigError:
+    return ConfigError(
+        "{folder} keeps nothing of client {client!r}.{near}", folder=folder, client=client, near=near
+    )
 
 
 def _show(file: DeviceFile, client: str | None) -> bool:
@@ -550,12 +556,7 @@ def _export_kept(place: Path, out: Path, client: str, run: str | None, adapted: 
             if file.versions(client) or client in file.adapted():
                 there.append(name)
     if not there:
-        raise ConfigError(
-            "{folder} keeps nothing of client {client!r}.{near}",
-            folder=folder,
-            client=client,
-            near=_near(folder, run, client),
-        )
+        raise _nothing_of(client, folder, _near(folder, run, client))
     if len(there) > 1:
         raise ConfigError(
             "Client {client!r} has states of the runs {there}. Name one with --run.",
@@ -776,12 +777,7 @@ def _check_known(folder: Path, runs: Sequence[str], clients: set[str]) -> None:
     known = _clients(folder, runs)
     summing = {c for c in clients for name in runs if sum_of(file_of(folder, name), c).exists()}
     for client in sorted(clients - known - summing):
-        raise ConfigError(
-            "{folder} keeps nothing of client {client!r}.{near}",
-            folder=folder,
-            client=client,
-            near=did_you_mean(client, known),
-        )
+        raise _nothing_of(client, folder, did_you_mean(client, known))
 
 
 def _write_new(path: Path, content: bytes) -> None:
@@ -791,7 +787,7 @@ def _write_new(path: Path, content: bytes) -> None:
     try:
         handle = os.open(path, NEW_FILE, 0o600)
     except FileExistsError as error:
-        raise ConfigError("{path} is there already. Name another file, or remove it.", path=path) from error
+        raise in_the_way(path) from error
     try:
         with open(handle, "wb") as file:
             file.write(content)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.params import Params, difference_of_names, nonfinite
+from fedkeep.core.sealed import damaged, unread
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 for _flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # Windows has the last alone
@@ -256,9 +257,7 @@ def load_verified(path: Path, sha256: str) -> Params:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise RunError(
-            "Cannot read {file}: {strerror}. Restore the run from a copy.", file=path, strerror=error.strerror
-        ) from error
+        raise unread(path, error) from error
     if hashlib.sha256(content).hexdigest() != sha256:
         raise RunError(
             "{file} is damaged: its hash is not the committed one. Restore the run from a copy.", file=path
@@ -274,6 +273,4 @@ def load_verified(path: Path, sha256: str) -> Params:
         OverflowError,
         MemoryError,
     ) as error:
-        raise RunError(
-            "{file} is damaged: {error}. Restore the run from a copy.", file=path, error=error
-        ) from error
+        raise damaged(path, error) from error

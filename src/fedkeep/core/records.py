@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import RunError, Spot
-from fedkeep.core.sealed import FORMAT, is_sealed, seal
+from fedkeep.core.sealed import FORMAT, is_sealed, seal, unread
 
 NOTHING = hashlib.sha256().hexdigest()
 
@@ -76,11 +76,7 @@ class Extent:
             with open(path, "rb") as file:
                 content = file.read(self.size)
         except OSError as error:
-            raise RunError(
-                "Cannot read {file}: {strerror}. Restore the run from a copy.",
-                file=path,
-                strerror=error.strerror,
-            ) from error
+            raise unread(path, error) from error
         if len(content) < self.size:
             raise RunError(
                 "{file} is shorter than the {size} bytes that were committed; restore the run from a copy.",
@@ -156,8 +152,12 @@ def read_records(path: Path, extent: Extent | None = None) -> Iterator[Record]:
         content = path.read_bytes() if extent is None else extent.read(path)
         lines = content.decode("utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError("Cannot read the records {file}: {error}.", file=path, error=error) from error
+        raise _unread_records(path, error) from error
     yield from _parsed(path, lines)
+
+
+def _unread_records(path: Path, error: Exception) -> RunError:
+    return RunError("Cannot read the records {file}: {error}.", file=path, error=error)
 
 
 def _parsed(path: Path, lines: Iterable[str]) -> Iterator[Record]:
@@ -193,7 +193,7 @@ def read_sealed_records(path: Path) -> tuple[list[Record], dict[str, Any]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise RunError("Cannot read the records {file}: {error}.", file=path, error=error) from error
+        raise _unread_records(path, error) from error
     end = content.rstrip(b"\n").rfind(b"\n") + 1
     try:
         about = json.loads(content[end:])

@@ -33,6 +33,18 @@ def is_sealed(content: Mapping[str, Any]) -> bool:
     return content.get("seal") == _checksum({k: v for k, v in content.items() if k != "seal"})
 
 
+def unread(path: Path, error: OSError) -> RunError:
+    """Return what to say of a run's file that cannot be read."""
+    return RunError(
+        "Cannot read {file}: {strerror}. Restore the run from a copy.", file=path, strerror=error.strerror
+    )
+
+
+def damaged(path: Path, error: Exception) -> RunError:
+    """Return what to say of a run's file that is not as it was written."""
+    return RunError("{file} is damaged: {error}. Restore the run from a copy.", file=path, error=error)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON file's object.
 
@@ -42,9 +54,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(
-            "{file} is damaged: {error}. Restore the run from a copy.", file=path, error=error
-        ) from error
+        raise damaged(path, error) from error
     if not isinstance(content, dict):
         raise RunError(
             "{file} is damaged: wanted an object, got {got}. Restore the run from a copy.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from fedkeep.data.splits import SPLITS, bounds_of, divide, order_within
 
 PAIR = ("x", "label")
 """What an example of two values without names holds."""
+EMPTY = "No client's data set holds an example."
 
 
 class Examples(Protocol):
@@ -51,18 +52,13 @@ def columns_of_datasets(
         place = f"Example {number} of client {client!r}" + (f", {split}" if split else "")
         values = _named(example, names, place)
         if rows and values.keys() != rows.keys():
-            raise DataError(
-                "{place} holds {got}; the first one of all holds {wanted}.",
-                place=place,
-                got=sorted(values),
-                wanted=sorted(rows),
-            )
+            raise _unlike(place, values, rows)
         for name, value in values.items():
             rows.setdefault(name, []).append(_array(value, f"{place}, {name!r},"))
         clients.append(client)
         splits.append(split)
     if not clients:
-        raise DataError("No client's data set holds an example.")
+        raise DataError(EMPTY)
     columns = {name: _column(name, values, clients) for name, values in rows.items()}
     for row, (client, _, number, example) in enumerate(islice(_examples(datasets, divided), 4)):
         again = {n: _array(value, "") for n, value in _named(example, names, "").items()}
@@ -95,7 +91,7 @@ def on_disk(
     given = {client: _parts(client, one, divided) for client, one in datasets.items()}
     given = {client: parts for client, parts in given.items() if any(map(len, parts.values()))}
     if not given:
-        raise DataError("No client's data set holds an example.")
+        raise DataError(EMPTY)
     ids, number = group_rows(list(given))
     if len(ids) < len(given):
         raise DataError(
@@ -154,15 +150,19 @@ def _found(parts: Mapping[str, Examples], number: int) -> tuple[str, Examples, i
     raise IndexError(number)
 
 
+def _unlike(place: str, got: Iterable[str], wanted: Iterable[str]) -> DataError:
+    return DataError(
+        "{place} holds {got}; the first one of all holds {wanted}.",
+        place=place,
+        got=sorted(got),
+        wanted=sorted(wanted),
+    )
+
+
 def _check_like(said: str, values: Mapping[str, NDArray[Any]], columns: Mapping[str, NDArray[Any]]) -> None:
     """Raise DataError unless an example's values fit into columns whose rows are like the first one."""
     if values.keys() != columns.keys():
-        raise DataError(
-            "{place} holds {got}; the first one of all holds {wanted}.",
-            place=said,
-            got=sorted(values),
-            wanted=sorted(columns),
-        )
+        raise _unlike(said, values, columns)
     for name, value in values.items():
         column = columns[name]
         if value.shape != column.shape[1:] or not np.can_cast(value.dtype, column.dtype):

@@ -130,6 +130,11 @@ def _flushed(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(file.fileno())
 
 
+def damaged(folder: str | Path, error: DataError) -> DataError:
+    """Return what to say of a folder of saved data that hold what no data may."""
+    return DataError("{file} is damaged: {error}", file=folder, error=error)
+
+
 def load(folder: Path, mmap: bool) -> Parts:
     """Read what :func:`save` wrote."""
     path = folder / "data.json"
@@ -177,7 +182,7 @@ def load(folder: Path, mmap: bool) -> Parts:
     except DataError as error:
         if str(folder) in str(error):
             raise
-        raise DataError("{file} is damaged: {error}", file=folder, error=error) from error
+        raise damaged(folder, error) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             "{file} is damaged ({error_type}: {error}). Save the data again.",

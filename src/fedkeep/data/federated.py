@@ -440,7 +440,7 @@ class FederatedData:
             check_labels(data.columns, data.meta, data._owner)  # a small column, read in passing
             return data
         except DataError as error:
-            raise DataError("{file} is damaged: {error}", file=folder, error=error) from error
+            raise disk.damaged(folder, error) from error
 
     def _part(self, split: str) -> tuple[int, NDArray[np.int64]]:
         check_choice("Wanted the split", split, (*SPLITS, "all"), DataError)

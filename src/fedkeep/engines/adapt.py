@@ -27,6 +27,8 @@ from fedkeep.split import Split
 from fedkeep.store import Default, MemoryStore
 from fedkeep.tasks.results import Model
 
+NOBODY = "There is no client to adapt."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:

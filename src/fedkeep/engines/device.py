@@ -21,6 +21,7 @@ from fedkeep.core.seeds import repeatable
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines.adapt import (
+    NOBODY,
     Adaptation,
     Fits,
     Fitting,
@@ -324,7 +325,7 @@ class LocalDevice:
         adapt = adaptation.adapt or job.method.adapt
         split, given, known = own_split(job.method, adapt), start or {}, known or {}
         if not orders:
-            raise ConfigError("There is no client to adapt.")
+            raise ConfigError(NOBODY)
         fittings = [
             Fitting(
                 client,

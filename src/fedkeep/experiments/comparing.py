@@ -43,7 +43,7 @@ from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.places import Place, State
 from fedkeep.experiments.progress import Stand
-from fedkeep.experiments.run_directory import in_use
+from fedkeep.experiments.run_directory import damaged_plan, in_use
 from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.tuning import Settings, told, trials
 from fedkeep.experiments.variants import Variant, every_method, fitted, with_method
@@ -757,7 +757,7 @@ def _check_folder(plan: Plan) -> None:
         lines = differences(json.loads(json.dumps(_about(plan)))["data"], before["data"])
         other = bool(before["tune"]) != bool(plan.trials)
     except (KeyError, TypeError) as error:
-        raise _damaged(out) from error
+        raise damaged_plan(out / PLAN) from error
     if lines:
         raise ConfigError(
             "{out} holds another comparison: its data are others ({lines}). Name another folder with --out.",
@@ -788,15 +788,11 @@ def _plan_in(out: Path) -> dict[str, Any] | None:
     try:
         before = json.loads((out / PLAN).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise _damaged(out) from error
+        raise damaged_plan(out / PLAN) from error
     if not isinstance(before, dict):
-        raise _damaged(out)
+        raise damaged_plan(out / PLAN)
     check_format(out / PLAN, before.get("format"), FORMAT, anew="compare again in another folder")
     return before
-
-
-def _damaged(out: Path) -> RunError:
-    return RunError("{file} is damaged. Restore it, or name another folder with --out.", file=out / PLAN)
 
 
 def _about(plan: Plan) -> dict[str, Any]:

@@ -364,8 +364,12 @@ def toml_value(key: str, text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     except ValueError as error:
-        raise ConfigError("--set {key}: {why}.", key=_short(key), why=error) from error
+        raise _not_set(key, error) from error
     return found["value"] if list(found) == ["value"] else text
+
+
+def _not_set(key: str, why: Exception) -> ConfigError:
+    return ConfigError("--set {key}: {why}.", key=_short(key), why=why)
 
 
 def _set(content: dict[str, Any], key: str, value: Any) -> None:
@@ -390,7 +394,7 @@ def _parts(key: str) -> list[str]:
             key=_short(key),
         ) from error
     except ValueError as error:
-        raise ConfigError("--set {key}: {why}.", key=_short(key), why=error) from error
+        raise _not_set(key, error) from error
     parts: list[str] = []
     while isinstance(found, dict):
         if len(found) != 1:

@@ -109,6 +109,16 @@ def load_run(
     return simulation_in(folder, data, data_folder, device).read(folder)
 
 
+def check_same_data(folder: Path, data: FederatedData, fingerprint: object) -> None:
+    """Raise RunError where data differ from those that the run in a folder was made with."""
+    if lines := differences(data.fingerprint(), fingerprint):
+        raise RunError(
+            "The data differ from those that {folder} was made with:\n  {value}\nName the same with --data DIR.",
+            folder=folder,
+            value="\n  ".join(lines[:4]),
+        )
+
+
 def simulation_in(
     folder: Path, data: FederatedData | None = None, data_folder: Path | None = None, device: str = "cpu"
 ) -> Simulation:
@@ -119,14 +129,7 @@ def simulation_in(
     origin = Origin.of(read_info(folder))
     if data is None:
         data = data_of(config, data_folder or folder_of_data(folder), folder if origin else None)
-    lines = differences(data.fingerprint(), read_info(folder).get("data", {}).get("fingerprint"))
-    if lines:
-        shown = "\n  ".join(lines[:4])
-        raise RunError(
-            "The data differ from those that {folder} was made with:\n  {value}\nName the same with --data DIR.",
-            folder=folder,
-            value=shown,
-        )
+    check_same_data(folder, data, read_info(folder).get("data", {}).get("fingerprint"))
     engine = "auto" if config.run.centralised else "sequential"
     here = replace(config.run, engine=engine, workers=None, device=device, trackers=())
     if config.privacy is not None:  # nothing is spent

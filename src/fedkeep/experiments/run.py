@@ -37,7 +37,7 @@ from fedkeep.data import FederatedData
 from fedkeep.data.alike import respelled
 from fedkeep.data.ids import SomeIds, as_id
 from fedkeep.engines import Adaptation, Job, Judged, LocalDevice, Order, Sequential, orders_of, to_records
-from fedkeep.engines.adapt import Fits, one_by_one, own_default, own_split
+from fedkeep.engines.adapt import NOBODY, Fits, one_by_one, own_default, own_split
 from fedkeep.engines.judge import recalled
 from fedkeep.engines.use import Predicted, as_module, encoding_of
 from fedkeep.experiments.fitted import write_fitted
@@ -737,7 +737,7 @@ def adapt_clients(
     everyone = SomeIds(run.data.ids, np.arange(len(run.data)))
     chosen = everyone if clients is None else run.members(clients)
     if not len(chosen):
-        raise ConfigError("There is no client to adapt.")
+        raise ConfigError(NOBODY)
     given = {str(run.data.ids[run.data.index(c)]): values for c, values in (start or {}).items()}
     device = run.local_device(partial(side_by_side, workers=workers) if workers > 1 else one_by_one)
     with make_progress(progress, f"adapting, {run.method.name}", len(chosen)) as bar:

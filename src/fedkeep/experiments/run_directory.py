@@ -39,7 +39,14 @@ from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import FedkeepError, NonFiniteError, RoundError, RunError, StoreError
-from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_of_run
+from fedkeep.core.files import (
+    check_tensors,
+    layout,
+    load_verified,
+    remove_leftovers,
+    whole_or_error,
+    write_of_run,
+)
 from fedkeep.core.locks import NO_LOCKS, take_lock
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
@@ -365,26 +372,18 @@ class RunDirectory:
         path, before = self.folder / f"{name}.jsonl", getattr(self.last, name)
         found = self._hashes[name].copy()
         found.update(content)
-        try:
-            with open(path, "ab") as file:
-                if file.tell() != before.size:
-                    raise RunError(
-                        "{path} was changed while the run went on: wanted {before} bytes, found {size}. "
-                        "Restore the run from a copy, then resume.",
-                        path=path,
-                        before=before.size,
-                        size=file.tell(),
-                    )
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(
-                "Cannot write {path}: {why}. Nothing was lost: the last finished round is kept. "
-                "Free some space or check the rights, then resume.",
-                path=path,
-                why=error.strerror or error,
-            ) from error
+        with whole_or_error(path), open(path, "ab") as file:
+            if file.tell() != before.size:
+                raise RunError(
+                    "{path} was changed while the run went on: wanted {before} bytes, found {size}. "
+                    "Restore the run from a copy, then resume.",
+                    path=path,
+                    before=before.size,
+                    size=file.tell(),
+                )
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         self._hashes[name] = found
         return Extent(before.size + len(content), found.hexdigest())
 
@@ -450,6 +449,11 @@ def is_lockable(folder: Path) -> bool:
     """Whether a folder that is only read can be locked: a copy on a read-only disk cannot."""
     path = folder / "lock"
     return path.exists() and os.access(path, os.W_OK)
+
+
+def damaged_plan(path: Path) -> RunError:
+    """Return what to say of a file in which several runs keep their plan."""
+    return RunError("{file} is damaged. Restore it, or name another folder with --out.", file=path)
 
 
 def in_use(folder: Path) -> bool:

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from fedkeep.core.describe import differences
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
 from fedkeep.experiments.analyses import write_analyses
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.drive import places_of
-from fedkeep.experiments.load import folder_of_data, run_folder_config
+from fedkeep.experiments.load import check_same_data, folder_of_data, run_folder_config
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report.groups import Configuration, configurations
 from fedkeep.report.pairing import Side, kept, own_side, reference_side
@@ -135,15 +135,7 @@ def counting_side(side: Side, folder: Path | None = None) -> Side:
         config, _ = run_folder_config(run.folder)
         if data is None or differences(data.fingerprint(), _fingerprint(run)):
             data = build_data(config, folder or folder_of_data(run.folder))
-        lines = differences(data.fingerprint(), _fingerprint(run))
-        if lines:
-            shown = "\n  ".join(lines[:4])
-            raise RunError(
-                "The data differ from those that {folder} was made with:\n  {value}\n"
-                "Name the same with --data DIR.",
-                folder=run.folder,
-                value=shown,
-            )
+        check_same_data(run.folder, data, _fingerprint(run))
         runs.append(replace(run, examples=counted(data, kept(run))))
     kinds = [task.kind for task in tasks_in(data.meta)] if data is not None else []
     names = {kind.counting.name for kind in kinds if kind.counting is not None}

@@ -41,6 +41,11 @@ WITHOUT_DATA = """Devices name their data. With a table `[data]` in `config.toml
 """
 
 
+def not_empty(folder: Path) -> ConfigError:
+    """Return what to say of a folder that should be new, and holds something."""
+    return ConfigError("{folder} is there already and not an empty folder. Name another.", folder=folder)
+
+
 def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | None = None) -> None:
     """Write a Flower project.
 
@@ -54,7 +59,7 @@ def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | N
         ConfigError: the folder holds something.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError("{folder} is there already and not an empty folder. Name another.", folder=folder)
+        raise not_empty(folder)
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     places = (run, devices) = (out or folder / "run").resolve(), folder / "devices"

@@ -20,7 +20,7 @@ from fedkeep.experiments.config import read_text
 from fedkeep.experiments.toml import from_toml, to_toml
 from fedkeep.flower.keys import DAYS, RESERVED, make_keys
 from fedkeep.flower.node_check import EXPERIMENT
-from fedkeep.flower.project import CONFIG, new_project
+from fedkeep.flower.project import CONFIG, new_project, not_empty
 from fedkeep.flower.signed import CLIENTS, NODES, clients_by_node, named_keys, node_names, sign_project
 from fedkeep.version import __version__
 
@@ -125,7 +125,7 @@ def set_up(
             folder=folder,
         )
     elif folder.exists() and {path.name for path in folder.iterdir()} - {KEYS}:
-        raise ConfigError("{folder} is there already and not an empty folder. Name another.", folder=folder)
+        raise not_empty(folder)
     for name in renewed:
         if name in RESERVED or not (keys / f"{name}.pub").exists():
             raise ConfigError(

@@ -267,7 +267,7 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
     except OSError as error:
-        raise ConfigError("There is no key {path}: {why}.", path=path, why=error.strerror) from error
+        raise _no_key(path, error) from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(
             "{path} is no private key in OpenSSH's form without a password.", path=path
@@ -280,6 +280,10 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
+def _no_key(path: Path, error: OSError) -> ConfigError:
+    return ConfigError("There is no key {path}: {why}.", path=path, why=error.strerror)
+
+
 def public_key(path: Path) -> Ed25519PublicKey:
     """Return a key whose signatures are trusted.
 
@@ -289,7 +293,7 @@ def public_key(path: Path) -> Ed25519PublicKey:
     try:
         key = load_ssh_public_key(path.read_bytes())
     except OSError as error:
-        raise ConfigError("There is no key {path}: {why}.", path=path, why=error.strerror) from error
+        raise _no_key(path, error) from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError("{path} is no public key in OpenSSH's form.", path=path) from error
     if not isinstance(key, Ed25519PublicKey):

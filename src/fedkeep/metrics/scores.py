@@ -21,6 +21,7 @@ from fedkeep.core.errors import DataError, NonFiniteError
 
 BINS = 256
 """Bins of a binary score, the logit: 1/8 wide from −16 to 16; the outer two have no other end."""
+NO_SCORE = "auc: a score is NaN. Lower the learning rate or set clip_norm."
 Numbers = Tensor | np.ndarray[Any, Any] | Sequence[float]
 
 
@@ -53,7 +54,7 @@ def auc(score: Numbers, label: Numbers) -> float:
             got=np.unique(labels)[:5].tolist(),
         )
     if np.isnan(scores).any():
-        raise NonFiniteError("auc: a score is NaN. Lower the learning rate or set clip_norm.")
+        raise NonFiniteError(NO_SCORE)
     positives = int(labels.sum())
     negatives = len(labels) - positives
     if positives == 0 or negatives == 0:
@@ -74,7 +75,7 @@ def floats(values: Numbers) -> np.ndarray[Any, np.dtype[np.float64]]:
 def bin_of(score: np.ndarray) -> np.ndarray:
     """Return each score's bin, 0 .. BINS − 1."""
     if np.isnan(score).any():
-        raise NonFiniteError("auc: a score is NaN. Lower the learning rate or set clip_norm.")
+        raise NonFiniteError(NO_SCORE)
     end = BINS // 16  # 16
     found: np.ndarray = (
         np.floor(8 * np.clip(score, -end, end)).clip(max=8 * end - 1).astype(np.int64) + 8 * end

@@ -77,14 +77,9 @@ class _Call:
     def run(self, backward: bool, pointers: list[int]) -> None:
         code = native.call("recurrent", backward, self.words + pointers)
         if code == native.BAD_LENGTH:
-            raise DataError(
-                "lengths must lie between 1 and {most}, the longest that the inputs have room for",
-                most=self.length,
-            )
+            raise DataError(pure.BAD_LENGTH, most=self.length)
         if code == native.BAD_ID:
-            raise DataError(
-                "ids must lie between 0 and {last}, the last row of the table", last=self.rows - 1
-            )
+            raise DataError(pure.BAD_ID, last=self.rows - 1)
 
 
 class _Passes(Operation):

@@ -17,6 +17,8 @@ from fedkeep.nn.steps import recurrence
 
 # What is wanted of a layer: all outputs and the last, or one vector per sequence.
 OUTPUT, LAST, MEAN, MAX = -1, 0, 1, 2
+BAD_LENGTH = "lengths must lie between 1 and {most}, the longest that the inputs have room for"
+BAD_ID = "ids must lie between 0 and {last}, the last row of the table"
 
 
 def masked_mean(x: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -76,9 +78,7 @@ def run(
     # have no forward derivative.
     stepwise = (stepwise or inputs.is_cuda) and not exporting and not forward_mode()
     if checks and lengths.numel() and not bool(((lengths >= 1) & (lengths <= length)).all()):
-        raise DataError(
-            "lengths must lie between 1 and {most}, the longest that the inputs have room for", most=length
-        )
+        raise DataError(BAD_LENGTH, most=length)
     time = torch.arange(length, device=inputs.device)
     inside = time < lengths.unsqueeze(1)  # (B, L)
     if ids is None:
@@ -87,7 +87,7 @@ def run(
         ids = ids.masked_fill(~inside, 0)
         rows = inputs.shape[0]
         if checks and not ids.is_cuda and ids.numel() and not bool(((ids >= 0) & (ids < rows)).all()):
-            raise DataError("ids must lie between 0 and {last}, the last row of the table", last=rows - 1)
+            raise DataError(BAD_ID, last=rows - 1)
         x = F.embedding(ids, inputs)
     turned = torch.where(inside, lengths.unsqueeze(1) - 1 - time, time).unsqueeze(-1)  # (B, L, 1)
     end = (lengths - 1).view(-1, 1, 1)

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError, LateError, LostError, MethodError, NonFiniteError
 from fedkeep.engines import Adaptation, Answer, Judged, Judgement, Order, Tallies
+from fedkeep.engines.adapt import NOBODY
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.tally import ROWS, tallied
 from fedkeep.remote.events import Events, Kind
@@ -163,7 +164,7 @@ class Fleet:
                 "'valid' or 'test'. Use a simulation for anything else."
             )
         if not orders:
-            raise ConfigError("There is no client to adapt.")
+            raise ConfigError(NOBODY)
         models: tuple[Model, ...] = (*adaptation.beside, adaptation.name)
         asked: dict[str, Sequence[Model]] = {split: models} if split else {}
         wanted = self.with_entries([(order, False, asked) for order in orders])

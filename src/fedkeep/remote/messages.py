@@ -105,7 +105,7 @@ class Packet:
         try:
             about = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            raise UploadError("A message cannot be read: {why}.", why=first_line(error)) from error
+            raise _unread(error) from error
         match about:
             case {"header": dict(header), "names": list(names), "beside": list(checksums), **more} if (
                 not more
@@ -145,6 +145,10 @@ def tensor_file(tensors: Params, text: str = "") -> bytes:
     return content + zlib.crc32(content).to_bytes(CHECKSUM, "little")
 
 
+def _unread(error: Exception) -> UploadError:
+    return UploadError("A message cannot be read: {why}.", why=first_line(error))
+
+
 def _read_file(content: bytes) -> tuple[str, Params]:
     """Return text and tensors of what ``tensor_file`` wrote.
 
@@ -159,7 +163,7 @@ def _read_file(content: bytes) -> tuple[str, Params]:
         text = str(json.loads(content[8 : 8 + size])["__metadata__"]["packet"])
         tensors: Params = load(content)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UploadError("A message cannot be read: {why}.", why=first_line(error)) from error
+        raise _unread(error) from error
     truths = (t.view(torch.uint8) for t in tensors.values() if t.dtype is torch.bool and t.numel())
     if any(t.max() > 1 for t in truths):
         raise UploadError("A message cannot be read: a truth value in it is neither 0 nor 1.")

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from fedkeep.core.errors import RunError, StoreError
-from fedkeep.core.files import private_folder
+from fedkeep.core.files import ROUND_KEPT, private_folder
 from fedkeep.core.params import Params
 from fedkeep.core.sealed import check_format
 from fedkeep.store.base import Default, PrivateStore, Staged
@@ -117,11 +117,7 @@ class SqliteStore(PrivateStore):
                 for name, dtype, shape in columns
             }
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, sqlite3.Error) as error:
-            raise StoreError(
-                "The private store's {path} is damaged: {why}. Restore it from a copy.",
-                path=path,
-                why=error,
-            ) from error
+            raise _damaged(path, error) from error
         return cls(folder, Default(initial), ids, run=run, write=False)
 
     def _open(self, create: bool) -> bool:
@@ -212,7 +208,7 @@ class SqliteStore(PrivateStore):
             try:
                 self._take_over(self._file, lines, marked)
             except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
-                raise self._unreadable(error) from error
+                raise _damaged(self.path, error) from error
             try:
                 if self.writable:
                     self._file.database.begin_to_write()
@@ -317,7 +313,7 @@ class SqliteStore(PrivateStore):
                         )
                     rows[place] = np.frombuffer(row, np.uint8)
         except sqlite3.Error as error:
-            raise self._unreadable(error) from error
+            raise _damaged(self.path, error) from error
 
     def seen(self, clients: ClientIndices) -> list[bool]:
         """Tell for each client whether it was ever written."""
@@ -347,10 +343,7 @@ class SqliteStore(PrivateStore):
                 file.add(added)
         except sqlite3.Error as error:
             raise RunError(
-                "Cannot write {path}: {why}. Nothing was lost: the last finished round is kept. Free some "
-                "space or check the rights, then resume.",
-                path=self.path,
-                why=error,
+                "Cannot write {path}: {why}. {what_now}", path=self.path, why=error, what_now=ROUND_KEPT
             ) from error
         self._number[clients] = numbers
         self._next, self._written, self._obsolete, self._flushed = numbers.stop, {}, [], True
@@ -369,11 +362,6 @@ class SqliteStore(PrivateStore):
                 "The private store {folder} was opened to be read, and is not there.", folder=self.folder
             )
         return self._file
-
-    def _unreadable(self, error: Exception) -> StoreError:
-        return StoreError(
-            "The private store's {path} is damaged: {why}. Restore it from a copy.", path=self.path, why=error
-        )
 
     def _check_writable(self) -> None:
         if not self.writable:
@@ -414,3 +402,9 @@ class SqliteStore(PrivateStore):
                 client=str(self.ids[int(clients[place])]),
                 folder=self.folder,
             )
+
+
+def _damaged(path: Path, error: Exception) -> StoreError:
+    return StoreError(
+        "The private store's {path} is damaged: {why}. Restore it from a copy.", path=path, why=error
+    )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedkeep import Phase, adagrad, averaging, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.files import sha256
 from fedkeep.experiments.environment import check_device, commit, environment
@@ -27,6 +27,7 @@ from fedkeep_papers.adapters.models import Arm
 from fedkeep_papers.adapters.scene import by_time, encoded_messages
 from fedkeep_papers.furl.own_counts import REVISION
 from fedkeep_papers.kit.cells import LATER, Finished, Slot, digest, note_on_stale, runs_of
+from fedkeep_papers.kit.data import needs_data
 from fedkeep_papers.kit.results import Row, over_seeds, write_results
 
 NAME, RESULTS = "channel-adapters", "adapters"
@@ -219,10 +220,7 @@ def source_of(data: Path | None) -> tuple[tuple[str, str], ...]:
         DataError: the folder is not named, or lacks a file; the package is not installed.
     """
     if data is None:
-        raise DataError(
-            "{name} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA.",
-            name=NAME,
-        )
+        raise needs_data(NAME)
     folder = data / "zulip_channels"
     files = tuple((n, sha256(folder / n)) for n in ("messages.jsonl.gz", "channels.tsv"))
     return (*files, backbone.source())

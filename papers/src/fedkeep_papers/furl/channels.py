@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedkeep import Phase, adagrad, averaging, methods, sgd, simulate
-from fedkeep.core.errors import DataError, NonFiniteError, RoundError
+from fedkeep.core.errors import NonFiniteError, RoundError
 from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.files import sha256
@@ -24,6 +24,7 @@ from fedkeep_papers.furl.memory import HALF_LIFE, NEIGHBOURS, RECENT, SHRINK, Ar
 from fedkeep_papers.furl.own_counts import PAIRS, REVISION, WORDS, Order, TextAndCounts, messages
 from fedkeep_papers.furl.scoring import GRID, HALF_LIVES, Scored, counted, judged_ids, memories, mixed, scored
 from fedkeep_papers.kit.cells import LATER, Slot, digest, note_on_stale, runs_of
+from fedkeep_papers.kit.data import needs_data
 from fedkeep_papers.kit.results import over_seeds, write_results
 
 NAME = "furl-channels"
@@ -205,10 +206,7 @@ def source_of(data: Path | None) -> tuple[tuple[str, str], ...]:
         DataError: the folder is not named, or lacks a file.
     """
     if data is None:
-        raise DataError(
-            "{name} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA.",
-            name=NAME,
-        )
+        raise needs_data(NAME)
     folder = data / "zulip_channels"
     return tuple((n, sha256(folder / n)) for n in ("messages.jsonl.gz", "channels.tsv"))
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.reproductions import Request
 from fedkeep_papers.furl import jobs
 from fedkeep_papers.furl.jobs import JobSpec
+from fedkeep_papers.kit.data import needs_data
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,7 @@ def read(scene: Scene, request: Request) -> FederatedData:
         DataError: the folder of data is not named, or a file is damaged.
     """
     if scene.needs_data and request.data is None:
-        raise DataError(
-            "The scene {scene} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA.",
-            scene=scene.name,
-        )
+        raise needs_data(f"The scene {scene.name}")
     first = next(iter(specs_of(scene, request, Path(), {}).values()))
     return build_data(first.resolved(), first.data)
 

@@ -18,6 +18,7 @@ from fedkeep.data.preparation import Labels, Plain, Raw, Texts, encoded_alone
 from fedkeep.data.readers.files import json_lines, lines, sha256
 from fedkeep.data.splits import SPLITS
 from fedkeep.data.text import CharVocabulary, HashedWords
+from fedkeep_papers.kit.data import check_fields
 
 FIELDS: dict[str, type] = {
     "user": int,
@@ -137,18 +138,8 @@ def _channel_names(path: Path) -> list[str]:
 def _messages(path: Path, labels: int, channels: Path, keep: int | None) -> dict[str, list[Any]]:
     rows: dict[str, list[Any]] = {name: [] for name in FIELDS}
     for number, entry in json_lines(path):
+        check_fields(path, number, entry, FIELDS)
         for name, kind in FIELDS.items():
-            # type(...) and not isinstance: true is no integer here
-            if type(entry.get(name)) is not kind:
-                got = f"got {entry[name]!r}" if name in entry else f"it has only {sorted(entry)}"
-                raise DataError(
-                    "{path}, line {number}: wanted {name!r} to be {wanted}; {got}.",
-                    path=path,
-                    number=number,
-                    name=name,
-                    wanted=kind.__name__,
-                    got=got,
-                )
             if kind is int and not abs(entry[name]) < 1 << 63:
                 raise DataError(
                     "{path}, line {number}: wanted {name!r} below 2^63; got {got}.",

@@ -15,6 +15,7 @@ from fedkeep.data.preparation import Raw, encoded_alone
 from fedkeep.data.readers.files import existing, json_lines, lines, sha256, unreadable
 from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
+from fedkeep_papers.kit.data import check_fields
 
 DOMAINS = (
     "apparel",
@@ -126,18 +127,7 @@ def _domains(given: Sequence[str] | None) -> tuple[str, ...]:
 
 def _from_one(path: Path) -> Iterator[Line]:
     for number, entry in json_lines(path):
-        for name, kind in FIELDS.items():
-            # type(...) and not isinstance: true is no integer here
-            if type(entry.get(name)) is not kind:
-                got = f"got {entry[name]!r}" if name in entry else f"it has only {sorted(entry)}"
-                raise DataError(
-                    "{path}, line {number}: wanted {name!r} to be {wanted}; {got}.",
-                    path=path,
-                    number=number,
-                    name=name,
-                    wanted=kind.__name__,
-                    got=got,
-                )
+        check_fields(path, number, entry, FIELDS)
         if entry["label"] not in (0, 1) or entry["split"] not in SPLITS or entry["domain"] not in DOMAINS:
             raise DataError(
                 "{path}, line {number}: wanted a domain of FDU-MTL, the split 'train' or 'test', and the label 0 or "

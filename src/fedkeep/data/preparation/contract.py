@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import ConfigError, check_choice, check_range
+from fedkeep.core.errors import ConfigError, DataError, check_choice, check_range
 from fedkeep.data.columns import Column, Rows
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -201,6 +201,11 @@ def difference(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
         if wanted.get(name) != got.get(name):
             return f"{name} {_short(got.get(name))}, not {_short(wanted.get(name))}"
     return None
+
+
+def unlike(where: Where, fault: str) -> DataError:
+    """Return what to say of a column that is not of an encoding's form."""
+    return DataError("{where}: {difference}.", where=where(0), difference=fault)
 
 
 def _short(value: Any) -> str:

@@ -22,6 +22,7 @@ from fedkeep.data.preparation.contract import (
     Rules,
     Where,
     difference,
+    unlike,
 )
 from fedkeep.data.preparation.pooling import COUNT, SQUARE, SUM
 
@@ -429,7 +430,7 @@ class FeatureCode(Code):
         """Return the features on their scales, float32 (rows, columns); of ``rows`` alone, in their order, where there are any."""
         ours, theirs = ({"features": f.names, "kinds": dict(f.kinds)} for f in (self, raw))
         if fault := difference(ours, theirs):
-            raise DataError("{where}: {difference}.", where=where(0), difference=fault)
+            raise unlike(where, fault)
         found = {name: _first_gap(raw.values[:, place]) for place, name in enumerate(self.names)}
         gaps = {name: row for name, row in found.items() if row is not None}
         for name in (name for name in gaps if name not in self.missing):

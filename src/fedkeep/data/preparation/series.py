@@ -19,6 +19,7 @@ from fedkeep.data.preparation.contract import (
     Rules,
     Where,
     difference,
+    unlike,
 )
 from fedkeep.data.preparation.features import FeatureCode, Features, WholeSummary
 
@@ -167,7 +168,7 @@ class SeriesCode(Code):
     def encoded(self, raw: Series, where: Where) -> Ragged:
         """Return the series, cut and on their channels' scales, float32."""
         if fault := difference({"channels": self.names}, {"channels": raw.names}):
-            raise DataError("{where}: {difference}.", where=where(0), difference=fault)
+            raise unlike(where, fault)
         kept = cut(raw.values, self.max_length)
 
         def whose(step: int) -> object:

@@ -24,6 +24,7 @@ from fedkeep.tasks import of_numbers, usual_kind
 
 Entries = Mapping[tuple[str, str], tuple[int, int]]
 """By column and text, how often it occurs and how many clients have it; 0 where it is not counted."""
+NONE = "Wanted at least one summary; got none."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +222,7 @@ def merged(summaries: Iterable[Summary]) -> Summary:
     """
     every = list(summaries)
     if not every:
-        raise DataError("Wanted at least one summary; got none.")
+        raise DataError(NONE)
     first, *rest = every
     for summary in rest:
         if fault := summary.difference(first):
@@ -248,7 +249,7 @@ def agreeing(summaries: Mapping[str, Summary]) -> tuple[Summary, dict[str, str]]
     for name, summary in sorted(summaries.items()):
         groups.setdefault(json.dumps(summary.form, sort_keys=True), []).append(name)
     if not groups:
-        raise DataError("Wanted at least one summary; got none.")
+        raise DataError(NONE)
     best = min(groups, key=lambda form: (-sum(summaries[name].clients for name in groups[form]), form))
     inside = merged(summaries[name] for name in groups[best])
     left = sorted(summaries.keys() - set(groups[best]))

@@ -204,6 +204,18 @@ class Nobody(Only):
         return False
 
 
+def wrong_cell(table: Table, row: int, column: str, wanted: str, got: object, advice: str) -> DataError:
+    """Return what to say of a cell that is not what its column wants; ``advice`` is empty, or begins with a space."""
+    return DataError(
+        "{place}: wanted {wanted} in column {column!r}; got {got!r}.{advice}",
+        place=table.where(row),
+        column=column,
+        wanted=wanted,
+        got=got,
+        advice=advice,
+    )
+
+
 @dataclass(frozen=True)
 class Table:
     """Columns, how to name a row of theirs in an error, and the mark before decimals in numbers that are texts."""
@@ -251,14 +263,7 @@ class Table:
 
     def wrong(self, row: int, column: str, got: object, kind: Kind[Any]) -> DataError:
         """Return what to say of a cell that is not of a kind."""
-        return DataError(
-            "{place}: wanted {wanted} in column {column!r}; got {got!r}.{advice}",
-            place=self.where(row),
-            column=column,
-            wanted=kind.wanted,
-            got=got,
-            advice=kind.advice(got),
-        )
+        return wrong_cell(self, row, column, kind.wanted, got, kind.advice(got))
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """Return a column as numbers, or raise DataError at the first cell that is none."""

@@ -185,7 +185,12 @@ def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
     except OSError as error:
         raise unreadable(path, error) from error
     if number == 0:
-        raise DataError("The data file {file} holds no line. Fetch it again.", file=path)
+        raise without_lines(path)
+
+
+def without_lines(path: Path) -> DataError:
+    """Return what to say of a file that holds no line."""
+    return DataError("The data file {file} holds no line. Fetch it again.", file=path)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -212,7 +217,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         found = True
         yield number, entry
     if not found:
-        raise DataError("The data file {file} holds no line. Fetch it again.", file=path)
+        raise without_lines(path)
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fedkeep.data.preparation.texts import AnyVocabulary
 from fedkeep.data.readers.cells import ID, Cells, Only, Table
 from fedkeep.data.readers.files import check_names, naming_of
 from fedkeep.data.readers.pictures import decoded, encoded_in
-from fedkeep.data.readers.tables import columns_of, raw_from
+from fedkeep.data.readers.tables import columns_of, named_user, raw_from
 from fedkeep.data.subsets import drawn
 from fedkeep.tasks import of_numbers
 
@@ -172,8 +172,7 @@ def _drawn(
     name: str, parts: Sequence[_Part], user: str | None, naming: Mapping[str, str], clients: int
 ) -> Only:
     """Return so many clients, of whose column alone every row is read."""
-    if user is None:
-        raise DataError("clients wants a column of clients to choose from; got user=None.")
+    user = named_user(user)
     ids = set[str]()
     for one in parts:
         rows = _plain(name, one.rows)

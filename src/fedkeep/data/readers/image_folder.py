@@ -25,6 +25,7 @@ from fedkeep.data.subsets import drawn
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 LEVELS = ("split", "client", "class")
 SKIPPED = "*"
+NOBODYS = "clients wants clients to choose from; nothing says whose each image is."
 
 
 def raw_image_folder(
@@ -98,7 +99,7 @@ def rows_drawn(said: Mapping[str, list[Any]], clients: int) -> Rows:
         DataError: nothing says whose an image is, or there are not so many clients.
     """
     if "client" not in said:
-        raise DataError("clients wants clients to choose from; nothing says whose each image is.")
+        raise DataError(NOBODYS)
     kept = drawn(set(said["client"]), clients)
     return np.flatnonzero([client in kept for client in said["client"]])
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, check_choice
 from fedkeep.data.columns import is_missing
-from fedkeep.data.readers.cells import Table, as_floats, coded_of, few_differ
+from fedkeep.data.readers.cells import Table, as_floats, coded_of, few_differ, wrong_cell
 
 KINDS = ("number", "truth", "date", "category")
 SERIES = "series"
@@ -135,7 +135,7 @@ def _arrow(table: Table, name: str) -> Any:
             row = next((n for n, v in enumerate(values) if not _is_plain(v)), None)
             if row is not None:
                 wanted = "a number, truth value, date or category"
-                raise _wrong(
+                raise wrong_cell(
                     table, row, name, wanted, values[row], " Correct it, or leave the column out."
                 ) from None
             # numbers of several types, and texts of numbers among them
@@ -157,17 +157,6 @@ _DECLARED = " Correct it, or leave the cell empty."
 _FOUND = ' Correct it, leave the cell empty, or say kinds = {{ {!r} = "category" }}.'
 
 
-def _wrong(table: Table, row: int, name: str, wanted: str, got: object, advice: str) -> DataError:
-    return DataError(
-        "{place}: wanted {wanted} in column {column!r}; got {got!r}.{advice}",
-        place=table.where(row),
-        column=name,
-        wanted=wanted,
-        got=got,
-        advice=advice,
-    )
-
-
 @dataclass(frozen=True)
 class _Column:
     table: Table
@@ -183,7 +172,7 @@ class _Column:
         """Return what to say of a cell."""
         if self.number is not None:
             row = int(np.argmax(self.number == row))
-        return _wrong(self.table, row, self.name, wanted, got, advice)
+        return wrong_cell(self.table, row, self.name, wanted, got, advice)
 
     def often(self, chosen: NDArray[np.bool_]) -> int:
         """Return how many rows have one of the chosen values."""
@@ -550,7 +539,7 @@ def numbers_of(table: Table, name: str, advice: str = "") -> NDArray[np.float64]
     if (empty := np.flatnonzero(np.isnan(found))).size:
         row = int(empty[0])
         got = table.columns[name].tolist()[row]
-        raise _wrong(
+        raise wrong_cell(
             table,
             row,
             name,

@@ -31,6 +31,7 @@ from fedkeep.data.readers.files import (
     json_lines,
     lines,
     opened,
+    without_lines,
 )
 
 DELIMITERS = {
@@ -437,7 +438,7 @@ def _records(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[Spot, 
             way_out=way_out,
         ) from error
     if not width:
-        raise DataError("The data file {file} holds no line. Fetch it again.", file=path)
+        raise without_lines(path)
 
 
 def _check_strictly(path: Path, delimiter: str, encoding: str) -> None:
@@ -500,7 +501,7 @@ def _read_excel(
         ]
         book.close()
     if not rows:
-        raise DataError("The data file {file} holds no line. Fetch it again.", file=path)
+        raise without_lines(path)
     header = ["" if cell is None else str(cell) for cell in rows[0][1]]
     chosen = _chosen(path, [name for name in header if name], wanted, optional, naming)
     at = {name: header.index(name) for name in chosen}

@@ -167,7 +167,7 @@ def raw_table(
             raise DataError("test_path is of files; of data frames give one with a column of splits.")
         table, meta = frame_table(path, wanted, usual, naming), {"name": "frame"}
         if clients is not None:
-            column = _named_user(user)
+            column = named_user(user)
             only = Only(column, drawn(set(table.read(column, ID)[0]), clients))
             table = table.only(only.rows(table.columns[only.column]))
     if decimal is not None:
@@ -236,7 +236,7 @@ def _labelled(table: Table, labels: Sequence[str]) -> Table:
 
 def _drawn(places: Sequence[Path], user: str | None, naming: Mapping[str, str], clients: int) -> Only:
     """Return so many clients of those in some places, whose ids alone are read; clients of files are the files' names."""
-    column, ids = _named_user(user), set[str]()
+    column, ids = named_user(user), set[str]()
     for place in places:
         files = files_of(place) if is_of_many(place) else [place]
         if is_of_many(place) and column == "user" and column not in load_table(files[0], None).columns:
@@ -257,7 +257,8 @@ def _ids_in(file: Path, column: str, naming: Mapping[str, str]) -> set[str]:
     return seen.ids
 
 
-def _named_user(user: str | None) -> str:
+def named_user(user: str | None) -> str:
+    """Return the column of clients, or raise DataError where there is none to choose from."""
     if user is None:
         raise DataError("clients wants a column of clients to choose from; got user=None.")
     return user

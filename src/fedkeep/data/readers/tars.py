@@ -22,7 +22,7 @@ from fedkeep.data.images import ImageSet
 from fedkeep.data.preparation import Raw, prepared
 from fedkeep.data.readers.cells import ALIASES, CLASS, ID, Cells, Table
 from fedkeep.data.readers.files import LONGEST_LINE, digest_of, existing, object_of
-from fedkeep.data.readers.image_folder import ENDINGS, examples_of
+from fedkeep.data.readers.image_folder import ENDINGS, NOBODYS, examples_of
 from fedkeep.data.readers.many import check_once, files_of, is_of_many, named
 from fedkeep.data.readers.pictures import decoded
 from fedkeep.data.subsets import drawn
@@ -85,7 +85,7 @@ def raw_tars(
     if clients is None:
         samples = [sample for file in files for sample in _samples(file)]
     elif client is None:
-        raise DataError("clients wants clients to choose from; nothing says whose each image is.")
+        raise DataError(NOBODYS)
     elif client == OWN_TAR:
         kept = drawn({as_id(named(file, TARS)[0]) for file in files}, clients)
         files = [file for file in files if as_id(named(file, TARS)[0]) in kept]

@@ -17,7 +17,7 @@ from fedkeep.data import FederatedData
 from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.build import ahead_of, build_data, simulation_of
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.experiments.run_directory import locked
+from fedkeep.experiments.run_directory import damaged_plan, locked
 from fedkeep.experiments.sweeps.space import Space
 from fedkeep.experiments.toml import value_text
 from fedkeep.experiments.variants import fitted, with_method
@@ -244,9 +244,7 @@ def _check_same(out: Path, about: Mapping[str, Any]) -> None:
     try:
         before = json.loads((out / PLAN).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunError(
-            "{file} is damaged. Restore it, or name another folder with --out.", file=out / PLAN
-        ) from error
+        raise damaged_plan(out / PLAN) from error
     found = before.get("format") if isinstance(before, dict) else None
     check_format(out / PLAN, found, FORMAT, anew="sweep again in another folder")
     lines = [line.replace(" in the run,", " there,") for line in differences(about, before)]
