@@ -190,7 +190,8 @@ def counted_rows(
     """
     if task.kind.counting is None:
         raise ConfigError(
-            f"Counting labels is no reference for the task {task.kind.name!r}; compare with another run."
+            "Counting labels is no reference for the task {task!r}; compare with another run.",
+            task=task.kind.name,
         )
     train = data.split_rows("train")
     label: Array = task.judged(np.asarray(data.columns[task.label]))
