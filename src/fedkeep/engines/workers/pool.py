@@ -11,7 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from fedkeep.core.params import Params, prefixed
 from fedkeep.engines.client_step import Job
 from fedkeep.engines.workers.shared_memory import Arena, SentData
 from fedkeep.engines.workers.worker_process import LOCKED_SIGNAL, READY, WorkerJob, serve
+from fedkeep.store import Default, MemoryStore
 
 Start = Literal["fork", "spawn"]
 PATIENCE = 10.0
@@ -90,18 +91,14 @@ class Pool:
         self.start = start or start_method()
         self.job, self.parent, self.gpus = job, os.getpid(), gpus or ("",)
         forked = self.start == "fork"
-        self.worker_job = WorkerJob(
-            job.method,
-            job.net if forked else _on_cpu(job.net),
-            job.data if forked else SentData(job.data),
-            job.seed,
-            Arena(),
-            self.parent,
-            forked,
-            is_tuned(),
-            job.entropy,
-            job.device.partition(":")[0],
-        )
+        common = {one.name: getattr(job, one.name) for one in fields(job) if one.name != "data"} | {
+            "net": job.net if forked else _on_cpu(job.net),
+            "store": MemoryStore(Default({}), ()),
+            "device": job.device.partition(":")[0],
+            "after_step": None,
+        }
+        data = job.data if forked else SentData(job.data)
+        self.worker_job = WorkerJob(common, data, Arena(), self.parent, forked, is_tuned())
         self.workers: list[Worker] = []
         self.locked = 0
 

@@ -24,16 +24,12 @@ import torch
 from fedkeep.core import errors
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import FedkeepError, UploadError, WorkerError
-from fedkeep.core.net import Net
 from fedkeep.core.params import Params, under
 from fedkeep.core.seeds import repeatable
 from fedkeep.data import FederatedData
 from fedkeep.engines.client_step import ClientResult, Job, train_client
 from fedkeep.engines.workers.shared_memory import Arena, SentData
-from fedkeep.methods import Method
-from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Split
-from fedkeep.store import Default, MemoryStore
 
 READY = b"ready"
 PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -46,9 +42,8 @@ class WorkerJob:
     """What a worker is started with.
 
     Attributes:
-        method, seed, entropy: as in ``Job``.
-        net: likewise, on the CPU.
-        device: where models compute, without a number: a worker sees one GPU alone.
+        common: the fields of ``Job`` but its data: the net is on the CPU, the device without a number, as a worker sees
+            one GPU alone, and the store empty: private values come with every order.
         data: the data set; forked processes share its memory, others get it as ``SentData``.
         sent: where the parent puts what all clients of a round are sent.
         parent: the parent's process number.
@@ -56,24 +51,20 @@ class WorkerJob:
         tuned: the parent keeps the memory that it frees, so the worker does.
     """
 
-    method: Method
-    net: Net
+    common: Mapping[str, Any]
     data: FederatedData | SentData
-    seed: int
     sent: Arena
     parent: int
     forked: bool
     tuned: bool
-    entropy: Entropy
-    device: str
 
     def job(self) -> Job:
-        """Return the job as a client's training sees it; private values come with every order, not from a store."""
+        """Return the job as a client's training sees it."""
         data = self.data.data if isinstance(self.data, SentData) else self.data
-        store = MemoryStore(Default({}), ())
-        repeatable(self.device)
-        self.net.module.to(self.device)
-        return Job(self.method, self.net, data, store, self.seed, self.device, entropy=self.entropy)
+        job = Job(data=data, **self.common)
+        repeatable(job.device)
+        job.net.module.to(job.device)
+        return job
 
 
 def serve(connection: Connection, own: Arena, given: WorkerJob, gpu: str = "") -> None:
