@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from typing import Any
@@ -132,6 +133,18 @@ def test_augmented_images() -> None:
     loss = build_loss(LossConfig.model_validate(table))
     assert loss == Augmented(terms.cross_entropy(smoothing=0.1), 2, False)
     assert build_loss(LossConfig.model_validate({"augment": {}})) == Augmented(terms.cross_entropy())
+
+
+@pytest.mark.parametrize("kind", ["squared_error", "a.b:c"])
+def test_smoothing_is_of_classes(kind: str) -> None:
+    with pytest.raises(ValueError, match="smoothing is for 'cross_entropy'"):
+        LossConfig.model_validate({"kind": kind, "smoothing": 0.1})
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])
+def test_smoothing_is_what_cross_entropy_takes(smoothing: float) -> None:
+    with pytest.raises(ValueError, match="smoothing must be in"):
+        LossConfig.model_validate({"smoothing": smoothing})
 
 
 def test_the_built_in_mixture_is_the_papers() -> None:

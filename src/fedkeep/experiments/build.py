@@ -629,9 +629,7 @@ def build_loss(config: LossConfig) -> terms.Term:
     """Make the loss that a configuration names."""
     loss: terms.Term
     if config.kind in (None, "cross_entropy"):
-        loss = terms.cross_entropy(
-            config.label, smoothing=config.smoothing, class_weights=config.class_weights
-        )
+        loss = config.cross_entropy()
     elif is_own(config.kind):
         loss = _own_term(config.kind, config.label)
     else:

@@ -7,11 +7,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 
-from fedkeep.core.errors import ConfigError, near_path
+from fedkeep.core.errors import ConfigError, MethodError, near_path
 from fedkeep.core.optim import Optimizer
 from fedkeep.data.preparation import Rules
 from fedkeep.experiments.config_tables import Names, Open, Rate, Strict, Table, made_of
@@ -21,8 +21,8 @@ from fedkeep.experiments.recommending import Ranking
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase, SecureSums
-from fedkeep.methods.class_weights import fault_of
 from fedkeep.methods.phase import UsualSize
+from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.tasks import KINDS
 
@@ -34,18 +34,16 @@ ANY_TOKENS = ("table", "huggingface")
 """Readers that cut texts into whatever tokens they are told."""
 
 
-Own = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
-"""The name of something of one's own."""
-
-
-def _of_a_task(name: str) -> str:
-    if name not in (known := {kind.loss for kind in KINDS.values()}):
-        raise ValueError(f"no task has such a loss; tasks have {sorted(known)}")
+def _loss(name: str) -> str:
+    known = sorted(kind.loss for kind in KINDS.values())
+    if name not in known and re.fullmatch(r"[\w.]+:\w+", name) is None:
+        losses = " or ".join(map(repr, dict.fromkeys(known)))
+        raise ValueError(f"wanted {losses}, or your own 'package.module:name'; got {name[:80]!r}")
     return name
 
 
-TaskLoss = Annotated[str, AfterValidator(_of_a_task)]
-"""The loss of a kind of task (``Kind.loss``)."""
+Loss = Annotated[str, AfterValidator(_loss)]
+"""A loss of a kind of task (``Kind.loss``), or the name of something of one's own."""
 
 
 class PartitionConfig(Open):
@@ -139,30 +137,38 @@ class LossConfig(Strict):
     """The loss, and penalties on the client's own parameters.
 
     Attributes:
-        kind: by default the one that fits the task. ``package.module:name`` is a term of your own, or a class or function
+        kind: a task's, e.g. ``"squared_error"``; by default the one that fits the task. ``package.module:name`` is a term of your own, or a class or function
             that makes one, of ``label`` where it takes that.
         label: the column of labels.
-        smoothing: the share of each label that is spread over all classes, in [0, 1).
-        class_weights: a number for each class: how much its examples count in ``cross_entropy``.
+        smoothing: of ``cross_entropy``: the share of each label that is spread over all classes, in [0, 1).
+        class_weights: of ``cross_entropy``: a number for each class, how much its examples count.
         l2: penalties by name pattern: ``{user = 0.001}`` adds 0.001 times the squares' sum.
         augment: moves training images at random; its keys are those of ``fedkeep.methods.augment.Augmented``.
     """
 
-    kind: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] | Own | TaskLoss | None = None
+    kind: Loss | None = None
     label: str = "label"
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    smoothing: float = 0.0
     class_weights: Annotated[tuple[Rate, ...] | None, Field(strict=False)] = None
     l2: dict[str, Rate] = {}  # noqa: RUF012 (pydantic copies it)
     augment: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _weights_of_classes(self) -> LossConfig:
-        if self.class_weights is not None:
-            if self.kind not in (None, "cross_entropy"):
-                raise ValueError(f"class_weights are for 'cross_entropy'; {self.kind!r} knows no classes")
-            if fault := fault_of(self.class_weights):
-                raise ValueError(f"class_weights {fault.removesuffix('.')}")
+    def _of_classes(self) -> LossConfig:
+        given = {"smoothing": self.smoothing, "class_weights": self.class_weights}
+        named = [name for name, value in given.items() if value]
+        if named and self.kind not in (None, "cross_entropy"):
+            are = f"{' and '.join(named)} {'is' if named == ['smoothing'] else 'are'}"
+            raise ValueError(f"{are} for 'cross_entropy'; {self.kind!r} knows no classes")
+        try:
+            self.cross_entropy()
+        except MethodError as error:
+            raise ValueError(str(error).removesuffix(".")) from error
         return self
+
+    def cross_entropy(self) -> Term:
+        """Return the loss, where it is that of classes."""
+        return cross_entropy(self.label, smoothing=self.smoothing, class_weights=self.class_weights)
 
 
 class MethodConfig(Open):

@@ -29,18 +29,14 @@ def checked_weights(given: Iterable[float]) -> tuple[float, ...]:
             "class_weights must be numbers, one for each class, e.g. [1.0, 20.0]; got {given!r}.",
             given=given,
         ) from error
-    if fault := fault_of(weights):
-        raise MethodError("class_weights {fault}", fault=fault)
+    finite = all(math.isfinite(w) and w >= 0 for w in weights)
+    if not finite or not any(weights):
+        raise MethodError(
+            "class_weights must be {wanted}; got {got}.",
+            wanted="above 0 for one class at least" if finite else "finite and at least 0",
+            got=shown(list(weights)),
+        )
     return weights
-
-
-def fault_of(weights: tuple[float, ...]) -> str:
-    """Return what is wrong with class weights; nothing where they are right."""
-    if any(not math.isfinite(w) or w < 0 for w in weights):
-        return f"must be finite and at least 0; got {shown(list(weights))}."
-    if not any(weights):
-        return f"must be above 0 for one class at least; got {shown(list(weights))}."
-    return ""
 
 
 def class_weighted_mean(
