@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.job import main
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.places import Futures, LostError, RayTasks, Slurm, place
+from fedkeep.experiments.places import Futures, LostError, OutOfTimeError, RayTasks, Slurm, place
 from fedkeep.experiments.progress import Stand
 from fedkeep.experiments.reproductions import Reproduction, Request, reproduce
 from fedkeep.experiments.sweeps.space import Range, Space
@@ -112,6 +112,7 @@ def elsewhere(on: Any, jobs: list[Any], **more: Any) -> None:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "POLL", 0.01)
+    monkeypatch.setattr(places, "SURE", 0.05)
 
 
 def test_an_executor_of_ones_own_computes_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,16 +177,20 @@ class Losing:
     further: dict[str, int] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
     left: list[bool] = field(default_factory=list)
+    error: LostError = field(default_factory=lambda: LostError("gone"))
 
     def send(self, jobs: Any) -> None:
         self.sent += [job.name for job in jobs]
 
     def ended(self) -> list[tuple[str, Any]]:
         name = self.sent[-1]
-        return [(name, LostError("gone") if len(self.sent) < self.further.get(name, 99) else None)]
+        return [(name, self.error if len(self.sent) < self.further.get(name, 99) else None)]
 
     def states(self) -> dict[str, Any]:
         return {self.sent[-1]: "running"}
+
+    def news(self) -> list[str]:
+        return []
 
     def leave(self, cancel: bool) -> str:
         self.left.append(cancel)
@@ -207,17 +212,36 @@ def test_a_job_that_comes_further_each_time_is_sent_until_it_is_done(tmp_path: P
     assert on.sent == ["a"] * 8
 
 
+def test_a_time_that_is_too_short_for_a_round_is_told_at_once(tmp_path: Path) -> None:
+    on = Losing(error=OutOfTimeError("Time is over."))
+    with raises(RunError, name="a", said="more time"):
+        elsewhere(on, [Errand("a", tmp_path)], stand=lambda job: None)
+    assert on.sent == ["a"]
+    with raises(RunError, said="Time is over."):
+        elsewhere(on, [Errand("b", tmp_path)])  # how far it came is not known
+    assert on.sent == ["a"] + ["b"] * (1 + long_jobs.RETRIES)
+
+
+def test_of_a_job_whose_time_is_over_it_is_told_how_many_more_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = Losing({"a": 4}, error=OutOfTimeError("Time is over."))
+    elsewhere(on, [Errand("a", tmp_path)], stand=lambda job: Stand("rounds", 3 * len(on.sent), 10))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "sent again" in line]
+    assert [line.partition("about ")[2] for line in lines] == ["3 more jobs.", "2 more jobs.", "1 more job."]
+
+
 def test_an_interruption_leaves_jobs_and_an_error_cancels_them(tmp_path: Path) -> None:
     class Stops(Losing):
-        error: BaseException = KeyboardInterrupt()
+        stop: BaseException = KeyboardInterrupt()
 
         def ended(self) -> list[tuple[str, Any]]:
-            raise self.error
+            raise self.stop
 
     on = Stops()
     with pytest.raises(KeyboardInterrupt):
         elsewhere(on, [Errand("a", tmp_path)])  # nobody can be asked here
-    on.error = OSError("the disk is full")
+    on.stop = OSError("the disk is full")
     with pytest.raises(OSError, match="full"):
         elsewhere(on, [Errand("a", tmp_path)])
     assert on.left == [False, True]
@@ -288,9 +312,14 @@ for task in range(int(first), int(last) + 1):
     elif does[0].isdigit():
         Path(given["--output"]).parent.joinpath(f"{{name}}.ended").write_text(does[0])
         Path(given["--output"]).parent.joinpath(f"{{number}}_{{task}}.out").write_text("Error: no data")
-    if does[0] in ("run", "stay"):
+    elif does[0] == "full":
+        Path(given["--output"]).parent.joinpath(f"{{name}}.part").touch()
+    elif does[0] == "time":
+        Path(given["--output"]).parent.joinpath(f"{{number}}_{{task}}.out").write_text("CANCELLED DUE TO TIME LIMIT ***")
+    if does[0] in ("run", "stay", "held"):
         with (home / "queue").open("a") as file:
-            file.write(f"{{number}}_{{task}} RUNNING\\n")
+            how = "PENDING PartitionTimeLimit" if does[0] == "held" else "RUNNING None"
+            file.write(f"{{number}}_{{task}} {{how}}\\n")
 print(number)
 """
 
@@ -420,24 +449,83 @@ def test_a_place_without_ray_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         place("ray", tmp_path)
 
 
-def test_a_job_that_leaves_nothing_may_be_where_the_folder_is_not_seen(
-    tmp_path: Path, cluster: Cluster
-) -> None:
-    cluster.does(a=["vanish"])
-    with pytest.raises(RunError, match="does its node see that folder"):
+def test_where_the_folder_is_not_seen_the_first_job_says_so_for_all(tmp_path: Path, cluster: Cluster) -> None:
+    cluster.does(a=["vanish"], b=["stay"])
+    with raises(RunError, id="1_0", folder=tmp_path / "slurm"):
+        elsewhere(place("slurm", tmp_path), [Errand("a", tmp_path), Errand("b", tmp_path)])
+    assert len(cluster.calls) == 1
+    assert (cluster.home / "cancelled").read_text().split() == ["1_1"]
+
+
+def test_a_job_that_finds_no_space_is_not_sent_again(tmp_path: Path, cluster: Cluster) -> None:
+    cluster.does(a=["full", "0"])
+    with raises(RunError, name="a") as raised:
         elsewhere(place("slurm", tmp_path), [Errand("a", tmp_path)])
-    assert len(cluster.calls) == 1 + long_jobs.RETRIES
+    assert raised.value.facts["why"].facts["folder"] == tmp_path / "slurm"
+    elsewhere(place("slurm", tmp_path), [Errand("a", tmp_path)])
+    assert not (tmp_path / "slurm" / "a.part").exists()
+
+
+def test_a_job_of_slurm_whose_time_is_over_is_told_from_others(tmp_path: Path, cluster: Cluster) -> None:
+    cluster.does(a=["time"])
+    with raises(RunError, name="a") as raised:
+        elsewhere(place("slurm", tmp_path), [Errand("a", tmp_path)])
+    assert isinstance(raised.value.facts["why"], OutOfTimeError)
+
+
+def test_a_job_that_a_signal_ended_is_sent_again_at_once(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "SURE", 60.0)
+    cluster.does(a=["137", "0"])
+    elsewhere(place("slurm", tmp_path), [Errand("a", tmp_path)])
+    assert len(cluster.calls) == 2
+
+
+def test_why_jobs_wait_for_ever_is_told_once(tmp_path: Path, cluster: Cluster) -> None:
+    cluster.does(a=["held"], b=["held"], c=["stay"])
+    on = Slurm(tmp_path / "slurm", [], None)
+    on.send([Errand(name, tmp_path) for name in "abc"])
+    assert on.states() == {"a": "waiting", "b": "waiting", "c": "running"}
+    (line,) = on.news()
+    assert "PartitionTimeLimit" in line
+    assert not on.news()
+
+
+def test_the_status_says_which_jobs_failed(tmp_path: Path, cluster: Cluster) -> None:
+    cluster.does(a=["1"], b=["0"], c=["137"], d=["stay"])
+    first = Slurm(tmp_path / "slurm", [], None)
+    first.send([Errand(name, tmp_path) for name in "abcd"])
+    assert Slurm(tmp_path / "slurm", [], None).states() == {"a": "failed", "d": "running"}
+
+
+def test_a_folder_that_shows_files_late_loses_no_job(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does, which lets a machine believe for a while that a file of another one is not there."""
+    asked, real = dict[Path, float](), Path.exists
+
+    def late(path: Path, **more: Any) -> bool:
+        if path.suffix != ".ended" or not real(path, **more):
+            return real(path, **more)
+        return time.monotonic() - asked.setdefault(path, time.monotonic()) > 0.2
+
+    monkeypatch.setattr(Path, "exists", late)
+    monkeypatch.setattr(places, "SURE", 5.0)
+    elsewhere(place("slurm", tmp_path), [Errand("a", tmp_path)])
+    assert len(cluster.calls) == 1
+    assert len(asked) == 1
 
 
 def test_a_disk_that_is_full_keeps_jobs_from_being_sent(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        raise RunError("{path} cannot be written.", path=path)
 
     on = place("slurm", tmp_path)
     monkeypatch.setattr(places, "write_whole", full)
-    with pytest.raises(OSError, match="No space left"):
+    with raises(RunError, path=tmp_path / "slurm" / "a.json"):
         elsewhere(on, [Errand("a", tmp_path)])
     assert not cluster.calls
 

@@ -6,6 +6,7 @@ terminal, else a line for each that finishes and one now and then for those that
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import sys
 import threading
@@ -17,10 +18,14 @@ from typing import Any, TypeVar
 
 from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.experiments.forecast import Forecast
-from fedkeep.experiments.places import RETRIES, LongJob, LostError, Place
+from fedkeep.experiments.places import RETRIES, LongJob, LostError, OutOfTimeError, Place
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import Stand, tell_elsewhere
 
+TOO_SHORT = (
+    "{why} It did not finish one more round, so no other job of this length will. Give jobs more time, e.g. --slurm "
+    "--time=4:00:00."
+)
 EVERY = 300.0  # seconds between two lines about what runs
 
 
@@ -36,7 +41,7 @@ def run_long_jobs(
     kind: Callable[[Job], str] = lambda job: "",
     later: Iterable[str] = (),
     on: Place | None = None,
-    stand: Callable[[Job], Stand | None] = lambda job: None,
+    stand: Callable[[Job], Stand | None] | None = None,
 ) -> None:
     """Compute jobs, ``workers`` at a time.
 
@@ -48,7 +53,7 @@ def run_long_jobs(
         kind: of a job; those of one kind take about as long.
         later: the kinds of jobs that come after these, whose time is told too.
         on: where they run, which stays open for more; None: here.
-        stand: how far a job has come that runs elsewhere, as its folder tells.
+        stand: how far a job has come that runs elsewhere, as its folder tells; None: it is not known.
 
     Raises:
         FedkeepError: of the first that failed, after those that ran beside it; those that wait are not begun.
@@ -95,27 +100,34 @@ def _run_elsewhere(
     finished: Callable[[], object] | None,
     kind: Callable[[Job], str],
     later: Iterable[str],
-    stand: Callable[[Job], Stand | None],
+    stand: Callable[[Job], Stand | None] | None,
 ) -> None:
     """Let a place compute jobs; one that is lost is sent again, thrice without any progress of its own."""
     left, tries, faults = {job.name: job for job in jobs}, dict[str, int](), dict[str, FedkeepError]()
-    before = {name: _done(stand(job)) for name, job in left.items()}
+    stands: Callable[[Job], Stand | None] = stand or (lambda job: None)
+    before = {name: _done(stands(job)) for name, job in left.items()}
     board = _board(jobs, max(workers, 1), progress, kind, later)
     try:
         on.send(jobs)
         while left:
             for name, state in on.states().items():
                 if state == "running" and name in left:
-                    board.comes(name, stand(left[name]))
+                    board.comes(name, stands(left[name]))
+            for line in on.news():
+                board.say(line)
             for name, error in on.ended():
                 if name not in left:  # an earlier call's, that this one does not want
                     continue
                 if isinstance(error, LostError):
-                    came = _done(stand(left[name]))
-                    tries[name] = 1 if came > before[name] else tries.get(name, 0) + 1
-                    before[name] = came
-                    if tries[name] <= RETRIES:
-                        board.say(f"{name} is lost, and is sent again. {error}")
+                    now = stands(left[name])
+                    came = _done(now) - before[name]
+                    before[name] = _done(now)
+                    tries[name] = 1 if came > 0 else tries.get(name, 0) + 1
+                    if isinstance(error, OutOfTimeError) and stand is not None and came <= 0:
+                        error = RunError(TOO_SHORT, why=error)
+                    elif tries[name] <= RETRIES:
+                        more = _more(now, came) if isinstance(error, OutOfTimeError) else ""
+                        board.say(f"{name} is lost, and is sent again. {error}{more}")
                         on.send([left[name]])
                         continue
                 del left[name]
@@ -141,6 +153,14 @@ def _run_elsewhere(
             why=error,
             more=f" {len(faults) - 1} more failed." if faults.keys() - {name} else "",
         )
+
+
+def _more(now: Stand | None, came: float) -> str:
+    """Return how many more jobs it will be, where each comes as far as the last."""
+    if now is None or came <= 0:
+        return ""
+    count = math.ceil((now.total - now.done) / came)
+    return f" It came {came:g} {now.title} further; at this pace about {count} more {'job' if count == 1 else 'jobs'}."
 
 
 def _done(stand: Stand | None) -> float:

@@ -37,20 +37,24 @@ from fedkeep.core.files import write_whole
 from fedkeep.experiments.plugins import imported
 from fedkeep.version import NUMERICS, __version__
 
-State = Literal["waiting", "running", "over"]
+State = Literal["waiting", "running", "failed", "over"]
 SAME = ("fedkeep", "numerics", "python", "torch")
 """What must be the same on all machines, see ``installed``."""
 POLL = 5.0
 """Seconds between two looks at what runs."""
 RETRIES = 3
 """How often what is lost is sent again, a job that has not come further meanwhile."""
-SURE = 3
-"""Looks that must agree that a job is gone, as a shared folder shows its last file late."""
+SURE = 60.0
+"""Seconds that a job must be gone, as a shared folder may show its last file so late."""
 LAST_LINES = 15
 
 
 class LostError(RunError):
     """A job is gone without a word: it was killed, or the machine that it ran on is down."""
+
+
+class OutOfTimeError(LostError):
+    """A job is gone as its time was over; sent again it goes on, if it comes far enough in that time to be saved."""
 
 
 class LongJob(Protocol):
@@ -93,7 +97,10 @@ class Place(Protocol):
         """
 
     def states(self) -> Mapping[str, State]:
-        """Return how those stand that were sent and have not ended."""
+        """Return how those stand that were sent and have not ended, and which failed."""
+
+    def news(self) -> list[str]:
+        """Return what is to be said of the jobs as they were last looked at, each sentence once."""
 
     def leave(self, cancel: bool) -> str:
         """Wait for nothing any more, and return what to say of jobs that go on; ``cancel``: none does."""
@@ -247,6 +254,10 @@ class Futures:
             job.name: "waiting" for job in self._waiting
         }
 
+    def news(self) -> list[str]:
+        """Return nothing."""
+        return []
+
     def leave(self, cancel: bool) -> str:
         """Begin none of those that wait; what runs ends with the process that made the executor."""
         self._waiting.clear()
@@ -352,13 +363,30 @@ name=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {names})
 cd {here} || exit 1
 {python} -m fedkeep.experiments.job {folder}/"$name".json
 status=$?
-[ $status -lt 128 ] && echo $status > {folder}/"$name".part && mv {folder}/"$name".part {folder}/"$name".ended
+echo $status > {folder}/"$name".part && mv {folder}/"$name".part {folder}/"$name".ended
 """
-"""A task of an array. What a signal ended leaves no status, as what is killed with this script."""
+"""A task of an array. What is killed with this script leaves no status."""
 LARGEST = 1000
 """Tasks of an array; Slurm takes 1,001 by default."""
 OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
 ACTIVE = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
+HELD = (
+    "AccountNotAllowed",
+    "Assoc",
+    "BadConstraints",
+    "Dependency",
+    "Invalid",
+    "JobHeld",
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "QOS",
+    "launch",
+)
+"""How reasons begin for which jobs may wait for ever, unlike Priority or Resources."""
+FULL = "No space left on device"
+"""What a system says of a full disk."""
+TIME_OVER = "DUE TO TIME LIMIT"
+"""What Slurm writes into the output of a job whose time is over."""
 
 
 @dataclass
@@ -368,19 +396,21 @@ class _Sent:
     Attributes:
         id: Slurm's, e.g. ``12_3``.
         state: when it was last looked at.
-        missed: looks in a row that did not find it.
+        gone: since when it is not found.
+        why: Slurm's reason why it waits.
     """
 
     id: str
     state: State = "waiting"
-    missed: int = 0
+    gone: float = math.inf
+    why: str = ""
 
 
 class Slurm:
     """Jobs of Slurm, sent as arrays.
 
-    A job leaves a file ``NAME.ended`` with its exit status; without it, and gone from ``squeue``, it is lost: killed, out
-    of time, or its node is down. What was sent is written down, so a later call finds the jobs that still run.
+    A job leaves a file ``NAME.ended`` with its exit status; without it, or ended by a signal, and gone from ``squeue``, it
+    is lost: killed, out of time, or its node is down. What was sent is written down, so a later call finds the jobs that still run.
 
     Args:
         folder: of jobs and what they print, shared by all nodes.
@@ -401,6 +431,7 @@ class Slurm:
             )
         self.folder, self.options, self.most = folder, options, most
         self._sent: dict[str, _Sent] = {}
+        self._told, self._numbers = set[str](), set[str]()
         if self._book.exists():
             known: dict[str, str] = json.loads(self._book.read_text(encoding="utf-8"))
             self._sent = {name: _Sent(id) for name, id in known.items()}
@@ -419,7 +450,8 @@ class Slurm:
             path, one = self.folder / f"{name}.json", self._sent.get(name)
             if one is None or one.state == "over" or not path.exists() or path.read_bytes() != content:
                 write_whole(path, content)
-                (self.folder / f"{name}.ended").unlink(missing_ok=True)
+                for left in (f"{name}.ended", f"{name}.part"):
+                    (self.folder / left).unlink(missing_ok=True)
                 new.append(name)
         for start in range(0, len(new), LARGEST):
             some = new[start : start + LARGEST]
@@ -428,7 +460,11 @@ class Slurm:
         self._note()
 
     def ended(self) -> list[tuple[str, FedkeepError | None]]:
-        """Return which jobs have ended."""
+        """Return which jobs have ended.
+
+        Raises:
+            RunError: no job has written anything, and one is gone: its node does not see the folder.
+        """
         time.sleep(POLL)
         self._look()
         over = [name for name, one in self._sent.items() if one.state == "over"]
@@ -438,9 +474,24 @@ class Slurm:
         return found
 
     def states(self) -> dict[str, State]:
-        """Return how those stand that were sent, by an earlier call too, and have not ended."""
+        """Return how those stand that were sent, by an earlier call too, and have not ended, and which failed."""
         self._look()
-        return {_job(name): one.state for name, one in self._sent.items() if one.state != "over"}
+        found: dict[str, State] = {
+            _job(path.stem): "failed" for path in self.folder.glob("*.ended") if 0 < _status(path) < 128
+        }
+        return found | {_job(name): one.state for name, one in self._sent.items() if one.state != "over"}
+
+    def news(self) -> list[str]:
+        """Return for what reasons jobs wait, if it may be for ever."""
+        reasons = {
+            one.why for one in self._sent.values() if one.state == "waiting" and one.why.startswith(HELD)
+        }
+        new, self._told = sorted(reasons - self._told), self._told | reasons
+        return [
+            f"Slurm lets jobs wait, maybe for ever: {why}. If so, end them by scancel, and send them with other options "
+            "(--slurm)."
+            for why in new
+        ]
 
     def leave(self, cancel: bool) -> str:
         """Wait for nothing any more, and return what to say of the jobs that are there."""
@@ -484,40 +535,74 @@ class Slurm:
                 "Slurm does not take these jobs: {why}. Its options are given with --slurm.",
                 why=first_line(RuntimeError(done.stderr.strip() or done.stdout.strip()), 300).rstrip("."),
             )
-        return done.stdout.strip().partition(";")[0]
+        number = done.stdout.strip().partition(";")[0]
+        self._numbers.add(number)
+        return number
 
     def _look(self) -> None:
         """See how the jobs stand; what cannot be asked now stays as it was."""
-        asked = _called(["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i %T"])
-        found = dict(line.split()[:2] for line in asked.stdout.splitlines() if line.strip())
+        asked = _called(
+            ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i %T %r"]
+        )
+        lines = [line.split(maxsplit=2) for line in asked.stdout.splitlines() if line.strip()]
+        found, why = {line[0]: line[1] for line in lines}, {line[0]: line[-1] for line in lines}
         for name, one in self._sent.items():
-            if (self.folder / f"{name}.ended").exists():
+            ended = self.folder / f"{name}.ended"
+            status = _status(ended) if ended.exists() else None
+            if status is not None and status < 128:
                 one.state = "over"
             elif asked.returncode:
                 continue
             elif found.get(one.id, "COMPLETED") in OVER:
-                one.missed += 1
-                if one.missed >= SURE:
+                one.gone = min(one.gone, time.monotonic())
+                if status is not None or time.monotonic() - one.gone >= SURE:
                     one.state = "over"
             else:
-                one.missed, one.state = 0, "running" if found[one.id] in ACTIVE else "waiting"
+                one.gone, one.state = math.inf, "running" if found[one.id] in ACTIVE else "waiting"
+                one.why = why[one.id]
 
     def _error(self, name: str, one: _Sent) -> FedkeepError | None:
         path, log = self.folder / f"{name}.ended", self.folder / f"{one.id}.out"
-        if path.exists() and path.read_text(encoding="utf-8").strip() == "0":
+        if path.exists() and _status(path) == 0:
             return None
         said = ""
         if log.exists():
             said = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
-        if path.exists():
+        if path.exists() and _status(path) < 128:
             return RunError("Its job of Slurm, {id}, failed:\n{said}", id=one.id, said=said)
-        if not log.exists():
-            said = f"{self.folder} has nothing of it: does its node see that folder?"
+        part = self.folder / f"{name}.part"
+        if FULL in said or (part.exists() and not part.stat().st_size):
+            return RunError(
+                "Its job of Slurm, {id}, found no space on a disk: of its node, or of {folder}. Free some and call again, "
+                "and it goes on.\n{said}",
+                id=one.id,
+                folder=self.folder,
+                said=said,
+            )
+        if not log.exists() and one.id.partition("_")[0] in self._numbers and not self._written:
+            raise RunError(
+                "The first job that ended, {id}, has written nothing into {folder}: its node does not see it, or may "
+                "not write there. Call from a folder, and with --out in one, that all machines share.",
+                id=one.id,
+                folder=self.folder,
+            )
+        if TIME_OVER in said:
+            return OutOfTimeError("Its job of Slurm, {id}, was out of time.", id=one.id)
         return LostError(
-            "Its job of Slurm, {id}, ended without a word: killed, out of time or memory.\n{said}",
+            "Its job of Slurm, {id}, ended without a word: killed, or out of memory.\n{said}",
             id=one.id,
             said=said,
         )
+
+    @property
+    def _written(self) -> bool:
+        """Whether any job that this call sent has written anything."""
+        return any(next(self.folder.glob(f"{number}_*.out"), None) for number in self._numbers)
+
+
+def _status(ended: Path) -> int:
+    """Return the exit status of a job that has ended; from 128 on a signal ended it, so it can be sent again."""
+    return int(ended.read_text(encoding="utf-8"))
 
 
 def _called(command: Sequence[str], script: str = "") -> subprocess.CompletedProcess[str]:

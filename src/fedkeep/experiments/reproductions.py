@@ -206,6 +206,9 @@ class _One:
     def states(self) -> Mapping[str, State]:
         return {}
 
+    def news(self) -> list[str]:
+        return []
+
     def leave(self, cancel: bool) -> str:
         return ""
 
