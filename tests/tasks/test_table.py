@@ -504,5 +504,5 @@ def test_a_table_goes_through_training_and_judging_to_predictions(
         succeeded(call("start", "t.csv", "--label", label, "--out", "started.toml"))
         settings = tomllib.loads(Path("started.toml").read_text(encoding="utf-8"))["data"]
         assert (settings["label"], settings.get("task")) == (label, task)
-        assert "task 'multi" not in succeeded(call("check", "started.toml")).stdout or kind == "multiclass"
+        succeeded(call("check", "started.toml"))
     table.more()
