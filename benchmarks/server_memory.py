@@ -6,8 +6,8 @@ A round of FedAvg of a model of 20 MB, each client on a node of its own. The nod
 first look, which is the worst case, and each is made when it is pulled. Each cohort is measured in a process of its own; rows that are not measured anew are kept.
 ``private`` has clipping and noise; ``median`` needs all uploads, so it has a cohort of 10 alone; of ``secure`` it is the adding of masked vectors alone,
 8 bytes a number, of cohorts up to 100. ``results/server-memory.json`` has the peak of the server's memory beyond what it had before the
-round. The link, which keeps messages, is not in it. The sum of a block of 16 clients and that of all are in double precision: four
-models, and an upload is a fifth.
+round. The link, which keeps messages, is not in it. The sum of a block of 16 clients is in double precision, two models, and an
+upload is a third; the sum of all waits in a temporary file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -118,7 +117,7 @@ def measured(cohort: int, kind: str) -> dict[str, Any]:
         attempts=lambda: 1,
     )
     server = first_global(method, net, roster, cohort)
-    before, began = peak(), time.perf_counter()
+    before, began = now(), time.perf_counter()
     after, report = run_round(method, fleet, server, ids, {})
     most, seconds = peak() - before, time.perf_counter() - began
     assert report.clients == cohort
@@ -143,15 +142,22 @@ def masked(ids: Sequence[str]) -> dict[str, Any]:
     for name, client in clients.items():
         server.add_shares(name, client.shares(keys))
     server.shares_for(ids[0])
-    before, began = peak(), time.perf_counter()
+    before, began = now(), time.perf_counter()
     for number, name in enumerate(ids):  # a masked vector is one of random numbers
         server.add_masked(name, np.full(vectors.size, number, vectors.ring.dtype))
     return {"cohort": len(ids), "bytes": peak() - before, "seconds": time.perf_counter() - began}
 
 
+def now() -> int:
+    """Return the memory that this process has, of which ``peak`` is the most from now on (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
 def peak() -> int:
-    """Return the most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return the most memory that this process has had, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Iterator
 
 import pytest
@@ -110,3 +111,23 @@ def test_threads_change_no_bit() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
+
+
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="PyTorch sums in another order there"
+)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 511])
+def test_a_norm_by_pieces_has_the_bits_of_pytorchs(kind, size) -> None:
+    x = drawn(3 * values.PIECE + size, kind, size)
+    for one in (x, x[1:], x[: 2 * values.PIECE].view(4, -1), x[: 2 * values.PIECE].view(4, -1).T, x[:size]):
+        assert values.norm(one) == float(torch.linalg.vector_norm(one, dtype=torch.float64))
+
+
+def test_a_norm_of_large_numbers_is_finite_and_of_no_numbers_is_none() -> None:
+    assert values.norm(torch.full((2 * values.PIECE,), 1e38)) == pytest.approx(
+        1e38 * math.sqrt(2 * values.PIECE)
+    )
+    bad = torch.ones(2 * values.PIECE)
+    bad[-3] = math.nan
+    assert math.isnan(values.norm(bad))

@@ -7,6 +7,7 @@ import torch
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.params import Params
+from fedkeep.kernels import values
 from fedkeep.privacy import GaussianNoise, RunDraw
 from tests.refusals import raises
 
@@ -44,3 +45,14 @@ def test_no_noise_is_the_same_bits() -> None:
 def test_a_deviation_that_makes_no_sense_is_refused(sigma: float) -> None:
     with raises(ConfigError, text=f"sigma must be {'finite' if sigma > 0 else 'at least 0'}; got {sigma!r}."):
         GaussianNoise(sigma)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [2 * values.PIECE, 2 * values.PIECE + 1, 3 * values.PIECE - 1])
+def test_numbers_drawn_by_pieces_are_those_drawn_at_once(kind: torch.dtype, size: int) -> None:
+    whole, parts = (RunDraw(torch.Generator().manual_seed(7)) for _ in range(2))
+    expected = whole.normal((size,), kind)
+    by_pieces = [parts.normal(piece.shape, kind) for (piece,) in values.pieces(expected)]
+    assert len(by_pieces) > 1
+    assert torch.equal(torch.cat(by_pieces), expected)
+    assert torch.equal(parts.normal((), kind), whole.normal((), kind))

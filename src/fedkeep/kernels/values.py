@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from operator import attrgetter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +21,10 @@ FORMS = {(plain, True, kind) for plain in native.PLAIN for kind in (torch.float3
 _form = attrgetter("__class__", "is_cpu", "dtype")
 FEW, WHOLE = 1 << 16, 1 << 29
 """Numbers that PyTorch sums sooner; and above which the product of a whole weight and a float32 is not exact."""
-PIECE = 1 << 18
-"""Numbers that PyTorch sums or divides at a time: what is made of them in passing stays small."""
+PIECE = 1 << 16
+"""Numbers of a large tensor that are computed with at a time: what is made of them in passing stays small."""
+LANES = 4
+"""Sums, side by side, that a norm is made of: every fourth number is in the same, as PyTorch does on x86."""
 
 
 def exact(value: Tensor) -> torch.dtype:
@@ -84,10 +87,35 @@ def mean(total: Tensor, weight: float, kind: torch.dtype) -> Tensor:
 
 
 def pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return views of tensors of one shape, ``PIECE`` numbers each."""
-    if tensors[0].numel() <= PIECE or not all(t.is_contiguous() for t in tensors):
+    """Return views of tensors of one shape: ``PIECE`` numbers each, of which the last has what is left too.
+
+    So no piece is very short: PyTorch draws fewer than 16 normal numbers in another way.
+    """
+    count = tensors[0].numel() // PIECE
+    if count <= 1 or not all(t.is_contiguous() for t in tensors):
         return [tensors]
-    return list(zip(*(t.view(-1).split(PIECE) for t in tensors), strict=True))  # type: ignore[no-untyped-call]
+    sizes = [PIECE] * (count - 1) + [PIECE + tensors[0].numel() % PIECE]
+    return list(zip(*(torch.split(t.view(-1), sizes) for t in tensors), strict=True))
+
+
+def norm(values: Tensor) -> float:
+    """Return the L2 norm of a floating-point tensor, in double precision.
+
+    PyTorch makes a double of every number first. Of a large tensor this is done by pieces, whose squares are added up
+    in the same order.
+    """
+    if values.numel() <= PIECE or values.dtype == torch.float64 or not _lies(flat := values.detach()):
+        return float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    flat, sums = flat.view(-1), np.zeros(LANES)
+    whole = len(flat) - len(flat) % LANES
+    for piece in torch.split(flat[:whole], PIECE - PIECE % LANES):
+        squares = piece.double().square_().view(-1, LANES).numpy()
+        squares[0] += sums
+        sums = np.add.reduce(squares, 0)  # row after row
+    total = 0.0
+    for summand in (*sums.tolist(), *flat[whole:].double().square_().tolist()):
+        total += summand
+    return math.sqrt(total)
 
 
 def _lies(t: Tensor) -> bool:  # what traces values has a type of its own

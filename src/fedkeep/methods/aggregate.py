@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedkeep.core.errors import UploadError, refused_upload
 from fedkeep.core.params import SERVER, Params, State, under
-from fedkeep.kernels.values import Summand, exact, fold, mean
+from fedkeep.core.tensor_file import Filed, TensorFile
+from fedkeep.kernels.values import PIECE, Summand, exact, fold, mean, pieces
+from fedkeep.privacy.dp import scaled
 from fedkeep.split import Upload
 
 BLOCK = 16
 """Clients of a block: uploads are summed within blocks of neighbours in the order of ids, and blocks in their order."""
+LARGE = 16 << 20
+"""Bytes of parameters above which a round's memory counts: the sum of all then lies in a file while a block is summed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,9 @@ class RunningMean:
     that they lose no digits of many clients and neither the order in which uploads come in nor who summed which block
     changes a bit. Integer tensors (counters) are taken from the first upload.
 
+    Of a large model the server holds three times the parameters at most: an upload, and its block's sum, which takes
+    twice as much. The sum of all is touched once in a block, and lies in a temporary file meanwhile.
+
     A table of which clients hold different rows (KTEPS §4.2, Remark 3) is averaged row by row: a client that lacks a
     row counts with no change, or not at all (``"owners_only"``).
 
@@ -69,35 +77,42 @@ class RunningMean:
     ) -> None:
         self.start, self.owners_only = start, missing_rows == "owners_only"
         self.places = None if cohort is None else {client: k for k, client in enumerate(sorted(cohort))}
+        self.large = sum(v.nbytes for v in start.values()) > LARGE
         self._total = self.empty()
         self._blocks: dict[int, Block] = {}
         self._next = 0  # the first block that is not in the total
 
     def empty(self) -> Sums:
         """Return the empty sums of a block, or of all."""
-        return Sums(self.start, owners_only=self.owners_only)
+        return Sums(self.start, owners_only=self.owners_only, large=self.large)
 
     def seen(self, client: str, upload: Upload) -> Upload:
         """Return what is summed of a client's upload; subclasses look at it first, or sum something else."""
         return upload
 
+    def _factors(self, upload: Upload) -> Mapping[str, float]:
+        """Return by name what a change is taken times before it is weighted; subclasses bound changes so."""
+        return {}
+
     def add(self, client: str, upload: Upload) -> None:
         """Add a client's (decoded, checked) upload."""
-        self._settle(client, self.seen(client, upload))
+        upload = self.seen(client, upload)
+        self._settle(client, (upload, self._factors(upload)))
 
     def skip(self, client: str) -> None:
         """Note that a client's upload will not come."""
         self._settle(client, None)
 
-    def _settle(self, client: str, upload: Upload | None) -> None:
+    def _settle(self, client: str, one: Summed | None) -> None:
         if self.places is None:
-            if upload is not None:
-                self._total.add(upload)
+            if one is not None:
+                self._total.add(*one)
             return
         number, place = divmod(self.places[client], BLOCK)
         if number not in self._blocks:
+            self._total.rest()
             self._blocks[number] = Block(self.empty(), min(BLOCK, len(self.places) - number * BLOCK))
-        self._blocks[number].settle(place, upload)
+        self._blocks[number].settle(place, one)
         self._fold_complete()
 
     def _fold_complete(self) -> None:
@@ -160,7 +175,7 @@ class MeansByGroup(RunningMean):
 
     def empty(self) -> Sums:
         """Return empty sums of each group."""
-        return SumsByGroup(self.start, owners_only=self.owners_only, group=self.group)
+        return SumsByGroup(self.start, owners_only=self.owners_only, large=self.large, group=self.group)
 
     def seen(self, client: str, upload: Upload) -> Upload:
         """Return the upload.
@@ -176,16 +191,20 @@ class MeansByGroup(RunningMean):
         return upload
 
 
+Summed = tuple[Upload, Mapping[str, float]]
+"""An upload, and by name what its changes are taken times before they are weighted."""
+
+
 class Block:
     """The uploads of some neighbours in the order of ids; one that comes too early waits."""
 
     def __init__(self, sums: Sums, members: int) -> None:
         self.sums, self.members, self.done = sums, members, 0
-        self._early: dict[int, Upload | None] = {}
+        self._early: dict[int, Summed | None] = {}
 
-    def settle(self, place: int, upload: Upload | None) -> None:
+    def settle(self, place: int, one: Summed | None) -> None:
         """Add an upload, or note that there is none."""
-        self._early[place] = upload
+        self._early[place] = one
         while self.done in self._early:
             self._take(self.done)
             self.done += 1
@@ -197,7 +216,7 @@ class Block:
 
     def _take(self, place: int) -> None:
         if (ready := self._early.pop(place)) is not None:
-            self.sums.add(ready)
+            self.sums.add(*ready)
 
 
 class Sums:
@@ -206,20 +225,22 @@ class Sums:
     Args:
         start: what uploads are changes of, by name.
         owners_only: whether the weights of those who hold a row are summed row by row.
+        large: whether memory counts more than steps: no upload is held, and ``rest`` does something.
     """
 
-    def __init__(self, start: Params, *, owners_only: bool) -> None:
-        self.start, self.owners_only = start, owners_only
+    def __init__(self, start: Params, *, owners_only: bool, large: bool = False) -> None:
+        self.start, self.owners_only, self.large = start, owners_only, large
         self.weight, self.count = 0.0, 0
         self._sums: Params = {}
+        self._filed: dict[str, Filed] = {}  # sums that rest in a file
         self._rows: dict[str, RowSums] = {}
         self._held: Params = {}
         self._first: dict[
             str, tuple[Tensor, float]
         ] = {}  # with its weight; the second is added in one go with it
 
-    def add(self, upload: Upload) -> None:
-        """Add an upload."""
+    def add(self, upload: Upload, factors: Mapping[str, float] = {}) -> None:
+        """Add an upload, some of its changes taken times a factor first."""
         more, weight = dict[str, Summand](), upload.weight
         for name, start in self.start.items():
             delta, rows = upload.deltas[name], upload.rows.get(name)
@@ -230,19 +251,30 @@ class Sums:
                     self._sums[name] = delta.clone()
             elif rows is not None:
                 rows = rows.to(start.device)
-                self._sum_rows(name, start, rows, delta.to(exact(start)), weight)
+                for some, part in by_rows(rows, delta):
+                    if name in factors:
+                        part = scaled(part, factors[name])
+                    self._sum_rows(name, start, some, part.to(exact(start)), weight)
                 if self.owners_only:
                     self._hold(name, start)
                     self._held[name][rows] += weight
             else:
-                if name in self._first:
-                    more[name] = None, delta, weight, *self._first.pop(name)
-                elif name in self._sums or name in self._rows:
-                    more[name] = self.whole(name), delta, weight, None, 0.0
-                else:
-                    self._first[name] = delta, weight
                 if name in self._held:
                     self._held[name] += weight
+                if factors and name in factors:
+                    if delta.numel() > PIECE:
+                        for part, change in pieces(self.whole(name), delta):
+                            fold([(part, scaled(change, factors[name]), weight, None, 0.0)])
+                        continue
+                    delta = scaled(delta, factors[name])
+                if name in self._first:
+                    more[name] = None, delta, weight, *self._first.pop(name)
+                elif name in self._sums or name in self._rows or name in self._filed:
+                    more[name] = self.whole(name), delta, weight, None, 0.0
+                elif self.large:
+                    more[name] = None, delta, weight, None, 0.0
+                else:
+                    self._first[name] = delta, weight
         self._sums.update(zip(more, fold(more.values()), strict=True))
         self.weight += weight
         self.count += 1
@@ -259,14 +291,34 @@ class Sums:
             if self.owners_only and (held is not None or name in self._held):
                 self._hold(name, start)
                 self._held[name] += other.weight if held is None else held
-            if name in other._sums or name in other._first:
-                self.whole(name).add_(other.whole(name))
             if name in other._rows:
                 few = other._rows[name]
-                self._sum_rows(name, start, few.rows(), few.values(), 1.0)
+                for (some,) in by_rows(few.rows(), like=start):
+                    self._sum_rows(name, start, some, few.values(some), 1.0)
+            elif other._is_whole(name):
+                (self._filed.get(name) or self.whole(name)).add_(other.whole(name))
         self.weight += other.weight
         self.count += other.count
         return self
+
+    def rest(self) -> None:
+        """Let the sums of large models lie in a file until they are needed.
+
+        Raises:
+            RunError: the disk is full, say; the sums are as they were.
+        """
+        if not self.large:
+            return
+        file = next((filed.file for filed in self._filed.values()), None)
+        for name, total in list(self._sums.items()):
+            if total.is_cpu and total.is_floating_point():
+                file = file or TensorFile()
+                self._filed[name] = file.put(total)
+                del self._sums[name]
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether there is a sum of all rows, not of some."""
+        return name in self._sums or name in self._first or name in self._filed
 
     def _hold(self, name: str, start: Tensor) -> None:
         if name not in self._held:
@@ -276,6 +328,8 @@ class Sums:
         """Return the sum of a floating-point tensor, all rows of a table; zeros where nobody sent it."""
         if name in self._first:
             self._sums[name] = fold([(None, *self._first.pop(name), None, 0.0)])[0]
+        if name in self._filed:
+            self._sums[name] = self._filed.pop(name).load()
         if name not in self._sums:
             start = self.start[name]
             self._sums[name] = torch.zeros_like(start, dtype=exact(start))
@@ -284,8 +338,27 @@ class Sums:
                 self._sums[name][few.rows()] = few.values()
         return self._sums[name]
 
+    def made(self, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what a function makes of every number of a floating-point tensor's sum, as the tensor's type.
+
+        Args:
+            name: the tensor's.
+            make: is given the sum, or of a large one a piece after the other, (numbers,); it gives as many numbers.
+        """
+        start, filed = self.start[name], self._filed.get(name)
+        if filed is None:
+            total = self.whole(name)
+            found = torch.empty_like(total, dtype=start.dtype)
+            for part, piece in pieces(found, total):
+                part.copy_(make(piece))
+            return found
+        found = torch.empty(start.shape, dtype=start.dtype)
+        for (part,), piece in zip(pieces(found), filed.pieces(), strict=True):
+            part.copy_(make(piece).view(part.shape))
+        return found
+
     def _sum_rows(self, name: str, start: Tensor, rows: Tensor, change: Tensor, weight: float) -> None:
-        if name in self._sums or name in self._first:
+        if self._is_whole(name):
             self.whole(name).index_add_(0, rows, change, alpha=weight)
         else:
             self._rows.setdefault(name, RowSums(start)).add(rows, change, weight)
@@ -306,13 +379,14 @@ class Sums:
         for name, start in self.start.items():
             if not start.is_floating_point():
                 means[name] = self._sums[name]
-                continue
-            total = self._rows[name].values() if name in rows else self.whole(name)
-            share = self._share(name, total, rows.get(name))
-            if isinstance(share, Tensor):
-                means[name] = (total / share).to(start.dtype)
+            elif name in rows:
+                few = self._rows[name]
+                parts = [self._divided(name, few.values(r), r) for (r,) in by_rows(rows[name], like=start)]
+                means[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+            elif name in self._filed and name not in self._held:
+                means[name] = self.made(name, partial(mean, weight=self.weight, kind=start.dtype))
             else:
-                means[name] = mean(total, share, start.dtype)
+                means[name] = self._divided(name, self.whole(name))
         return Reduced(
             changes={n: v for n, v in means.items() if not n.startswith(SERVER)},
             state=under(SERVER, means),
@@ -322,11 +396,14 @@ class Sums:
             count=self.count,
         )
 
-    def _share(self, name: str, total: Tensor, rows: Tensor | None) -> Tensor | float:
+    def _divided(self, name: str, total: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return a sum divided by its weight; ``rows`` are those that it is of."""
+        kind = self.start[name].dtype
         if name not in self._held:
-            return self.weight
+            return mean(total, self.weight, kind)
         held = self._held[name] if rows is None else self._held[name][rows]
-        return held.clamp_min(torch.finfo(total.dtype).tiny).reshape(-1, *[1] * (total.dim() - 1))
+        share = held.clamp_min(torch.finfo(total.dtype).tiny).reshape(-1, *[1] * (total.dim() - 1))
+        return (total / share).to(kind)
 
 
 class SumsByGroup(Sums):
@@ -337,18 +414,18 @@ class SumsByGroup(Sums):
         group: the name, among an upload's changes, of the number of the client's group.
     """
 
-    def __init__(self, start: Params, *, owners_only: bool, group: str) -> None:
-        super().__init__(start, owners_only=owners_only)
+    def __init__(self, start: Params, *, owners_only: bool, large: bool = False, group: str) -> None:
+        super().__init__(start, owners_only=owners_only, large=large)
         self.group, self.by_group = group, dict[int, Sums]()
 
     def _of(self, number: int) -> Sums:
-        return self.by_group.get(number) or Sums(self.start, owners_only=self.owners_only)
+        return self.by_group.get(number) or Sums(self.start, owners_only=self.owners_only, large=self.large)
 
-    def add(self, upload: Upload) -> None:
+    def add(self, upload: Upload, factors: Mapping[str, float] = {}) -> None:
         """Add an upload to its group."""
         number = int(upload.deltas[self.group])
         self.by_group[number] = self._of(number)
-        self.by_group[number].add(upload)
+        self.by_group[number].add(upload, factors)
 
     def merge(self, other: Sums) -> Sums:
         """Return both together, group by group."""
@@ -356,6 +433,11 @@ class SumsByGroup(Sums):
         for number, sums in other.by_group.items():
             self.by_group[number] = self._of(number).merge(sums)
         return self
+
+    def rest(self) -> None:
+        """Let the sums of large models lie in files."""
+        for sums in self.by_group.values():
+            sums.rest()
 
     def mean(self) -> Reduced:
         """Return the changes of group 0, and as state ``K/NAME`` those of group K; a group of no weight has none."""
@@ -386,8 +468,9 @@ class RowSums:
         new = rows[self.place[rows] < 0]
         end = self.count + len(new)
         if end > len(self.sums):
-            more = max(end, min(2 * end, len(self.place))) - len(self.sums)
-            self.sums = torch.cat([self.sums, self.sums.new_zeros((more, *self.sums.shape[1:]))])
+            before, size = self.sums, max(end, min(2 * end, len(self.place)))
+            self.sums = before.new_zeros((size, *before.shape[1:]))
+            self.sums[: len(before)] = before
         self.place[new] = torch.arange(self.count, end, device=self.place.device)
         self.count = end
         self.sums.index_add_(0, self.place[rows], values, alpha=weight)
@@ -396,9 +479,22 @@ class RowSums:
         """Return the numbers of the rows, (rows,) int64, ascending."""
         return (self.place >= 0).nonzero().squeeze(1)
 
-    def values(self) -> Tensor:
-        """Return the sums, (rows, *shape), in the order of ``rows``."""
-        return self.sums[self.place[self.rows()]]
+    def values(self, rows: Tensor | None = None) -> Tensor:
+        """Return the sums, (rows, *shape), of some of the rows, or of all in the order of ``rows``."""
+        return self.sums[self.place[self.rows() if rows is None else rows]]
+
+
+def by_rows(rows: Tensor, *others: Tensor, like: Tensor | None = None) -> Iterator[tuple[Tensor, ...]]:
+    """Yield some rows' numbers after the others, and what other tensors hold of them, few enough to compute with at a time.
+
+    Args:
+        rows: (rows,) their numbers.
+        others: (rows, *shape) each.
+        like: a tensor whose rows are as large, where there is no other.
+    """
+    size = (others[0] if like is None else like)[:1].numel()
+    step = max(1, PIECE // max(1, size))
+    yield from zip(*(torch.split(t, step) for t in (rows, *others)), strict=True)
 
 
 def spread(values: Tensor, rows: Tensor, table: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ releases noise alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedkeep.core.errors import MethodError
@@ -75,11 +76,14 @@ class NoisyMean(RunningMean):
         self.inside = self.outside = 0
 
     def seen(self, client: str, upload: Upload) -> Upload:
-        """Return the upload, clipped, and of a weight of at most 1."""
-        privacy = self.rule.privacy
-        deltas, inside = privacy.clipping.clipped(upload.deltas, self.scale)
-        self.inside, self.outside = self.inside + inside, self.outside + (not inside)
-        return replace(upload.but(deltas), weight=min(upload.weight / (privacy.heaviest or 1.0), 1.0))
+        """Return the upload, of a weight of at most 1."""
+        return replace(upload, weight=min(upload.weight / (self.rule.privacy.heaviest or 1.0), 1.0))
+
+    def _factors(self, upload: Upload) -> Mapping[str, float]:
+        """Return what clips the changes."""
+        found = self.rule.privacy.clipping.factors(upload.deltas, self.scale)
+        self.inside, self.outside = self.inside + (not found), self.outside + bool(found)
+        return found
 
     def merge(self, other: RunningMean) -> None:
         """Take over what another sum of the same round holds."""
@@ -89,26 +93,29 @@ class NoisyMean(RunningMean):
 
     def value(self) -> Reduced:
         """Return what is released."""
-        rule, sums = self.rule, self.sums()
+        rule, sums, cohort = self.rule, self.sums(), self.rule.cohort
         draw = rule.privacy.draw(self.round)
+
+        def released(total: Tensor, sigma: float) -> Tensor:
+            noise = draw.normal(total.shape, total.dtype).mul_(sigma).to(total.device)
+            return noise.add_(total).div_(cohort)
+
         found = dict(
             self.start
         )  # in the order of the server's names; noise is drawn in the order of all names
         for name in sorted(self.deviations):
-            total = sums.whole(name)
-            noise = self.deviations[name] * draw.normal(total.shape, total.dtype)
-            found[name] = ((total + noise.to(total.device)) / rule.cohort).to(found[name].dtype)
+            found[name] = sums.made(name, partial(released, sigma=self.deviations[name]))
         state = under(SERVER, found)
         if rule.privacy.adaptive is not None:
             centred = (self.inside - self.outside) / 2 + (rule.privacy.adaptive.noise or 0.0) * draw.normal(
                 ()
             )
-            state[INSIDE] = centred / rule.cohort + 0.5
+            state[INSIDE] = centred / cohort + 0.5
         return Reduced(
             changes={n: v for n, v in found.items() if not n.startswith(SERVER)},
             state=state,
-            weight=rule.cohort,
-            count=round(rule.cohort),
+            weight=cohort,
+            count=round(cohort),
         )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from fedkeep.core.errors import MethodError, SecureSumError, UploadError, check_range
 from fedkeep.core.params import SERVER, Params, nbytes, under
+from fedkeep.kernels.values import pieces
 from fedkeep.methods.aggregate import Reduced, spread
 from fedkeep.methods.base import Method
 from fedkeep.methods.private import bounded_mean
@@ -119,8 +120,7 @@ class Vectors:
 
     def reduced(self, summed: np.ndarray, count: int) -> Reduced:
         """Return the mean of so many clients' vectors, given their sum; UploadError: no weight is positive."""
-        total = self.ring.decode(summed)
-        weight = float(total[-1]) / self.rule.clip
+        weight = float(self.ring.decode(summed[-1:])[0]) / self.rule.clip
         if not weight > 0:
             raise UploadError(
                 "An average needs at least one upload of positive weight; got a total of {weight}.",
@@ -129,8 +129,12 @@ class Vectors:
         found, place = dict(self.start), 0
         for name in self.names:
             start = self.start[name]
-            values = torch.from_numpy(total[place : place + start.numel()] / weight).reshape(start.shape)
-            found[name], place = values.to(start), place + start.numel()
+            values = torch.empty(start.shape, dtype=start.dtype)
+            for (part,) in pieces(values):
+                exact = self.ring.decode(summed[place : place + part.numel()]) / weight
+                part.copy_(torch.from_numpy(exact).reshape(part.shape))
+                place += part.numel()
+            found[name] = values.to(start.device)
         return Reduced(
             changes={n: v for n, v in found.items() if not n.startswith(SERVER)},
             state=under(SERVER, found),

@@ -14,6 +14,7 @@ import torch
 
 from fedkeep.core.errors import ConfigError, UploadError, check_range
 from fedkeep.core.params import Params
+from fedkeep.kernels import values
 from fedkeep.privacy.base import Encoded, Link
 from fedkeep.privacy.draws import Draw
 
@@ -90,7 +91,7 @@ class QuantileClip(Link):
 def norm(tensors: Params) -> float:
     """Return the L2 norm of all floating-point tensors together, summed in double precision by name."""
     floating = [tensors[n] for n in sorted(tensors) if tensors[n].is_floating_point()]
-    return math.hypot(*(float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in floating))
+    return math.hypot(*map(values.norm, floating))
 
 
 @dataclass(frozen=True)

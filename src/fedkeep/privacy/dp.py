@@ -227,13 +227,17 @@ class Clipping:
             tensors: a change, decoded.
             scale: of all bounds, e.g. of an adaptive one.
         """
-        made, inside = dict(tensors), True
+        factors = self.factors(tensors, scale)
+        return {n: scaled(v, factors[n]) if n in factors else v for n, v in tensors.items()}, not factors
+
+    def factors(self, tensors: Params, scale: float = 1.0) -> dict[str, float]:
+        """Return by name what ``clipped`` takes the tensors times that are beyond their bound; none, where all are within."""
+        found = dict[str, float]()
         for (_, bound), names in zip(self.bounds, self.groups(floating(tensors)).values(), strict=True):
             size = norm({n: tensors[n] for n in names})
             if size > bound * scale:
-                inside = False
-                made |= {n: _precise(tensors[n]) * (bound * scale / size) for n in names}
-        return made, inside
+                found |= dict.fromkeys(names, bound * scale / size)
+        return found
 
     def deviations(self, names: Collection[str], multiplier: float, scale: float = 1.0) -> dict[str, float]:
         """Return the standard deviation of the noise on the sum of each tensor, by name."""
@@ -244,8 +248,9 @@ class Clipping:
         }
 
 
-def _precise(value: Tensor) -> Tensor:
-    return value.to(exact(value)) if value.itemsize < 4 else value
+def scaled(value: Tensor, factor: float) -> Tensor:
+    """Return a tensor times a factor: one of half precision in double, as rounded it may exceed its bound."""
+    return (value.to(exact(value)) if value.itemsize < 4 else value) * factor
 
 
 def floating(tensors: Params) -> list[str]:

@@ -61,11 +61,13 @@ class SystemDraw:
         """Return standard normal numbers, by the transform of Box and Muller from uniform ones of 53 bits."""
         count = math.prod(shape)
         pairs = (count + 1) // 2
-        bits = np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64) >> np.uint64(11)
-        uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53  # inside (0, 1)
+        uniform = (np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64) >> np.uint64(11)).astype(np.float64)
+        uniform += 0.5
+        uniform *= 2.0**-53  # inside (0, 1)
         radius, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * np.pi * uniform[pairs:]
-        numbers = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
-        return torch.from_numpy(numbers).reshape(tuple(shape)).to(dtype)
+        np.multiply(radius, np.cos(angle), out=uniform[:pairs])
+        np.multiply(radius, np.sin(angle), out=uniform[pairs:])
+        return torch.from_numpy(uniform[:count]).reshape(tuple(shape)).to(dtype)
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,13 @@ again there, always as the same attempt.
 
 from __future__ import annotations
 
-import io
 import math
-import os
-import tempfile
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO, cast
-
-import torch
-from torch import Tensor
 
 from fedkeep.core.errors import DroppedError, FailedError, LateError, LostError, UploadError
 from fedkeep.core.params import nbytes
+from fedkeep.core.tensor_file import Filed, TensorFile
 from fedkeep.engines import Answer, Judged, Leaves
 from fedkeep.remote.events import Events
 from fedkeep.remote.messages import (
@@ -41,7 +34,7 @@ MOST_REFUSALS = 2
 """Refusals of a client's order until the client sits out: after the first its node is told of the run anew."""
 BUSY = 10
 """A busy node is asked again after this part of the time that an answer may take."""
-HELD = 64 << 20
+HELD = 16 << 20
 """Bytes of uploads that wait in memory for their turn; more wait in a temporary file."""
 
 
@@ -82,15 +75,12 @@ class _Sent:
 
 
 class Shelf:
-    """Uploads that wait for their turn in a sum, by client: so many in memory, the others in a file.
-
-    The file has no name, and is gone with its process. It lies where the system keeps temporary files (``TMPDIR``).
-    """
+    """Uploads that wait for their turn in a sum, by client: so many in memory, the others in a ``TensorFile``."""
 
     def __init__(self) -> None:
         self._here: dict[str, Upload] = {}
-        self._there: dict[str, tuple[int, Upload]] = {}
-        self._file: BinaryIO | None = None
+        self._there: dict[str, tuple[Upload, list[dict[str, Filed]]]] = {}
+        self._file: TensorFile | None = None
         self._held = 0
 
     def put(self, client: str, upload: Upload) -> None:
@@ -99,14 +89,9 @@ class Shelf:
             self._here[client] = upload
             self._held += upload.nbytes
             return
-        if self._file is None:
-            self._file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - as long as the shelf
-            weakref.finalize(self, self._file.close)
-        parts = upload.deltas, upload.rows
-        forms = ({name: value.to("meta") for name, value in part.items()} for part in parts)
-        self._there[client] = self._file.seek(0, os.SEEK_END), upload.but(*forms)
-        for value in (value for part in parts for value in part.values()):
-            self._file.write(_flat(value.contiguous()))
+        file = self._file = self._file or TensorFile()
+        parts = [{n: file.put(v) for n, v in part.items()} for part in (upload.deltas, upload.rows)]
+        self._there[client] = upload.but({}, {}), parts
 
     def take(self, client: str) -> Upload | None:
         """Return a client's upload, which is kept no more; None: there is none."""
@@ -115,23 +100,8 @@ class Shelf:
             return self._here.pop(client)
         if client not in self._there:
             return None
-        start, upload = self._there.pop(client)
-        assert self._file is not None
-        self._file.seek(start)
-        return upload.but(
-            *({n: self._read(v) for n, v in part.items()} for part in (upload.deltas, upload.rows))
-        )
-
-    def _read(self, form: Tensor) -> Tensor:
-        value = torch.empty(form.shape, dtype=form.dtype)
-        if cast(io.BufferedRandom, self._file).readinto(_flat(value)) < value.nbytes:
-            raise OSError("A temporary file with uploads was cut short.")
-        return value
-
-
-def _flat(value: Tensor) -> memoryview:
-    """Return a tensor's memory as bytes."""
-    return value.reshape(-1).view(torch.uint8).numpy().data
+        upload, parts = self._there.pop(client)
+        return upload.but(*({n: filed.load() for n, filed in part.items()} for part in parts))
 
 
 @dataclass

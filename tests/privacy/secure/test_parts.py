@@ -125,11 +125,22 @@ def test_a_mask_is_chacha20_and_two_clients_agree_on_it() -> None:
     assert here != crypto.agreed(other, crypto.public(one), "q")
     assert crypto.public(crypto.key_from(one.private_bytes_raw())) == crypto.public(one)
     # RFC 8439, A.1, test vector 1: a key of zeros, the first block
-    first = crypto.mask(bytes(32), 2, np.dtype(np.uint32)).astype("<u4").tobytes()
-    assert first.hex() == "76b8e0ada0f13d90"
-    assert np.array_equal(
-        crypto.mask(here, 9, np.dtype(np.uint64))[:4], crypto.mask(here, 4, np.dtype(np.uint64))
-    )
+    first, *some = (np.zeros(size, kind) for size, kind in ((2, np.uint32), (9, np.uint64), (4, np.uint64)))
+    crypto.mask(bytes(32), first, 1)
+    assert first.astype("<u4").tobytes().hex() == "76b8e0ada0f13d90"
+    for vector in some:
+        crypto.mask(here, vector, 1)
+    assert np.array_equal(some[0][:4], some[1])
+    crypto.mask(here, some[0], -1)
+    assert not some[0].any()
+
+
+def test_a_long_mask_made_by_pieces_is_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, parts = (np.full(37, 5, np.uint32) for _ in range(2))
+    crypto.mask(bytes(32), whole, 1)
+    monkeypatch.setattr(crypto, "PIECE", 8)
+    crypto.mask(bytes(32), parts, 1)
+    assert np.array_equal(parts, whole)
 
 
 def test_a_sealed_message_is_for_one_place_alone() -> None:

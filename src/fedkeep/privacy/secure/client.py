@@ -101,17 +101,11 @@ class SecureClient:
                 dealers=wrong,
             )
         self._held = {**opened, self.name: self._own}
-        total: np.ndarray = values + crypto.mask(self._seed, values.size, values.dtype)
+        total = values.copy()
+        crypto.mask(self._seed, total, 1)
         for other in sorted(shares):
-            one = crypto.mask(
-                pair_key(self._masking, self._keys[other].masking, self.round, self.name, other),
-                values.size,
-                values.dtype,
-            )
-            if self.name < other:
-                total += one
-            else:
-                total -= one
+            key = pair_key(self._masking, self._keys[other].masking, self.round, self.name, other)
+            crypto.mask(key, total, 1 if self.name < other else -1)
         return total
 
     def revealed(self, survivors: Collection[str]) -> Revealed:

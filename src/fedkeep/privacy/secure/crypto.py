@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,6 +12,8 @@ NONCE = bytes(12)
 """Every key is for one message or mask alone, so the nonce is nothing that has to differ."""
 SEAL = 16
 """Bytes that ``sealed`` adds to its content."""
+PIECE = 1 << 16
+"""Numbers of a mask that are made at a time."""
 
 
 def new_key() -> Any:
@@ -69,13 +71,19 @@ def opened(key: bytes, content: bytes, about: str) -> bytes:
         ) from error
 
 
-def mask(key: bytes, size: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return the mask of a key: ``size`` whole numbers that nobody without the key can tell from random ones."""
+def mask(key: bytes, vector: np.ndarray, sign: Literal[1, -1]) -> None:
+    """Add the mask of a key to a vector of whole numbers, or take it off, in place and by pieces.
+
+    A mask is as many numbers that nobody without the key can tell from random ones.
+    """
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
     stream = Cipher(ChaCha20(key, bytes(4) + NONCE), mode=None).encryptor()
-    return np.frombuffer(stream.update(bytes(size * dtype.itemsize)), dtype=dtype.newbyteorder("<"))
+    change = np.add if sign > 0 else np.subtract
+    for start in range(0, vector.size, PIECE):
+        part = vector[start : start + PIECE]
+        change(part, np.frombuffer(stream.update(bytes(part.nbytes)), part.dtype.newbyteorder("<")), out=part)
 
 
 def _x25519() -> Any:

@@ -150,7 +150,7 @@ class SecureServer:
         self._revealed[client] = shares
 
     def total(self) -> np.ndarray:
-        """Return the sum of the vectors of ``survivors``, in the ring.
+        """Return the sum of the vectors of ``survivors``, in the ring; the server has it no more.
 
         Raises:
             WrongShareError: of some secrets, or of all, no shares were found that give them.
@@ -158,21 +158,18 @@ class SecureServer:
         """
         self._expect("revealed", "the server", True)
         check_threshold(self.threshold, self._revealed, "The server has shares that unmask")
-        secrets, total = self._secrets(), self._total.copy()
+        secrets, total = self._secrets(), self._total
+        self._step, self._total = "done", self._total[:0]
         for (kind, name), secret in secrets.items():
             if kind == "seeds":
-                total -= crypto.mask(secret, self.size, total.dtype)
+                crypto.mask(secret, total, -1)
                 continue
             key = crypto.key_from(secret)
             for other in sorted(self._in):
-                one = crypto.mask(
-                    pair_key(key, self._keys[other].masking, self.round, name, other), self.size, total.dtype
-                )
-                if other < name:  # the survivor has added it
-                    total -= one
-                else:
-                    total += one
-        self._step = "done"
+                own = pair_key(key, self._keys[other].masking, self.round, name, other)
+                crypto.mask(
+                    own, total, -1 if other < name else 1
+                )  # the survivor has added it, or taken it off
         return total
 
     def _secrets(self) -> dict[_Secret, bytes]:
