@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import pytest
 import torch
@@ -116,10 +117,24 @@ def test_a_piece_is_no_larger_than_flowers_own_of_an_array():
 
 
 def test_records_that_were_read_hold_nothing_any_more():
-    """A large packet would be held twice."""
     (records,) = to_records([Packet({}, {"w": torch.ones(2)})])
     from_records(records)
     assert not records
+
+
+def test_a_packet_is_in_memory_three_times_at_most_while_it_is_read(monkeypatch):
+    """As a file, without its checksum, and as tensors; its pieces are gone by then."""
+    monkeypatch.setattr(packet_records, "PIECE", 1 << 20)
+    (sent,) = to_records([Packet({}, {"w": torch.ones(1 << 20)})])
+    tracemalloc.start()
+    try:
+        records = RecordDict({name: ConfigRecord.inflate(record.deflate()) for name, record in sent.items()})
+        tracemalloc.reset_peak()
+        packet = from_records(records)
+        assert tracemalloc.get_traced_memory()[1] < 3.5 * (4 << 20)
+    finally:
+        tracemalloc.stop()
+    assert packet.tensors.keys() == {"w"}
 
 
 def test_what_is_read_can_be_written_to():

@@ -114,10 +114,8 @@ class GridTransport:
         while made:
             group, made = made[:GROUP], made[GROUP:]  # what was pushed is held no longer
             pushed = self._asked(partial(self.grid.push_messages, group))
-            tickets += pushed
-            tickets += [None] * (
-                len(group) - len(pushed)
-            )  # Flower returns [] where a proxy found them too large
+            missing = len(group) - len(pushed)  # all, where a proxy found them too large: Flower returns []
+            tickets += [*pushed, *[None] * missing]
         for ticket, (node, _) in zip(tickets, named, strict=True):
             if ticket:
                 self._sent[ticket] = self._number(node)
