@@ -264,8 +264,6 @@ def test_a_method_that_cannot_adapt(fedkeep: Command, refused: Callable[..., str
 
 def test_k() -> None:
     assert parse_k("0, 5,all") == [0, 5, None]
-    for wrong, word in (("0;5", "'0;5'"), ("-1", "'-1'"), ("1,,2", "''"), ("ten", "'ten'")):
-        with raises(
-            ConfigError, said=f"--k wants whole numbers and 'all' between commas, e.g. 0,5,all; got {word}."
-        ):
+    for wrong, word in (("0;5", "0;5"), ("-1", "-1"), ("1,,2", ""), ("ten", "ten")):
+        with raises(ConfigError, said="--k wants whole numbers", word=word):
             parse_k(wrong)

@@ -137,10 +137,7 @@ def test_an_assigned_buffer_of_another_shape_is_refused(held: bool, given: Tenso
         with net.bound(params if held else {}):
             net(params, {"x": X})
 
-    with raises(
-        MethodError,
-        text=f"forward gives the buffer 'm', which training updates, another shape: {shape} in place of (3,).",
-    ):
+    with raises(MethodError, wanted=(3,), buffer="m"):
         run()
 
 

@@ -13,7 +13,15 @@ import pytest
 import torch
 
 from fedkeep.core.errors import RunError
-from fedkeep.core.files import read_tensors, remove_leftovers, write_of_run, write_tensors, write_whole
+from fedkeep.core.files import (
+    AS_IT_WAS,
+    ROUND_KEPT,
+    read_tensors,
+    remove_leftovers,
+    write_of_run,
+    write_tensors,
+    write_whole,
+)
 from tests.refusals import raises
 from tests.tiny import fill_disk
 
@@ -31,21 +39,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "state"
     write_whole(path, b"old")
     fill_disk(monkeypatch, call)
-    with raises(
-        RunError,
-        text=(
-            f"Cannot write {path}: No space left on device. What was there is as it was. Free some space or check the "
-            f"rights, then try again."
-        ),
-    ):
+    with raises(RunError, file=path, error="No space left on device", what_now=AS_IT_WAS):
         write_whole(path, b"new")
-    with raises(
-        RunError,
-        text=(
-            f"Cannot write {path}: No space left on device. Nothing was lost: the last finished round is kept. "
-            f"Free some space or check the rights, then resume."
-        ),
-    ):
+    with raises(RunError, file=path, error="No space left on device", what_now=ROUND_KEPT):
         write_of_run(path, b"new")
     monkeypatch.undo()
     assert path.read_bytes() == b"old"

@@ -97,7 +97,7 @@ def test_offsets_that_are_none(offsets: np.ndarray) -> None:
     ("rows", "dtype"), [([[1, 2], [1.7]], "int64"), ([[300]], "uint8"), ([["a"]], "int64")]
 )
 def test_rows_that_a_type_does_not_hold(rows: list[list[Any]], dtype: str) -> None:
-    with raises(DataError, text=f"Wanted rows of whole numbers that {dtype} holds; got {rows[-1]}."):
+    with raises(DataError, dtype=dtype, got=rows[-1]):
         Ragged.from_rows(rows, dtype)
 
 

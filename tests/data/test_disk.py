@@ -67,9 +67,7 @@ def test_selecting_from_a_mapped_set(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    with raises(
-        DataError, text=f"{tmp_path} exists already and isn't an empty folder. Choose another, or remove it."
-    ):
+    with raises(DataError, said="exists already and isn't an empty folder."):
         sample().save(tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
@@ -129,22 +127,13 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "save", full)
-    with raises(
-        DataError,
-        text=(
-            f"Cannot write {tmp_path / 'data'}: [Errno 28] No space left on device. Nothing was kept; free space or "
-            f"choose another."
-        ),
-    ):
+    with raises(DataError, said="No space left on device. Nothing was kept;"):
         sample().save(tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_meta_that_json_cannot_hold(tmp_path: Path) -> None:
-    with raises(
-        DataError,
-        text="Cannot save the data: meta holds a set, which JSON cannot hold. Keep numbers, text, lists and dicts in meta.",
-    ):
+    with raises(DataError, said="Cannot save the data: meta holds a set,"):
         sample(meta={"x": {1, 2}}).save(tmp_path / "data")
     sample(meta={"x": np.arange(2)}).save(tmp_path / "data")
     assert FederatedData.load(tmp_path / "data").meta["x"] == [0, 1]

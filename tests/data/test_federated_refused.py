@@ -258,7 +258,7 @@ def test_splits_and_clients_that_are_none() -> None:
 
 @pytest.mark.parametrize("classes", [0, True, "three", 2.5])
 def test_a_number_of_classes_that_is_none(classes: Any) -> None:
-    with raises(DataError, text=f"Wanted meta['classes'] as a whole number of at least 1; got {classes!r}."):
+    with raises(DataError, said="Wanted meta['classes']", got=classes):
         FederatedData.from_columns(["a", "b"], {"label": [0, 1]}, meta={"classes": classes})
 
 

@@ -210,19 +210,13 @@ def test_million_range_ids_hold_no_object_per_client() -> None:
 
 @pytest.mark.parametrize("ids", [["a", "b", "a"], ["a", 7, "a"], ["7", 7]])
 def test_an_id_twice(ids: list[Any]) -> None:
-    with raises(
-        DataError,
-        text=f"Client ids must be unique; {str(ids[-1])!r} occurs more than once. Merge its rows or rename it.",
-    ):
+    with raises(DataError, said="must be unique", name=str(ids[-1])):
         check_ids(ids)
 
 
 @pytest.mark.parametrize("pattern", ["user", "{}{}", "{0}", "{", "{}{a}"])
 def test_a_pattern_that_is_none(pattern: str) -> None:
-    with raises(
-        DataError,
-        text=f"A pattern of client ids needs exactly one '{{}}', as in 'user-{{}}'; got {pattern!r}.",
-    ):
+    with raises(DataError, said="A pattern of client ids", got=pattern):
         RangeIds(3, pattern)
 
 
@@ -233,7 +227,7 @@ def test_a_pattern_that_is_not_normal() -> None:
 
 @pytest.mark.parametrize("number", [-1, 1 << 62])
 def test_a_number_of_clients_that_is_none(number: int) -> None:
-    with raises(DataError, text=f"Wanted a number of clients of at least 0 and below 2^62; got {number}."):
+    with raises(DataError, said="Wanted a number of clients", got=number):
         RangeIds(number)
 
 
@@ -294,7 +288,7 @@ def test_an_integer_is_an_id_wherever_a_run_is_asked_for_clients() -> None:
         given = {int(name): {"user": torch.full((2,), 9.0)}}
         found = adapt_clients(replace(run, method=run.method.adapting(phases=still)), [name], start=given)
         assert found.own(name)["user"].tolist() == [9.0, 9.0]
-    with pytest.raises(DataError, match=f"No client of these data has the id '0'.* {str(run.clients[0])!r}"):
+    with raises(DataError, wanted="0", clients=3, some="'1', '2', '3'"):
         run.evaluate("test", clients=[0])
     with pytest.raises(DataError, match="^Wanted different clients; '2' is named more than once.$"):
         run.evaluate("test", clients=[3, "2", 2])

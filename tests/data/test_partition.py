@@ -441,7 +441,7 @@ def test_a_partition_is_saved_with_its_data(tmp_path: Path) -> None:
 
 def test_classes_are_needed_to_count_them() -> None:
     data = FederatedData({"x": np.ones((2, 1)), "label": np.array([0.5, 1.5])}, [0, 2], ["a"])
-    with raises(DataError, text="Wanted data with a class per example, to count classes; these have none."):
+    with raises(DataError, said="Wanted data with a class per example, to"):
         class_counts(data)
 
 

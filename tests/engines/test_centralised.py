@@ -156,7 +156,7 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
 
 
 def test_pooled_refuses_the_share_rule() -> None:
-    with raises(MethodError, text="Centralised training has no aggregation, so private_scale must be 1."):
+    with raises(MethodError, said="Centralised training has no aggregation, so"):
         simulate(Logits(), methods.furl("user", private_scale="fedavg"), DATA, rounds=1, centralised=True)
 
 
@@ -183,9 +183,7 @@ def test_pooled_refuses_phases_that_stop_early() -> None:
 
 @pytest.mark.parametrize("method", [methods.kteps(), methods.pfl_da()])
 def test_pooled_refuses_methods_that_compute_on_features_alone(method: methods.Method) -> None:
-    with pytest.raises(
-        MethodError, match=r"^Examples of many clients together need to say whose each is, .* alone\. Tra"
-    ):
+    with raises(MethodError, said="Examples of many clients together need to"):
         simulate(Parts().double(), method, DATA, rounds=1, centralised=True)
 
 
@@ -220,9 +218,7 @@ def test_training_that_breaks_down_is_named(on_nonfinite: Any) -> None:
         pairs({"a": [(1, 1), (2, 3)]}),
         methods.fedavg(local=Phase(loss=squared_error(), optimizer=sgd(1e200))),
     )
-    with pytest.raises(
-        NonFiniteError, match=r"^Centralised training, round 0: .* became NaN or infinite after"
-    ):
+    with raises(NonFiniteError, who="Centralised training, round 0", what="the training loss", steps=4):
         simulate(
             Scalar(),
             method.on_client(phases=(replace(method.client.phases[0], epochs=4),)),

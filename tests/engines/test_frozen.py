@@ -137,13 +137,7 @@ def growing_finish(given: Finish) -> Finished:
 @pytest.mark.parametrize("hook", [growing_start, growing_finish])
 def test_a_hook_that_writes_into_a_frozen_tensor_is_named(engine: str, hook: Any) -> None:
     which = hook.__name__.removeprefix("growing_")
-    with raises(
-        MethodError,
-        text=(
-            f"The {which} of 'furl' wrote into 'body.weight', which others read too. Make a new tensor: v * 0.5, not "
-            f"v.mul_(0.5)."
-        ),
-    ):
+    with raises(MethodError, name="body.weight"):
         simulate(Backbone(), FURL.on_client(**{which: hook}), DATA, rounds=1, cohort=2, **run_by(engine))
 
 

@@ -427,5 +427,5 @@ def test_a_model_that_fails_for_a_hook_is_told_with_the_client(call: Callable[..
     )
     module = FailsWhenJudged()
     job = Job(methods.ifca(), Net(module), data, MemoryStore(Default({}), data.ids), 0)
-    with pytest.raises(MethodError, match="Client 'b': the model failed on a batch of 4 examples: index out"):
+    with raises(MethodError, who="Client 'b'", batch="a batch of 4 examples", examples=4):
         call(job, np.arange(4, 8), dict(module.named_parameters()))

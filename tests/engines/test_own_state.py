@@ -15,6 +15,7 @@ from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.core.net import Net
 from fedkeep.methods import EarlyStopping
+from tests import refusals
 from tests.engines.test_interactions import agree
 from tests.engines.test_odd_models import numbers
 from tests.tiny import Parts, same_bits
@@ -75,7 +76,7 @@ def test_what_stands_in_containers_is_the_clients_own(model: type[nn.Module], na
     for client in range(4):
         alone = simulate(first, method, numbers().select([client]), cohort=1, engine="sequential", **settings)
         assert same_bits(together.parameters(client), alone.parameters(client))
-    with pytest.raises(ConfigError, match=rf"\(forward keeps .{name}\[.* from one mini-batch to the next\)"):
+    with refusals.raises(ConfigError, said=f"{name}[", method="local"):
         simulate(first, method, numbers(), cohort=4, engine="vectorised", **settings)
 
 
@@ -176,7 +177,7 @@ class Relu(Parts):
 @pytest.mark.parametrize("model", [Late, LateParameter])
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "auto"])
 def test_a_layer_that_forward_makes_is_refused(model: type[nn.Module], engine: str) -> None:
-    with pytest.raises(MethodError, match="forward made 'late', which has parameters: they would be neither"):
+    with refusals.raises(MethodError, who="The model", layer="late"):
         simulate(model().double(), FEDAVG, numbers(), rounds=1, cohort=4, engine=engine, progress=False)
 
 
@@ -200,7 +201,9 @@ def test_random_numbers_are_refused_where_a_model_is_judged(engine: str) -> None
     run = simulate(
         Always().double(), FEDAVG, data, rounds=1, cohort=4, evaluate_every=0, engine=engine, progress=False
     )
-    with pytest.raises(MethodError, match=r"The judging of 'test' examples drew random numbers.*self\.train"):
+    with refusals.raises(
+        MethodError, said="examples drew random numbers, so its result", what="judging of 'test' examples"
+    ):
         run.evaluate("test")
 
 

@@ -173,9 +173,7 @@ def test_the_bound_is_reached_and_zero_where_bins_tell_all_apart() -> None:
         255,
         255,
     ]
-    with pytest.raises(
-        NonFiniteError, match=r"^auc: a score is NaN\. Lower the learning rate or set clip_norm\.$"
-    ):
+    with raises(NonFiniteError, said="auc: a score is NaN. Lower the learning rate"):
         bin_of(np.array([0.0, math.nan]))
 
 

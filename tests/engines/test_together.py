@@ -19,6 +19,7 @@ from fedkeep.engines.vectorised.costs import Costs, StepCost, step_cost, times_f
 from fedkeep.engines.vectorised.stacked_lanes import Stacked
 from fedkeep.methods import EarlyStopping
 from fedkeep.models import BagOfWords, Linear
+from tests import refusals
 from tests.engines.test_auto import Judged
 from tests.tiny import Logits, classes, everyone, job, results, same_bits, texts, threads_noted
 
@@ -230,8 +231,8 @@ class Failing(Logits):
 
 def test_a_model_that_fails_is_named_by_training() -> None:
     """The check computes too, for clients who are nobody's fault; the error is that of the client whose turn it is."""
-    with pytest.raises(
-        MethodError, match=r"Client 'user-\d+', round 0: the model failed on a batch of 4 examples"
+    with refusals.raises(
+        MethodError, who="Client 'user-0', round 0", batch="a batch of 4 examples", examples=4
     ):
         simulate(Failing(), FURL, MANY, rounds=1, cohort=20)
 

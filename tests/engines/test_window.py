@@ -16,6 +16,7 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.engines import judge
 from fedkeep.engines.judge import windows
 from fedkeep.methods import Global, Sent
+from tests import refusals
 from tests.tiny import Unsaid, parts
 
 CLIENTS = 60
@@ -154,8 +155,8 @@ def test_an_error_among_many_clients_names_the_one() -> None:
     given.columns["label"][given.rows(44, "test")[3]] = 7  # type: ignore[index]
     with pytest.warns(UserWarning, match="test split alone"):
         run = trained(Counted, given)
-    with pytest.raises(
-        MethodError, match="Judging the test examples of 'user-44': .*Target 7 is out of bounds"
+    with refusals.raises(
+        MethodError, batch="a batch of 5 examples", examples=5, why="Target 7 is out of bounds"
     ):
         run.evaluate()
 

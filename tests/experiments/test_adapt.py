@@ -77,10 +77,7 @@ def test_another_name_in_front() -> None:
     run = rooted(FEDAVG, Inside(), methods.furl("bias"), "inner.")
     assert torch.equal(run.server["inner.linear.weight"], FEDAVG.server["linear.weight"])
     assert run.evaluate("test") == pytest.approx(FEDAVG.evaluate("test"))
-    with raises(
-        MethodError,
-        said="The federated values of this run of 'fedavg' don't fit 'furl' on Inside: missing ['inner.linear.bias', 'inner.linear.weight', 'inner.user'], unknown ['inside.linear.bias', 'inside.linear.weight', 'inside.user'].",
-    ):
+    with raises(MethodError, trained="fedavg", method="furl", module="Inside"):
         rooted(FEDAVG, Inside(), methods.furl("bias"), "inside.")
     with pytest.raises(MethodError, match=r"'linear.weight' wants \(3, 4\), is \(3, 3\)"):
         rooted(FEDAVG, Logits(features=4).double(), methods.fedavg())
@@ -141,9 +138,7 @@ def test_processes_are_given_what_each_client_is_sent() -> None:
 def test_refusals() -> None:
     with raises(ConfigError, said="There is no client to adapt."):
         adapt_clients(FEDAVG, [])
-    with raises(
-        MethodError, said="'fedavg' has no phases of adaptation, so there is nothing to personalise."
-    ):
+    with raises(MethodError, said="has no phases of adaptation, so there is", method="fedavg"):
         adapt_clients(FEDAVG)
 
 

@@ -227,10 +227,7 @@ def test_analyses_of_another_run_or_round(tmp_path: Path) -> None:
     assert set(read_sealed_analyses(path)[0]) == {"b"}
     other = json.loads(path.read_text(encoding="utf-8"))
     path.write_bytes(sealed_bytes({**other, "about": {"run": "yours", "round": 2}}))
-    with raises(
-        RunError,
-        said=f"{path} is of another run than {tmp_path / 'run.json'}. Delete it, or restore the run's own.",
-    ):
+    with raises(RunError, said="Delete it, or restore the run's own"):
         write_analyses(tmp_path, {"c": {"columns": ["x"], "rows": [[1]]}})
     path.write_text("{")
     with pytest.raises(RunError, match="is damaged"):

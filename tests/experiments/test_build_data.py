@@ -67,9 +67,7 @@ def test_a_column_of_splits_has_the_name_that_the_configuration_gives(tmp_path: 
 
 
 def test_a_column_of_splits_that_nobody_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with raises(
-        ConfigError, said="data.split: the reader 'toy' has no column of splits to name; got 'part'."
-    ):
+    with raises(ConfigError, reader="toy", split="part"):
         build_data(config(data={"reader": "toy", "split": "part"}))
     whole = FederatedData({"x": np.ones((9, 2)), "label": np.arange(9) % 2}, [0, 9], ["a"])
     monkeypatch.setattr(sources, "offered_readers", lambda: {"deaf": Reader(lambda split: whole)})

@@ -112,20 +112,12 @@ def test_a_scale_of_word_vectors_that_is_none(scale: float) -> None:
 
 def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = build_data(config(data=REVIEWS), shops(tmp_path))
-    with raises(
-        ConfigError,
-        said="model.word_vectors: the vectors of vectors.txt have 2 numbers each, but 'embedding.weight' is 3 wide.",
-    ):
+    with raises(ConfigError, name="embedding.weight", path="vectors.txt", width=2):
         build_model(config(data=REVIEWS, model={**CLASSIFIER, "embedding_dim": 3}), data, tmp_path)
     words = many_user_text(users=4, examples=8, classes=6)
-    with raises(
-        ConfigError, said="model.word_vectors: the data's vocabulary must be one of words; it is 'char'."
-    ):
+    with raises(ConfigError, kind="char"):
         build_model(config(model=CLASSIFIER), words, tmp_path)
-    with raises(
-        ConfigError,
-        said="model.word_vectors: Linear declares no table, or several, for the column 'text' in `lookup`, so it is not known which to fill.",
-    ):
+    with raises(ConfigError, said="model.word_vectors: Linear declares no", model="Linear"):
         build_model(config(model={"kind": "linear", "word_vectors": "vectors.txt"}), toy(), tmp_path)
     monkeypatch.delenv("FEDKEEP_DATA", raising=False)
     with raises(DataError, said="model.word_vectors wants a folder of data."):
@@ -252,8 +244,5 @@ def test_a_module_that_imports_what_is_not_there(tmp_path: Path, monkeypatch: py
     """It was there, and the advice was to name its folder."""
     (tmp_path / "imports_gone.py").write_text("import not_there_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with raises(
-        ConfigError,
-        said="model.kind: 'imports_gone:Net' cannot be imported: No module named 'not_there_at_all'. imports_gone imports it.",
-    ):
+    with raises(ConfigError, kind="imports_gone:Net", place="model.kind"):
         build_model(config(model={"kind": "imports_gone:Net"}), toy())

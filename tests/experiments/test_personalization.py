@@ -227,28 +227,17 @@ def test_clients_without_a_labelled_test_example_are_left_out_and_labels_are_cou
 
 
 def test_what_is_refused() -> None:
-    for wrong, got in (
-        ({"ratio": -1.0}, "ratio -1.0, steps 200 and every 20"),
-        ({"steps": 0}, "ratio 0.01, steps 0 and every 20"),
-        ({"every": 0}, "ratio 0.01, steps 200 and every 0"),
-        ({"steps": 10, "every": 3}, "ratio 0.01, steps 10 and every 3"),
-    ):
-        with raises(
-            ConfigError,
-            said=f"Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least 1; got {got}.",
-        ):
+    for wrong in ({"ratio": -1.0}, {"steps": 0}, {"every": 0}, {"steps": 10, "every": 3}):
+        with raises(ConfigError, **{"ratio": 0.01, "steps": 200, "every": 20, **wrong}):
             replace(Protocol(), **wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^The optimiser of.*'sgd'.*'adan'"):
         Protocol(optimizer="adan")  # type: ignore[arg-type]
     untested = simulate(Logits(), methods.furl("user"), classes(kind="f4", test=0), rounds=0)
-    with raises(
-        ConfigError,
-        said="No client has test examples with a label of the first task, so there is no personalisation curve.",
-    ):
+    with raises(ConfigError, said="No client has test examples with a label of", split="test"):
         personalization_curve(untested)
     numbers = pairs({"a": [(1, 1), (2, 2)]}, test=1)
     squared = methods.fedavg(local=Phase(loss=methods.terms.squared_error()))
-    with raises(ConfigError, said="The personalisation curve measures accuracy; this task is a regression."):
+    with raises(ConfigError, said="The personalisation curve measures accuracy;", task="regression"):
         personalization_curve(simulate(Scalar(), squared, numbers, rounds=0))
     rng = np.random.default_rng(0)
     columns = {"item": rng.integers(20, size=(6, 11)), "label": np.zeros(6, np.int64)}
@@ -275,7 +264,8 @@ def test_a_run_that_goes_on_keeps_its_protocol(tmp_path: Path) -> None:
     )
     with raises(
         ConfigError,
-        said=f"{tmp_path / 'r'} was made with another protocol of personalisation: personalization.ratio: 1.0 in the run, 0.5 now.",
+        said="was made with another protocol of",
+        lines="personalization.ratio: 1.0 in the run, 0.5 now",
     ):
         run_config(other, out=tmp_path / "r", resume=True, progress=False)
     run_config(made, out=tmp_path / "r", resume=True, progress=False)

@@ -129,10 +129,7 @@ def test_two_of_one_name_are_both_named(
 
 def test_fedkeeps_own_names_are_taken(install: Install) -> None:
     install("plugin", readers={"toy": "their_plugin:tiny"})
-    with raises(
-        ConfigError,
-        said="Two readers are named 'toy': one of fedkeep itself and one of the package plugin (their_plugin:tiny).",
-    ):
+    with raises(ConfigError, group="readers", point="toy", first="fedkeep itself"):
         build_data(config("toy"))
 
 
@@ -140,10 +137,7 @@ def test_two_configurations_of_one_name_are_both_named(install: Install, tmp_pat
     install("plugin", configurations={"theirs": "their_configs"})
     (tmp_path / "their_configs" / "demo").mkdir(parents=True)
     (tmp_path / "their_configs" / "demo" / "global-fl.toml").touch()
-    with raises(
-        ConfigError,
-        said="Two configurations are named 'demo/global-fl': one of fedkeep itself and one of the package plugin (their_configs).",
-    ):
+    with raises(ConfigError, owner="fedkeep itself", whose="the package plugin (their_configs)"):
         builtin_names()
     install("gone", configurations={"gone": "no_such_module"})
     with pytest.raises(ConfigError, match=r"^The configurations 'gone' of.*no_such_module"):
@@ -191,10 +185,7 @@ def test_without_the_papers_commands_say_what_to_install(bare: Callable[..., Res
     listed = succeeded(bare("list"))
     assert INSTALL_PAPERS in listed.stdout
     assert "furl-table3" not in listed.stdout
-    with raises(
-        ConfigError,
-        said=f"data.reader: there is no reader 'zulip_channels'. There are {', '.join(READERS)}. {INSTALL_PAPERS}",
-    ):
+    with raises(ConfigError, name="zulip_channels", place="data.reader", what="reader"):
         build_data(config("zulip_channels"))
     with pytest.raises(ConfigError, match=r"^There is no built-in.*'furl/x'"):
         builtin_text("furl/x")

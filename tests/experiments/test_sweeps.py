@@ -301,10 +301,7 @@ def test_a_folder_of_another_sweep_is_refused_by_name(tmp_path: Path, trained: T
     (out / "sweep.json.0123456789abcdef.part").touch()  # of a start that was killed
     sweeps.run(plan(out, trials=1), progress=False)
     other = {"method.optimizer.learning_rate": "{low = 0.001, high = 2.0, log = true}"}
-    with raises(
-        RunError,
-        said=f"{out} holds another sweep, so it cannot go on with this one:\n  space.furl.method.optimizer.learning_rate.high: 1.0 there, 2.0 now\nUse the space and settings it was made with, or name another folder with --out.",
-    ):
+    with raises(RunError, said="holds another sweep, so it cannot go on with"):
         sweeps.run(plan(out, space=other), progress=False)
     for options, named in (({"seeds": 2}, "seeds"), ({"prune": "none"}, "prune")):
         with pytest.raises(RunError, match=rf"\n  {named}: "):

@@ -112,13 +112,7 @@ def test_what_the_term_reads_is_what_its_own_reads() -> None:
     assert not Augmented(cross_entropy()).reads_parameters
     assert Augmented(cross_entropy() + l2_penalty("*")).reads_parameters
     assert Augmented(cross_entropy() + Proximal(1.0)).reads_received
-    with raises(
-        MethodError,
-        text=(
-            "Augmented images are wanted from the column 'picture'; the data have ['image']. Name the column of the images, "
-            "or leave augmentation out."
-        ),
-    ):
+    with raises(MethodError, column="picture", there=["image"]):
         Augmented(cross_entropy(), column="picture")(Net(Sees()), {}, {"image": NUMBERS}, {})
     with raises(MethodError, text="shift must be at least 0; got -1."):
         Augmented(cross_entropy(), -1)

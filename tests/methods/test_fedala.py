@@ -157,13 +157,7 @@ def test_what_is_refused() -> None:
         AddWeights(("clasifier.*",))(Parts())
     names = ["encoder.weight", "encoder.bias", *UPPER]
     assert str(error.value) == f"layers='clasifier.*' matches no trainable parameter; they are {names}."
-    with raises(
-        MethodError,
-        text=(
-            "FedALA cannot mix the table 'embedding.weight': a client trains and sends only the rows that it looks up. "
-            "Name layers above it."
-        ),
-    ):
+    with raises(MethodError, name="embedding.weight"):
         AddWeights(("*",))(Words())
 
 

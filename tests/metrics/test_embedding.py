@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeep.core.errors import ConfigError, DataError, installing
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne, user_map
 from fedkeep.metrics import embedding as room
 from tests.refusals import raises
@@ -154,7 +154,7 @@ def test_without_scikit_learn_a_map_shows_principal_components(
     _, _, v = torch.pca_lowrank(centred, q=min(centred.shape), center=False)
     wanted = (centred @ v[:, :2]).abs().numpy()
     np.testing.assert_allclose(np.abs(found.points), wanted, atol=1e-8)
-    with raises(ConfigError, text=f"t-SNE needs scikit-learn, which is not installed: {installing('maps')}."):
+    with raises(ConfigError, who="t-SNE", package="scikit-learn"):
         tsne(vectors)
 
 

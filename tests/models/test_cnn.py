@@ -89,10 +89,7 @@ def test_dropout_stands_behind_the_first_linear_layer() -> None:
 
 
 def test_images_of_another_size() -> None:
-    with raises(
-        DataError,
-        text="CifarCNN takes images of shape (3, 32, 32); got (1, 28, 28). Make it with the channels and the side of the data.",
-    ):
+    with raises(DataError, wanted=(3, 32, 32), got=(1, 28, 28), model="CifarCNN"):
         CifarCNN(10)(images(2, 1, 28))
     for side in (12, 30):
         with raises(ConfigError, text=f"side must be a multiple of 4, at least 16; got {side}."):

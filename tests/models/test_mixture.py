@@ -107,13 +107,7 @@ def test_experts_of_different_architecture_and_columns() -> None:
     net = Net(MixtureOfExperts(cnn, Bag(), gate))
     batch = {"image": torch.rand(3, 1, 16, 16), "note": torch.rand(3, 2), "label": torch.zeros(3)}
     assert net(net.initial(), batch).exp().sum(1).tolist() == pytest.approx([1.0] * 3)
-    with raises(
-        MethodError,
-        text=(
-            "The mixture's local_expert, Bag, wants the column 'note'; the data have ['image']. Name the argument as the "
-            "column, or take a model that reads these."
-        ),
-    ):
+    with raises(MethodError, column="note", columns=["image"], who="The mixture's local_expert, Bag,"):
         net(net.initial(), {"image": batch["image"]})
 
 
@@ -168,10 +162,9 @@ def test_a_gate_of_any_network_and_columns() -> None:
     assert mixture(x=X, note=note).exp()[:, 0].tolist() == pytest.approx(expected)
     with raises(
         MethodError,
-        text=(
-            "The mixture's gate, Gate, wants the column 'note'; the data have ['global_logits', 'local_logits', 'x']. Name "
-            "the argument as the column, or take a model that reads these."
-        ),
+        column="note",
+        columns=["global_logits", "local_logits", "x"],
+        who="The mixture's gate, Gate,",
     ):
         MixtureOfExperts(Says(0.3, 0.7), Says(0.8, 0.2), Gate(Surer()))(x=X)
 

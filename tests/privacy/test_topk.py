@@ -112,10 +112,7 @@ def test_rounds_equal_a_plain_loop_and_a_stop_changes_no_bit(fraction: float, tm
 
 
 def test_a_missing_memory_is_named() -> None:
-    with raises(
-        ConfigError,
-        text="TopK wants a client's memory of 'b', shape (2,); got none. Begin with client_state.",
-    ):
+    with raises(ConfigError, name="b", got="none", shape=(2,)):
         TopK().encode({"b": START["b"]}, START, SystemDraw(), {}, {})
     with pytest.raises(ConfigError, match=r"shape \(2,\); got \(3,\)\. Begin with client_state\.$"):
         TopK().encode({"b": START["b"]}, START, SystemDraw(), {"b": torch.zeros(3)}, {})

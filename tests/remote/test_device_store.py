@@ -73,10 +73,7 @@ class TestVersions:
     def test_who_kept_what_is_no_number_is_said(self, tmp_path: Path) -> None:
         store = fresh(tmp_path, accept=by_share)
         trained(store, 1, FIRST, 7)
-        with raises(
-            NonFiniteError,
-            text="The accept of client 'a' in round 1 gives 'user', which holds a NaN or an infinity.",
-        ):
+        with raises(NonFiniteError, name="user", who="accept of client 'a' in round 1"):
             begun(store, "a", Line(1, 10, float("nan")))
 
     def test_the_same_order_again_stages_once(self, tmp_path: Path) -> None:
@@ -144,14 +141,7 @@ class TestHistory:
         trained(store, 1, FIRST, 1)
         trained(store, 2, Line(1, 10), 2)
         trained(store, 3, Line(2, 20), 3)
-        with raises(
-            MissingError,
-            text=(
-                "The order wants version 1 of what client 'a' keeps in the run 'abc123'; this device has 2 (round 2, "
-                "accepted), 3 (round 3, staged). The server knows less than the device: give it the newer folder of its run "
-                "again, or let the client start from default values: 'anew' (on_missing)."
-            ),
-        ):
+        with raises(MissingError, client="a", there="2 (round 2, accepted), 3 (round 3, staged)", version=1):
             begun(store, "a", Line(1, 10))
 
 

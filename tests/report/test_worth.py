@@ -32,6 +32,7 @@ from fedkeep.report.worth import (
 )
 from fedkeep.tasks import MULTICLASS
 from fedkeep.tasks.results import Examples, Roster
+from tests import refusals
 from tests.report.run_folders import write_examples
 
 
@@ -276,9 +277,7 @@ def test_named_references_are_the_only_ones(runs: list[Path]) -> None:
 
 
 def test_runs_that_do_not_personalise_are_refused(runs: list[Path]) -> None:
-    with pytest.raises(
-        ConfigError, match="None of these runs personalises: Local, Global. Name a run of another method"
-    ):
+    with refusals.raises(ConfigError, said="None of these runs personalises: Local,", groups="Local, Global"):
         worth_of([*runs[1::3], *runs[2::3]])
 
 

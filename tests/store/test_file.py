@@ -59,10 +59,7 @@ class TestReadOnly:
                     read = sqlite(folder, write=False, create=False)
                     read.begin(lines_after(round))
                     assert numbers(read) == expected(round)
-                    with raises(
-                        StoreError,
-                        text=f"The private store {folder} was opened to be read; nothing is written to it.",
-                    ):
+                    with raises(StoreError, said="was opened to be read; nothing is written", folder=folder):
                         count(read, [0], values(0, 1), 9)
 
     def test_where_nothing_was_ever_written(self, tmp_path: Path) -> None:
@@ -101,9 +98,7 @@ def test_clients_out_of_range(tmp_path: Path, clients: list[int]) -> None:
         lambda: store.seen(clients),
     ]
     for call in calls:
-        with raises(
-            StoreError, text=f"Client indices must be in 0 .. 6; got {min(clients)} .. {max(clients)}."
-        ):
+        with raises(StoreError, last=6, low=min(clients), high=max(clients)):
             call()
 
 
@@ -168,9 +163,7 @@ class TestMoreThanARowHolds:
     def test_is_refused_before_anything_is_written(self, tmp_path: Path, kind: Kind) -> None:
         """It was refused when the first round was to be committed."""
         one, folder = torch.zeros(1, dtype=torch.uint8), tmp_path / "s"
-        with pytest.raises(
-            StoreError, match=r"take 1000000000 bytes, and a private store holds at most 999995904 "
-        ):
+        with raises(StoreError, values=1000000000, most=999995904):
             kind.open(folder, initial={"body": one.expand(10**9)})
         assert not folder.exists()
         assert kind.open(folder, initial={"body": one.expand(10**9 - 4096)}).seen([0]) == [False]

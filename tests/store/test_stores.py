@@ -210,7 +210,7 @@ class TestContract:
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    with raises(ConfigError, text="private_init must be a number, ('normal', std) or 'model'; got 'zeros'."):
+    with raises(ConfigError, said="private_init must be a number", rule="zeros"):
         Default(INITIAL, "zeros")
 
 

@@ -240,9 +240,6 @@ def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
     engine = Workers(1)
     monkeypatch.setattr(room, "serve", lambda *_: os._exit(7))
-    with raises(
-        WorkerError,
-        text="A worker process could not start: it ended with code 7. Use engine='sequential' to train in this process.",
-    ):
+    with raises(WorkerError, said="A worker process could not start: it ended"):
         rounds(engine, [[0]])
     engine.close()

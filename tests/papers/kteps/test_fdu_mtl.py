@@ -109,13 +109,7 @@ def test_a_validation_part_is_drawn_from_train(tmp_path: Path) -> None:
     assert "<unk>" in {word for text in words(data, "valid") for word in text.split()}
     assert data.fingerprint() == fdu_mtl(tmp_path, domains=TWO, valid=6).fingerprint()
     assert data.fingerprint() != fdu_mtl(tmp_path, domains=TWO, valid=6, seed=1).fingerprint()
-    with raises(
-        DataError,
-        text=(
-            "Wanted 20 of the training reviews of client 'MR' to validate on; it has only 20, which would leave none to "
-            "train on. Lower valid."
-        ),
-    ):
+    with raises(DataError, wanted=20, client="MR", rows=20):
         fdu_mtl(tmp_path, domains=TWO, valid=20)
 
 
@@ -123,9 +117,7 @@ def test_fewer_reviews(tmp_path: Path) -> None:
     data = fdu_mtl(folder(tmp_path, many()), domains=TWO, limit=12, valid=2)
     assert [data.counts(s).tolist() for s in ("train", "valid", "test")] == [[10, 10], [2, 2], [10, 10]]
     assert data.fingerprint() != fdu_mtl(tmp_path, domains=TWO, limit=12, valid=2, seed=1).fingerprint()
-    with raises(
-        DataError, text="Wanted max_length and limit of at least 1 and valid of at least 0; got 200, 0 and 0."
-    ):
+    with raises(DataError, got=200, limit=0, valid=0):
         fdu_mtl(tmp_path, domains=TWO, limit=0)
 
 
@@ -140,10 +132,7 @@ def test_the_files_as_they_were_published(tmp_path: Path) -> None:
     given = fdu_mtl(tmp_path, domains=TWO, vocabulary=TokenVocabulary(["café"]))
     assert texts(given, "MR", "test") == [["café"]]
     (tmp_path / "MR.task.train").write_text("1\tgood\nbad\n")
-    with raises(
-        DataError,
-        text=f"{tmp_path / 'MR.task.train'}, line 2: wanted the label 0 or 1, a tab and a text; got 'bad'.",
-    ):
+    with raises(DataError, number=2, line="bad"):
         fdu_mtl(tmp_path, domains=TWO)
     (tmp_path / "books.task.test").unlink()
     with pytest.raises(DataError) as error:
@@ -163,10 +152,7 @@ def test_a_missing_file_or_domain(tmp_path: Path) -> None:
             fdu_mtl(tmp_path, domains=domains)
     folder(tmp_path)
     for domains, split, domain in [(None, "train", "apparel"), (("MR", "dvd"), "train", "dvd")]:
-        with raises(
-            DataError,
-            text=f"{file} has no {split} reviews of the domain {domain!r}. Fetch it again, or name the domains to read.",
-        ):
+        with raises(DataError, split=split, domain=domain):
             fdu_mtl(tmp_path, domains=domains)
     folder(tmp_path, REVIEWS[:-1])
     with pytest.raises(DataError, match="has no test reviews of the domain 'MR'"):
@@ -203,7 +189,7 @@ def test_the_statistics_of_the_clients(tmp_path: Path) -> None:
     assert (mr.client, mr.train, mr.valid, mr.test, mr.different_words) == ("MR", 3, 0, 1, 2)  # bad, book
     assert mr.mean_words == pytest.approx((2 + 0 + 3) / 3)  # before the cut
     assert (books.mean_words, books.different_words) == (3.5, 3)
-    with raises(DataError, text="Wanted texts in a ragged column 'label'; the data have ['label', 'text']."):
+    with raises(DataError, column="label", columns=["label", "text"]):
         text_statistics(data, "label")
 
 

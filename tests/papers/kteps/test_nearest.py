@@ -80,8 +80,5 @@ def test_what_is_refused(
 
 
 def test_tables_of_different_rows() -> None:
-    with raises(
-        DataError,
-        text="Common neighbours want two tables of the same rows and some k; got 5 and 3 rows, k [1].",
-    ):
+    with raises(DataError, count=5, second=3, ks=[1]):
         common_neighbours(TABLE, TABLE[:3], 0, (1,))

@@ -68,8 +68,5 @@ def test_the_client_with_the_most_words_is_taken() -> None:
 
 
 def test_a_model_without_a_table_of_words() -> None:
-    with raises(
-        ConfigError,
-        text="Neighbours of words want a federated table of words that the model declares as its `lookup`.",
-    ):
+    with raises(ConfigError, said="Neighbours of words want a federated table"):
         word_neighbours(simulate(Linear(4, 3), methods.fedavg(), toy(), rounds=0), ["good"])

@@ -73,28 +73,17 @@ def test_all_levels_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("levels", [{}, {"imdb": 7}, {"imdb": 0}])
 def test_levels_that_make_no_five_classes(tmp_path: Path, levels: dict[str, int]) -> None:
-    with raises(DataError, text=f"Wanted corpora with 5, 10, 15, … levels of rating each; got {levels}."):
+    with raises(DataError, said="levels of rating each", corpora=levels):
         tang(tmp_path, levels=levels)
 
 
 def test_a_missing_or_doubled_file(tmp_path: Path) -> None:
     folder(tmp_path)
     (tmp_path / "yelp-2014-test.txt.ss").unlink()
-    inside = sorted(p.name for p in tmp_path.iterdir())
-    advice = "Put it there, or name other corpora with levels."
-    with raises(
-        DataError,
-        text=f"Wanted one test file of 'yelp-2014' in {tmp_path}, e.g. yelp-2014-test.txt.ss; got {inside}. {advice}",
-    ):
+    with raises(DataError, name="yelp-2014", split="test"):
         tang(tmp_path)
     write(tmp_path / "imdb-train.ss", IMDB["train"])
-    with raises(
-        DataError,
-        text=(
-            f"Wanted one train file of 'imdb' in {tmp_path}, e.g. imdb-train.txt.ss; got "
-            f"['imdb-train.ss', 'imdb.train.txt.ss']. {advice}"
-        ),
-    ):
+    with raises(DataError, name="imdb", split="train", found=["imdb-train.ss", "imdb.train.txt.ss"]):
         tang(tmp_path)
     with pytest.raises(DataError, match=r"got \[\]\. Put it there"):
         tang(tmp_path / "nowhere")
