@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.experiments import job, long_jobs, places, reproductions, sweeps
+from fedkeep.experiments import long_jobs, places, reproductions, sweeps
 from fedkeep.experiments.comparing import Cell, Plan, plan, run, status
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.job import main
@@ -90,7 +90,7 @@ class Errand:
 
 @pytest.fixture(autouse=True)
 def errands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "KINDS", {**job.KINDS, "Errand": Errand})
+    monkeypatch.setitem(places.KINDS, "Errand", f"{__name__}:Errand")
 
 
 def in_processes() -> Executor:

@@ -3,7 +3,7 @@
 A place is named by a text: ``slurm``; ``ray``, or ``ray://HOST:PORT``; or ``package.module:function``, a function without
 arguments that returns an executor. In processes of this machine jobs run without any, see ``long_jobs``.
 
-A job crosses as JSON, read by ``fedkeep.experiments.job`` where the same versions are installed: for Slurm a file in a folder
+A job crosses as JSON, read by ``compute`` where the same versions are installed: for Slurm a file in a folder
 that all nodes share, for Ray and executors a text. These hand Python objects over by pickling, among processes that
 trust each other. Of Slurm nothing but ``sbatch``, ``squeue`` and ``scancel`` is used.
 
@@ -40,6 +40,12 @@ from fedkeep.version import NUMERICS, __version__
 State = Literal["waiting", "running", "failed", "over"]
 SAME = ("fedkeep", "numerics", "python", "torch")
 """What must be the same on all machines, see ``installed``."""
+KINDS = {
+    "Cell": "fedkeep.experiments.comparing:Cell",
+    "Piece": "fedkeep.experiments.reproductions:Piece",
+    "TrialJob": "fedkeep.experiments.sweeps.trials:TrialJob",
+}
+"""Jobs that can be written down, by name, as these modules import this one; what another process writes names no other."""
 POLL = 5.0
 """Seconds between two looks at what runs."""
 RETRIES = 3
@@ -70,7 +76,7 @@ class LongJob(Protocol):
 
 @runtime_checkable
 class Written(Protocol):
-    """A long job that can be read again by another process, see ``fedkeep.experiments.job``."""
+    """A long job that can be read again by another process, see ``compute``."""
 
     def to_plain(self) -> dict[str, Any]:
         """Return all that it is, as JSON holds it."""
@@ -192,13 +198,27 @@ def _executor(named: str) -> Executor:
     return made
 
 
+def compute(text: bytes, what: str) -> None:
+    """Compute a job that another process wrote down.
+
+    Args:
+        text: JSON, as for ``KINDS``.
+        what: for messages.
+
+    Raises:
+        ConfigError: it was written with another fedkeep, Python or torch.
+        FedkeepError: the job's own.
+    """
+    about = json.loads(text)
+    check_installed(about.get("installed", {}), what)
+    imported(what, KINDS[about["kind"]]).from_plain(about["job"])(alone=False, progress=False)
+
+
 def _compute(job: LongJob) -> None:
     job(alone=False, progress=False)
 
 
 def _compute_written(name: str, here: str, text: bytes) -> None:
-    from fedkeep.experiments.job import compute  # which knows all kinds of jobs, and they know places
-
     if not Path(here).is_dir():
         raise RunError(
             "{machine} does not see {folder}. Call from a folder that all machines share.",
