@@ -236,3 +236,20 @@ def test_machines() -> None:
 def test_how_far_it_goes() -> None:
     folder = ROOT / "results"
     assert (folder / "how-far.md").read_text(encoding="utf-8") == how_far.page(folder)
+    page, users = text_of(DOCS / "scale.md"), results("users")
+    seconds, memory = (users[of].values() for of in ("seconds", "memory_mb"))
+    said = r"a round of 1,000 or 1,000,000 clients takes (\S+) s or (\S+) s, (\d+) MB or (\d+) MB"
+    check_line(page, said, *seconds, *memory)
+    slurm, ray = ({one["place"]: one for one in results("cluster")["places"]}[of] for of in ("slurm", "ray"))
+    said = (
+        r"(\d+) of (\d+) runs by Slurm, (\d+) of (\d+) by Ray equal one machine's; (\d+) and (\d+) processes"
+    )
+    equal = [one[of] for one in (slurm, ray) for of in ("equal", "runs")]
+    check_line(page, said, *equal, slurm["killed"], ray["killed"])
+    means = {
+        row["cohort"]: row["bytes"] / 1e6 for row in results("server-memory")["rows"] if row["kind"] == "mean"
+    }
+    said = r"for a model of 20 MB the server takes (\d+) MB for a cohort of 10, (\d+) MB for 1,000"
+    check_line(page, said, means[10], means[1000])
+    fleet = next(line for line in how_far.page(folder).splitlines() if "take a whole core" in line)
+    check_line(page, r"(\d+) nodes that look for messages fill a core", float(fleet.split("|")[2]))
