@@ -246,10 +246,8 @@ def test_how_far_it_goes() -> None:
     )
     equal = [one[of] for one in (slurm, ray) for of in ("equal", "runs")]
     check_line(page, said, *equal, slurm["killed"], ray["killed"])
-    means = {
-        row["cohort"]: row["bytes"] / 1e6 for row in results("server-memory")["rows"] if row["kind"] == "mean"
-    }
-    said = r"for a model of 20 MB the server takes (\d+) MB for a cohort of 10, (\d+) MB for 1,000"
-    check_line(page, said, means[10], means[1000])
+    (load,) = [row for row in results("fleet-load")["rows"].values() if row["nodes"] == 100]
+    said = r"(\d+) nodes with a model of (\d+) MB have (\S+) rounds a minute"
+    check_line(page, said, 100, load["model_bytes"] / 1e6, load["rounds_a_minute"])
     fleet = next(line for line in how_far.page(folder).splitlines() if "take a whole core" in line)
     check_line(page, r"(\d+) nodes that look for messages fill a core", float(fleet.split("|")[2]))
